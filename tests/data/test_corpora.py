@@ -1,0 +1,289 @@
+"""Loading sentence pairs: every format, and every mistake a user can make with one."""
+
+import csv
+import gzip
+import json
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict, IterableDataset
+
+from hf_vanilla_transformer.data import load_pairs
+from hf_vanilla_transformer.errors import UserError
+
+# the second has the marks that other readers split lines at; the third, words that CSV readers take for nothing
+PAIRS = [
+    ("a dog runs", "ein Hund rennt"),
+    ("one\u2028line\x0bwith\x0c\x85strange\rmarks", "eine Zeile\u2029"),
+    ("zero", "null"),
+    ("NA", "nan"),
+    (' he said "hi", twice  ', 'er sagte "hallo", 2-mal'),
+    ("007", "中文 😀 cafe\u0301"),
+]
+
+
+def write_text(path, lines, end="\n"):
+    path.write_bytes("".join(line + end for line in lines).encode())
+    return path
+
+
+def parallel(folder, pairs=PAIRS, end="\n"):
+    return {
+        "source_file": write_text(folder / "x.en", [source for source, _ in pairs], end),
+        "target_file": write_text(folder / "x.de", [target for _, target in pairs], end),
+    }
+
+
+def text_of(pairs):
+    return [(row["source"], row["target"]) for row in pairs]
+
+
+def write_as(kind, folder, pairs=PAIRS):
+    """Write the pairs in a format; the arguments of `load_pairs` that read them back."""
+    path = folder / f"pairs.{kind}"
+    rows = [{"en": source, "de": target} for source, target in pairs]
+    if kind == "jsonl":
+        write_text(path, [json.dumps({"translation": row}, ensure_ascii=False) for row in rows])
+    elif kind == "json":
+        path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    elif kind == "csv":
+        with path.open("w", encoding="utf-8", newline="") as handle:
+            csv.writer(handle, quoting=csv.QUOTE_ALL).writerows([("en", "de"), *pairs])
+    elif kind == "tsv":
+        write_text(path, ["en\tde", *("\t".join(pair) for pair in pairs)])
+    else:
+        Dataset.from_list(rows).to_parquet(str(path))
+    return {"file": path, "source_lang": "en", "target_lang": "de"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet"])
+def test_every_format_gives_the_same_pairs(tmp_path, kind, streaming):
+    expected = PAIRS if kind != "tsv" else [pair for pair in PAIRS if "\r" not in pair[0]]
+    pairs, report = load_pairs(**write_as(kind, tmp_path, expected), streaming=streaming)
+    assert isinstance(pairs, IterableDataset if streaming else Dataset)
+    assert text_of(pairs) == expected
+    assert report.summary() == f"kept {len(expected)} of {len(expected)} pairs"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv"])
+def test_gzip_is_told_by_its_content(tmp_path, kind):
+    arguments = write_as(kind, tmp_path, PAIRS[2:])
+    arguments["file"] = arguments["file"].rename(tmp_path / f"zipped.{kind}.gz")
+    arguments["file"].write_bytes(gzip.compress(arguments["file"].read_bytes()))
+    assert text_of(load_pairs(**arguments)[0]) == PAIRS[2:]
+
+
+def test_only_a_newline_ends_a_line_of_text(tmp_path):
+    pairs, _ = load_pairs(**parallel(tmp_path))
+    assert text_of(pairs) == PAIRS
+    assert pairs["line"][:] == [1, 2, 3, 4, 5, 6]
+    assert sorted(pairs.column_names) == ["line", "source", "target"]
+
+
+def test_windows_lines_byte_order_mark_and_gzip(tmp_path):
+    files = parallel(tmp_path, PAIRS, end="\r\n")
+    files["source_file"].write_bytes(b"\xef\xbb\xbf" + files["source_file"].read_bytes())
+    files["target_file"].write_bytes(gzip.compress(files["target_file"].read_bytes()))
+    assert text_of(load_pairs(**files)[0]) == PAIRS
+
+
+def test_last_line_may_lack_its_end(tmp_path):
+    files = parallel(tmp_path)
+    files["source_file"].write_bytes(files["source_file"].read_bytes().removesuffix(b"\n"))
+    assert text_of(load_pairs(**files)[0]) == PAIRS
+
+
+def test_the_fingerprint_is_of_the_text_and_its_order(tmp_path):
+    reports = [load_pairs(**write_as(kind, tmp_path))[1] for kind in ("jsonl", "csv", "parquet")]
+    reports.append(load_pairs(**parallel(tmp_path))[1])
+    assert len({report.fingerprint for report in reports}) == 1
+    moved = [("a", "bc"), ("ab", "c"), ("d", "e")]
+    fingerprints = set()
+    for order in ([0, 1, 2], [1, 0, 2], [0, 2], [1, 2]):
+        fingerprints.add(load_pairs(**parallel(tmp_path, [moved[i] for i in order]))[1].fingerprint)
+    assert len(fingerprints) == 4
+
+
+def test_a_table_is_mapped_from_disk_and_reused_until_the_file_changes(tmp_path):
+    files = parallel(tmp_path)
+    first, report = load_pairs(**files)
+    again, report_again = load_pairs(**files)
+    assert first.cache_files and first.cache_files == again.cache_files
+    assert first._fingerprint == again._fingerprint and report == report_again
+    write_text(files["target_file"], ["neu"] * len(PAIRS))  # same path, same number of lines
+    assert load_pairs(**files)[0]["target"][:] == ["neu"] * len(PAIRS)
+
+
+BAD_ROWS = [
+    {"source": "good", "target": "gut"},
+    {"source": "no target"},
+    {"source": " \t ", "target": "leer"},
+    {"source": "number", "target": 7},
+    {"source": "x" * 41, "target": "zu lang"},
+    {"source": None, "target": "nichts"},
+    {"source": "half a character \ud83d", "target": "halb"},
+    {"source": "good", "target": " "},
+    {"source": "fine", "target": "fein"},
+]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_bad_rows_are_dropped_counted_and_told_with_their_lines(tmp_path, streaming):
+    path = write_text(tmp_path / "bad.jsonl", map(json.dumps, BAD_ROWS))
+    pairs, report = load_pairs(file=path, max_characters=40, streaming=streaming)
+    for _ in range(2):  # a second pass of a stream counts anew
+        assert text_of(pairs) == [("good", "gut"), ("fine", "fein")]
+        assert [row["line"] for row in pairs] == [1, 9]
+        assert (report.seen, report.kept) == (9, 2)
+    for reason, line in {
+        "missing target": 2,
+        "empty source": 3,
+        "target is not text": 4,
+        "source longer than 40 characters": 5,
+        "missing source": 6,
+        "source is not valid Unicode": 7,
+        "empty target": 8,
+    }.items():
+        assert f"1 {reason} (line {line})" in report.summary()
+    assert report.summary().startswith("kept 2 of 9 pairs; dropped 7: ")
+
+
+def test_the_summary_reads_as_promised(tmp_path):
+    pairs = [("a", "" if line in (7, 31) else "b") for line in range(1, 1001)]
+    assert load_pairs(**parallel(tmp_path, pairs))[1].summary() == (
+        "kept 998 of 1,000 pairs; dropped 2: empty target (lines 7, 31)"
+    )
+    pairs = [("a", "")] * 7 + [("a", "b")]
+    summary = load_pairs(**parallel(tmp_path, pairs))[1].summary()
+    assert summary == "kept 1 of 8 pairs; dropped 7: empty target (lines 1, 2, 3, 4, 5, …)"
+
+
+def test_ragged_csv_rows_are_counted(tmp_path):
+    path = write_text(tmp_path / "x.csv", ["source,target", "a,b", "a,b, c", "a", '"two\nlines",b', "c,"])
+    pairs, report = load_pairs(file=path)
+    assert text_of(pairs) == [("a", "b"), ("two\nlines", "b")]
+    assert pairs["line"][:] == [2, 5]
+    assert report.first_lines == {"more cells than the header": [3], "missing target": [4], "empty target": [7]}
+
+
+def error_of(**arguments):
+    with pytest.raises(UserError) as caught:
+        for _ in load_pairs(**arguments)[0]:
+            pass
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_files_of_different_length_stop_with_both_counts(tmp_path, streaming):
+    files = parallel(tmp_path, [("a", "b")] * 1000)
+    write_text(files["target_file"], ["b"] * 999)
+    message = error_of(**files, streaming=streaming)
+    assert "x.en has 1,000 lines" in message and "x.de has 999" in message
+    write_text(files["target_file"], ["b"] * 1203)
+    message = error_of(**files, streaming=streaming)
+    assert "x.en has 1,000 lines" in message and "x.de has 1,203" in message
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_latin1_names_file_line_byte_and_remedy(tmp_path, streaming):
+    files = parallel(tmp_path, [("a", "b")] * 3)
+    files["target_file"].write_bytes("ja\nschön\nnein\n".encode("latin1"))
+    message = error_of(**files, streaming=streaming)
+    assert "x.de, line 2, byte 4 (0xf6) is not UTF-8" in message
+    assert "iconv -f latin1 -t utf-8" in message
+
+
+def test_utf16_is_guessed(tmp_path):
+    files = parallel(tmp_path)
+    files["source_file"].write_text("a\n" * len(PAIRS), encoding="utf-16")
+    assert "iconv -f utf-16" in error_of(**files)
+
+
+def test_a_failed_load_leaves_nothing_that_the_next_one_would_trust(tmp_path):
+    files = parallel(tmp_path, [("a", "b")] * 1000)
+    write_text(files["target_file"], ["b"] * 999)
+    for _ in range(2):
+        assert "999" in error_of(**files)
+
+
+def test_input_mistakes(tmp_path):
+    files = parallel(tmp_path)
+    rows = write_as("csv", tmp_path)["file"]
+    assert "exactly one of" in error_of()
+    assert "exactly one of" in error_of(file=rows, **files)
+    assert "both source_file and target_file" in error_of(source_file=files["source_file"])
+    assert "none.csv is not there" in error_of(file=tmp_path / "none.csv")
+    assert "is a folder, not a file" in error_of(file=tmp_path)
+    assert "none.de is not there" in error_of(source_file=files["source_file"], target_file=tmp_path / "none.de")
+    assert "unknown kind of file '.en'; known are .csv" in error_of(file=files["source_file"])
+
+
+def test_missing_columns_are_answered_with_those_that_exist(tmp_path):
+    rows = write_as("csv", tmp_path)["file"]
+    assert "columns 'en', 'de'; 'source' and 'target' are needed" in error_of(file=rows)
+    assert "'en' and 'german' are needed" in error_of(file=rows, source_column="en", target_column="german")
+    assert "'en', 'de'; 'en' and 'fr'" in error_of(file=rows, source_lang="en", target_lang="fr")
+    assert "a source and a target" in error_of(file=rows, source_column="en")
+    nested = write_as("jsonl", tmp_path)["file"]
+    assert "languages 'en', 'de', not 'en' and 'fr'" in error_of(file=nested, source_lang="en", target_lang="fr")
+    assert "the columns 'translation'" in error_of(file=nested)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("x.jsonl", b'{"source": "a", "target": "b"}\n{"source": oops}\n', ["x.jsonl, line 2, column 12"]),
+        ("x.jsonl", b'{"source": "a", "target": "b"}\n["a", "b"]\n', ["x.jsonl, line 2 is a JSON list"]),
+        ("x.json", b'[{"source": "a", "target": "b"}, 3]', ["element 2 is a JSON int"]),
+        ("x.parquet", b"PAR1 no, not really", ["x.parquet is not a readable Parquet file"]),
+        ("x.csv.gz", gzip.compress(b"source,target\na,b\n" * 99)[:-9], ["x.csv.gz is a damaged gzip file"]),
+        ("x.csv", b"source,target\n", ["holds no usable pair", "kept 0 of 0"]),
+        ("x.csv", b"source,target\na,\n", ["holds no usable pair", "empty target (line 2)"]),
+        ("x.csv", b'source,target\na,"b\n', ["x.csv, line 2"]),
+    ],
+)
+def test_damaged_files(tmp_path, name, content, parts):
+    (tmp_path / name).write_bytes(content)
+    message = error_of(file=tmp_path / name)
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_saved_folder_with_splits(tmp_path, streaming):
+    data = Dataset.from_list([{"en": source, "de": target, "id": 1} for source, target in PAIRS])
+    DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(str(tmp_path / "saved"))
+    arguments: dict[str, Any] = {"dataset_name": str(tmp_path / "saved"), "source_lang": "en", "target_lang": "de"}
+    assert text_of(load_pairs(**arguments, streaming=streaming)[0]) == PAIRS
+    assert text_of(load_pairs(**arguments, split="test", streaming=streaming)[0]) == PAIRS[:1]
+    assert "has the splits 'train', 'test', not 'dev'" in error_of(**arguments, split="dev")
+    assert "'id'; 'en' and 'fr' are needed" in error_of(**{**arguments, "target_lang": "fr"})
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_folder_of_data_files(tmp_path, streaming):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_as("jsonl", folder)["file"].rename(folder / "train.jsonl")
+    arguments: dict[str, Any] = {
+        "dataset_name": str(folder),
+        "source_lang": "de",
+        "target_lang": "en",
+        "streaming": streaming,
+    }
+    assert text_of(load_pairs(**arguments)[0]) == [(target, source) for source, target in PAIRS]
+    assert "split 'test'" in error_of(**arguments, split="test")
+
+
+def test_a_data_set_that_cannot_be_had(tmp_path):
+    assert "cannot load the data set 'nobody/nothing'" in error_of(dataset_name="nobody/nothing")
+
+
+def test_multi30k_loads_whole(shared_data):
+    files = {side: shared_data / f"train.lc.norm.tok.{side}.gz" for side in ("en", "de")}
+    pairs, report = load_pairs(source_file=files["en"], target_file=files["de"])
+    with gzip.open(files["de"], "rb") as handle:
+        assert [text.encode() for text in pairs["target"][:]] == handle.read().split(b"\n")[:-1]
+    assert report.summary() == "kept 29,000 of 29,000 pairs"
