@@ -1,0 +1,79 @@
+"""A corpus that needs no download: numbers spelt out in two languages by `num2words`."""
+
+import random
+
+from datasets import Dataset, DatasetDict
+from num2words import CONVERTER_CLASSES, num2words
+
+from ..errors import UserError
+
+
+def number_pairs(
+    size: int,
+    seed: int,
+    source_lang: str = "en",
+    target_lang: str = "de",
+    held_out: int = 1000,
+    maximum: int = 999_999,
+) -> DatasetDict:
+    """Spell numbers in two languages: "two hundred and thirty-four", "zweihundertvierunddreißig".
+
+    Each number occurs once in the whole corpus. Every count of digits gets the same share, as far as there are
+    numbers enough of it: of a million numbers taken evenly, 900,000 would have six digits and hardly one less
+    than three. Then the numbers are shuffled and split, so that short ones are held out as often as long ones.
+
+    Args:
+        size: pairs to train on.
+        seed: the same seed gives the same corpus.
+        source_lang, target_lang: languages of `num2words`, "en", "de", "fr", "pt_BR", ….
+        held_out: pairs in each of `validation` and `test`, with numbers that `train` has not.
+        maximum: the largest number; the smallest is 0.
+
+    Returns:
+        Splits `train`, `validation`, `test` with the columns `source` and `target`.
+
+    Raises:
+        UserError: a language that `num2words` has not, or more pairs than there are numbers.
+    """
+    for language in (source_lang, target_lang):
+        _require_language(language)
+    if size < 1 or held_out < 1:
+        raise UserError(f"size is {size} and held_out is {held_out}; each must be at least 1")
+    numbers = _draw(size + 2 * held_out, maximum, random.Random(seed))
+    parts = {
+        "train": numbers[2 * held_out :],
+        "validation": numbers[held_out : 2 * held_out],
+        "test": numbers[:held_out],
+    }
+    return DatasetDict({split: _spell(part, source_lang, target_lang) for split, part in parts.items()})
+
+
+def _spell(numbers: list[int], source_lang: str, target_lang: str) -> Dataset:
+    sides = {"source": source_lang, "target": target_lang}
+    return Dataset.from_dict(
+        {side: [num2words(number, lang=language) for number in numbers] for side, language in sides.items()}
+    )
+
+
+def _require_language(language: str) -> None:
+    try:
+        num2words(1, lang=language)
+    except NotImplementedError:
+        known = ", ".join(sorted(CONVERTER_CLASSES))
+        raise UserError(f"num2words cannot spell numbers in {language!r}; it knows {known}") from None
+
+
+def _draw(count: int, maximum: int, rng: random.Random) -> list[int]:
+    """Draw different numbers from 0 to `maximum`, the same share of each length in digits, in random order."""
+    if count > maximum + 1:
+        raise UserError(f"{count:,} different numbers are wanted, but 0 to {maximum:,} are only {maximum + 1:,}")
+    digits = range(1, len(str(maximum)) + 1)
+    ranges = [range(10 ** (n - 1) if n > 1 else 0, min(10**n, maximum + 1)) for n in digits]
+    numbers: list[int] = []
+    # the smallest range first: what it cannot give falls to the larger ones
+    ranges.sort(key=len)
+    for position, values in enumerate(ranges):
+        share = -(-(count - len(numbers)) // (len(ranges) - position))
+        numbers += rng.sample(values, min(share, len(values)))
+    rng.shuffle(numbers)
+    return numbers
