@@ -1,0 +1,143 @@
+"""Pairs as ids: what is kept, what is dropped and said, and fresh segmentations for training."""
+
+import pytest
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
+
+from hf_vanilla_transformer.data import encode_pairs, load_pairs, train_tokenizer, with_bpe_dropout
+from hf_vanilla_transformer.errors import UserError
+
+SOURCES = ["one", "twenty-one", " two  hundred and thirty-four", "</s>", "one hundred thousand, two hundred and one"]
+TARGETS = ["eins", "einundzwanzig", "zweihundertvierunddreißig", "x y", "einhunderttausendzweihunderteins "]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([*SOURCES, *TARGETS] * 5, vocab_size=330)
+
+
+@pytest.fixture(scope="module")
+def german():
+    return train_tokenizer(TARGETS * 5, vocab_size=300)
+
+
+@pytest.fixture(params=["table", "stream"])
+def pairs(request, tmp_path):
+    for side, lines in (("en", SOURCES), ("de", TARGETS)):
+        (tmp_path / side).write_text("\n".join(lines), encoding="utf-8")
+    streaming = request.param == "stream"
+    return load_pairs(source_file=tmp_path / "en", target_file=tmp_path / "de", streaming=streaming)[0]
+
+
+def rows_of(data):
+    return [dict(row) for row in data]
+
+
+def test_ids_labels_and_length(pairs, tokenizer):
+    encoded, report = encode_pairs(pairs, tokenizer, drop_too_long=True)
+    rows = rows_of(encoded)
+    assert [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in rows] == SOURCES
+    assert [tokenizer.decode(row["labels"], skip_special_tokens=True) for row in rows] == TARGETS
+    for row in rows:
+        assert sorted(row) == ["input_ids", "labels", "length"]
+        assert row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id
+        assert row["length"] == max(len(row["input_ids"]), len(row["labels"]))
+    assert report.summary() == "encoded 5 of 5 pairs"
+
+
+def test_two_vocabularies(pairs, tokenizer, german):
+    rows = rows_of(encode_pairs(pairs, tokenizer, german, drop_too_long=False)[0])
+    assert [row["input_ids"] for row in rows] == tokenizer(SOURCES)["input_ids"]
+    assert [row["labels"] for row in rows] == german(TARGETS)["input_ids"]
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_too_long_pairs_are_dropped_for_training_and_kept_for_evaluation(pairs, tokenizer, side):
+    texts = SOURCES if side == "source" else TARGETS
+    sizes = [len(ids) for ids in tokenizer(texts)["input_ids"]]
+    limit = sorted(set(sizes))[-2]  # itself still allowed
+    over = [number for number, size in enumerate(sizes, start=1) if size > limit]
+    limits = {f"max_{side}_length": limit}
+    encoded, report = encode_pairs(pairs, tokenizer, **limits, drop_too_long=True)
+    for _ in range(2):
+        kept = [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in encoded]
+        assert kept == [text for number, text in enumerate(SOURCES, start=1) if number not in over]
+    assert report.first_lines == over and (report.seen, report.too_long) == (5, len(over))
+    assert f"encoded {5 - len(over)} of 5 pairs; dropped {len(over)}: too long (line" in report.summary()
+    encoded, report = encode_pairs(pairs, tokenizer, **limits, drop_too_long=False)
+    assert len(rows_of(encoded)) == 5
+    assert "encoded 5 of 5 pairs; kept all the same" in report.summary()
+
+
+def test_line_numbers_are_those_of_the_input(tokenizer):
+    pairs = Dataset.from_dict({"source": ["a", "b" * 50, "c"], "target": ["x", "y", "z"], "line": [3, 8, 11]})
+    _, report = encode_pairs(pairs, tokenizer, max_source_length=10, drop_too_long=True)
+    assert report.first_lines == [8]
+    _, report = encode_pairs(pairs.remove_columns("line"), tokenizer, max_source_length=10, drop_too_long=True)
+    assert report.first_lines == [2]
+
+
+def test_nothing_left_is_an_error(tokenizer):
+    pairs = Dataset.from_dict({"source": ["a b c"], "target": ["x"]})
+    with pytest.raises(UserError, match=r"every pair is longer than the limits: .* too long \(line 1\)"):
+        encode_pairs(pairs, tokenizer, max_source_length=2, drop_too_long=True)
+
+
+def test_encoding_comes_from_the_cache_until_the_tokenizer_changes(tmp_path, tokenizer, german):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"source": "one", "target": "eins"}\n')
+    pairs, _ = load_pairs(file=path)
+    files = [encode_pairs(pairs, each, drop_too_long=True)[0].cache_files for each in (tokenizer, tokenizer, german)]
+    assert files[0] and files[0] == files[1] != files[2]
+
+
+def test_dropout_draws_anew_at_each_access_and_keeps_the_text(pairs, tokenizer, german):
+    encoded, _ = encode_pairs(pairs, tokenizer, german, drop_too_long=True)
+    plain = rows_of(encoded)
+    fresh = with_bpe_dropout(encoded, tokenizer, german, dropout=0.4)
+    epochs = [rows_of(fresh) for _ in range(8)]
+    for rows in epochs:
+        decoded = [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in rows]
+        assert decoded == SOURCES
+        assert [german.decode(row["labels"], skip_special_tokens=True) for row in rows] == TARGETS
+        assert [row["length"] for row in rows] == [row["length"] for row in plain]
+        assert all(row["labels"][-1] == german.eos_token_id for row in rows)
+    for side in ("input_ids", "labels"):
+        assert len({tuple(rows[4][side]) for rows in epochs}) > 3
+    # neither the data set that went in nor the tokenizers have changed
+    assert rows_of(encoded) == plain
+    assert tokenizer(SOURCES)["input_ids"] == [row["input_ids"] for row in plain]
+
+
+def test_dropout_lives_with_the_trainers_ways(tokenizer):
+    pairs = Dataset.from_dict({"source": SOURCES, "target": TARGETS})
+    encoded, _ = encode_pairs(pairs, tokenizer, drop_too_long=True)
+    fresh = with_bpe_dropout(encoded, tokenizer, dropout=0.5)
+    assert list(fresh["length"]) == encoded["length"][:]
+    bare = fresh.remove_columns("length")  # `remove_unused_columns`
+    loader = DataLoader(bare, batch_size=2, sampler=[4, 2, 0], collate_fn=list)
+    rows = [row for batch in loader for row in batch]
+    assert [sorted(row) for row in rows] == [["input_ids", "labels"]] * 3
+    assert [tokenizer.decode(row["labels"], skip_special_tokens=True) for row in rows] == [
+        TARGETS[4],
+        TARGETS[2],
+        TARGETS[0],
+    ]
+    assert with_bpe_dropout(encoded, tokenizer, dropout=0) is encoded
+
+
+def test_dropout_refuses_what_it_would_spoil(tokenizer):
+    pairs = Dataset.from_dict({"source": ["one two", "unheard words"], "target": ["eins", "zwei"]})
+    backend = Tokenizer(models.WordLevel({"one": 0, "two": 1, "<unk>": 2}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    with pytest.raises(UserError, match="needs a byte-pair encoding"):
+        with_bpe_dropout(encode_pairs(pairs, words, drop_too_long=True)[0], words, dropout=0.1)
+    letters = Tokenizer(models.BPE({"o": 0, "n": 1, "<unk>": 2}, [], unk_token="<unk>"))
+    poor = PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="<unk>")
+    with pytest.raises(UserError, match="input_ids decoded and encoded again differ"):
+        with_bpe_dropout(encode_pairs(pairs, poor, drop_too_long=True)[0], poor, dropout=0.1)
+    with pytest.raises(UserError, match="below 1"):
+        with_bpe_dropout(encode_pairs(pairs, tokenizer, drop_too_long=True)[0], tokenizer, dropout=1.0)
