@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Train, score, save, reload and use a translator of number words: bash scripts/quickstart.sh [--FIELD VALUE …]
+#
+# Makes .venv if there is none, installs what is needed, and trains the recipe numbers_en_de into runs/quickstart (an
+# earlier quickstart there is replaced). Arguments go to scripts/train.py. Fails if the model has not learnt the task.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+
+model=$root/runs/quickstart
+target=(--output_dir "$model" --overwrite_output_dir true)
+arguments=("$@")
+for ((i = 0; i < $#; i++)); do
+  case ${arguments[i]} in
+    --output_dir=*) model=${arguments[i]#*=} target=() ;;
+    --output_dir) model=${arguments[i + 1]-} target=() ;; # somebody else's folder is not replaced unasked
+  esac
+done
+started=$SECONDS
+
+ensure_environment plot
+"$python" "$root/scripts/train.py" "$root/scripts/recipes/numbers_en_de.yaml" ${target[@]+"${target[@]}"} "$@"
+
+# A new process, which knows nothing but the folder.
+sentences=$(
+  cat <<'END'
+seven
+thirty-one
+two hundred and thirty-four
+nine hundred and ninety-nine
+six thousand, eight hundred and fifty-two
+END
+)
+translations=$("$python" "$root/scripts/translate.py" --model "$model" <<<"$sentences")
+picture=$("$python" "$root/scripts/plot_attention.py" --model "$model" --sentence "two hundred and thirty-four" \
+  --output "$model/attention.png")
+
+printf '\nSample translations\n'
+paste -- <(printf '%s\n' "$sentences") <(printf '%s\n' "$translations") |
+  while IFS=$'\t' read -r source translation; do printf '  %-42s → %s\n' "$source" "$translation"; done
+
+"$python" - "$model" "$picture" "$((SECONDS - started))" <<'END'
+import json
+import sys
+
+model, picture, seconds = sys.argv[1:]
+with open(f"{model}/all_results.json", encoding="utf-8") as file:
+    results = json.load(file)
+exact, bleu = results["test_exact_match"], results["test_bleu"]
+print(f"""
+Held-out numbers    exact match {exact:.1f} %, BLEU {bleu:.2f}
+Training curve      {model}/curve.png
+Attention map       {picture}
+Time                {int(seconds) // 60} min {int(seconds) % 60} s, installation included
+
+Load the model in Python ({sys.executable}):
+
+    import hf_vanilla_transformer
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    model = AutoModelForSeq2SeqLM.from_pretrained({model!r})
+    tokenizer = AutoTokenizer.from_pretrained({model!r})
+    inputs = tokenizer(["two hundred and thirty-four"], return_tensors="pt")
+    print(tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True))
+""")
+if exact < 98 or bleu < 99:
+    sys.exit("error: the model has not learnt the task: exact match should be at least 98 % and BLEU at least 99")
+END

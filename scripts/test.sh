@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Run the tests: bash scripts/test.sh [PYTEST ARGUMENT…]
+#
+# Makes .venv if there is none and installs what the tests need. Arguments go to pytest, paths counted from the
+# repository: `bash scripts/test.sh tests/data -x`; `-m slow` runs the slow tests, which are left out otherwise.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+
+ensure_environment dev
+cd -- "$root"
+exec "$python" -m pytest -q "$@"

@@ -1,0 +1,53 @@
+"""What every test stands on: no network, a Hugging Face home of its own, few threads, fixed seeds."""
+
+import os
+import tempfile
+from pathlib import Path
+
+# The libraries read these when they are imported, so they are set before the first import; subprocesses inherit them.
+_HF_HOME = tempfile.TemporaryDirectory(prefix="hf_home_", ignore_cleanup_errors=True)
+_THREADS = min(2, os.cpu_count() or 1)  # the models of the tests are too small to gain from more
+os.environ.update(
+    HF_HOME=_HF_HOME.name,
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_EVALUATE_OFFLINE="1",
+    OMP_NUM_THREADS=str(_THREADS),
+    TOKENIZERS_PARALLELISM="false",
+)
+# More precise homes of a user's own would win over HF_HOME.
+for _name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
+    os.environ.pop(_name, None)
+
+import random  # noqa: E402
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(_THREADS)
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """Every test starts from the same random state, alone or among others."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the repository."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with the Multi30k files, which lie beside the repository and are not part of it."""
+    folder = REPOSITORY.parent / "shared" / "data" / "multi30k"
+    if not folder.is_dir():
+        pytest.skip(f"needs the Multi30k files in {folder}")
+    return folder

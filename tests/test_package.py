@@ -1,0 +1,66 @@
+"""The package as a user installs it: types, version, a light import."""
+
+import importlib.metadata
+import importlib.resources
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import hf_vanilla_transformer
+
+
+def test_types_are_shipped() -> None:
+    assert (importlib.resources.files(hf_vanilla_transformer) / "py.typed").is_file()
+
+
+def test_version_is_one(repository: Path) -> None:
+    declared = re.search(r'^version = "(.+)"$', (repository / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert declared is not None
+    assert hf_vanilla_transformer.__version__ == declared[1]
+    assert importlib.metadata.version("hf_vanilla_transformer") == declared[1]
+
+
+def test_public_names_exist() -> None:
+    missing = [name for name in hf_vanilla_transformer.__all__ if not hasattr(hf_vanilla_transformer, name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_import_needs_only_torch_and_transformers(times: int) -> None:
+    # A fresh process; what transformers itself imports is not our doing, so it goes first.
+    code = f"""
+import sys
+import transformers
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerFast
+before = set(sys.modules)
+for _ in range({times}):
+    sys.modules.pop("hf_vanilla_transformer", None)
+    import hf_vanilla_transformer
+libraries = ["matplotlib", "num2words", "tensorboard", "datasets", "evaluate", "sacrebleu", "accelerate"]
+print(*[name for name in libraries if name in sys.modules and name not in before])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
+
+
+def test_tested_versions_lie_within_the_declared_ranges(repository: Path) -> None:
+    tested = {}
+    for line in (repository / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            if pin.marker is None or pin.marker.evaluate():
+                tested[_normal(pin.name)] = str(pin.specifier).removeprefix("==")
+    declared = map(Requirement, importlib.metadata.requires("hf_vanilla_transformer") or [])
+    ours = [wanted for wanted in declared if _normal(wanted.name) != "hf-vanilla-transformer"]
+    assert len(ours) >= 15
+    outside = [str(wanted) for wanted in ours if tested.get(_normal(wanted.name), "") not in wanted.specifier]
+    assert outside == []
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
