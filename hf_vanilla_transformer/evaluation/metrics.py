@@ -1,0 +1,153 @@
+"""Scores of translations: BLEU, chrF and exact match, always with sacreBLEU's signature."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import EvalPrediction, PreTrainedTokenizerBase
+
+from ..errors import UserError
+
+#: The folder of the local `evaluate` module: `evaluate.load(TRANSLATION_SCORE)` works without a network.
+TRANSLATION_SCORE = str(Path(__file__).parent / "translation_score")
+
+#: What the label of a position is that does not count (torch's `ignore_index`).
+IGNORED_LABEL = -100
+
+
+def score_translations(
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+) -> dict[str, Any]:
+    """Score translations against one reference each.
+
+    Args:
+        hypotheses: the translations, detokenised text unless `tokenize` is "none".
+        references: as many reference translations, in the same order.
+        tokenize: the name of sacreBLEU's tokenizer for BLEU; chrF has none.
+        lowercase: compare without regard to case.
+
+    Returns:
+        `bleu`, `chrf`, `exact_match` (percent), `bleu_signature`, `chrf_signature`, `brevity_penalty`, `precisions`
+        (percent, n = 1 … 4), `hypothesis_length` and `reference_length` (tokens), `sentences`.
+
+    Raises:
+        UserError: nothing to score, different numbers of lines, an item that is no string, or a tokenizer that
+            sacreBLEU does not know or cannot load here.
+
+    Source: BLEU, Papineni et al. 2002; chrF, Popović 2015; both computed by sacreBLEU, Post 2018.
+    """
+    hypotheses, references = _text_list(hypotheses, "hypotheses"), _text_list(references, "references")
+    if len(hypotheses) != len(references):
+        raise UserError(
+            f"{len(hypotheses)} hypotheses, but {len(references)} references: each line needs its reference"
+        )
+    if not hypotheses:
+        raise UserError("hypotheses and references are empty: there is nothing to score")
+    check_tokenizer(tokenize)
+    scores = _translation_score().compute(
+        predictions=hypotheses, references=references, tokenize=tokenize, lowercase=lowercase
+    )
+    if scores["bleu"] == 0 and scores["exact_match"] > 0:
+        _warn_of_short_lines(tokenize)
+    return scores
+
+
+def translation_metrics(
+    tokenizer: PreTrainedTokenizerBase, *, tokenize: str = "13a", lowercase: bool = False
+) -> Callable[[EvalPrediction], dict[str, float]]:
+    """Make the `compute_metrics` of a `Seq2SeqTrainer` whose `predict_with_generate` is true.
+
+    Args:
+        tokenizer: the target language's.
+        tokenize: see `score_translations`.
+        lowercase: see `score_translations`.
+
+    Returns:
+        A function from predicted ids (N, T) and label ids (N, T'), -100 where nothing counts, to `bleu`, `chrf`,
+        `exact_match` (percent) and `gen_len` (mean number of tokens that are not padding, as Hugging Face's
+        `run_translation.py` counts them).
+
+    Raises:
+        UserError: the tokenizer has no pad token, or the tokenizer of sacreBLEU is unknown.
+    """
+    pad_id = tokenizer.pad_token_id
+    if pad_id is None:
+        raise UserError("tokenizer: it has no pad token, so predictions cannot be told from padding; set one")
+    check_tokenizer(tokenize)
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        predicted, labels = _token_ids(prediction.predictions, pad_id), _token_ids(prediction.label_ids, pad_id)
+        scores = score_translations(
+            _decode(tokenizer, predicted), _decode(tokenizer, labels), tokenize=tokenize, lowercase=lowercase
+        )
+        gen_len = np.count_nonzero(predicted != pad_id, axis=1).mean()
+        return {**{name: float(scores[name]) for name in ("bleu", "chrf", "exact_match")}, "gen_len": float(gen_len)}
+
+    return compute_metrics
+
+
+@lru_cache
+def check_tokenizer(name: str) -> None:
+    """Find out now, before hours of decoding, whether sacreBLEU has and can load the tokenizer called `name`.
+
+    Raises:
+        UserError: it does not; the message lists those it knows.
+    """
+    from sacrebleu.metrics import BLEU
+
+    if name not in BLEU.TOKENIZERS:
+        raise UserError(f"tokenize: sacreBLEU has no tokenizer {name!r}; choose one of {', '.join(BLEU.TOKENIZERS)}")
+    try:
+        BLEU(tokenize=name)
+    # some tokenizers want a package or a download, and sacreBLEU says so in an exception of any kind
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"tokenize: sacreBLEU cannot use {name!r} here ({reason}); install it or take '13a'"
+        ) from error
+
+
+@lru_cache(maxsize=1)
+def _translation_score() -> Any:
+    import evaluate  # takes seconds to import, so not before something is scored
+
+    # in memory: no file that two processes on one machine could both want to lock
+    return evaluate.load(TRANSLATION_SCORE, keep_in_memory=True)
+
+
+@lru_cache  # said once, not at every evaluation of a training
+def _warn_of_short_lines(tokenize: str) -> None:
+    logging.getLogger(__name__).warning(
+        "BLEU is 0 although some lines equal their references: with tokenize=%r the lines have fewer than the 4 tokens "
+        "that BLEU counts together; tokenize='char' or chrF suits such text",
+        tokenize,
+    )
+
+
+def _text_list(texts: Sequence[str], name: str) -> list[str]:
+    if isinstance(texts, str):
+        raise UserError(f"{name}: a list of strings is needed, not one string")
+    texts = list(texts)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise UserError(f"{name}: line {number} is {text!r}, not a string")
+    return texts
+
+
+def _token_ids(ids: Any, pad_id: int) -> np.ndarray:
+    """The ids (N, T) with padding in place of -100: a copy, since the arrays belong to the trainer."""
+    array = np.asarray(ids[0] if isinstance(ids, tuple) else ids)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
+        raise UserError(
+            f"compute_metrics: token ids (N, T) are needed, not {array.dtype} of shape {array.shape}; "
+            "set predict_with_generate=True"
+        )
+    return np.where(array == IGNORED_LABEL, pad_id, array)
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
+    # cleaning up would join what the tokenizer has kept apart, and the score would be another text's
+    return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -1,0 +1,79 @@
+"""BLEU, chrF and exact match in one `evaluate` module, computed by sacreBLEU and stated with its signatures.
+
+`evaluate.load("sacrebleu")` fetches its script from the Hub; this file comes with the package instead. `evaluate`
+copies it alone into its cache of modules, so it imports nothing of the package.
+"""
+
+import datasets
+import evaluate
+from sacrebleu.metrics import BLEU, CHRF
+
+_DESCRIPTION = """\
+Corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015) as sacreBLEU (Post 2018) computes them, each with the
+signature that makes a figure comparable, and the percentage of sentences that equal their reference."""
+
+_INPUTS = """
+Args:
+    predictions: list of translations, detokenised text.
+    references: list of as many reference translations, one each.
+    tokenize: sacreBLEU's tokenizer for BLEU: "13a" for detokenised text, "none" for text that is tokenised already.
+    lowercase: compare without regard to case.
+Returns:
+    bleu, chrf, exact_match: percentages.
+    bleu_signature, chrf_signature: how they were computed.
+    precisions: clipped n-gram precisions for n = 1 … 4, percentages.
+    brevity_penalty, hypothesis_length, reference_length: in the tokens of `tokenize`; sentences: their number.
+"""
+
+_CITATION = """\
+@inproceedings{post-2018-call,
+    title = {A Call for Clarity in Reporting {BLEU} Scores},
+    author = {Post, Matt},
+    booktitle = {Proceedings of the Third Conference on Machine Translation: Research Papers},
+    year = {2018},
+    url = {https://aclanthology.org/W18-6319},
+    pages = {186--191},
+}"""
+
+
+class TranslationScore(evaluate.Metric):
+    """The module that `evaluate.load` makes an instance of."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_INPUTS,
+            features=datasets.Features(
+                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
+            ),
+            homepage="https://github.com/mjpost/sacrebleu",
+        )
+
+    def _compute(self, predictions, references, tokenize="13a", lowercase=False):
+        # force: text for "none" is tokenised on purpose, so sacreBLEU need not warn that it looks so
+        bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
+        chrf = CHRF(lowercase=lowercase)
+        bleu_score = bleu.corpus_score(predictions, [references])
+        chrf_score = chrf.corpus_score(predictions, [references])
+        return {
+            "bleu": bleu_score.score,
+            "chrf": chrf_score.score,
+            "exact_match": _exact_match(predictions, references, lowercase),
+            "bleu_signature": f"{bleu_score.name}|{bleu.get_signature()}",
+            "chrf_signature": f"{chrf_score.name}|{chrf.get_signature()}",
+            "brevity_penalty": bleu_score.bp,
+            "precisions": list(bleu_score.precisions),
+            "hypothesis_length": bleu_score.sys_len,
+            "reference_length": bleu_score.ref_len,
+            "sentences": len(predictions),
+        }
+
+
+def _exact_match(predictions, references, lowercase):
+    """Percentage of sentences that equal their reference but for spaces at the ends, which sacreBLEU ignores too."""
+    if lowercase:
+        predictions = [text.lower() for text in predictions]
+        references = [text.lower() for text in references]
+    pairs = zip(predictions, references, strict=True)
+    return 100 * sum(ours.strip() == theirs.strip() for ours, theirs in pairs) / len(predictions)

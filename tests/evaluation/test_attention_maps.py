@@ -1,0 +1,148 @@
+"""Attention as numbers against a computation of our own, and as a picture."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import MarianConfig, MarianMTModel
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.evaluation.attention_maps import cross_attention, plot_attention
+
+SENTENCE, TRANSLATION = "two hundred and one", "zweihunderteins für 中"
+LAYERS, HEADS = 2, 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([SENTENCE, "zweihunderteins für"] * 5, 300)
+
+
+@pytest.fixture
+def model(tokenizer):
+    sizes = {
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": LAYERS,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+    }
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": HEADS}
+    config = VanillaTransformerConfig(vocab_size=len(tokenizer), **sizes, **heads)
+    return VanillaTransformerForConditionalGeneration(config).eval()
+
+
+def test_rows_are_distributions_over_the_source(model, tokenizer):
+    source, target, weights = cross_attention(model, tokenizer, None, SENTENCE, TRANSLATION)
+    assert weights.shape == (LAYERS, HEADS, len(target), len(source))
+    assert weights.dtype == torch.float32
+    torch.testing.assert_close(weights.sum(-1), torch.ones(LAYERS, HEADS, len(target)))
+    assert weights.min() >= 0
+
+
+def test_weights_are_equation_1_of_the_first_layer(model, tokenizer):
+    """softmax(QK^T / sqrt(d_k)), with the queries and keys that the first layer's projections give."""
+    kept = {}
+    attention = model.model.decoder.layers[0].cross_attn
+    for name in ("q_proj", "k_proj"):
+        getattr(attention, name).register_forward_hook(lambda _, __, out, name=name: kept.update({name: out[0]}))
+    source, target, weights = cross_attention(model, tokenizer, tokenizer, SENTENCE, TRANSLATION)
+    query, key = (kept[name].view(-1, HEADS, 4).transpose(0, 1) for name in ("q_proj", "k_proj"))  # (H, T or S, d_k)
+    assert query.shape[1] == len(target) and key.shape[1] == len(source)
+    torch.testing.assert_close(weights[0], torch.softmax(query @ key.transpose(1, 2) / 4**0.5, -1))
+
+
+def test_row_belongs_to_the_word_that_it_predicts(model, tokenizer):
+    """The first row is computed before any target word is read, so it is the same for every translation."""
+    first, second = (
+        cross_attention(model, tokenizer, None, SENTENCE, text)[2] for text in (TRANSLATION, "ganz anders")
+    )
+    torch.testing.assert_close(first[:, :, 0], second[:, :, 0])
+    assert not torch.allclose(first[1, :, 1], second[1, :, 1])
+
+
+def test_own_translation_is_the_default(model, tokenizer, monkeypatch):
+    model.generation_config.max_new_tokens = 5
+    own = model.generate(input_ids=torch.tensor([tokenizer(SENTENCE)["input_ids"]]))
+    text = tokenizer.decode(own[0], skip_special_tokens=True)
+    found, expected = (cross_attention(model, tokenizer, None, SENTENCE, given) for given in (None, text))
+    assert found[1] == expected[1]
+    torch.testing.assert_close(found[2], expected[2])
+
+
+def test_model_is_left_as_it_was(model, tokenizer):
+    model.set_attn_implementation("sdpa")
+    model.train()
+    cross_attention(model, tokenizer, None, SENTENCE, TRANSLATION)
+    assert model.training and model.config._attn_implementation == "sdpa"
+    with pytest.raises(UserError, match="empty"):
+        cross_attention(model, tokenizer, None, " ")
+
+
+def test_tokens_are_readable(model, tokenizer):
+    source, target, _ = cross_attention(model, tokenizer, None, "two hundred", "zweihunderteins für 中\n\x04")
+    assert "".join(source) == "▁two▁hundred</s>" and source[-1] == "</s>"
+    assert "▁für" in target  # "ĠfÃ¼r" in the vocabulary
+    assert target.count("�") == 3  # three bytes of a character that the vocabulary has not seen
+    assert target[-3:] == ["↵", "\\x04", "</s>"]
+
+
+def test_other_models_of_transformers_work_too(tokenizer):
+    config = MarianConfig(
+        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2, pad_token_id=1,
+        decoder_start_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    source, target, weights = cross_attention(MarianMTModel(config), tokenizer, None, SENTENCE, TRANSLATION)
+    assert weights.shape == (1, 2, len(target), len(source))
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures as they are saved."""
+    from matplotlib.figure import Figure
+
+    figures = []
+    original = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), original(self, *a, **k))[1])
+    return figures
+
+
+def test_picture_has_the_mean_and_every_head(tmp_path, drawn):
+    weights = torch.rand(3, 4, 2, 3)
+    path = plot_attention(["▁one", "$2$", "</s>"], ["eins", "</s>"], weights, tmp_path / "a.png", layer=2)
+    assert path == tmp_path / "a.png" and path.read_bytes().startswith(b"\x89PNG")
+    panels = [axis for axis in drawn[0].axes if axis.images]
+    assert [panel.get_title() for panel in panels] == ["mean of the heads", "head 1", "head 2", "head 3", "head 4"]
+    for panel, expected in zip(panels, [weights[1].mean(0), *weights[1]], strict=True):
+        torch.testing.assert_close(torch.tensor(panel.images[0].get_array()), expected)
+    labels = panels[0].get_xticklabels()
+    assert [label.get_text() for label in labels] == ["▁one", "$2$", "</s>"]
+    assert not labels[1].get_parse_math()
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["eins", "</s>"]
+    assert "layer 2 of 3" in drawn[0].get_suptitle()
+
+
+def test_last_layer_is_the_default(tmp_path, drawn):
+    weights = torch.rand(2, 1, 2, 2)
+    plot_attention(["a", "b"], ["c", "d"], weights, tmp_path / "a.svg")
+    torch.testing.assert_close(torch.tensor(drawn[0].axes[1].images[0].get_array()), weights[1, 0])
+
+
+@pytest.mark.parametrize("layer", [0, -1, 3])
+def test_layer_that_is_not_there(tmp_path, layer):
+    with pytest.raises(UserError, match=f"decoder layers 1 to 2, not {layer}"):
+        plot_attention(["a"], ["b"], torch.ones(2, 1, 1, 1), tmp_path / "a.png", layer=layer)
+
+
+def test_kind_of_picture_that_is_unknown(tmp_path):
+    with pytest.raises(UserError, match=r"a\.docx: matplotlib cannot write"):
+        plot_attention(["a"], ["b"], torch.ones(1, 1, 1, 1), tmp_path / "a.docx")
+
+
+def test_package_is_imported_without_matplotlib():
+    program = "import sys, hf_vanilla_transformer.evaluation; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0

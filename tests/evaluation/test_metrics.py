@@ -1,0 +1,182 @@
+"""Scores against the formula of Papineni et al. 2002 and sacreBLEU's own functions; ids as a trainer gives them."""
+
+import math
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import sacrebleu
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import EvalPrediction, PreTrainedTokenizerFast
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.evaluation import metrics
+from hf_vanilla_transformer.evaluation.metrics import (
+    TRANSLATION_SCORE,
+    check_tokenizer,
+    score_translations,
+    translation_metrics,
+)
+
+HYPOTHESES = ["the the the cat sat on the mat", "a dog barks at the old red gate today", "yes it is"]
+REFERENCES = ["the cat sat on the mat by the big door", "a dog barks at the old gate", "yes it is so"]
+
+
+def ngrams(text, order):
+    words = text.split()
+    return Counter(tuple(words[i : i + order]) for i in range(len(words) - order + 1))
+
+
+def papineni_bleu(hypotheses, references):
+    """BP · exp(Σ log p_n / 4), p_n with counts clipped to the reference's (Papineni et al. 2002, §2.3)."""
+    logs = []
+    for order in range(1, 5):
+        pairs = [(ngrams(h, order), ngrams(r, order)) for h, r in zip(hypotheses, references, strict=True)]
+        matched = sum((hypothesis & reference).total() for hypothesis, reference in pairs)
+        logs.append(math.log(matched / sum(hypothesis.total() for hypothesis, _ in pairs)))
+    c, r = (sum(len(text.split()) for text in texts) for texts in (hypotheses, references))
+    return 100 * min(1, math.exp(1 - r / c)) * math.exp(sum(logs) / 4), min(1, math.exp(1 - r / c))
+
+
+def test_bleu_is_the_formula_of_papineni():
+    scores = score_translations(HYPOTHESES, REFERENCES, tokenize="none")
+    bleu, brevity_penalty = papineni_bleu(HYPOTHESES, REFERENCES)
+    assert brevity_penalty < 1  # else the example would not try it
+    assert scores["bleu"] == pytest.approx(bleu, abs=1e-9)
+    assert scores["brevity_penalty"] == pytest.approx(brevity_penalty, abs=1e-12)
+    # by hand: 17 of 20 words have a partner; the fourth "the" of the first line has none
+    assert scores["precisions"][0] == pytest.approx(100 * (7 + 7 + 3) / 20)
+    assert (scores["hypothesis_length"], scores["reference_length"], scores["sentences"]) == (20, 21, 3)
+
+
+@pytest.mark.parametrize(("tokenize", "lowercase"), [("13a", False), ("13a", True), ("intl", False), ("char", True)])
+def test_scores_are_those_of_sacrebleu(tokenize, lowercase):
+    hypotheses = ["Hello, World!", "Ein kleiner Hund läuft über die Straße."]
+    references = ["Hello, world!", "Ein Hund läuft über die Straße."]
+    scores = score_translations(hypotheses, references, tokenize=tokenize, lowercase=lowercase)
+    bleu = sacrebleu.corpus_bleu(hypotheses, [references], tokenize=tokenize, lowercase=lowercase)
+    assert scores["bleu"] == pytest.approx(bleu.score, abs=1e-12)
+    if not lowercase:
+        assert scores["chrf"] == pytest.approx(sacrebleu.corpus_chrf(hypotheses, [references]).score, abs=1e-12)
+    assert scores["exact_match"] == (50 if lowercase else 0)
+
+
+def test_signatures_say_how_the_score_was_made():
+    scores = score_translations(["a b c d"], ["a b c d"], tokenize="none", lowercase=True)
+    version = sacrebleu.__version__
+    assert scores["bleu_signature"] == f"BLEU|nrefs:1|case:lc|eff:no|tok:none|smooth:exp|version:{version}"
+    assert scores["chrf_signature"] == f"chrF2|nrefs:1|case:lc|eff:yes|nc:6|nw:0|space:no|version:{version}"
+    assert scores["bleu"] == pytest.approx(100) and scores["chrf"] == 100 and scores["exact_match"] == 100
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "message"),
+    [
+        (["a"] * 1000, ["a"] * 999, "1000 hypotheses, but 999 references"),
+        ([], [], "nothing to score"),
+        ("a text", ["a text"], "not one string"),
+        (["a", None], ["a", "b"], "line 2 is None"),
+    ],
+)
+def test_what_cannot_be_scored_is_said(hypotheses, references, message):
+    with pytest.raises(UserError, match=message):
+        score_translations(hypotheses, references)
+
+
+def test_unknown_tokenizer_lists_the_known():
+    with pytest.raises(UserError, match="no tokenizer '13b'; choose one of .*13a.*char"):
+        score_translations(["a"], ["a"], tokenize="13b")
+
+
+def test_tokenizer_that_needs_more_is_one_line(monkeypatch):
+    def missing(name):
+        raise RuntimeError("\nPlease install\n\n    pip install extra\n")
+
+    check_tokenizer.cache_clear()
+    monkeypatch.setattr("sacrebleu.metrics.bleu._get_tokenizer", missing)
+    with pytest.raises(UserError) as error:
+        check_tokenizer("ja-mecab")
+    check_tokenizer.cache_clear()
+    assert "pip install extra" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_lines_too_short_for_bleu_are_said_once(caplog):
+    metrics._warn_of_short_lines.cache_clear()
+    words = ["zweihunderteins", "siebentausenddreizehn"]
+    for _ in range(2):
+        assert score_translations(words, words)["bleu"] == 0  # there is no 4-gram to be right
+    assert [record.message.startswith("BLEU is 0 although") for record in caplog.records] == [True]
+    assert score_translations(words, words, tokenize="char")["bleu"] == pytest.approx(100)
+
+
+def test_module_loads_without_a_network_in_two_processes_at_once(tmp_path):
+    program = (
+        "import socket, sys, evaluate\n"
+        "def refuse(*_): raise SystemExit('the network was asked')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "score = evaluate.load(sys.argv[1])\n"
+        "print(score.compute(predictions=['a b c d'], references=['a b c d'])['bleu_signature'])\n"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, TRANSLATION_SCORE]
+    runs = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for run in runs:
+        output, errors = run.communicate(timeout=120)
+        assert run.returncode == 0, errors
+        assert output.startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a")
+
+
+@pytest.fixture
+def tokenizer():
+    words = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c", "d", "E"]
+    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def test_ignored_labels_are_read_as_padding_and_left_alone(tokenizer):
+    predictions = np.array([[0, 4, 5, 6, 7, 2], [0, 4, 4, 2, -100, -100]])
+    labels = np.array([[4, 5, 6, 7, 2], [4, 5, 2, -100, -100]])
+    kept = predictions.copy(), labels.copy()
+    scores = translation_metrics(tokenizer, tokenize="none")(EvalPrediction(predictions=predictions, label_ids=labels))
+    expected = score_translations(["a b c d", "a a"], ["a b c d", "a b"], tokenize="none")
+    assert scores == {
+        "bleu": expected["bleu"],
+        "chrf": expected["chrf"],
+        "exact_match": 50.0,
+        "gen_len": 5.0,  # (6 + 4) / 2: the start and end tokens count, as in run_translation.py
+    }
+    assert all(type(value) is float for value in scores.values())
+    np.testing.assert_array_equal(predictions, kept[0])
+    np.testing.assert_array_equal(labels, kept[1])
+
+
+def test_read_only_arrays_and_tuples_are_welcome(tokenizer):
+    ids = np.array([[4, 5, -100]])
+    ids.setflags(write=False)
+    scores = translation_metrics(tokenizer)(EvalPrediction(predictions=(ids, None), label_ids=ids))
+    assert scores["exact_match"] == 100
+
+
+def test_lowercase_reaches_the_score(tokenizer):
+    prediction = EvalPrediction(predictions=np.array([[8]]), label_ids=np.array([[8]]))
+    assert translation_metrics(tokenizer, lowercase=True)(prediction)["exact_match"] == 100
+
+
+def test_logits_are_refused(tokenizer):
+    logits = EvalPrediction(predictions=np.zeros((1, 3, 9), dtype=np.float32), label_ids=np.array([[4, 5, 2]]))
+    with pytest.raises(UserError, match="predict_with_generate"):
+        translation_metrics(tokenizer)(logits)
+
+
+def test_tokenizer_without_padding_is_refused(tokenizer):
+    tokenizer.pad_token = None
+    with pytest.raises(UserError, match="pad token"):
+        translation_metrics(tokenizer)

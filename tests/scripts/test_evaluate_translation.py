@@ -1,0 +1,138 @@
+"""`scripts/evaluate_translation.py`: scores of a model and of a finished file, and what may be wrong with them."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.evaluation.metrics import score_translations
+from hf_vanilla_transformer.evaluation.translating import Translator
+
+HYPOTHESES = ["ein kleiner Hund läuft über die Straße", "ja , das ist gut", "Nein"]
+REFERENCES = ["ein Hund läuft über die alte Straße", "ja , das ist gut", "nein"]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(REFERENCES * 3, 280)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = VanillaTransformerConfig(vocab_size=len(tokenizer), **sizes, **heads)
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A folder to work in, with texts."""
+    monkeypatch.chdir(tmp_path)
+    for name, lines in {"hypotheses": HYPOTHESES, "references": REFERENCES, "short": REFERENCES[:2]}.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (tmp_path / "empty").write_text("")
+    return tmp_path
+
+
+@pytest.fixture
+def run(repository, monkeypatch, capfd):
+    """Run the script in this process; give its exit status, its standard output and its standard error."""
+    monkeypatch.syspath_prepend(str(repository / "scripts"))
+    verbosity = logging.get_verbosity()
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["evaluate_translation.py", *map(str, arguments)])
+        try:
+            runpy.run_path(str(repository / "scripts" / "evaluate_translation.py"), run_name="__main__")
+        except SystemExit as leaving:
+            return leaving.code, *capfd.readouterr()
+
+    yield run
+    logging.set_verbosity(verbosity)
+    logging.enable_progress_bar()
+
+
+def test_finished_file_in_a_process_of_its_own(repository, work):
+    process = subprocess.run(
+        [sys.executable, repository / "scripts" / "evaluate_translation.py", "--tokenize", "none", "--lowercase",
+         "--hypothesis", "hypotheses", "--reference", "references", "--output", "results.json"],
+        capture_output=True, text=True, cwd=work, timeout=120, env=os.environ | {"PYTHONPATH": str(repository)},
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    scores = score_translations(HYPOTHESES, REFERENCES, tokenize="none", lowercase=True)
+    assert process.stdout.splitlines() == [
+        f"{scores['bleu_signature']} = {scores['bleu']:.2f}",
+        f"{scores['chrf_signature']} = {scores['chrf']:.2f}",
+        "exact match = 66.67 % of 3 sentences",
+    ]
+    assert "case:lc|eff:no|tok:none" in process.stdout and process.stderr == ""
+    files = {"hypothesis": "hypotheses", "reference": "references"}
+    assert json.loads((work / "results.json").read_text(encoding="utf-8")) == scores | files
+
+
+def test_model(run, work, model_folder):
+    status, printed, errors = run(
+        "--model", model_folder, "--source", "hypotheses", "--reference", "references", "--output", "results.json",
+        "--max_new_tokens", 5, "--num_beams", 2, "--batch_size", 2, "--device", "cpu",
+    )  # fmt: skip
+    assert status == 0, errors
+    translator = Translator.from_pretrained(model_folder, device="cpu")
+    translations = list(translator.translate(HYPOTHESES, max_new_tokens=5, num_beams=2))
+    results = json.loads((work / "results.json").read_text(encoding="utf-8"))
+    assert score_translations(translations, REFERENCES).items() <= results.items()
+    assert results["settings"] == {
+        "batch_size": 2,
+        "num_beams": 2,
+        "max_new_tokens": 5,
+        "length_penalty": 0.6,
+        "device": "cpu",
+        "dtype": "float32",
+    }
+    assert (results["model"], results["source"]) == (str(model_folder), "hypotheses")
+    assert results["sentences_per_second"] == pytest.approx(3 / results["seconds"], rel=0.05)
+    assert results["bleu_signature"] in printed and "sentences per second" in printed
+
+
+def test_results_may_go_down_the_pipe(run, work):
+    status, printed, errors = run("--hypothesis", "hypotheses", "--reference", "references", "--output", "-")
+    assert status == 0 and json.loads(printed)["sentences"] == 3 and "exact match" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--hypothesis hypotheses --reference short", "hypotheses has 3 lines, short has 2"),
+        ("--model {model} --source short --reference references", "short has 2 lines, references has 3"),
+        ("--hypothesis empty --reference empty", "empty: it is empty"),
+        ("--hypothesis hypotheses --reference missing", "missing is not there"),
+        ("--hypothesis hypotheses --reference references --tokenize 13b", "no tokenizer '13b'; choose one of"),
+        ("--model missing --source short --reference short", "missing: no such folder"),
+        ("--model {model} --source short --reference short --num_beams 0", "num_beams: must be at least 1"),
+        ("--model {model} --source short --reference short --output .", "is a folder"),
+    ],
+)
+def test_mistakes_are_one_line(run, work, model_folder, arguments, message):
+    status, printed, errors = run(*arguments.format(model=model_folder).split())
+    assert status == 2 and printed == ""
+    assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
+
+
+def test_mistakes_are_found_before_the_model_works(run, work, model_folder, monkeypatch):
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("it worked in vain"))
+    files = ("--model", model_folder, "--source", "short", "--reference", "short")
+    for mistake in (("--tokenize", "13b"), ("--output", "no/such/folder.json")):
+        assert run(*files, *mistake)[0] == 2
+
+
+@pytest.mark.parametrize("arguments", ["--hypothesis a --source b", "--model a", "--model a --hypothesis b", ""])
+def test_flags_that_do_not_go_together_show_the_usage(run, work, arguments):
+    status, _, errors = run("--reference", "references", *arguments.split())
+    assert status == 2 and errors.startswith("usage: ")

@@ -1,0 +1,85 @@
+"""`scripts/plot_attention.py`: a picture in a process of its own, and what may be wrong."""
+
+import os
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+
+SENTENCE = "two hundred and one"
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer([SENTENCE, "zweihunderteins"] * 3, 280)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = VanillaTransformerConfig(vocab_size=len(tokenizer), **sizes, **heads)
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def run(repository, monkeypatch, capfd, tmp_path):
+    """Run the script in this process; give its exit status, its standard output and its standard error."""
+    monkeypatch.syspath_prepend(str(repository / "scripts"))
+    monkeypatch.chdir(tmp_path)
+    verbosity = logging.get_verbosity()
+
+    def run(**flags):
+        flags = {name: str(value) for name, value in flags.items() if value is not None}
+        words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+        monkeypatch.setattr(sys, "argv", ["plot_attention.py", *words])
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(str(repository / "scripts" / "plot_attention.py"), run_name="__main__")
+        return leaving.value.code, *capfd.readouterr()
+
+    yield run
+    logging.set_verbosity(verbosity)
+    logging.enable_progress_bar()
+
+
+def test_picture_without_a_display(model_folder, repository, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
+    process = subprocess.run(
+        [sys.executable, repository / "scripts" / "plot_attention.py", "--model", model_folder,
+         "--sentence", SENTENCE, "--translation", "zweihunderteins", "--output", "attention.png"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+        env=environment | {"PYTHONPATH": str(repository), "MPLBACKEND": "TkAgg", "MPLCONFIGDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == "attention.png\n"
+    assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_chosen_layer_and_own_translation(run, model_folder, tmp_path):
+    status, printed, errors = run(model=model_folder, sentence="two", layer=1, output="a.svg", device="cpu")
+    assert (status, printed) == (0, "a.svg\n"), errors
+    assert "<svg" in (tmp_path / "a.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"layer": 3}, "layer: the model has decoder layers 1 to 2, not 3"),
+        ({"sentence": " "}, "sentence: it is empty"),
+        ({"output": "a.docx"}, "a.docx: matplotlib cannot write"),
+        ({"output": "no/such/a.png"}, "No such file or directory"),
+        ({"model": "missing"}, "missing: no such folder"),
+        ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used here"),
+    ],
+)
+def test_mistakes_are_one_line(run, model_folder, wrong, message):
+    right = {"model": model_folder, "sentence": SENTENCE, "translation": "eins", "output": "a.png"}
+    status, printed, errors = run(**right | wrong)
+    assert status == 2 and printed == ""
+    assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1

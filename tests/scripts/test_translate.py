@@ -1,0 +1,153 @@
+"""`scripts/translate.py` as a user runs it: in a pipe, with files, and wrongly."""
+
+import gzip
+import os
+import runpy
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.evaluation.translating import Translator
+
+# U+2028 and a lone carriage return are part of a line
+LINES = ["two hundred and one", "", "seven", "fünf\u2028\rsechs", "   ", "日本 🙂"]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer(LINES * 3, 300)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = VanillaTransformerConfig(
+        vocab_size=len(tokenizer), tie_word_embeddings=False, lm_head_bias=True, **sizes, **heads
+    )
+    model = VanillaTransformerForConditionalGeneration(config)
+    with torch.no_grad():
+        # large where the source comes in and words go out, so that sentences get different translations
+        model.model.decoder.layers[0].cross_attn.out_proj.weight.normal_(std=4)
+        model.lm_head.weight.normal_()
+    model.save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def run(repository, monkeypatch, capfdbinary):
+    """Run a script in this process; give its exit status, its standard output and its standard error."""
+    verbosity = logging.get_verbosity()
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["translate.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(str(repository / "scripts" / "translate.py"), run_name="__main__")
+        captured = capfdbinary.readouterr()
+        return leaving.value.code, captured.out, captured.err.decode()
+
+    yield run
+    logging.set_verbosity(verbosity)
+    logging.enable_progress_bar()
+
+
+def expected(model_folder, **settings):
+    translator = Translator.from_pretrained(model_folder, device="cpu")
+    return [line.replace("\n", " ") for line in translator.translate(LINES, **settings)]
+
+
+def test_pipe_in_another_locale_and_another_folder(model_folder, repository, tmp_path):
+    script = repository / "scripts" / "translate.py"
+    process = subprocess.run(
+        [sys.executable, script, "--model", model_folder, "--max_new_tokens", "6", "--num_beams", "2"],
+        input="\n".join(LINES).encode(),
+        capture_output=True,
+        cwd=tmp_path,
+        env=os.environ | {"LC_ALL": "en_US.ISO-8859-1", "PYTHONIOENCODING": "latin-1", "PYTHONPATH": str(repository)},
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr.decode()
+    found = process.stdout.decode("utf-8").split("\n")
+    assert found == [*expected(model_folder, max_new_tokens=6, num_beams=2), ""]
+    assert len(set(found)) >= 4 and found[1] == found[4] == ""
+    assert process.stderr == b""
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.txt.gz"])
+def test_files(run, model_folder, tmp_path, name):
+    (tmp_path / "in.gz").write_bytes(gzip.compress("\n".join(LINES).encode() + b"\n"))
+    output = tmp_path / name
+    status, printed, _ = run(
+        "--model", model_folder, "--input", tmp_path / "in.gz", "--output", output, "--num_beams", 1,
+        "--max_new_tokens", 6, "--batch_size", 2, "--length_penalty", 1, "--device", "cpu", "--dtype", "float32",
+    )  # fmt: skip
+    assert status == 0 and printed == b""
+    text = gzip.decompress(output.read_bytes()) if name.endswith(".gz") else output.read_bytes()
+    found = text.decode().split("\n")
+    assert found == [*expected(model_folder, num_beams=1, max_new_tokens=6), ""]
+    assert sorted(os.listdir(tmp_path)) == ["in.gz", name]
+
+
+def test_translation_with_a_line_feed_stays_one_line(run, model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: iter(["one\ntwo", "three"]))
+    (tmp_path / "in").write_text("a\nb\n")
+    assert run("--model", model_folder, "--input", tmp_path / "in")[1] == b"one two\nthree\n"
+
+
+def test_what_libraries_print_stays_out_of_the_translation(run, model_folder, tmp_path, monkeypatch):
+    def chatty(*_, **__):
+        print("advice")
+        yield "eins"
+
+    monkeypatch.setattr(Translator, "translate", chatty)
+    (tmp_path / "in").write_text("one\n")
+    status, printed, errors = run("--model", model_folder, "--input", tmp_path / "in")
+    assert (status, printed, errors) == (0, b"eins\n", "advice\n")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"--model": "missing"}, "missing: no such folder"),
+        ({"--model": "."}, "no config.json"),
+        ({"--device": "cuda:99"}, "device: 'cuda:99' cannot be used here"),
+        ({"--input": "missing.txt"}, "missing.txt is not there"),
+        ({"--input": "latin1.txt"}, "latin1.txt, line 2, byte 2 (0xfc) is not UTF-8"),
+        ({"--output": "."}, "is a folder"),
+        ({"--output": "no/such/out.txt"}, "No such file or directory"),
+        ({"--batch_size": "0"}, "batch_size: must be at least 1"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(run, model_folder, tmp_path, monkeypatch, wrong, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin1.txt").write_bytes("gut\nfür\n".encode("latin-1"))
+    (tmp_path / "out.txt").write_text("old\n")
+    arguments = {
+        "--model": model_folder,
+        "--input": "latin1.txt",
+        "--output": "out.txt",
+        "--max_new_tokens": "2",
+    } | wrong
+    status, printed, errors = run(*(part for pair in arguments.items() for part in pair))
+    assert status == 2 and printed == b""
+    assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
+    assert (tmp_path / "out.txt").read_text() == "old\n"
+    assert sorted(os.listdir(tmp_path)) == ["latin1.txt", "out.txt"]
+
+
+@pytest.mark.parametrize("name", ["translate.py", "evaluate_translation.py", "plot_attention.py"])
+def test_help_is_quick_and_says_what_it_does(repository, name, tmp_path):
+    start = time.perf_counter()
+    process = subprocess.run(
+        [sys.executable, "-X", "importtime", repository / "scripts" / name, "--help"], capture_output=True, text=True,
+        cwd=tmp_path, timeout=60, env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert process.returncode == 0
+    assert "--model DIR" in process.stdout and f"python scripts/{name}" in process.stdout
+    assert "torch" not in process.stderr  # seconds, and the clock of a busy machine would not tell
+    assert time.perf_counter() - start < 10
