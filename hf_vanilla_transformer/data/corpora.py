@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, islice
 from pathlib import Path
@@ -144,7 +144,8 @@ def _pick(rows: Iterable[tuple[int, Row | Fault]], columns: Columns, where: str)
             yield line, row, None
             continue
         if holder is not None:
-            row = row.get(holder) or {}
+            nested = row.get(holder)
+            row = nested if isinstance(nested, Mapping) else {}
             if line == first[0][0] and not {source, target} <= set(row):
                 raise UserError(
                     f"{where}: its 'translation' has the languages {', '.join(map(repr, row)) or 'none'}, "
@@ -304,7 +305,7 @@ def _open_dataset(name: str, config_name: str | None, split: str, streaming: boo
         return datasets.load_dataset(name, config_name, split=split, streaming=streaming)
     except UserError:
         raise
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a full disk, a folder one may not read: the system's own words are better
         reason = " ".join(str(error.__cause__ or error).split())

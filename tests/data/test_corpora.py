@@ -230,6 +230,8 @@ def test_missing_columns_are_answered_with_those_that_exist(tmp_path):
     nested = write_as("jsonl", tmp_path)["file"]
     assert "languages 'en', 'de', not 'en' and 'fr'" in error_of(file=nested, source_lang="en", target_lang="fr")
     assert "the columns 'translation'" in error_of(file=nested)
+    flat = write_text(tmp_path / "flat.jsonl", ['{"translation": "a"}'])
+    assert "languages none, not 'en'" in error_of(file=flat, source_lang="en", target_lang="de")
 
 
 @pytest.mark.parametrize(
