@@ -121,7 +121,7 @@ def _translation_score() -> Any:
 @lru_cache  # said once, not at every evaluation of a training
 def _warn_of_short_lines(tokenize: str) -> None:
     logging.getLogger(__name__).warning(
-        "BLEU is 0 although some lines equal their references: with tokenize=%r the lines have fewer than the 4 tokens "
+        "BLEU is 0 although some lines equal their references: with tokenize=%r no right line has the 4 tokens "
         "that BLEU counts together; tokenize='char' or chrF suits such text",
         tokenize,
     )
