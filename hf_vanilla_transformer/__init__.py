@@ -1,0 +1,55 @@
+"""The Transformer of "Attention Is All You Need" as a first-class Hugging Face model.
+
+Importing this package registers the model with the Auto classes of `transformers`.
+"""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .modeling_vanilla_transformer import (
+    VanillaTransformerEncoderModel,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerForSequenceClassification,
+    VanillaTransformerModel,
+    VanillaTransformerPreTrainedModel,
+)
+
+__version__ = "0.1.0"
+
+_AUTO_CLASSES = {
+    AutoModel: VanillaTransformerModel,
+    AutoModelForSeq2SeqLM: VanillaTransformerForConditionalGeneration,
+    AutoModelForTextEncoding: VanillaTransformerEncoderModel,
+    AutoModelForSequenceClassification: VanillaTransformerForSequenceClassification,
+}
+
+
+def _register() -> None:
+    # `register` raises a ValueError where somebody else's class already stands under our model_type.
+    AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig)
+    AutoTokenizer.register(VanillaTransformerConfig, fast_tokenizer_class=PreTrainedTokenizerFast)
+    for auto_class, model_class in _AUTO_CLASSES.items():
+        auto_class.register(VanillaTransformerConfig, model_class)
+        # Checkpoints carry the code of their classes, for those who have not installed this package.
+        model_class.register_for_auto_class(auto_class.__name__)
+    VanillaTransformerConfig.register_for_auto_class("AutoConfig")
+
+
+_register()
+
+__all__ = [
+    "VanillaTransformerConfig",
+    "VanillaTransformerEncoderModel",
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerForSequenceClassification",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+]

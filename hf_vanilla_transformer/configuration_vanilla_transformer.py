@@ -1,0 +1,221 @@
+"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762).
+
+Section, equation and table numbers in this package are those of that paper.
+"""
+
+from typing import Any
+
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig, strict
+
+POSITION_ENCODING_TYPES = ("sinusoidal", "sinusoidal_split", "learned")
+
+_CONFIGURATION_FILE = "configuration_vanilla_transformer"
+_MODELING_FILE = "modeling_vanilla_transformer"
+
+# What a checkpoint tells the Auto classes of somebody who has not installed this package.
+AUTO_MAP = {
+    "AutoConfig": f"{_CONFIGURATION_FILE}.VanillaTransformerConfig",
+    "AutoModel": f"{_MODELING_FILE}.VanillaTransformerModel",
+    "AutoModelForSeq2SeqLM": f"{_MODELING_FILE}.VanillaTransformerForConditionalGeneration",
+    "AutoModelForTextEncoding": f"{_MODELING_FILE}.VanillaTransformerEncoderModel",
+    "AutoModelForSequenceClassification": f"{_MODELING_FILE}.VanillaTransformerForSequenceClassification",
+}
+
+_BASE: dict[str, Any] = {"dropout": 0.1, "label_smoothing": 0.1}
+
+# Table 3, row by row. Where the sizes are not those of "base", only the difference is written.
+#
+# The table gives parameter counts in millions, and §5.1 "about 37000 tokens". With exactly 37,000 of them, base, big,
+# rows A, and rows B and C with at least 60M come out within 3 %. B16 (-3.4 %), C2 (-6.6 %), C4 (-3.2 %), C256
+# (-4.3 %) and C1024ff (-4.7 %) come out smaller than the table says, by about 4,000 · d_model parameters each: the
+# vocabulary of those experiments must have had some 41,000 rows (with which every row but big's is within 3 %).
+PRESETS: dict[str, dict[str, Any]] = {
+    "base": {},
+    # (A) heads, at equal computation: h · d_k = 512
+    "A1": {"heads": 1},
+    "A4": {"heads": 4},
+    "A16": {"heads": 16},
+    "A32": {"heads": 32},
+    # (B) d_k alone; d_v stays 64
+    "B16": {"head_dim": 16, "value_head_dim": 64},
+    "B32": {"head_dim": 32, "value_head_dim": 64},
+    # (C) depth and width
+    "C2": {"layers": 2},
+    "C4": {"layers": 4},
+    "C8": {"layers": 8},
+    "C256": {"d_model": 256, "head_dim": 32, "value_head_dim": 32},
+    "C1024": {"d_model": 1024, "head_dim": 128, "value_head_dim": 128},
+    "C1024ff": {"ffn_dim": 1024},
+    "C4096ff": {"ffn_dim": 4096},
+    # (D) regularisation
+    "D0.0": {"dropout": 0.0},
+    "D0.2": {"dropout": 0.2},
+    "Dls0.0": {"label_smoothing": 0.0},
+    "Dls0.2": {"label_smoothing": 0.2},
+    # (E) learned positions instead of sinusoids
+    "E": {"position_encoding_type": "learned"},
+    "big": {"d_model": 1024, "ffn_dim": 4096, "heads": 16, "dropout": 0.3},
+}
+
+# Table 3 writes one symbol where the configuration has a field for each stack.
+_SYMBOLS = {
+    "layers": ("encoder_layers", "decoder_layers"),
+    "heads": ("encoder_attention_heads", "decoder_attention_heads"),
+    "ffn_dim": ("encoder_ffn_dim", "decoder_ffn_dim"),
+}
+
+
+@strict
+class VanillaTransformerConfig(PreTrainedConfig):
+    """Everything that decides the shape and the regularisation of a model. The defaults are Table 3's "base".
+
+    Args:
+        vocab_size: rows of the source embedding; of all three matrices where they are shared (§5.1: about 37,000).
+        decoder_vocab_size: rows of the target embedding and the output layer; None means `vocab_size`.
+        d_model: width of every sub-layer's output (§3.1).
+        encoder_layers, decoder_layers: N (§3.1).
+        encoder_attention_heads, decoder_attention_heads: h (§3.2.2).
+        encoder_ffn_dim, decoder_ffn_dim: d_ff (§3.3).
+        head_dim: d_k, the width of one head's queries and keys; None means d_model / h.
+        value_head_dim: d_v, the width of one head's values; None means d_model / h.
+        activation_function: between the two feed-forward matrices (Eq. 2: ReLU); any name of `ACT2FN`.
+        dropout: on each sub-layer's output and on embeddings + positions (§5.4), a probability.
+        attention_dropout: on the attention weights; not in the paper.
+        activation_dropout: after the activation; not in the paper.
+        position_encoding_type: "sinusoidal" (§3.5: sines at even, cosines at odd places of the vector),
+            "sinusoidal_split" (the same values, all sines before all cosines) or "learned" (Table 3, row E).
+        max_position_embeddings: the longest sequence, in tokens, for "learned"; sinusoids have no limit.
+        scale_embedding: multiply embeddings by sqrt(d_model) (§3.4).
+        layer_norm_eps: added to the variance in every layer normalisation.
+        attention_bias: biases in the four projections of an attention; Eq. 1 has none, published weights do.
+        lm_head_bias: a bias for each output word; the paper has none.
+        final_layer_norm: one more normalisation after each stack, as `torch.nn.Transformer` has.
+        share_encoder_decoder_embeddings: one matrix embeds source and target (§3.4).
+        tie_word_embeddings: the output layer uses the target embedding (§3.4).
+        label_smoothing: epsilon of §5.4, in training only. The smoothed target is (1 - ε) for the right word plus
+            ε / V for each of the V words (Szegedy et al. 2015, the paper's reference).
+        use_cache: keep keys and values between decoding steps.
+        bos_token_id, pad_token_id, eos_token_id, unk_token_id: special words.
+        decoder_start_token_id: the word that the decoder reads first.
+
+    Raises:
+        ValueError: sizes that do not fit together, probabilities outside [0, 1), unknown names.
+    """
+
+    model_type = "vanilla_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    vocab_size: int = 37000
+    decoder_vocab_size: int | None = None
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    activation_function: str = "relu"
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    position_encoding_type: str = "sinusoidal"
+    max_position_embeddings: int = 1024
+    scale_embedding: bool = True
+    layer_norm_eps: float = 1e-5
+    attention_bias: bool = True
+    lm_head_bias: bool = False
+    final_layer_norm: bool = False
+    share_encoder_decoder_embeddings: bool = True
+    tie_word_embeddings: bool = True
+    label_smoothing: float | int = 0.0
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    bos_token_id: int | None = 0
+    pad_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    unk_token_id: int | None = 3
+    decoder_start_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        kwargs["auto_map"] = {**AUTO_MAP, **(kwargs.get("auto_map") or {})}
+        # Before the base class looks at the special words, so that the reader sees one plain ValueError.
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
+        """The configuration of a row of Table 3.
+
+        Args:
+            name: a key of `PRESETS`: "base", "big", or a row's letter and its value ("A1", "C256", "E" …).
+            **overrides: any field; it wins over the preset's value.
+
+        Raises:
+            ValueError: no such preset.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"preset={name!r} is not a row of Table 3; choose one of {', '.join(PRESETS)}")
+        fields = {}
+        for symbol, value in {**_BASE, **PRESETS[name]}.items():
+            fields.update(dict.fromkeys(_SYMBOLS.get(symbol, (symbol,)), value))
+        return cls(**{**fields, **overrides})
+
+    def validate_architecture(self) -> None:
+        """Compare the fields with each other (their types are checked when they are set)."""
+        self._validate_sizes()
+        self._validate_heads()
+        self._validate_choices()
+        self._validate_vocabulary()
+
+    def _validate_sizes(self) -> None:
+        positive = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers")
+        positive += ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim")
+        positive += ("head_dim", "value_head_dim", "max_position_embeddings")
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{name}={value} must be at least 0 and below 1")
+
+    def _validate_heads(self) -> None:
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads = getattr(self, name)
+            if self.d_model % heads and None in (self.head_dim, self.value_head_dim):
+                raise ValueError(
+                    f"d_model={self.d_model} cannot be divided by {name}={heads}: "
+                    f"change one of them, or give both head_dim and value_head_dim"
+                )
+
+    def _validate_choices(self) -> None:
+        if self.position_encoding_type not in POSITION_ENCODING_TYPES:
+            raise ValueError(
+                f"position_encoding_type={self.position_encoding_type!r} must be one of "
+                f"{', '.join(POSITION_ENCODING_TYPES)}"
+            )
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"activation_function={self.activation_function!r} must be one of {', '.join(sorted(ACT2FN))}"
+            )
+
+    def _validate_vocabulary(self) -> None:
+        if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
+            raise ValueError(
+                f"decoder_vocab_size={self.decoder_vocab_size} differs from vocab_size={self.vocab_size}: two "
+                f"vocabularies need share_encoder_decoder_embeddings=False"
+            )
+
+
+__all__ = ["VanillaTransformerConfig"]
