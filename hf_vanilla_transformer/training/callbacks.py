@@ -1,0 +1,51 @@
+"""When a run ends: at Ctrl-C, or after a given time; in both cases with a whole checkpoint."""
+
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+class StopWithCheckpoint(TrainerCallback):
+    """Stop after `max_minutes`, or at the first Ctrl-C: finish the step, save a checkpoint, leave.
+
+    A second Ctrl-C stops at once.
+
+    Args:
+        max_minutes: time for training, evaluations included; None for no limit.
+
+    Attributes:
+        interrupted: whether it was Ctrl-C.
+    """
+
+    def __init__(self, max_minutes: float | None = None):
+        self.max_seconds = None if max_minutes is None else 60 * max_minutes
+        self.interrupted = False
+        self._previous: Any = None
+        self._start = 0.0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._start = time.monotonic()
+        self._previous = signal.signal(signal.SIGINT, self._interrupt)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted = True
+        print("\nstopping: this step is finished and saved first (Ctrl-C again stops at once)", flush=True)
+        signal.signal(signal.SIGINT, self._previous)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        over = self.max_seconds is not None and time.monotonic() - self._start > self.max_seconds
+        if over or self.interrupted:
+            control.should_training_stop = True
+            control.should_save = True
+            # An evaluation is wanted at the end of the time, and a quick exit after Ctrl-C.
+            control.should_evaluate = over and not self.interrupted
+        return control

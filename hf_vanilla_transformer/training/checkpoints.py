@@ -1,0 +1,106 @@
+"""Checkpoints of a run: which are whole, how several become one (§6.1), how finished files appear."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ..errors import UserError
+
+WEIGHTS = "model.safetensors"
+STATE = "trainer_state.json"  # `Trainer` writes it last
+
+
+def whole_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run that were written to their end, oldest first.
+
+    Args:
+        run: the `output_dir` of a training run.
+    """
+    numbered = [(int(match[1]), path) for path in run.glob("checkpoint-*") if (match := _step(path))]
+    return [path for _, path in sorted(numbered) if _is_whole(path)]
+
+
+def _step(path: Path) -> re.Match | None:
+    return re.fullmatch(r"checkpoint-(\d+)", path.name)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return (checkpoint / WEIGHTS).is_file()
+
+
+def remove_broken_checkpoints(run: Path) -> None:
+    """Delete what a crash or a full disk left of a checkpoint, so that it is neither resumed from nor counted."""
+    whole = set(whole_checkpoints(run))
+    for path in run.glob("checkpoint-*"):
+        if _step(path) and path not in whole:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
+    """Write the mean of several checkpoints' weights (§6.1 averages the last 5 or 20).
+
+    One tensor is read at a time, so that memory holds one model however many there are; the mean is taken in
+    float64 and stored in the checkpoints' own type. Tied weights stand in the file once, and so count once.
+
+    Args:
+        checkpoints: folders or files with the same tensors. target: the file to write, safetensors.
+
+    Raises:
+        UserError: no checkpoint, or two that do not hold the same tensors.
+    """
+    files = [path / WEIGHTS if path.is_dir() else path for path in checkpoints]
+    if not files:
+        raise UserError("there is no checkpoint to average")
+    shapes = [_shapes(file) for file in files]
+    for file, other in zip(files, shapes, strict=True):
+        different = sorted(dict(shapes[0].items() ^ other.items()))
+        if different:
+            raise UserError(f"{file} and {files[0]} cannot be averaged: they differ in {different[0]}")
+    averaged = {name: _mean([_read(file, name) for file in files]) for name in shapes[0]}
+    with written_beside(target) as beside:
+        save_file(averaged, beside, metadata={"format": "pt"})
+
+
+def _shapes(file: Path) -> dict[str, tuple]:
+    if not file.is_file():
+        raise UserError(f"there is no {file}")
+    with safe_open(file, framework="pt") as tensors:
+        return {name: (*tensors.get_slice(name).get_shape(), tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
+
+
+def _read(file: Path, name: str) -> torch.Tensor:
+    with safe_open(file, framework="pt") as tensors:
+        return tensors.get_tensor(name)
+
+
+def _mean(tensors: list[torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros_like(tensors[0], dtype=torch.float64)
+    for tensor in tensors:
+        total += tensor
+    return (total / len(tensors)).to(tensors[0].dtype)
+
+
+@contextmanager
+def written_beside(target: Path) -> Iterator[Path]:
+    """A path to write to; when the block ends well, what stands there takes `target`'s place at once.
+
+    Where it does not (a full disk, Ctrl-C), `target` is what it was, and the half-written file is gone.
+    """
+    beside = target.with_name(f".{target.name}.part")
+    try:
+        yield beside
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,105 @@
+"""The course of a training run as a picture: loss and translation score over updates."""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .checkpoints import written_beside
+
+NAMES = {"eval_bleu": "BLEU", "eval_chrf": "chrF", "eval_exact_match": "Exact match, %"}
+
+# Told apart by eyes that see no red or no green, and in print (Okabe and Ito 2008).
+TRAIN_COLOR, EVAL_COLOR, SCORE_COLOR = "#0072b2", "#d55e00", "#009e73"
+
+Points = list[tuple[int, float]]
+
+
+def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = "eval_bleu") -> Path:
+    """Draw the training and validation loss and, below them, a validation score.
+
+    Args:
+        log_history: `trainer.state.log_history`.
+        path: the PNG to write; it appears whole or not at all.
+        metric: the score, by its name in the log; without such entries only the loss is drawn.
+
+    Returns:
+        The path.
+
+    Raises:
+        UserError: matplotlib is not installed, or nothing was logged.
+    """
+    train = _points(log_history, "loss")
+    evaluation, score = _during_training(log_history, "eval_loss"), _during_training(log_history, metric)
+    if not (train or evaluation or score):
+        raise UserError("log_history: it has neither losses nor scores to draw; set logging_steps or eval_steps lower")
+    figure = _figure(panels=1 + bool(score))
+    _draw_loss(figure.axes[0], train, evaluation)
+    if score:
+        _draw_score(figure.axes[1], score, NAMES.get(metric, metric.removeprefix("eval_")))
+    figure.axes[-1].set_xlabel("Updates")
+    path = Path(path)
+    with written_beside(path) as part:
+        figure.savefig(part, format="png", dpi=150)
+    return path
+
+
+def _points(entries: Iterable[dict[str, Any]], name: str) -> Points:
+    """(step, value) for each step, as it was logged first; what is no number (a loss of NaN) leaves a gap."""
+    points: dict[int, float] = {}
+    for entry in entries:
+        value = entry.get(name)
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            points.setdefault(int(entry["step"]), float(value))
+    return sorted(points.items())
+
+
+def _during_training(log_history: Sequence[dict[str, Any]], name: str) -> Points:
+    """Evaluations after training score the best or averaged weights, not those of the step that they are logged
+    with, so they are drawn only where there are no others."""
+    before_end = takewhile(lambda entry: "train_runtime" not in entry, log_history)
+    return _points(before_end, name) or _points(log_history, name)
+
+
+def _figure(panels: int) -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+    except ImportError as error:
+        raise UserError("a picture needs matplotlib: pip install 'hf_vanilla_transformer[plot]'") from error
+    figure = Figure(figsize=(8, 1.2 + 2.7 * panels), layout="constrained")
+    FigureCanvasAgg(figure)  # no window, whatever backend the user has chosen
+    axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
+    for axis in axes:
+        axis.grid(color="0.9", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.margins(x=0.02, y=0.08)
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+    return figure
+
+
+def _draw_loss(axis: Any, train: Points, evaluation: Points) -> None:
+    if train:
+        axis.plot(*zip(*train, strict=True), color=TRAIN_COLOR, linewidth=1.6, marker=_marker(train), label="training")
+    if evaluation:
+        axis.plot(*zip(*evaluation, strict=True), color=EVAL_COLOR, linewidth=1.6, marker="o", ms=4, label="validation")
+    if train or evaluation:
+        axis.legend(frameon=False)
+    axis.set_ylabel("Loss")
+
+
+def _draw_score(axis: Any, score: Points, name: str) -> None:
+    axis.plot(*zip(*score, strict=True), color=SCORE_COLOR, linewidth=1.6, marker="o", ms=4)
+    step, best = max(score, key=lambda point: point[1])
+    axis.plot(step, best, marker="o", ms=9, markerfacecolor="none", color=SCORE_COLOR)
+    axis.set_title(f"best {best:.2f} at update {step:,}", loc="right", fontsize=10, color=SCORE_COLOR)
+    axis.set_ylabel(name)
+
+
+def _marker(points: Points) -> str:
+    return "o" if len(points) == 1 else ""  # a line needs two points to be seen

@@ -1,0 +1,429 @@
+"""A training run from arguments to a model folder: load, train, choose, test, save."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data import (
+    PairReport,
+    encode_pairs,
+    load_pairs,
+    load_tokenizers,
+    number_pairs,
+    save_tokenizers,
+    train_tokenizer,
+    with_bpe_dropout,
+)
+from ..errors import UserError
+from ..evaluation.metrics import score_translations, translation_metrics
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .arguments import DataArguments, RunArguments
+from .callbacks import StopWithCheckpoint
+from .checkpoints import (
+    WEIGHTS,
+    average_weights,
+    remove_broken_checkpoints,
+    whole_checkpoints,
+    written_beside,
+)
+from .trainer import VanillaTransformerTrainer
+
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass
+class Corpus:
+    """Sentence pairs by split, and what was said about each split."""
+
+    pairs: dict[str, Dataset | IterableDataset]
+    reports: dict[str, PairReport]
+
+
+def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, command: str = "") -> dict[str, Any]:
+    """Train a translator and leave a model folder in `args.output_dir`.
+
+    Args:
+        model_args, data_args, args: what a recipe and flags say (`parse_recipe`).
+        command: how the run was called, for the model card.
+
+    Returns:
+        All results, as they stand in `all_results.json`.
+
+    Raises:
+        UserError: anything that the user can mend.
+        KeyboardInterrupt: after Ctrl-C, when the checkpoint is saved.
+    """
+    run = Path(args.output_dir)
+    checkpoint = prepare_folder(run, args)
+    set_seed(args.seed)
+    corpus = load_corpus(data_args, args)
+    tokenizers = choose_tokenizers(corpus, model_args, data_args, run, resumed=checkpoint is not None)
+    encoded = encode_corpus(corpus, tokenizers, data_args)
+    model = build_model(model_args, tokenizers)
+    say(f"model: {model.num_parameters():,} parameters")
+    if args.learning_rate is None:  # Eq. 3 at its peak
+        args.learning_rate = model.config.d_model**-0.5 * max(args.warmup_steps, 1) ** -0.5
+
+    trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args)
+    results = train(trainer, stop, run, checkpoint)
+    results |= choose_weights(trainer, run, args)
+    set_decoding(model, args)
+    if "test" in encoded:
+        results |= test(trainer, tokenizers[1], corpus, encoded["test"], data_args)
+    save(trainer, tokenizers, run, results)
+    write_card_and_curve(trainer, corpus, results, run, model_args, data_args, args, command)
+    return results
+
+
+def say(message: str) -> None:
+    """Tell the user, on standard output."""
+    print(message, flush=True)
+
+
+# 1. Where the run lives
+
+
+def prepare_folder(run: Path, args: RunArguments) -> str | None:
+    """Make the run's folder, or find in it what to resume from.
+
+    Returns:
+        The checkpoint to resume from, or None for a new run.
+
+    Raises:
+        UserError: the folder already holds a run, or has nothing to resume from.
+    """
+    if run.exists() and not run.is_dir():
+        raise UserError(f"output_dir {run} is a file; name a folder")
+    resume = args.resume_from_checkpoint
+    if resume and str(resume).lower() not in ("true", "false"):
+        if not Path(resume).is_dir():
+            raise UserError(f"resume_from_checkpoint {resume} is no folder; `true` takes the run's last checkpoint")
+        return str(resume)
+    if str(resume).lower() == "true":
+        remove_broken_checkpoints(run)
+        checkpoints = whole_checkpoints(run)
+        if not checkpoints:
+            raise UserError(f"output_dir {run} has no whole checkpoint to resume from; start without it")
+        say(f"resuming from {checkpoints[-1]}")
+        return str(checkpoints[-1])
+    if args.overwrite_output_dir:
+        shutil.rmtree(run, ignore_errors=True)
+    elif (run / WEIGHTS).exists() or any(run.glob("checkpoint-*")):
+        raise UserError(
+            f"output_dir {run} already has a run: go on with it (--resume_from_checkpoint true), "
+            f"replace it (--overwrite_output_dir true) or choose another folder"
+        )
+    run.mkdir(parents=True, exist_ok=True)
+    return None
+
+
+# 2. Data
+
+
+def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
+    """Load and check every split that the arguments name, and say what was dropped."""
+    if data_args.numbers_size is not None:
+        languages = data_args.source_lang or "en", data_args.target_lang or "de"
+        splits = number_pairs(data_args.numbers_size, args.seed, *languages, maximum=data_args.numbers_maximum)
+        return Corpus(dict(splits), {})
+    corpus = Corpus({}, {})
+    for split in SPLITS:
+        source = _split_arguments(data_args, split)
+        if source is None:
+            continue
+        streaming = data_args.streaming and split == "train"
+        pairs, report = load_pairs(
+            **source,
+            source_lang=data_args.source_lang,
+            target_lang=data_args.target_lang,
+            source_column=data_args.source_column,
+            target_column=data_args.target_column,
+            streaming=streaming,
+        )
+        if not streaming:
+            say(f"{split}: {report.summary()}")
+        corpus.pairs[split], corpus.reports[split] = pairs, report
+    if "train" not in corpus.pairs:
+        raise UserError(
+            "nothing to train on: give train_file, or train_source_file and train_target_file, or dataset_name"
+        )
+    return corpus
+
+
+def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | None:
+    """What `load_pairs` needs to read one split; files win over a data set's split, so that a recipe that names a
+    data set can be pointed at files."""
+    file = getattr(data_args, f"{split}_file")
+    source, target = (getattr(data_args, f"{split}_{side}_file") for side in ("source", "target"))
+    if file is not None and (source or target):
+        raise UserError(f"give {split}_file or {split}_source_file and {split}_target_file, not both")
+    if file is not None:
+        return {"file": file}
+    if source or target:
+        if not (source and target):
+            raise UserError(f"{split}_source_file and {split}_target_file go together; one of them is missing")
+        return {"source_file": source, "target_file": target}
+    if data_args.dataset_name and not (data_args.train_file or data_args.train_source_file):
+        name, config = data_args.dataset_name, data_args.dataset_config_name
+        return {"dataset_name": name, "dataset_config_name": config, "split": split}
+    return None
+
+
+def choose_tokenizers(
+    corpus: Corpus, model_args: Any, data_args: DataArguments, run: Path, resumed: bool
+) -> Tokenizers:
+    """Load the tokenizers, or train them on the training text; a resumed run keeps its own."""
+    if resumed:
+        return load_tokenizers(run)
+    if data_args.tokenizer_name:
+        tokenizers = load_tokenizers(data_args.tokenizer_name)
+    else:
+        size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
+        train = corpus.pairs["train"]
+
+        def learn(*columns: str) -> PreTrainedTokenizerBase:
+            texts = (row[column] for column in columns for row in train.select_columns([column]))
+            return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase)
+
+        if data_args.separate_vocabularies:
+            tokenizers = learn("source"), learn("target")
+        else:
+            tokenizers = (learn("source", "target"),) * 2
+    save_tokenizers(run, *tokenizers)
+    say(f"tokenizer: {' and '.join(f'{len(each):,}' for each in dict.fromkeys(tokenizers))} tokens")
+    return tokenizers
+
+
+def encode_corpus(
+    corpus: Corpus, tokenizers: Tokenizers, data_args: DataArguments
+) -> dict[str, Dataset | IterableDataset]:
+    """Turn text into ids; too long training pairs are dropped and counted, evaluation keeps every pair."""
+    encoded = {}
+    for split, pairs in corpus.pairs.items():
+        training = split == "train"
+        data, report = encode_pairs(
+            pairs,
+            *tokenizers,
+            max_source_length=data_args.max_source_length,
+            max_target_length=data_args.max_target_length,
+            drop_too_long=training,
+        )
+        if report.too_long:
+            say(f"{split}: {report.summary()}")
+        if training and data_args.bpe_dropout:
+            data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout)
+        encoded[split] = data
+    if "validation" in encoded and data_args.max_eval_samples:
+        size = min(data_args.max_eval_samples, len(encoded["validation"]))
+        encoded["validation"] = encoded["validation"].select(range(size))
+    return encoded
+
+
+# 3. Model and trainer
+
+
+def build_model(model_args: Any, tokenizers: Tokenizers) -> VanillaTransformerForConditionalGeneration:
+    """A fresh model for these vocabularies."""
+    chosen = {name: value for name, value in vars(model_args).items() if value is not None}
+    preset = chosen.pop("preset", None)
+    source, target = tokenizers
+    chosen["vocab_size"] = len(source)
+    if target is not source:
+        chosen["decoder_vocab_size"] = len(target)
+        chosen["share_encoder_decoder_embeddings"] = False
+    for token in ("bos", "pad", "eos", "unk"):
+        chosen[f"{token}_token_id"] = getattr(target, f"{token}_token_id")
+    start = target.bos_token_id if target.bos_token_id is not None else target.pad_token_id
+    chosen["decoder_start_token_id"] = start
+    try:
+        config = (
+            VanillaTransformerConfig.from_preset(preset, **chosen) if preset else VanillaTransformerConfig(**chosen)
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return VanillaTransformerForConditionalGeneration(config)
+
+
+def make_trainer(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizers: Tokenizers,
+    encoded: dict[str, Any],
+    data_args: DataArguments,
+    args: RunArguments,
+) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
+    """The trainer, with scores from real translations."""
+    stop = StopWithCheckpoint(args.max_minutes)
+    callbacks: list[Any] = [stop]
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    trainer = VanillaTransformerTrainer(
+        model=model,
+        args=args,
+        train_dataset=encoded["train"],
+        eval_dataset=encoded.get("validation"),
+        data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=model),
+        processing_class=tokenizers[0],
+        compute_metrics=translation_metrics(
+            tokenizers[1], tokenize=data_args.bleu_tokenize, lowercase=data_args.bleu_lowercase
+        ),
+        callbacks=callbacks,
+    )
+    return trainer, stop
+
+
+# 4. Training, and which weights to keep
+
+
+def train(trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: str | None) -> dict[str, Any]:
+    """Train; whatever ends it, the last whole checkpoint stays and can be resumed from."""
+    start = time.monotonic()
+    try:
+        outcome = trainer.train(resume_from_checkpoint=checkpoint)
+    except OSError as error:
+        remove_broken_checkpoints(run)
+        raise UserError(f"{error.strerror or error}: training stopped; {_how_to_resume(run)}") from error
+    if stop.interrupted:
+        raise UserError(f"interrupted at step {trainer.state.global_step}; {_how_to_resume(run)}")
+    seconds = time.monotonic() - start
+    say(f"trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes")
+    return outcome.metrics | {"train_updates": trainer.state.global_step}
+
+
+def _how_to_resume(run: Path) -> str:
+    checkpoints = whole_checkpoints(run)
+    if not checkpoints:
+        return "no checkpoint was saved yet"
+    return f"{checkpoints[-1]} is whole: go on with --resume_from_checkpoint true"
+
+
+def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArguments) -> dict[str, float]:
+    """Score the weights at hand (the last ones, or the best with `load_best_model_at_end`) and the average of the
+    last checkpoints on the validation split; go on with the better."""
+    if trainer.eval_dataset is None:
+        return {}
+    single = trainer.evaluate()
+    if args.average_last < 2:
+        return single
+    checkpoints = whole_checkpoints(run)[-args.average_last :]
+    averaged = run / f"average-of-{len(checkpoints)}.safetensors"
+    average_weights(checkpoints, averaged)
+    kept = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    load_weights(trainer.model, averaged)
+    average = trainer.evaluate()
+    averaged.unlink()
+    say(f"validation BLEU: {single['eval_bleu']:.2f} single, {average['eval_bleu']:.2f} averaged")
+    better = average["eval_bleu"] >= single["eval_bleu"]
+    if not better:
+        trainer.model.load_state_dict(kept)
+    chosen = average if better else single
+    return chosen | {
+        "eval_bleu_single": single["eval_bleu"],
+        "eval_bleu_averaged": average["eval_bleu"],
+        "averaged_checkpoints": len(checkpoints) if better else 0,
+    }
+
+
+def load_weights(model: VanillaTransformerForConditionalGeneration, file: Path) -> None:
+    """Read a safetensors file, in which tied weights stand once, into a model."""
+    from safetensors.torch import load_file
+
+    missing = model.load_state_dict(load_file(file), strict=False).missing_keys
+    untied = set(missing) - set(model.all_tied_weights_keys)
+    if untied:
+        raise UserError(f"{file} lacks {sorted(untied)[0]}")
+    model.tie_weights()
+
+
+def set_decoding(model: VanillaTransformerForConditionalGeneration, args: RunArguments) -> None:
+    """Give the finished model the decoding that it was told to be tested with; it is saved with it."""
+    config = model.generation_config
+    config.max_length = None  # the evaluations of Seq2SeqTrainer leave 20 here
+    if args.test_num_beams is not None:
+        config.num_beams = args.test_num_beams
+    if args.test_length_penalty is not None:
+        config.length_penalty = args.test_length_penalty
+
+
+# 5. Test and results
+
+
+def test(
+    trainer: VanillaTransformerTrainer,
+    target_tokenizer: PreTrainedTokenizerBase,
+    corpus: Corpus,
+    encoded: Dataset,
+    data_args: DataArguments,
+) -> dict[str, Any]:
+    """Translate the test split as the finished model will, and score it against the text as it was read."""
+    trainer.args.generation_num_beams = None  # the model's own
+    start = time.monotonic()
+    predicted = trainer.predict(encoded, metric_key_prefix="test", num_beams=None)
+    seconds = time.monotonic() - start
+    ids = predicted.predictions
+    ids[ids < 0] = target_tokenizer.pad_token_id
+    hypotheses = target_tokenizer.batch_decode(ids, skip_special_tokens=True)
+    scores = score_translations(
+        hypotheses,
+        corpus.pairs["test"]["target"],
+        tokenize=data_args.bleu_tokenize,
+        lowercase=data_args.bleu_lowercase,
+    )
+    say(f"test: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}")
+    metrics = {name: value for name, value in predicted.metrics.items() if name.startswith("test_")}
+    return metrics | {f"test_{name}": value for name, value in scores.items()} | {"test_seconds": seconds}
+
+
+def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, results: dict[str, Any]) -> None:
+    """Make the run's folder a model folder. Each file is written beside and then renamed."""
+    beside = run / ".saving"
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        trainer.model.save_pretrained(beside)
+        save_tokenizers(beside, *tokenizers)
+        for path in sorted(beside.rglob("*")):
+            if path.is_file():
+                target = run / path.relative_to(beside)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(path, target)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{reason}: the model was not saved; {_how_to_resume(run)}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    trainer.save_state()
+    with written_beside(run / "all_results.json") as part:
+        part.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def write_card_and_curve(
+    trainer: VanillaTransformerTrainer,
+    corpus: Corpus,
+    results: dict[str, Any],
+    run: Path,
+    model_args: Any,
+    data_args: DataArguments,
+    args: RunArguments,
+    command: str,
+) -> None:
+    """The curve (where matplotlib is installed) and the model card."""
+    from .curve import plot_curve
+
+    try:
+        say(f"curve: {plot_curve(trainer.state.log_history, run / 'curve.png')}")
+    except UserError as error:
+        print(f"no curve: {error}", file=sys.stderr)

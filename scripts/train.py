@@ -1,0 +1,20 @@
+#!/usr/bin/env python3
+"""Train a translator from a recipe; any field of it is also a flag.
+
+    python scripts/train.py scripts/recipes/numbers_en_de.yaml --output_dir runs/numbers --max_steps 500
+"""
+
+import sys
+
+from hf_vanilla_transformer.errors import run_command
+
+
+def main() -> None:
+    from hf_vanilla_transformer.training.recipes import parse_recipe
+    from hf_vanilla_transformer.training.run import run_training
+
+    run_training(*parse_recipe(sys.argv[1:]), command=" ".join(["python", "scripts/train.py", *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    run_command(main)
