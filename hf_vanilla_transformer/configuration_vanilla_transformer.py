@@ -65,6 +65,22 @@ _SYMBOLS = {
     "ffn_dim": ("encoder_ffn_dim", "decoder_ffn_dim"),
 }
 
+_POSITIVE = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "head_dim",
+    "value_head_dim",
+    "max_position_embeddings",
+)
+_SHARES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+
 
 @strict
 class VanillaTransformerConfig(PreTrainedConfig):
@@ -152,6 +168,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
         self.validate_architecture()
         super().__post_init__(**kwargs)
 
+    @property
+    def target_vocab_size(self) -> int:
+        """V, the words that can be written: `decoder_vocab_size`, or `vocab_size` where that is None."""
+        return self.decoder_vocab_size or self.vocab_size
+
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
         """The configuration of a row of Table 3.
@@ -178,14 +199,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
         self._validate_vocabulary()
 
     def _validate_sizes(self) -> None:
-        positive = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers")
-        positive += ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim")
-        positive += ("head_dim", "value_head_dim", "max_position_embeddings")
-        for name in positive:
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+        for name in _SHARES:
             value = getattr(self, name)
             if not 0 <= value < 1:
                 raise ValueError(f"{name}={value} must be at least 0 and below 1")

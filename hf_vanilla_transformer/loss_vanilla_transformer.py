@@ -16,6 +16,20 @@ CPU_CHUNK = 2**21
 DEVICE_CHUNK = 2**26
 
 
+def shift_right(labels: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:
+    """What the decoder reads while it learns to write `labels`: the same, one place later (§3.1).
+
+    Args:
+        labels: (B, T), -100 for padding; left as they are.
+
+    Returns:
+        (B, T): `start_token_id`, then all labels but the last, with `pad_token_id` for -100.
+    """
+    shifted = labels.roll(1, dims=-1)
+    shifted[:, 0] = start_token_id
+    return shifted.masked_fill(shifted == IGNORED, pad_token_id)
+
+
 def translation_loss(
     logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, num_items_in_batch: Tensor | int | None = None
 ) -> Tensor:

@@ -1,26 +1,21 @@
-"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762), bottom-up.
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762) as Hugging Face models.
 
-Formulas first (positions, attention, loss), then the sub-layers, the layers, the two stacks, and the models that
-Hugging Face's Auto classes load. Sections, equations and tables are the paper's.
+The two stacks of Figure 1, and the models that the Auto classes load. Their layers, and the attention formula, are in
+layers_vanilla_transformer.py. Sections, equations and tables are the paper's.
 
-Shapes: B batch, S source length, T target length, P positions already in the cache, K = P + T keys,
-D d_model, H heads, d_k and d_v the widths of a head, V target vocabulary.
+Shapes: B batch, S source length, T target length, P positions already in the cache, D d_model, V target vocabulary.
 """
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -28,291 +23,23 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
     SequenceClassifierOutput,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import paper_generation_config, paper_max_new_tokens
-from .loss_vanilla_transformer import fused_translation_loss, translation_loss
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Formulas
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Number the words of each sentence 0, 1, 2 …, wherever its padding stands.
-
-    Args:
-        attention_mask: (B, S); 1 for a word, 0 for padding.
-
-    Returns:
-        Positions (B, S); a padding before the first word gets 0, one after a word repeats that word's number.
-    """
-    return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
-
-
-def sinusoidal_positions(position_ids: Tensor, d_model: int, split: bool = False) -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same) (§3.5).
-
-    A formula instead of a table: it has no last position, and nothing to save, move or cast. The angles are computed
-    in float64, because at position 1,000 a float32 angle is already 6e-5 off.
-
-    Args:
-        position_ids: (B, T), 0-based.
-        d_model: width D; where odd, there is one sine more than cosines.
-        split: all sines before all cosines, instead of in turn.
-
-    Returns:
-        Encodings (B, T, D), float32.
-    """
-    # MPS devices have no float64.
-    dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
-    even = torch.arange(0, d_model, 2, dtype=dtype, device=position_ids.device)  # 2i
-    angles = position_ids[..., None].to(dtype) / 10000 ** (even / d_model)  # (B, T, ceil(D/2))
-    sines, cosines = angles.sin(), angles[..., : d_model // 2].cos()
-    if split:
-        return torch.cat([sines, cosines], dim=-1).float()
-    encoding = sines.new_empty(*position_ids.shape, d_model)
-    encoding[..., 0::2] = sines
-    encoding[..., 1::2] = cosines
-    return encoding.float()
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (Eq. 1), for all heads at once.
-
-    The oracle of every faster backend in `ALL_ATTENTION_FUNCTIONS`, and the one that can return its weights.
-
-    Args:
-        module: asked for `training`.
-        query: (B, H, T, d_k). key: (B, H, K, d_k). value: (B, H, K, d_v).
-        attention_mask: (B, 1, T, K), added to the scores; the lowest finite number where T must not see K.
-        scaling: 1 / sqrt(d_k).
-        dropout: on the weights, a probability.
-
-    Returns:
-        Output (B, T, H, d_v) and weights (B, H, T, K).
-    """
-    scores = query @ key.transpose(2, 3) * scaling  # (B, H, T, K)
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = F.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
-    output = weights @ value  # (B, H, T, d_v)
-    return output.transpose(1, 2).contiguous(), weights
-
-
-def _in_float32(attend: Callable) -> Callable:
-    """Attention for training in bfloat16 on a CPU, where torch's kernel is 15 times slower backwards than in float32."""
-
-    def attend_in_float32(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        with torch.autocast("cpu", enabled=False):
-            if attention_mask is not None and attention_mask.is_floating_point():
-                attention_mask = attention_mask.float()
-            output, weights = attend(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
-            return output.to(query.dtype), weights
-
-    return attend_in_float32
-
-
-def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU.
-
-    torch draws 64 random bits for each number there, on one core, which is a sixth of a small model's training step.
-    16 bits are enough: p becomes a multiple of 2^-16, and what is kept is scaled by exactly its share.
-    """
-    if not training or p == 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(x, p=p, training=training)
-    dropped = round(p * 2**16)  # of 2^16
-    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # four draws of 16 bits each
-    draws = words.view(torch.int16)[: x.numel()].view(x.shape)
-    return x * (draws >= dropped - 2**15) * (2**16 / (2**16 - dropped))
-
-
-def shift_right(labels: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:
-    """What the decoder reads while it learns to write `labels`: the same, one place later (§3.1).
-
-    Args:
-        labels: (B, T), -100 for padding; left as they are.
-
-    Returns:
-        (B, T): `start_token_id`, then all labels but the last, with `pad_token_id` for -100.
-    """
-    shifted = labels.roll(1, dims=-1)
-    shifted[:, 0] = start_token_id
-    return shifted.masked_fill(shifted == -100, pad_token_id)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sub-layers and layers
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class VanillaTransformerAttention(nn.Module):
-    """Multi-head attention: Concat(head_1 … head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (§3.2.2)."""
-
-    def __init__(self, config: VanillaTransformerConfig, num_heads: int, is_causal: bool, layer_idx: int):
-        super().__init__()
-        self.config = config
-        self.head_dim = config.head_dim or config.d_model // num_heads  # d_k
-        self.value_head_dim = config.value_head_dim or config.d_model // num_heads  # d_v
-        self.scaling = self.head_dim**-0.5
-        self.dropout = config.attention_dropout
-        self.is_causal = is_causal
-        self.layer_idx = layer_idx
-        self.q_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias)
-        self.out_proj = nn.Linear(num_heads * self.value_head_dim, config.d_model, bias=config.attention_bias)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        key_value_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend from `hidden_states` (B, T, D) to themselves, or to `key_value_states` (B, S, D) where given.
-
-        Returns:
-            Output (B, T, D) and weights (B, H, T, K or S), None from a backend that has none.
-        """
-        query = self._split_heads(self.q_proj(hidden_states), self.head_dim)  # (B, H, T, d_k)
-        if key_value_states is None:
-            key, value = self._project(hidden_states)
-            cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-            if cache is not None:
-                key, value = cache.update(key, value, self.layer_idx)  # (B, H, K, ·)
-        else:
-            key, value = self._project_source(key_value_states, past_key_values)  # (B, H, S, ·)
-
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        if self.training and query.device.type == "cpu" and query.dtype == torch.bfloat16:
-            attend = _in_float32(attend)
-        dropout = self.dropout if self.training else 0.0
-        output, weights = attend(
-            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
-        )
-        return self.out_proj(output.flatten(2)), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
-
-    def _split_heads(self, projected: Tensor, width: int) -> Tensor:
-        return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, T, H * width) -> (B, H, T, width)
-
-    def _project(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        key = self._split_heads(self.k_proj(states), self.head_dim)
-        value = self._split_heads(self.v_proj(states), self.value_head_dim)
-        return key, value
-
-    def _project_source(self, source: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source: computed at the first decoding step, then taken from the cache."""
-        if not isinstance(past_key_values, EncoderDecoderCache):
-            return self._project(source)
-        cache = past_key_values.cross_attention_cache
-        if past_key_values.is_updated.get(self.layer_idx):
-            return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
-        past_key_values.is_updated[self.layer_idx] = True
-        return cache.update(*self._project(source), self.layer_idx)
-
-
-class VanillaTransformerLayer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: the residual connection and the feed-forward network."""
-
-    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int):
-        super().__init__()
-        self.dropout = config.dropout
-        self.activation_dropout = config.activation_dropout
-        self.activation = ACT2FN[config.activation_function]
-        self.fc1 = nn.Linear(config.d_model, ffn_dim)
-        self.fc2 = nn.Linear(ffn_dim, config.d_model)
-        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-
-    def add_and_norm(self, x: Tensor, sublayer_of_x: Tensor, layer_norm: nn.LayerNorm) -> Tensor:
-        """LayerNorm(x + Dropout(Sublayer(x))), around every sub-layer (§3.1, §5.4). All (B, T, D)."""
-        return layer_norm(x + dropout(sublayer_of_x, p=self.dropout, training=self.training))
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2), (B, T, D) to (B, T, D)."""
-        hidden = self.activation(self.fc1(x))  # (B, T, d_ff)
-        return self.fc2(dropout(hidden, p=self.activation_dropout, training=self.training))
-
-
-class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
-    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
-        super().__init__(config, config.encoder_ffn_dim)
-        self.self_attn = VanillaTransformerAttention(
-            config, config.encoder_attention_heads, is_causal=False, layer_idx=layer_idx
-        )
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-
-    def forward(self, x: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
-        # 1. self-attention
-        attended, _ = self.self_attn(x, attention_mask=attention_mask, **kwargs)
-        x = self.add_and_norm(x, attended, self.self_attn_layer_norm)
-        # 2. feed-forward
-        return self.add_and_norm(x, self.feed_forward(x), self.final_layer_norm)
-
-
-class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
-    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
-        super().__init__(config, config.decoder_ffn_dim)
-        heads = config.decoder_attention_heads
-        self.self_attn = VanillaTransformerAttention(config, heads, is_causal=True, layer_idx=layer_idx)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.cross_attn = VanillaTransformerAttention(config, heads, is_causal=False, layer_idx=layer_idx)
-        self.cross_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-
-    def forward(
-        self,
-        x: Tensor,
-        source: Tensor,
-        attention_mask: Tensor | None,
-        source_mask: Tensor | None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        # 1. masked self-attention
-        attended, _ = self.self_attn(x, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)
-        x = self.add_and_norm(x, attended, self.self_attn_layer_norm)
-        # 2. cross-attention
-        attended, _ = self.cross_attn(
-            x, source, attention_mask=source_mask, past_key_values=past_key_values, **kwargs
-        )
-        x = self.add_and_norm(x, attended, self.cross_attn_layer_norm)
-        # 3. feed-forward
-        return self.add_and_norm(x, self.feed_forward(x), self.final_layer_norm)
-
-
-class VanillaTransformerLearnedPositions(nn.Embedding):
-    """Table 3, row E: positional embeddings that are learned, and so end at `max_position_embeddings`."""
-
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """(B, T) to (B, T, D); a position past the table is a ValueError."""
-        # Looking at the values would stop a GPU and break a compiled graph; there torch's own check has to do.
-        if position_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            last = int(position_ids.max())
-            if last >= self.num_embeddings:
-                raise ValueError(
-                    f"a sequence of {last + 1} tokens is longer than max_position_embeddings={self.num_embeddings}; "
-                    f"shorten it, or use sinusoidal positions, which have no limit"
-                )
-        return super().forward(position_ids)
-
+from .layers_vanilla_transformer import (
+    VanillaTransformerAttention,
+    VanillaTransformerDecoderLayer,
+    VanillaTransformerEncoderLayer,
+    VanillaTransformerLearnedPositions,
+    dropout,
+    positions_from_mask,
+    sinusoidal_positions,
+)
+from .loss_vanilla_transformer import fused_translation_loss, shift_right, translation_loss
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Stacks
@@ -387,13 +114,13 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             ValueError: both or neither given, an empty batch, an id outside the vocabulary.
         """
         names = f"{prefix}input_ids", f"{prefix}inputs_embeds"
-        if (input_ids is None) == (inputs_embeds is None):
+        given = inputs_embeds if input_ids is None else input_ids
+        if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError(f"give exactly one of {names[0]} and {names[1]}")
-        given = input_ids if input_ids is not None else inputs_embeds
         if 0 in given.shape[:2]:
             raise ValueError(f"{names[input_ids is None]} of shape {tuple(given.shape)} is empty")
         if input_ids is None:
-            return inputs_embeds
+            return given
         # Looking at the values would stop a GPU and break a compiled graph; there torch's own check has to do.
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (int(extreme) for extreme in input_ids.aminmax())
@@ -453,12 +180,13 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
             `last_hidden_state` (B, S, D); `hidden_states` and `attentions` when asked for.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds)
-        self.check_mask(attention_mask, tuple(inputs_embeds.shape[:2]), "attention_mask")
+        batch, length = inputs_embeds.shape[:2]
+        self.check_mask(attention_mask, (batch, length), "attention_mask")
         attention_mask = default_source_mask(self.config, input_ids, attention_mask)
         if attention_mask is not None and attention_mask.ndim == 2:
             position_ids = positions_from_mask(attention_mask)  # (B, S)
         else:
-            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]  # (1, S)
+            position_ids = torch.arange(length, device=inputs_embeds.device)[None]  # (1, S)
 
         hidden_states = self.embed(inputs_embeds, position_ids)
         mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)  # (B, 1, S, S)
@@ -479,7 +207,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     }
 
     def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config, config.decoder_vocab_size)
+        super().__init__(config, config.target_vocab_size)
         self.layers = nn.ModuleList(VanillaTransformerDecoderLayer(config, i) for i in range(config.decoder_layers))
         self.post_init()
 
@@ -513,7 +241,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         if encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states is missing: this decoder always reads a source")
         batch, length = inputs_embeds.shape[:2]
-        self.check_mask(encoder_attention_mask, tuple(encoder_hidden_states.shape[:2]), "attention_mask")
+        self.check_mask(encoder_attention_mask, (batch, encoder_hidden_states.shape[1]), "attention_mask")
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
@@ -602,14 +330,15 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         Args and returns: those of the two stacks; `attention_mask` (B, S) serves both.
         """
         attention_mask = default_source_mask(self.config, input_ids, attention_mask)
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        source: Any = encoder_outputs
+        if source is None:
+            source = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+        elif not isinstance(source, BaseModelOutput):
+            source = BaseModelOutput(*source)
         decoder_outputs = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
-            encoder_outputs.last_hidden_state,
+            source.last_hidden_state,
             attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
@@ -622,9 +351,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=source.last_hidden_state,
+            encoder_hidden_states=source.hidden_states,
+            encoder_attentions=source.attentions,
         )
 
 
@@ -635,7 +364,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         super().__init__(config)
         self._tied_weights_keys = self.tied_weights()
         self.model = VanillaTransformerModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.lm_head_bias)
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
         self.post_init()
         self.generation_config = paper_generation_config(config)
 
@@ -693,9 +422,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if self.config.share_encoder_decoder_embeddings:
             raise ValueError("share_encoder_decoder_embeddings=True: call resize_token_embeddings, it resizes both")
         decoder = self.model.decoder
-        new = self._get_resized_embeddings(
-            decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
-        )
+        new = self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing)
         decoder.embed_tokens = new
         self.lm_head = self._get_resized_lm_head(self.lm_head, new.num_embeddings, mean_resizing=mean_resizing)
         self.config.decoder_vocab_size = new.num_embeddings
@@ -789,8 +516,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return fused_translation_loss(hidden_states, weight, bias, labels, smoothing, num_items_in_batch)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """`labels` (B, T) shifted right; `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""
-        return shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
+        """`labels` (B, T) shifted right; `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this.
+
+        Raises:
+            ValueError: the configuration has no `decoder_start_token_id` or no `pad_token_id`.
+        """
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            raise ValueError(f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both")
+        return shift_right(labels, start, pad)
 
     @torch.no_grad()
     def generate(

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train a translator from a recipe; any field of it is also a flag.
 
-    python scripts/train.py scripts/recipes/numbers_en_de.yaml --output_dir runs/numbers --max_steps 500
+python scripts/train.py scripts/recipes/numbers_en_de.yaml --output_dir runs/numbers --max_steps 500
 """
 
 import sys

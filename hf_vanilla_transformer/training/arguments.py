@@ -14,17 +14,17 @@ _NOT_CHOSEN = {"decoder_vocab_size", "is_encoder_decoder", "use_cache"}
 
 def _model_fields() -> list[tuple[str, Any, Field]]:
     """One optional argument for each field of the configuration; None leaves the preset's or the default value."""
+    single: dict[Any, Any] = {float | int: float, int | None: int}  # the parser takes no other unions
     arguments = []
-    for each in fields(VanillaTransformerConfig):  # type: ignore[arg-type]
+    for each in fields(VanillaTransformerConfig):
         own = each.name in VanillaTransformerConfig.__annotations__
         if not own or each.name in _NOT_CHOSEN or each.name.endswith("_token_id"):
             continue
-        kind = float if each.type in (float, float | int) else each.type
-        kind = {int | None: int}.get(kind, kind)
+        kind = single.get(each.type, each.type)
         shown = "" if each.default in (MISSING, None) else f" (default {each.default})"
-        about = field(default=None, metadata={"help": f"{each.name} of VanillaTransformerConfig{shown}"})
+        about: Any = field(default=None, metadata={"help": f"{each.name} of VanillaTransformerConfig{shown}"})
         arguments.append((each.name, kind | None, about))
-    preset = field(default=None, metadata={"help": f"A row of Table 3 to start from: {', '.join(PRESETS)}"})
+    preset: Any = field(default=None, metadata={"help": f"A row of Table 3 to start from: {', '.join(PRESETS)}"})
     arguments.append(("preset", str | None, preset))
     return arguments
 
@@ -62,14 +62,15 @@ class DataArguments:
         default=None, metadata={"help": "Train on this many number words instead, made by num2words"}
     )
     numbers_maximum: int = field(default=999_999, metadata={"help": "The largest number"})
-    streaming: bool = field(default=False, metadata={"help": "Read the training data while training (max_steps needed)"})
+    streaming: bool = field(default=False, metadata={"help": "Read while training (max_steps needed)"})
     max_source_length: int | None = field(
         default=256, metadata={"help": "Training pairs with more source tokens are dropped, counted and reported"}
     )
     max_target_length: int | None = field(default=256, metadata={"help": "The same for target tokens"})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Validate on the first N pairs only"})
     tokenizer_name: str | None = field(
-        default=None, metadata={"help": "A folder with a tokenizer (and perhaps target_tokenizer/); else one is trained"}
+        default=None,
+        metadata={"help": "A folder with a tokenizer, perhaps target_tokenizer/ in it"},
     )
     separate_vocabularies: bool = field(
         default=False, metadata={"help": "Train one tokenizer for each language instead of a joint one"}
@@ -85,17 +86,20 @@ class DataArguments:
 class RunArguments(Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with the paper's optimizer and schedule (§5.3) as defaults, and a little more."""
 
-    learning_rate: float | None = field(  # type: ignore[assignment]
+    learning_rate: float | None = field(
         default=None, metadata={"help": "Peak learning rate; None is the paper's d_model^-0.5 · warmup_steps^-0.5"}
     )
-    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "Learning rate schedule"})  # type: ignore[assignment]
+    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "Learning rate schedule"})
     warmup_steps: float = field(default=4000, metadata={"help": "Steps of linear warm-up (§5.3)"})
     adam_beta2: float = field(default=0.98, metadata={"help": "β2 of Adam (§5.3)"})
     adam_epsilon: float = field(default=1e-9, metadata={"help": "ε of Adam (§5.3)"})
     train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "How batches are drawn"})
     predict_with_generate: bool = field(default=True, metadata={"help": "Evaluate by translating"})
-    report_to: None | str | list[str] = field(default="none", metadata={"help": "Where to log: none, tensorboard …"})  # type: ignore[assignment]
+    report_to: None | str | list[str] = field(default="none", metadata={"help": "Where to log: none, tensorboard …"})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Delete the run that output_dir holds"})
+    auto_bf16: bool = field(
+        default=False, metadata={"help": "Train in bf16 if a few timed steps show that it is faster here"}
+    )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without a better one"}
     )

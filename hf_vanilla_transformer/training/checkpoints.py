@@ -77,7 +77,8 @@ def _shapes(file: Path) -> dict[str, tuple]:
     if not file.is_file():
         raise UserError(f"there is no {file}")
     with safe_open(file, framework="pt") as tensors:
-        return {name: (*tensors.get_slice(name).get_shape(), tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
+        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (it is no dictionary)
+        return {name: (*each.get_shape(), each.get_dtype()) for name, each in slices.items()}
 
 
 def _read(file: Path, name: str) -> torch.Tensor:

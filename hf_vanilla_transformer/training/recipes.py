@@ -12,7 +12,6 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..errors import UserError
-
 from .arguments import DataArguments, ModelArguments, RunArguments
 
 _ARGUMENTS = (ModelArguments, DataArguments, RunArguments)
@@ -37,7 +36,7 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
         UserError: no such file, not YAML, a name that is no field (the nearest right one is named), a wrong value.
     """
     arguments = list(arguments)
-    parser = _Parser(_ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe.")  # type: ignore[arg-type]
+    parser = _Parser(_ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe.")
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     from_file = list(_as_flags(_read(recipe), recipe)) if recipe else []
     for flag in arguments:
@@ -78,7 +77,7 @@ def _as_flags(values: dict[str, Any], recipe: str) -> Iterator[str]:
 
 
 def _require_field(name: str, where: str) -> None:
-    known = [each.name for arguments in _ARGUMENTS for each in fields(arguments)]  # type: ignore[arg-type]
+    known = [each.name for arguments in _ARGUMENTS for each in fields(arguments)]
     if name in known or name.removeprefix("no_") in known:
         return
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

@@ -40,6 +40,7 @@ from .checkpoints import (
     whole_checkpoints,
     written_beside,
 )
+from .precision import bf16_is_faster
 from .trainer import VanillaTransformerTrainer
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
@@ -76,9 +77,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
     encoded = encode_corpus(corpus, tokenizers, data_args)
     model = build_model(model_args, tokenizers)
     say(f"model: {model.num_parameters():,} parameters")
-    if args.learning_rate is None:  # Eq. 3 at its peak
-        args.learning_rate = model.config.d_model**-0.5 * max(args.warmup_steps, 1) ** -0.5
-
+    settle_arguments(model, args)
     trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args)
     results = train(trainer, stop, run, checkpoint)
     results |= choose_weights(trainer, run, args)
@@ -259,6 +258,15 @@ def build_model(model_args: Any, tokenizers: Tokenizers) -> VanillaTransformerFo
     return VanillaTransformerForConditionalGeneration(config)
 
 
+def settle_arguments(model: VanillaTransformerForConditionalGeneration, args: RunArguments) -> None:
+    """Fill in what depends on the model and the machine: the peak learning rate and the precision."""
+    if args.learning_rate is None:  # Eq. 3 at its peak
+        args.learning_rate = model.config.d_model**-0.5 * max(args.warmup_steps, 1) ** -0.5
+    if args.auto_bf16 and not (args.bf16 or args.fp16) and bf16_is_faster(model.to(args.device)):
+        args.bf16, args.mixed_precision = True, "bf16"
+        say("bf16: measured to be faster here")
+
+
 def make_trainer(
     model: VanillaTransformerForConditionalGeneration,
     tokenizers: Tokenizers,
@@ -289,7 +297,9 @@ def make_trainer(
 # 4. Training, and which weights to keep
 
 
-def train(trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: str | None) -> dict[str, Any]:
+def train(
+    trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: str | None
+) -> dict[str, Any]:
     """Train; whatever ends it, the last whole checkpoint stays and can be resumed from."""
     start = time.monotonic()
     try:
