@@ -1,0 +1,101 @@
+"""Tiny models, batches and comparisons that the tests of the model share."""
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+PAD, EOS, START = 1, 2, 0
+FIRST_WORD = 4
+
+# share_encoder_decoder_embeddings, tie_word_embeddings
+TYING_MODES = [(True, True), (True, False), (False, True), (False, False)]
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def tiny_config(**fields: Any) -> VanillaTransformerConfig:
+    """A configuration with which a forward pass takes a millisecond; no dropout."""
+    small = {
+        "vocab_size": 40,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "dropout": 0.0,
+    }
+    return VanillaTransformerConfig(**{**small, **fields})
+
+
+def tiny_model(seed: int = 0, **fields: Any) -> VanillaTransformerForConditionalGeneration:
+    """A translator in evaluation mode, whose weights are all different from each other and none is 0 or 1."""
+    attention = fields.pop("attn_implementation", "sdpa")
+    config = tiny_config(**fields)
+    config._attn_implementation = attention
+    return randomise(VanillaTransformerForConditionalGeneration(config), seed).eval()
+
+
+def randomise(model: Module, seed: int = 0) -> Module:
+    """Random numbers in every parameter, so that a transposed, swapped or forgotten one cannot go unnoticed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name and name.endswith("weight"):
+                parameter.copy_(1 + 0.2 * noise)
+            elif parameter.ndim == 1:
+                parameter.copy_(0.2 * noise)
+            else:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+    return model
+
+
+def sentences(lengths: list[int], vocab_size: int = 40, seed: int = 0) -> list[list[int]]:
+    """Random words, each sentence with an end; a length counts the end."""
+    generator = torch.Generator().manual_seed(seed)
+    words = [torch.randint(FIRST_WORD, vocab_size, (length - 1,), generator=generator) for length in lengths]
+    return [sentence.tolist() + [EOS] for sentence in words]
+
+
+def padded(rows: list[list[int]], value: int = PAD, left: bool = False) -> Tensor:
+    """One tensor (B, S) of rows of different length."""
+    longest = max(map(len, rows))
+    fill = [[value] * (longest - len(row)) for row in rows]
+    return torch.tensor([f + row if left else row + f for f, row in zip(fill, rows, strict=True)])
+
+
+def translation_batch(
+    source_lengths: list[int], target_lengths: list[int], vocab_size: int = 40, seed: int = 0
+) -> dict[str, Tensor]:
+    """What a data collator gives: `input_ids`, `attention_mask` and `labels`, padded on the right."""
+    source = padded(sentences(source_lengths, vocab_size, seed))
+    labels = padded(sentences(target_lengths, vocab_size, seed + 1000), value=-100)
+    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+
+
+def gradients(model: nn.Module, **inputs: Any) -> tuple[float, dict[str, Tensor]]:
+    """The loss and the gradient of every parameter."""
+    model.zero_grad()
+    loss = model(**inputs).loss
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float = 1e-5, what: str = "") -> None:
+    """No number is further off than `tolerance`, times the largest number where that is above 1."""
+    assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    assert torch.isfinite(actual).all(), f"{what}: not finite"
+    error = (actual.double() - expected.double()).abs().max().item()
+    assert error <= tolerance * max(1.0, expected.abs().max().item()), f"{what}: off by {error:.2e}"
+
+
+def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    """`assert_near` for every parameter, and the same parameters."""
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert_near(actual[name], gradient, tolerance, name)

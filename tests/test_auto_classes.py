@@ -1,0 +1,182 @@
+"""The Auto classes of transformers, and the encoder's second life as a classifier."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+)
+
+import hf_vanilla_transformer
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerEncoderModel,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerForSequenceClassification,
+    VanillaTransformerModel,
+)
+from tests.model_helpers import PAD, assert_near, padded, randomise, sentences, tiny_config, tiny_model
+
+AUTO_CLASSES = {
+    AutoModel: VanillaTransformerModel,
+    AutoModelForSeq2SeqLM: VanillaTransformerForConditionalGeneration,
+    AutoModelForTextEncoding: VanillaTransformerEncoderModel,
+    AutoModelForSequenceClassification: VanillaTransformerForSequenceClassification,
+}
+
+
+@pytest.mark.parametrize("auto_class", AUTO_CLASSES)
+def test_auto_classes_make_our_models(auto_class: type) -> None:
+    assert type(AutoConfig.for_model("vanilla_transformer")) is VanillaTransformerConfig
+    assert type(auto_class.from_config(tiny_config())) is AUTO_CLASSES[auto_class]
+
+
+@pytest.mark.parametrize("auto_class", AUTO_CLASSES)
+def test_auto_classes_load_a_saved_folder(auto_class: type, tmp_path: Path) -> None:
+    model = randomise(auto_class.from_config(tiny_config())).eval()
+    model.save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is VanillaTransformerConfig
+    loaded = auto_class.from_pretrained(tmp_path).eval()
+    assert type(loaded) is AUTO_CLASSES[auto_class]
+    expected = model.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(tensor.equal(expected[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_registering_twice_is_harmless() -> None:
+    for _ in range(2):
+        hf_vanilla_transformer._register()
+    assert type(AutoModel.from_config(tiny_config())) is VanillaTransformerModel
+
+
+def test_foreign_class_under_our_name_is_a_loud_error() -> None:
+    code = """
+import transformers
+
+class Foreign(transformers.PreTrainedConfig):
+    model_type = "vanilla_transformer"
+
+transformers.AutoConfig.register("vanilla_transformer", Foreign)
+import hf_vanilla_transformer
+"""
+    command = [sys.executable, "-c", code]
+    repository = Path(hf_vanilla_transformer.__file__).parents[1]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=repository)
+    assert result.returncode != 0
+    assert "ValueError" in result.stderr
+    assert "vanilla_transformer" in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From a translator to an encoder
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def expected_states(model: VanillaTransformerForConditionalGeneration, ids: Tensor) -> Tensor:
+    return model.model.encoder(ids).last_hidden_state
+
+
+@pytest.mark.parametrize("share", [True, False])
+@torch.no_grad()
+def test_encoder_loads_from_a_translator(share: bool, tmp_path: Path) -> None:
+    translator = tiny_model(share_encoder_decoder_embeddings=share)
+    translator.save_pretrained(tmp_path / "translator")
+    ids = padded(sentences([6, 3]))
+    encoder, info = AutoModelForTextEncoding.from_pretrained(tmp_path / "translator", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert encoder.eval()(ids).last_hidden_state.equal(expected_states(translator, ids))
+    # and from a folder of its own
+    encoder.save_pretrained(tmp_path / "encoder")
+    again = AutoModelForTextEncoding.from_pretrained(tmp_path / "encoder").eval()
+    assert again(input_ids=ids).last_hidden_state.equal(expected_states(translator, ids))
+
+
+@torch.no_grad()
+def test_classifier_loads_from_a_translator(tmp_path: Path) -> None:
+    translator = tiny_model()
+    translator.save_pretrained(tmp_path / "translator")
+    classifier, info = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "translator", num_labels=3, output_loading_info=True
+    )
+    assert sorted(info["missing_keys"]) == ["classifier.bias", "classifier.weight"]
+    assert not info["unexpected_keys"]
+    ids = padded(sentences([6, 3]))
+    mask = ids.ne(PAD).float()[..., None]
+    mean = (expected_states(translator, ids) * mask).sum(dim=1) / mask.sum(dim=1)
+    logits = classifier.eval()(ids).logits
+    assert_near(logits, mean @ classifier.classifier.weight.T + classifier.classifier.bias, 1e-6)
+    # saved and loaded under its own name, nothing is missing
+    classifier.save_pretrained(tmp_path / "classifier")
+    loaded, info = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "classifier", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert loaded.config.num_labels == 3
+    assert loaded.eval()(ids).logits.equal(logits)
+
+
+@torch.no_grad()
+def test_class_of_a_sentence_does_not_depend_on_its_batch() -> None:
+    classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config(num_labels=3))).eval()
+    rows = sentences([9, 2, 5])
+    for left in (False, True):
+        ids = padded(rows, left=left)
+        together = classifier(ids).logits
+        given = classifier(ids, attention_mask=ids.ne(PAD).long()).logits
+        assert given.equal(together)
+        for row, logits in zip(rows, together, strict=True):
+            assert_near(classifier(torch.tensor([row])).logits[0], logits)
+
+
+@torch.no_grad()
+def test_classifier_takes_embeddings() -> None:
+    classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config())).eval()
+    ids = torch.tensor(sentences([5, 5]))
+    embeds = classifier.get_input_embeddings()(ids)
+    assert_near(classifier(inputs_embeds=embeds).logits, classifier(ids).logits, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "problem_type", "labels"),
+    [
+        (3, "single_label_classification", torch.tensor([0, 2, 1, 0])),
+        (3, "multi_label_classification", torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]])),
+        (1, "regression", torch.tensor([0.5, -1.0, 2.0, 0.0])),
+    ],
+)
+@pytest.mark.parametrize("stated", [True, False])
+def test_classifier_learns(num_labels: int, problem_type: str, labels: Tensor, stated: bool) -> None:
+    config = tiny_config(num_labels=num_labels, problem_type=problem_type if stated else None)
+    classifier = VanillaTransformerForSequenceClassification(config).train()
+    ids = padded(sentences([4, 7, 3, 5]))
+    optimizer = torch.optim.Adam(classifier.parameters(), lr=2e-3)
+    losses = []
+    for _ in range(60):
+        loss = classifier(ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert classifier.config.problem_type == problem_type
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_classification_losses_are_their_definitions() -> None:
+    ids = padded(sentences([4, 7]))
+    classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config(num_labels=3))).eval()
+    output = classifier(ids, labels=torch.tensor([2, 0]))
+    log_p = output.logits.log_softmax(dim=-1)
+    assert output.loss.item() == pytest.approx(-(log_p[0, 2] + log_p[1, 0]).item() / 2, rel=1e-5)
+    regression = randomise(VanillaTransformerForSequenceClassification(tiny_config(num_labels=1))).eval()
+    wanted = torch.tensor([0.5, -1.0])
+    output = regression(ids, labels=wanted)
+    assert output.loss.item() == pytest.approx(((output.logits[:, 0] - wanted) ** 2).mean().item(), rel=1e-5)

@@ -1,0 +1,195 @@
+"""The configuration: the paper's Table 3, what is refused, and what survives saving."""
+
+import copy
+import json
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_vanilla_transformer.configuration_vanilla_transformer as configuration_file
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS
+from tests.model_helpers import tiny_config
+
+# Table 3's last column, in millions; where it is empty, the row has the base model's size.
+PAPER_MILLIONS = {
+    "base": 65,
+    "B16": 58,
+    "B32": 60,
+    "C2": 36,
+    "C4": 50,
+    "C8": 80,
+    "C256": 28,
+    "C1024": 168,
+    "C1024ff": 53,
+    "C4096ff": 90,
+    "big": 213,
+}
+
+# Rows that fit Table 3 only with a larger vocabulary than §5.1 tells, as explained at PRESETS.
+NEEDS_41000_WORDS = {"B16", "C2", "C4", "C256", "C1024ff"}
+
+
+def millions(name: str, **fields: object) -> float:
+    config = VanillaTransformerConfig.from_preset(name, **fields)
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config)
+    return sum(parameter.numel() for parameter in model.parameters()) / 1e6
+
+
+def test_every_row_of_table_3_is_a_preset() -> None:
+    rows = ["base", "A1", "A4", "A16", "A32", "B16", "B32", "C2", "C4", "C8", "C256", "C1024", "C1024ff", "C4096ff"]
+    rows += ["D0.0", "D0.2", "Dls0.0", "Dls0.2", "E", "big"]
+    assert sorted(PRESETS) == sorted(rows)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameter_counts_are_the_papers(name: str) -> None:
+    vocab_size = 41000 if name in NEEDS_41000_WORDS else 37000
+    assert millions(name, vocab_size=vocab_size) == pytest.approx(PAPER_MILLIONS.get(name, 65), rel=0.03)
+
+
+def test_the_explanation_of_the_counts_is_true() -> None:
+    text = Path(configuration_file.__file__).read_text(encoding="utf-8")
+    comment = " ".join(line.strip("# ") for line in text.splitlines() if line.startswith("#"))
+    stated = {name: float(percent) for name, percent in re.findall(r"([A-Z]\w*)\s*\((-[\d.]+) %\)", comment)}
+    assert stated.keys() == NEEDS_41000_WORDS
+    for name, percent in stated.items():
+        assert 100 * (millions(name) / PAPER_MILLIONS[name] - 1) == pytest.approx(percent, abs=0.051), name
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        # N, d_model, d_ff, h, d_k, d_v, P_drop, ε_ls as in the table
+        ("base", (6, 512, 2048, 8, 64, 64, 0.1, 0.1)),
+        ("A1", (6, 512, 2048, 1, 512, 512, 0.1, 0.1)),
+        ("A4", (6, 512, 2048, 4, 128, 128, 0.1, 0.1)),
+        ("A16", (6, 512, 2048, 16, 32, 32, 0.1, 0.1)),
+        ("A32", (6, 512, 2048, 32, 16, 16, 0.1, 0.1)),
+        ("B16", (6, 512, 2048, 8, 16, 64, 0.1, 0.1)),
+        ("B32", (6, 512, 2048, 8, 32, 64, 0.1, 0.1)),
+        ("C2", (2, 512, 2048, 8, 64, 64, 0.1, 0.1)),
+        ("C4", (4, 512, 2048, 8, 64, 64, 0.1, 0.1)),
+        ("C8", (8, 512, 2048, 8, 64, 64, 0.1, 0.1)),
+        ("C256", (6, 256, 2048, 8, 32, 32, 0.1, 0.1)),
+        ("C1024", (6, 1024, 2048, 8, 128, 128, 0.1, 0.1)),
+        ("C1024ff", (6, 512, 1024, 8, 64, 64, 0.1, 0.1)),
+        ("C4096ff", (6, 512, 4096, 8, 64, 64, 0.1, 0.1)),
+        ("D0.0", (6, 512, 2048, 8, 64, 64, 0.0, 0.1)),
+        ("D0.2", (6, 512, 2048, 8, 64, 64, 0.2, 0.1)),
+        ("Dls0.0", (6, 512, 2048, 8, 64, 64, 0.1, 0.0)),
+        ("Dls0.2", (6, 512, 2048, 8, 64, 64, 0.1, 0.2)),
+        ("E", (6, 512, 2048, 8, 64, 64, 0.1, 0.1)),
+        ("big", (6, 1024, 4096, 16, 64, 64, 0.3, 0.1)),
+    ],
+)
+def test_presets_have_the_values_of_table_3(name: str, fields: tuple) -> None:
+    layers, d_model, ffn, heads, d_k, d_v, dropout, smoothing = fields
+    config = VanillaTransformerConfig.from_preset(name)
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config).model
+    assert len(model.encoder.layers) == len(model.decoder.layers) == layers
+    assert config.encoder_attention_heads == config.decoder_attention_heads == heads
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        assert layer.fc1.weight.shape == (ffn, d_model)
+        assert layer.self_attn.q_proj.weight.shape == (heads * d_k, d_model)
+        assert layer.self_attn.v_proj.weight.shape == (heads * d_v, d_model)
+    assert (config.dropout, config.label_smoothing) == (dropout, smoothing)
+    assert config.position_encoding_type == ("learned" if name == "E" else "sinusoidal")
+
+
+def test_overrides_win_over_the_preset() -> None:
+    config = VanillaTransformerConfig.from_preset("big", dropout=0.2, encoder_layers=3, vocab_size=100)
+    assert (config.dropout, config.encoder_layers, config.decoder_layers) == (0.2, 3, 6)
+    assert config.decoder_vocab_size == 100
+
+
+def test_unknown_preset_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'bas'.*base.*big"):
+        VanillaTransformerConfig.from_preset("bas")
+
+
+def test_defaults_are_the_base_model() -> None:
+    default, base = VanillaTransformerConfig(), VanillaTransformerConfig.from_preset("base")
+    different = {key for key, value in base.to_dict().items() if default.to_dict()[key] != value}
+    assert different == {"label_smoothing"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"d_model": 30}, r"d_model=30.*encoder_attention_heads=4"),
+        ({"decoder_attention_heads": 5}, r"d_model=32.*decoder_attention_heads=5"),
+        ({"encoder_attention_heads": 5, "head_dim": 8}, r"encoder_attention_heads=5"),
+        ({"encoder_layers": 0}, "encoder_layers=0"),
+        ({"vocab_size": -3}, "vocab_size=-3"),
+        ({"value_head_dim": 0}, "value_head_dim=0"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"dropout": -0.1}, "dropout=-0.1"),
+        ({"label_smoothing": 1.5}, "label_smoothing=1.5"),
+        ({"position_encoding_type": "rotary"}, "position_encoding_type='rotary'.*sinusoidal"),
+        ({"activation_function": "rleu"}, "activation_function='rleu'.*relu"),
+        ({"decoder_vocab_size": 50}, "decoder_vocab_size=50.*vocab_size=40"),
+    ],
+)
+def test_what_does_not_fit_is_refused(fields: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("d_model", "512"), ("dropout", "0.1"), ("attention_bias", "no"), ("encoder_layers", 2.5)]
+)
+def test_wrong_types_are_refused(field: str, value: object) -> None:
+    with pytest.raises(Exception, match=field):
+        tiny_config(**{field: value})
+
+
+def test_free_head_widths_need_no_division() -> None:
+    config = tiny_config(d_model=30, head_dim=5, value_head_dim=7)
+    model = VanillaTransformerForConditionalGeneration(config)
+    assert model.model.encoder.layers[0].self_attn.out_proj.weight.shape == (30, 4 * 7)
+
+
+UNUSUAL = {
+    "decoder_vocab_size": 23,
+    "share_encoder_decoder_embeddings": False,
+    "tie_word_embeddings": False,
+    "head_dim": 5,
+    "value_head_dim": 6,
+    "activation_function": "gelu",
+    "position_encoding_type": "learned",
+    "max_position_embeddings": 77,
+    "label_smoothing": 0.1,
+    "lm_head_bias": True,
+    "final_layer_norm": True,
+    "attention_bias": False,
+    "scale_embedding": False,
+    "eos_token_id": [2, 3],
+}
+
+
+def test_save_and_load_keep_every_field(tmp_path: Path) -> None:
+    config = tiny_config(**UNUSUAL)
+    config.save_pretrained(tmp_path)
+    loaded = VanillaTransformerConfig.from_pretrained(tmp_path)
+    assert loaded.to_dict() == config.to_dict()
+    assert {name: getattr(loaded, name) for name in UNUSUAL} == UNUSUAL
+
+
+def test_copies_are_equal_and_independent() -> None:
+    config = tiny_config(**UNUSUAL)
+    from_json = VanillaTransformerConfig(**json.loads(config.to_json_string(use_diff=False)))
+    for other in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), from_json):
+        assert other.to_dict() == config.to_dict()
+        other.dropout = 0.5
+    assert config.dropout == 0.0
+
+
+def test_names_of_hugging_face_are_aliases() -> None:
+    config = tiny_config()
+    assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (32, 4, 2)

@@ -1,0 +1,158 @@
+"""The training loss (§5.4) against its definition in NumPy, whole and in chunks."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vanilla_transformer import loss_vanilla_transformer as losses
+from hf_vanilla_transformer.loss_vanilla_transformer import fused_translation_loss, translation_loss
+from tests.model_helpers import assert_near, tiny_model, translation_batch
+
+SMOOTHING = [0.0, 0.1, 0.4]
+
+
+def numpy_loss(logits: np.ndarray, labels: np.ndarray, smoothing: float) -> float:
+    """The sum over words of -Σ_v q(v) log p(v), with q = (1 - ε) [v is right] + ε / V."""
+    total = 0.0
+    for scores, label in zip(logits.astype(np.float64), labels, strict=True):
+        if label == -100:
+            continue
+        log_p = scores - scores.max() - np.log(np.exp(scores - scores.max()).sum())
+        q = np.full(len(scores), smoothing / len(scores))
+        q[label] += 1 - smoothing
+        total -= float(q @ log_p)
+    return total
+
+
+def places(words: int = 21, d_model: int = 8, vocab_size: int = 13) -> tuple[torch.Tensor, ...]:
+    """Hidden states (3, words / 3, D), output matrix, bias, labels with some -100."""
+    hidden = torch.randn(3, words // 3, d_model, requires_grad=True)
+    weight = torch.randn(vocab_size, d_model, requires_grad=True)
+    bias = torch.randn(vocab_size, requires_grad=True)
+    labels = torch.randint(0, vocab_size, (3, words // 3))
+    labels[0, 3:] = -100
+    labels[2, 0] = -100
+    return hidden, weight, bias, labels
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four places at a time, so that a batch is several chunks and the last is not full."""
+    monkeypatch.setattr(losses, "CPU_CHUNK", 4 * 13 + 5)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHING)
+def test_loss_is_the_papers(smoothing: float) -> None:
+    hidden, weight, bias, labels = places()
+    logits = hidden @ weight.T + bias
+    words = int((labels != -100).sum())
+    expected = numpy_loss(logits.detach().flatten(0, 1).numpy(), labels.flatten().numpy(), smoothing)
+    assert translation_loss(logits, labels, smoothing).item() == pytest.approx(expected / words, rel=1e-6)
+    assert translation_loss(logits, labels, smoothing, 7).item() == pytest.approx(expected / 7, rel=1e-6)
+    assert translation_loss(logits, labels, smoothing, torch.tensor(7)).item() == pytest.approx(expected / 7, rel=1e-6)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("items", [None, 50])
+@pytest.mark.parametrize("smoothing", SMOOTHING)
+def test_fused_loss_is_the_plain_one(smoothing: float, items: int | None, with_bias: bool) -> None:
+    hidden, weight, bias, labels = places()
+    leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
+    logits = hidden @ weight.T + (bias if with_bias else 0)
+    plain = translation_loss(logits, labels, smoothing, items)
+    fused = fused_translation_loss(hidden, weight, bias if with_bias else None, labels, smoothing, items)
+    assert fused.item() == pytest.approx(plain.item(), rel=1e-6)
+    # A factor stands for a gradient scaler or for whatever is added to the loss.
+    expected = torch.autograd.grad(3 * plain, leaves)
+    for actual, wanted in zip(torch.autograd.grad(3 * fused, leaves), expected, strict=True):
+        assert_near(actual, wanted, 1e-6)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_fused_gradients_are_those_of_finite_differences() -> None:
+    hidden, weight, bias, labels = places(words=6)
+    step, rows = 1e-2, torch.randn(weight.shape)
+
+    def loss(shift: float) -> float:
+        moved = (weight + shift * rows).detach()
+        return fused_translation_loss(hidden.detach(), moved, bias.detach(), labels, 0.1).item()
+
+    (gradient,) = torch.autograd.grad(fused_translation_loss(hidden, weight, bias, labels, 0.1), weight)
+    slope = (loss(step) - loss(-step)) / (2 * step)
+    assert (gradient * rows).sum().item() == pytest.approx(slope, rel=1e-2)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_fused_loss_under_bfloat16_autocast(smoothing: float) -> None:
+    hidden, weight, bias, labels = places(words=300, d_model=16)
+    leaves = [hidden, weight, bias]
+    expected = translation_loss(hidden @ weight.T + bias, labels, smoothing)
+    expected_gradients = torch.autograd.grad(expected, leaves)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fused = fused_translation_loss(hidden, weight, bias, labels, smoothing)
+    assert fused.dtype == torch.float32
+    assert fused.item() == pytest.approx(expected.item(), rel=5e-3)
+    for actual, wanted in zip(torch.autograd.grad(fused, leaves), expected_gradients, strict=True):
+        assert actual.dtype == torch.float32
+        assert ((actual - wanted).norm() / wanted.norm()).item() < 1e-2
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_word_to_count_is_zero(fused: bool) -> None:
+    hidden, weight, bias, labels = places()
+    labels = torch.full_like(labels, -100)
+    if fused:
+        loss = fused_translation_loss(hidden, weight, bias, labels, 0.1)
+    else:
+        loss = translation_loss(hidden @ weight.T + bias, labels, 0.1)
+    loss.backward()
+    assert loss.item() == 0
+    assert hidden.grad.abs().max() == 0
+    assert weight.grad.abs().max() == 0
+
+
+def test_fused_loss_needs_no_gradient() -> None:
+    hidden, weight, bias, labels = places()
+    with torch.no_grad():
+        loss = fused_translation_loss(hidden, weight, bias, labels, 0.1)
+        expected = translation_loss(hidden @ weight.T + bias, labels, 0.1)
+    assert not loss.requires_grad
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_model_smooths_in_training_only() -> None:
+    model = tiny_model(label_smoothing=0.3, lm_head_bias=True)
+    batch = translation_batch([5, 3], [6, 4])
+    with torch.no_grad():
+        logits = model(**batch).logits
+        losses_by_mode = {training: model.train(training)(**batch).loss.item() for training in (True, False)}
+    flat, labels = logits.flatten(0, 1).numpy(), batch["labels"].flatten().numpy()
+    assert losses_by_mode[True] == pytest.approx(numpy_loss(flat, labels, 0.3) / 10, rel=1e-5)
+    assert losses_by_mode[False] == pytest.approx(numpy_loss(flat, labels, 0.0) / 10, rel=1e-5)
+
+
+def test_logits_are_there_when_asked_for() -> None:
+    model = tiny_model().train()
+    batch = translation_batch([5, 3], [6, 4])
+    assert model(**batch).logits is None
+    with_logits = model(**batch, skip_logits=False)
+    assert with_logits.logits.shape == (2, 6, 40)
+    assert model(**batch).loss.item() == pytest.approx(with_logits.loss.item(), rel=1e-6)
+    assert model.eval()(**batch).logits is not None
+    assert model(**batch, skip_logits=True).logits is None
+
+
+def test_output_layer_of_an_adapter_is_used() -> None:
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    model = tiny_model(tie_word_embeddings=False)
+    batch = translation_batch([5, 3], [6, 4])
+    adapted = Doubled(32, 40, bias=False)
+    adapted.weight = model.lm_head.weight
+    model.lm_head = adapted
+    trained, evaluated = model.train()(**batch).loss.item(), model.eval()(**batch).loss.item()
+    assert trained == pytest.approx(evaluated, rel=1e-6)

@@ -1,0 +1,628 @@
+"""What always holds of the model (plan: "What always holds"), whatever its weights."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerEncoderModel,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerForSequenceClassification,
+    VanillaTransformerModel,
+    VanillaTransformerPreTrainedModel,
+)
+from tests.model_helpers import (
+    EOS,
+    PAD,
+    START,
+    TYING_MODES,
+    assert_near,
+    assert_same_gradients,
+    gradients,
+    padded,
+    randomise,
+    sentences,
+    tiny_config,
+    tiny_model,
+    translation_batch,
+)
+
+BACKENDS = ["eager", "sdpa"]
+
+
+def with_own_vocabulary(share: bool, tie: bool, **fields: Any) -> dict[str, Any]:
+    """A tying mode; where nothing forbids it, the target has fewer words than the source."""
+    own = {} if share else {"decoder_vocab_size": 31}
+    return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie, **own, **fields}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cache and masks
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "fields", [{}, {"position_encoding_type": "learned"}, {"head_dim": 3, "value_head_dim": 9, "decoder_layers": 3}]
+)
+@torch.no_grad()
+def test_cached_decoding_gives_the_same_logits(backend: str, fields: dict) -> None:
+    model = tiny_model(attn_implementation=backend, **fields)
+    source = padded(sentences([6, 3, 9]))
+    target = torch.tensor(sentences([8, 8, 8], seed=5))
+    whole = model(input_ids=source, decoder_input_ids=target).logits
+    encoded = model.model.encoder(source)
+    cache = None
+    # one word, three words at once, then one by one
+    for start, end in ((0, 1), (1, 4), (4, 5), (5, 6), (6, 7), (7, 8)):
+        step = model(
+            encoder_outputs=encoded,
+            attention_mask=source.ne(PAD).long(),
+            decoder_input_ids=target[:, start:end],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = step.past_key_values
+        assert cache.get_seq_length() == end
+        assert_near(step.logits, whole[:, start:end], 1e-5, f"words {start} to {end}")
+
+
+@torch.no_grad()
+def test_cache_knows_words_before_which_padding_stands() -> None:
+    model = tiny_model()
+    source = padded(sentences([6, 3]))
+    words = sentences([7, 4], seed=5)
+    alone = [model(input_ids=source[i : i + 1], decoder_input_ids=torch.tensor([words[i]])).logits for i in (0, 1)]
+    target = padded(words, left=True)
+    mask = target.ne(PAD).long()
+    cache, logits = None, []
+    for i in range(target.shape[1]):
+        step = model(
+            input_ids=source,
+            decoder_input_ids=target[:, i : i + 1],
+            decoder_attention_mask=mask[:, : i + 1],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = step.past_key_values
+        logits.append(step.logits)
+    together = torch.cat(logits, dim=1)
+    assert_near(together[0], alone[0][0])
+    assert_near(together[1, 3:], alone[1][0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_later_words_do_not_change_earlier_logits(backend: str) -> None:
+    model = tiny_model(attn_implementation=backend)
+    source = torch.tensor(sentences([6]))
+    target = torch.tensor(sentences([9], seed=1))
+    other = target.clone()
+    other[:, 5:] = torch.tensor(sentences([4], seed=2))
+    first, second = (model(input_ids=source, decoder_input_ids=ids).logits for ids in (target, other))
+    assert_near(first[:, :5], second[:, :5], 1e-6)
+    assert (first[:, 5:] - second[:, 5:]).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_every_source_word_counts() -> None:
+    model = tiny_model()
+    source = torch.tensor(sentences([6]))
+    target = torch.tensor([[START, 5]])
+    logits = model(input_ids=source, decoder_input_ids=target).logits
+    for i in range(6):
+        other = source.clone()
+        other[0, i] = 7 if other[0, i] != 7 else 8
+        assert (model(input_ids=other, decoder_input_ids=target).logits - logits).abs().max() > 1e-3, i
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_split", "learned"])
+@pytest.mark.parametrize("left", [False, True])
+@torch.no_grad()
+def test_sentence_does_not_see_its_batch(backend: str, positions: str, left: bool) -> None:
+    model = tiny_model(attn_implementation=backend, position_encoding_type=positions)
+    sources, targets = sentences([9, 2, 5, 1]), sentences([4, 6, 3, 6], seed=1)
+    source = padded(sources, left=left)
+    target = padded(targets, left=left)
+    together = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=target.ne(PAD).long())
+    for i, words in enumerate(targets):
+        alone = model(input_ids=torch.tensor([sources[i]]), decoder_input_ids=torch.tensor([words]))
+        here = slice(-len(words), None) if left else slice(len(words))
+        assert_near(together.logits[i, here], alone.logits[0], 1e-5, f"target {i}")
+        here = slice(-len(sources[i]), None) if left else slice(len(sources[i]))
+        encoded = together.encoder_last_hidden_state[i, here]
+        assert_near(encoded, alone.encoder_last_hidden_state[0], 1e-5, f"source {i}")
+
+
+@torch.no_grad()
+def test_missing_mask_is_made_from_the_pad_token() -> None:
+    model = tiny_model()
+    batch = translation_batch([7, 3, 5], [4, 6, 2])
+    mask = batch.pop("attention_mask")
+    without, given = model(**batch), model(**batch, attention_mask=mask)
+    everything = model(**batch, attention_mask=torch.ones_like(mask))
+    assert without.logits.equal(given.logits)
+    assert (without.logits - everything.logits).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_masks_of_other_types(backend: str) -> None:
+    model = tiny_model(attn_implementation=backend)
+    batch = translation_batch([7, 3, 5], [4, 6, 2])
+    mask = batch.pop("attention_mask")
+    expected = model(**batch, attention_mask=mask).logits
+    assert model(**batch, attention_mask=mask.bool()).logits.equal(expected)
+    assert model(**batch, attention_mask=mask.float()).logits.equal(expected)
+
+
+@torch.no_grad()
+def test_embeddings_can_be_given_instead_of_ids() -> None:
+    model = tiny_model()
+    source, target = torch.tensor(sentences([7])), torch.tensor(sentences([4], seed=1))
+    embeds, decoder_embeds = model.get_input_embeddings()(source), model.model.decoder.embed_tokens(target)
+    expected = model(input_ids=source, decoder_input_ids=target).logits
+    assert_near(model(inputs_embeds=embeds, decoder_inputs_embeds=decoder_embeds).logits, expected, 1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_long_sentences(backend: str) -> None:
+    model = tiny_model(attn_implementation=backend, max_position_embeddings=16, encoder_layers=1, decoder_layers=1)
+    source = torch.tensor(sentences([2000]))
+    logits = model(input_ids=source, decoder_input_ids=torch.tensor(sentences([1500], seed=1))).logits
+    assert torch.isfinite(logits).all()
+    # the far end is still a place of its own
+    swapped = source.clone()
+    swapped[0, [1990, 1991]] = torch.tensor([5, 6])
+    encoded = model.model.encoder(swapped).last_hidden_state[0]
+    swapped[0, [1990, 1991]] = torch.tensor([6, 5])
+    assert (encoded - model.model.encoder(swapped).last_hidden_state[0]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("training", [False, True])
+def test_fully_masked_row_is_finite_in_bfloat16(backend: str, training: bool) -> None:
+    model = tiny_model(attn_implementation=backend).train(training)
+    batch = translation_batch([5, 4], [3, 6])
+    batch["attention_mask"][1] = 0
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, found = gradients(model, **batch)
+    assert math.isfinite(loss)
+    assert all(torch.isfinite(gradient).all() for gradient in found.values())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("training", [False, True])
+def test_fully_masked_row_is_finite(backend: str, training: bool) -> None:
+    model = tiny_model(attn_implementation=backend).train(training)
+    batch = translation_batch([5, 4], [3, 6])
+    batch["attention_mask"][1] = 0
+    decoder_mask = torch.ones(2, 6, dtype=torch.long)
+    decoder_mask[1] = 0
+    loss, found = gradients(model, **batch, decoder_attention_mask=decoder_mask)
+    assert math.isfinite(loss)
+    assert all(torch.isfinite(gradient).all() for gradient in found.values())
+    assert torch.isfinite(model(**batch, skip_logits=False).logits).all()
+    # and its neighbour notices nothing
+    alone = {name: tensor[:1] for name, tensor in batch.items()}
+    first = model(**batch, decoder_attention_mask=decoder_mask, skip_logits=False).logits[:1]
+    assert_near(first, model(**alone, skip_logits=False).logits)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_eager_and_sdpa_agree(training: bool) -> None:
+    batch = translation_batch([7, 2, 5, 1], [3, 8, 1, 6])
+    outputs = {}
+    for backend in BACKENDS:
+        model = tiny_model(attn_implementation=backend, label_smoothing=0.1).train(training)
+        assert model.config._attn_implementation == backend
+        output = model(**batch, skip_logits=False)
+        outputs[backend] = (output, gradients(model, **batch, num_items_in_batch=1)[1])
+    (eager, eager_gradients), (sdpa, sdpa_gradients) = outputs["eager"], outputs["sdpa"]
+    words = batch["attention_mask"].bool()
+    assert_near(sdpa.encoder_last_hidden_state[words], eager.encoder_last_hidden_state[words])
+    assert_near(sdpa.logits, eager.logits)
+    assert_near(sdpa.loss, eager.loss)
+    assert_same_gradients(sdpa_gradients, eager_gradients)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is refused
+# ---------------------------------------------------------------------------------------------------------------------
+
+IDS = torch.tensor([[5, 6, 2]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"input_ids": torch.tensor([[5, 40, 2]])}, "input_ids holds 40.*39"),
+        ({"input_ids": torch.tensor([[5, -1, 2]])}, "input_ids holds -1"),
+        ({"decoder_input_ids": torch.tensor([[5, 99, 2]])}, "decoder_input_ids holds 99"),
+        ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, r"input_ids of shape \(0, 3\)"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"input_ids of shape \(1, 0\)"),
+        ({"decoder_input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"decoder_input_ids of shape \(1, 0\)"),
+        ({"attention_mask": torch.ones(1, 4)}, r"attention_mask has shape \(1, 4\).*\(1, 3\)"),
+        ({"attention_mask": torch.ones(2, 3)}, r"attention_mask has shape \(2, 3\).*\(1, 3\)"),
+        ({"decoder_attention_mask": torch.ones(1, 2)}, r"decoder_attention_mask has shape \(1, 2\).*\(1, 3\)"),
+        ({"input_ids": None}, "input_ids and inputs_embeds"),
+        ({"inputs_embeds": torch.ones(1, 3, 32)}, "input_ids and inputs_embeds"),
+        ({"decoder_input_ids": None}, "decoder has nothing to read"),
+    ],
+)
+def test_wrong_inputs_are_named(inputs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_model()(**{"input_ids": IDS, "decoder_input_ids": IDS, **inputs})
+
+
+@pytest.mark.parametrize("labels", [[[5, 40, 6, 2]], [[5, 6, 40]], [[5, -7, 2]], [[5, 6, -7]]])
+@pytest.mark.parametrize("training", [False, True])
+def test_labels_outside_the_vocabulary_are_named(labels: list, training: bool) -> None:
+    with pytest.raises(ValueError, match="40|-7"):
+        tiny_model().train(training)(input_ids=IDS, labels=torch.tensor(labels))
+
+
+@pytest.mark.parametrize("ids", [{"input_ids": 9, "decoder_input_ids": 4}, {"input_ids": 4, "decoder_input_ids": 9}])
+def test_learned_positions_end(ids: dict) -> None:
+    model = tiny_model(position_encoding_type="learned", max_position_embeddings=8)
+    lengths = {name: torch.tensor(sentences([length])) for name, length in ids.items()}
+    with pytest.raises(ValueError, match="9 tokens.*max_position_embeddings=8"):
+        model(**lengths)
+    assert model(input_ids=torch.tensor(sentences([8])), decoder_input_ids=torch.tensor(sentences([8]))).logits.any()
+
+
+@torch.no_grad()
+def test_learned_positions_count_words_not_padding() -> None:
+    model = tiny_model(position_encoding_type="learned", max_position_embeddings=8)
+    source = torch.tensor([[PAD] * 5 + sentences([7])[0]])
+    assert torch.isfinite(model(input_ids=source, decoder_input_ids=IDS).logits).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradients_do_not_depend_on_how_a_batch_is_cut(smoothing: float) -> None:
+    model = tiny_model(label_smoothing=smoothing).train()
+    batch = translation_batch([7, 2, 5, 1, 9, 3, 4, 6], [3, 8, 1, 6, 2, 9, 12, 1])
+    words = int(batch["labels"].ne(-100).sum())
+    whole_loss, whole = gradients(model, **batch)
+    model.zero_grad()
+    total = 0.0
+    for start, end in ((0, 1), (1, 4), (4, 6), (6, 8)):
+        loss = model(**{name: part[start:end] for name, part in batch.items()}, num_items_in_batch=words).loss
+        loss.backward()
+        total += loss.item()
+    assert total == pytest.approx(whole_loss, rel=1e-6)
+    for name, parameter in model.named_parameters():
+        difference = (parameter.grad - whole[name]).norm().item()
+        assert difference <= 1e-5 * max(whole[name].norm().item(), 1e-2), name
+
+
+def test_caller_keeps_its_tensors() -> None:
+    model = tiny_model(label_smoothing=0.1)
+    batch = translation_batch([7, 2, 5], [3, 8, 1])
+    before = {name: tensor.clone() for name, tensor in batch.items()}
+    for training in (True, False):
+        model.train(training)(**batch).loss.backward()
+        model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    assert all(batch[name].equal(tensor) for name, tensor in before.items())
+
+
+# the name that every transformers 5 knows
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_changes_nothing(backend: str, reentrant: bool) -> None:
+    model = tiny_model(attn_implementation=backend, label_smoothing=0.1, dropout=0.2).train()
+    batch = translation_batch([7, 2, 5], [3, 8, 1])
+    torch.manual_seed(3)
+    loss, expected = gradients(model, **batch)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    calls = count_calls(model.model.decoder.layers[0].fc1)
+    torch.manual_seed(3)
+    checkpointed_loss, actual = gradients(model, **batch)
+    assert len(calls) == 2, "the layer was not computed again"
+    assert checkpointed_loss == pytest.approx(loss, rel=1e-6)
+    assert_same_gradients(actual, expected)
+
+
+def count_calls(module: torch.nn.Module) -> list[int]:
+    calls: list[int] = []
+    module.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def test_dropout_acts_in_training_only() -> None:
+    batch = translation_batch([7, 2, 5], [3, 8, 1])
+    for field in ("dropout", "attention_dropout", "activation_dropout"):
+        for backend in BACKENDS:
+            model = tiny_model(attn_implementation=backend, **{field: 0.5})
+            first, second = (model.train()(**batch).loss.item() for _ in range(2))
+            assert first != second, (field, backend)
+            first, second = (model.eval()(**batch).loss.item() for _ in range(2))
+            assert first == second, (field, backend)
+
+
+def test_bfloat16_autocast_trains() -> None:
+    model = tiny_model(label_smoothing=0.1).train()
+    batch = translation_batch([7, 2, 5], [3, 8, 4])
+    loss, expected = gradients(model, **batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half_loss, actual = gradients(model, **batch)
+    assert half_loss == pytest.approx(loss, rel=2e-2)
+    error = math.sqrt(sum((actual[n] - g).norm().item() ** 2 for n, g in expected.items()))
+    assert error < 0.1 * math.sqrt(sum(g.norm().item() ** 2 for g in expected.values()))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Attentions and hidden states
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_attentions_and_hidden_states() -> None:
+    model = tiny_model(attn_implementation="eager", encoder_layers=3, encoder_attention_heads=8)
+    batch = translation_batch([7, 4], [5, 3])
+    output = model(**batch, output_attentions=True, output_hidden_states=True)
+    assert [tuple(a.shape) for a in output.encoder_attentions] == [(2, 8, 7, 7)] * 3
+    assert [tuple(a.shape) for a in output.decoder_attentions] == [(2, 4, 5, 5)] * 2
+    assert [tuple(a.shape) for a in output.cross_attentions] == [(2, 4, 5, 7)] * 2
+    assert [tuple(h.shape) for h in output.encoder_hidden_states] == [(2, 7, 32)] * 4
+    assert [tuple(h.shape) for h in output.decoder_hidden_states] == [(2, 5, 32)] * 3
+    assert output.encoder_hidden_states[-1].equal(output.encoder_last_hidden_state)
+    for attentions in (*output.encoder_attentions, *output.decoder_attentions, *output.cross_attentions):
+        assert_near(attentions.sum(dim=-1), torch.ones(attentions.shape[:-1]), 1e-6)
+    padding = batch["attention_mask"][:, None, None, :].eq(0)
+    for attentions in (*output.encoder_attentions, *output.cross_attentions):
+        assert (attentions * padding).abs().max() == 0
+    for attentions in output.decoder_attentions:
+        assert attentions.triu(1).abs().max() == 0
+
+
+@torch.no_grad()
+def test_outputs_are_left_out_unless_asked_for_and_can_be_tuples() -> None:
+    model = tiny_model(attn_implementation="eager")
+    batch = translation_batch([7, 4], [5, 3])
+    output = model(**batch)
+    assert output.encoder_attentions is output.cross_attentions is output.decoder_hidden_states is None
+    assert output.past_key_values is None, "a loss needs no cache"
+    as_tuple = model(**batch, return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    assert as_tuple[0].equal(output.loss)
+    assert as_tuple[1].equal(output.logits)
+
+
+@torch.no_grad()
+def test_hidden_states_start_with_the_embeddings() -> None:
+    model = tiny_model()
+    source = torch.tensor(sentences([5]))
+    encoder = model.model.encoder
+    first = encoder(source, output_hidden_states=True).hidden_states[0]
+    assert_near(first, encoder.embed(encoder.look_up(source, None), torch.arange(5)[None]), 1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Initialisation
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "tie"), TYING_MODES)
+def test_initialisation(share: bool, tie: bool) -> None:
+    fields = with_own_vocabulary(share, tie, vocab_size=300, lm_head_bias=True, position_encoding_type="learned")
+    torch.manual_seed(0)
+    model = VanillaTransformerForConditionalGeneration(tiny_config(d_model=64, **fields))
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, torch.nn.LayerNorm):
+            assert (weight == 1).all(), name
+            assert (module.bias == 0).all(), name
+        elif isinstance(module, torch.nn.Embedding) or name == "lm_head":
+            assert weight.std().item() == pytest.approx(64**-0.5, rel=0.1), name
+            assert weight.mean().abs().item() < 5 * 64**-0.5 / math.sqrt(weight.numel()), name
+        elif isinstance(module, torch.nn.Linear):
+            bound = math.sqrt(6 / sum(weight.shape))  # Glorot & Bengio 2010
+            assert 0.95 * bound < weight.abs().max().item() <= bound, name
+            assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1), name
+            assert (module.bias == 0).all(), name
+
+
+def test_logits_start_with_unit_variance() -> None:
+    model = VanillaTransformerForConditionalGeneration(tiny_config(d_model=128, vocab_size=500)).eval()
+    batch = translation_batch([20] * 4, [20] * 4, vocab_size=500)
+    assert model(**batch).logits.std().item() == pytest.approx(1.0, abs=0.35)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Saving and loading
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def saved_names(folder: Path) -> set[str]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return set(file.keys())
+
+
+@pytest.mark.parametrize(("share", "tie"), TYING_MODES)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"lm_head_bias": True, "final_layer_norm": True, "position_encoding_type": "learned"},
+        {"head_dim": 3, "value_head_dim": 11, "attention_bias": False, "position_encoding_type": "sinusoidal_split"},
+    ],
+)
+@torch.no_grad()
+def test_save_and_load_give_the_same_logits(share: bool, tie: bool, fields: dict, tmp_path: Path) -> None:
+    model = tiny_model(**with_own_vocabulary(share, tie, **fields))
+    batch = translation_batch([7, 4], [5, 3], vocab_size=31)
+    model.save_pretrained(tmp_path)
+    loaded, info = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert loaded.eval()(**batch).logits.equal(model(**batch).logits)
+
+    names = saved_names(tmp_path)
+    matrices = {"model.encoder.embed_tokens.weight"}
+    matrices |= set() if share else {"model.decoder.embed_tokens.weight"}
+    matrices |= set() if tie else {"lm_head.weight"}
+    assert {name for name in names if "embed_tokens" in name or name == "lm_head.weight"} == matrices
+    learned = fields.get("position_encoding_type") == "learned"
+    assert len([name for name in names if "position" in name]) == (2 if learned else 0)
+    # still tied, and nothing more is
+    source, target, output = loaded.model.encoder.embed_tokens, loaded.model.decoder.embed_tokens, loaded.lm_head
+    assert (source.weight is target.weight) == share
+    assert (target.weight is output.weight) == tie
+    parameters = sum(p.numel() for p in loaded.parameters())
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert sum(file.get_tensor(name).numel() for name in names) == parameters
+
+
+@torch.no_grad()
+def test_base_model_and_translator_load_from_each_other(tmp_path: Path) -> None:
+    model = tiny_model()
+    batch = {"input_ids": IDS, "decoder_input_ids": IDS}
+    model.save_pretrained(tmp_path / "translator")
+    base = VanillaTransformerModel.from_pretrained(tmp_path / "translator").eval()
+    expected = model.model(**batch).last_hidden_state
+    assert base(**batch).last_hidden_state.equal(expected)
+    base.save_pretrained(tmp_path / "base")
+    again = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "base").eval()
+    assert again(**batch).logits.equal(model(**batch).logits)
+
+
+def test_vocabulary_given_while_loading(tmp_path: Path) -> None:
+    # One number for both vocabularies where they are one, whenever it is given.
+    tiny_config().save_pretrained(tmp_path)
+    config = VanillaTransformerConfig.from_pretrained(tmp_path, vocab_size=50)
+    model = VanillaTransformerForConditionalGeneration(config)
+    assert (config.vocab_size, config.decoder_vocab_size, model.lm_head.out_features) == (50, 50, 50)
+    batch = {"input_ids": torch.tensor([[49, EOS]]), "labels": torch.tensor([[49, EOS]])}
+    assert math.isfinite(model(**batch).loss.item())
+    model.save_pretrained(tmp_path / "again")
+    assert VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "again").lm_head.out_features == 50
+
+
+def test_copies_stay_tied() -> None:
+    model = tiny_model()
+    other = copy.deepcopy(model)
+    assert other.lm_head.weight is other.model.encoder.embed_tokens.weight is other.model.decoder.embed_tokens.weight
+    assert other.lm_head.weight is not model.lm_head.weight
+
+
+def test_loading_in_bfloat16(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    logits = loaded(input_ids=IDS, decoder_input_ids=IDS).logits
+    assert logits.dtype == torch.bfloat16
+    expected = tiny_model()(input_ids=IDS, decoder_input_ids=IDS).logits
+    assert (logits.float() - expected).abs().max().item() < 0.2
+
+
+def test_shared_configuration_is_not_changed_by_an_encoder() -> None:
+    config = tiny_config()
+    before = config.to_dict()
+    VanillaTransformerEncoderModel(config)
+    assert config.to_dict() == before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Resizing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def check_resized(model: VanillaTransformerForConditionalGeneration, source: int, target: int, folder: Path) -> None:
+    """The sizes everywhere, a training step, and that the result can be saved and loaded."""
+    config = model.config
+    assert (config.vocab_size, config.decoder_vocab_size) == (source, target)
+    assert model.get_input_embeddings().weight.shape == (source, 32)
+    assert model.model.decoder.embed_tokens.weight.shape == (target, 32)
+    assert model.lm_head.weight.shape == (target, 32)
+    assert model.lm_head.out_features == target
+    if config.lm_head_bias:
+        assert model.lm_head.bias.shape == (target,)
+    share, tie = config.share_encoder_decoder_embeddings, config.tie_word_embeddings
+    assert (model.get_input_embeddings().weight is model.model.decoder.embed_tokens.weight) == share
+    assert (model.lm_head.weight is model.model.decoder.embed_tokens.weight) == tie
+    batch = {"input_ids": torch.tensor([[source - 1, EOS]]), "labels": torch.tensor([[target - 1, EOS]])}
+    for training in (True, False):
+        assert math.isfinite(gradients(model.train(training), **batch)[0])
+    model.save_pretrained(folder)
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(folder).eval()
+    assert loaded(**batch).logits.shape == (1, 2, target)
+    assert loaded(**batch).logits.equal(model(**batch).logits)
+
+
+@pytest.mark.parametrize(("share", "tie"), TYING_MODES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("size", [53, 25])
+def test_resizing_source_words(share: bool, tie: bool, bias: bool, size: int, tmp_path: Path) -> None:
+    model = tiny_model(**with_own_vocabulary(share, tie, lm_head_bias=bias))
+    batch = translation_batch([7, 4], [5, 3], vocab_size=25)
+    before = model(**batch).logits.detach()
+    returned = model.resize_token_embeddings(size)
+    assert returned is model.get_input_embeddings()
+    kept = min(size, before.shape[-1])
+    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of words that were there")
+    check_resized(model, size, size if share else 31, tmp_path)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("size", [53, 25])
+def test_resizing_target_words(tie: bool, bias: bool, size: int, tmp_path: Path) -> None:
+    model = tiny_model(**with_own_vocabulary(False, tie, lm_head_bias=bias))
+    batch = translation_batch([7, 4], [5, 3], vocab_size=25)
+    before = model(**batch).logits.detach()
+    model.resize_decoder_token_embeddings(size)
+    kept = min(size, 31)
+    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of words that were there")
+    check_resized(model, 40, size, tmp_path)
+
+
+def test_target_words_of_a_shared_matrix_cannot_be_resized_alone() -> None:
+    with pytest.raises(ValueError, match="resize_token_embeddings"):
+        tiny_model().resize_decoder_token_embeddings(50)
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(
+    "model_class",
+    [VanillaTransformerModel, VanillaTransformerEncoderModel, VanillaTransformerForSequenceClassification],
+)
+def test_resizing_a_model_without_an_output_layer(
+    model_class: type[VanillaTransformerPreTrainedModel], share: bool, tmp_path: Path
+) -> None:
+    model = randomise(model_class(tiny_config(share_encoder_decoder_embeddings=share))).eval()
+    model.resize_token_embeddings(53)
+    assert model.get_input_embeddings().weight.shape == (53, 32)
+    inputs = {"input_ids": torch.tensor([[52, EOS]])}
+    if model_class is VanillaTransformerModel:
+        assert model.decoder.embed_tokens.weight.shape == (53 if share else 40, 32)
+        inputs["decoder_input_ids"] = torch.tensor([[52 if share else 39, EOS]])
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (53, 53 if share else 40)
+    model.save_pretrained(tmp_path)
+    loaded = model_class.from_pretrained(tmp_path).eval()
+    assert loaded(**inputs)[0].equal(model(**inputs)[0])
+
+
+def test_resizing_rounds_up_when_asked() -> None:
+    model = tiny_model()
+    model.resize_token_embeddings(41, pad_to_multiple_of=16)
+    assert model.config.vocab_size == model.config.decoder_vocab_size == model.lm_head.out_features == 48
+
+
+def test_configuration_without_a_pad_token() -> None:
+    config = VanillaTransformerConfig(**{**tiny_config().to_dict(), "pad_token_id": None})
+    model = randomise(VanillaTransformerForConditionalGeneration(config)).eval()
+    assert torch.isfinite(model(input_ids=IDS, decoder_input_ids=IDS).logits).all()

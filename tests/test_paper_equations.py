@@ -1,0 +1,343 @@
+"""The paper's equations restated in NumPy, one sentence and one head at a time, and held against the model.
+
+Nothing here is batched, padded or masked unless an equation says so; the model has to arrive at the same numbers
+with its batches.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import get_scheduler
+
+from hf_vanilla_transformer.layers_vanilla_transformer import (
+    VanillaTransformerAttention,
+    VanillaTransformerEncoderLayer,
+    dropout,
+    eager_attention_forward,
+    positions_from_mask,
+    sinusoidal_positions,
+)
+from hf_vanilla_transformer.loss_vanilla_transformer import shift_right
+from tests.model_helpers import assert_near, padded, randomise, sentences, tiny_config, tiny_model
+
+Weights = dict[str, np.ndarray]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The paper
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def paper_position(pos: int, d_model: int, split: bool = False) -> np.ndarray:
+    """§3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same)."""
+    sines = [math.sin(pos / 10000 ** (2 * i / d_model)) for i in range(math.ceil(d_model / 2))]
+    cosines = [math.cos(pos / 10000 ** (2 * i / d_model)) for i in range(d_model // 2)]
+    if split:
+        return np.array(sines + cosines)
+    return np.array([(sines, cosines)[place % 2][place // 2] for place in range(d_model)])
+
+
+def paper_softmax(scores: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def paper_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.ndarray | None = None) -> np.ndarray:
+    """Eq. 1, softmax(Q K^T / sqrt(d_k)) V, with -inf where a connection is illegal (§3.2.3)."""
+    scores = q @ k.T / math.sqrt(q.shape[-1])
+    if visible is not None:
+        scores = np.where(visible, scores, -np.inf)
+    return paper_softmax(scores) @ v
+
+
+def linear(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+
+def paper_multi_head(
+    w: Weights, name: str, x: np.ndarray, y: np.ndarray, heads: int, visible: np.ndarray | None = None
+) -> np.ndarray:
+    """§3.2.2: Concat(head_1 … head_h) W^O, head_i = Attention(x W_i^Q, y W_i^K, y W_i^V)."""
+    q, k, v = linear(w, f"{name}.q_proj", x), linear(w, f"{name}.k_proj", y), linear(w, f"{name}.v_proj", y)
+    d_k, d_v = q.shape[1] // heads, v.shape[1] // heads
+    outputs = [
+        paper_attention(
+            q[:, i * d_k : (i + 1) * d_k], k[:, i * d_k : (i + 1) * d_k], v[:, i * d_v : (i + 1) * d_v], visible
+        )
+        for i in range(heads)
+    ]
+    return linear(w, f"{name}.out_proj", np.concatenate(outputs, axis=1))
+
+
+def paper_layer_norm(w: Weights, name: str, x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+    """Ba et al. 2016, the paper's reference: (x - mean) / sqrt(variance) · gain + bias."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def paper_ffn(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
+    """Eq. 2: max(0, x W_1 + b_1) W_2 + b_2."""
+    return linear(w, f"{name}.fc2", np.maximum(0, linear(w, f"{name}.fc1", x)))
+
+
+def paper_embedding(w: Weights, name: str, words: list[int]) -> np.ndarray:
+    """§3.4 and §3.5: sqrt(d_model) · embedding + position."""
+    table = w[f"{name}.embed_tokens.weight"]
+    d_model = table.shape[1]
+    return np.stack([math.sqrt(d_model) * table[word] + paper_position(i, d_model) for i, word in enumerate(words)])
+
+
+def paper_encoder(w: Weights, words: list[int], layers: int, heads: int) -> np.ndarray:
+    x = paper_embedding(w, "encoder", words)
+    for i in range(layers):
+        name = f"encoder.layers.{i}"
+        attended = paper_multi_head(w, f"{name}.self_attn", x, x, heads)
+        x = paper_layer_norm(w, f"{name}.self_attn_layer_norm", x + attended)
+        x = paper_layer_norm(w, f"{name}.final_layer_norm", x + paper_ffn(w, name, x))
+    return x
+
+
+def paper_decoder(w: Weights, words: list[int], memory: np.ndarray, layers: int, heads: int) -> np.ndarray:
+    x = paper_embedding(w, "decoder", words)
+    visible = np.tril(np.ones((len(words), len(words)), dtype=bool))
+    for i in range(layers):
+        name = f"decoder.layers.{i}"
+        attended = paper_multi_head(w, f"{name}.self_attn", x, x, heads, visible)
+        x = paper_layer_norm(w, f"{name}.self_attn_layer_norm", x + attended)
+        attended = paper_multi_head(w, f"{name}.cross_attn", x, memory, heads)
+        x = paper_layer_norm(w, f"{name}.cross_attn_layer_norm", x + attended)
+        x = paper_layer_norm(w, f"{name}.final_layer_norm", x + paper_ffn(w, name, x))
+    return x
+
+
+def weights_of(module: torch.nn.Module) -> Weights:
+    return {name: p.detach().double().numpy() for name, p in module.named_parameters(remove_duplicate=False)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The model beside it
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("d_model", [8, 9, 1, 512])
+def test_positions(d_model: int, split: bool) -> None:
+    positions = [0, 1, 2, 17, 999, 5000, 1_000_000]
+    actual = sinusoidal_positions(torch.tensor([positions]), d_model, split)
+    expected = torch.from_numpy(np.stack([paper_position(pos, d_model, split) for pos in positions]))
+    assert actual.dtype == torch.float32
+    assert_near(actual[0], expected, 1e-7)
+
+
+def test_one_position_is_a_rotation_of_another() -> None:
+    # §3.5's reason for sinusoids: PE(pos + k) is a linear function of PE(pos), the same for every pos.
+    k, d_model = 7, 16
+    pe = sinusoidal_positions(torch.arange(2000)[None], d_model)[0].double()
+    angles = [k / 10000 ** (2 * i / d_model) for i in range(d_model // 2)]
+    rotations = [torch.tensor([[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]]).double() for a in angles]
+    assert_near(pe[:-k] @ torch.block_diag(*rotations).T, pe[k:], 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_split"])
+def test_model_adds_the_configured_positions(kind: str) -> None:
+    model = tiny_model(position_encoding_type=kind, d_model=36)
+    embedding = model.model.encoder.embed(torch.zeros(1, 5, 36), torch.arange(3, 8)[None])
+    expected = np.stack([paper_position(pos, 36, kind == "sinusoidal_split") for pos in range(3, 8)])
+    assert_near(embedding[0], torch.from_numpy(expected), 1e-6)
+
+
+def test_words_are_counted_without_their_padding() -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
+    numbers = positions_from_mask(mask)
+    assert numbers[0].tolist() == [0, 1, 2, 3]
+    assert numbers[1, 2:].tolist() == [0, 1]
+    assert numbers[2, :2].tolist() == [0, 1]
+    assert numbers.min() == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_equation_1(masked: bool) -> None:
+    batch, heads, queries, keys, d_k, d_v = 2, 3, 4, 5, 6, 7
+    q = torch.randn(batch, heads, queries, d_k)
+    k = torch.randn(batch, heads, keys, d_k)
+    v = torch.randn(batch, heads, keys, d_v)
+    visible = torch.rand(batch, 1, queries, keys) > 0.4
+    visible[..., 0] = True
+    mask = torch.where(visible, 0.0, torch.finfo(torch.float32).min) if masked else None
+    output, weights = eager_attention_forward(torch.nn.Module().eval(), q, k, v, mask, scaling=d_k**-0.5)
+    assert output.shape == (batch, queries, heads, d_v)
+    assert_near(weights.sum(dim=-1), torch.ones(batch, heads, queries), 1e-6)
+    for b in range(batch):
+        for h in range(heads):
+            allowed = visible[b, 0].numpy() if masked else None
+            expected = paper_attention(*(x[b, h].double().numpy() for x in (q, k, v)), allowed)
+            assert_near(output[b, :, h], torch.from_numpy(expected), 1e-6)
+
+
+@pytest.mark.parametrize(("head_dim", "value_head_dim"), [(None, None), (3, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_multi_head_attention(backend: str, bias: bool, head_dim: int | None, value_head_dim: int | None) -> None:
+    config = tiny_config(attention_bias=bias, head_dim=head_dim, value_head_dim=value_head_dim)
+    config._attn_implementation = backend
+    attention = randomise(VanillaTransformerAttention(config, 4, is_causal=False, layer_idx=0)).eval()
+    assert (attention.q_proj.bias is not None) == bias
+    w = {f"a.{name}": value for name, value in weights_of(attention).items()}
+    x, y = torch.randn(2, 3, 32), torch.randn(2, 5, 32)
+    for keys, given in ((x, None), (y, y)):
+        output, _ = attention(x, key_value_states=given)
+        for b in range(2):
+            expected = paper_multi_head(w, "a", x[b].double().numpy(), keys[b].double().numpy(), heads=4)
+            assert_near(output[b], torch.from_numpy(expected), 1e-6)
+
+
+def test_feed_forward_and_post_layer_norm() -> None:
+    config = tiny_config(encoder_ffn_dim=19)
+    layer = randomise(VanillaTransformerEncoderLayer(config, 0)).eval()
+    w = {f"l.{name}": value for name, value in weights_of(layer).items()}
+    x, sub = torch.randn(2, 3, 32), torch.randn(2, 3, 32)
+    x_, sub_ = x.double().numpy(), sub.double().numpy()
+    assert_near(layer.feed_forward(x), torch.from_numpy(paper_ffn(w, "l", x_)), 1e-6)
+    expected = paper_layer_norm(w, "l.self_attn_layer_norm", x_ + sub_)
+    assert_near(layer.add_and_norm(x, sub, layer.self_attn_layer_norm), torch.from_numpy(expected), 2e-6)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 2, "attention_bias": False},
+        {
+            "decoder_vocab_size": 31,
+            "share_encoder_decoder_embeddings": False,
+            "tie_word_embeddings": False,
+            "lm_head_bias": True,
+            "head_dim": 5,
+            "value_head_dim": 11,
+            "d_model": 33,
+        },
+    ],
+)
+def test_whole_model(backend: str, fields: dict) -> None:
+    model = tiny_model(attn_implementation=backend, **fields).double()
+    config = model.config
+    sources, targets = sentences([7, 3, 5]), sentences([4, 6, 1], vocab_size=config.decoder_vocab_size, seed=1)
+    with torch.no_grad():
+        output = model(input_ids=padded(sources), labels=padded(targets, -100))
+    w = weights_of(model.model)
+    head = weights_of(model.lm_head)
+    for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        memory = paper_encoder(w, source, config.encoder_layers, config.encoder_attention_heads)
+        assert_near(output.encoder_last_hidden_state[i, : len(source)], torch.from_numpy(memory), 1e-6)
+        # the decoder reads the target one place later (§3.1)
+        states = paper_decoder(w, [0, *target[:-1]], memory, config.decoder_layers, config.decoder_attention_heads)
+        logits = states @ head["weight"].T + head.get("bias", 0)
+        assert_near(output.logits[i, : len(target)], torch.from_numpy(logits), 2e-6)
+
+
+def test_embedding_scale() -> None:
+    ids = torch.tensor([[5, 6, 7]])
+    for scaled, factor in ((True, math.sqrt(32)), (False, 1.0)):
+        encoder = tiny_model(scale_embedding=scaled).model.encoder
+        position_ids = torch.arange(3)[None]
+        embedded = encoder.embed(encoder.look_up(ids, None), position_ids)
+        expected = encoder.embed_tokens.weight[ids].double() * factor + sinusoidal_positions(position_ids, 32)
+        assert_near(embedded, expected, 1e-6)
+
+
+def test_decoder_reads_the_target_one_place_later() -> None:
+    labels = torch.tensor([[5, 6, 2, -100], [7, 8, 9, 2]])
+    before = labels.clone()
+    assert shift_right(labels, 0, 1).tolist() == [[0, 5, 6, 2], [0, 7, 8, 9]]
+    assert shift_right(torch.tensor([[5, -100, -100]]), 0, 1).tolist() == [[0, 5, 1]]
+    assert labels.equal(before)
+
+
+@pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (128, 60)])
+def test_schedule_is_transformers_inverse_sqrt(d_model: int, warmup: int) -> None:
+    peak = d_model**-0.5 * warmup**-0.5
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
+    scheduler = get_scheduler("inverse_sqrt", optimizer, num_warmup_steps=warmup)
+    for step in range(1, 3 * warmup):
+        optimizer.step()
+        scheduler.step()
+        # Eq. 3
+        expected = d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Dropout, with random numbers of our own
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_dropout_drops_its_share_and_scales_the_rest(p: float, dtype: torch.dtype) -> None:
+    n = 400_003  # no multiple of anything
+    x = torch.full((n,), 2.0, dtype=dtype)
+    y = dropout(x, p, training=True)
+    assert y.dtype == dtype
+    dropped = (y == 0).double().mean().item()
+    assert dropped == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / n))
+    kept = y[y != 0].double()
+    assert kept.unique().numel() == 1
+    assert kept[0].item() == pytest.approx(2 / (1 - p), rel=1e-2 if dtype is torch.bfloat16 else 2e-4)
+    assert y.double().mean().item() == pytest.approx(2.0, rel=0.02)
+
+
+def test_dropout_draws_are_independent_of_their_neighbours() -> None:
+    # Four draws come from one random word.
+    kept = (dropout(torch.ones(400_000), 0.5, training=True) != 0).double()
+    for distance in (1, 2, 3, 4):
+        together = (kept[:-distance] * kept[distance:]).mean().item()
+        assert together == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / 400_000))
+
+
+def test_dropout_follows_the_seed() -> None:
+    def draw(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return dropout(torch.ones(3, 5, 7), 0.4, training=True)
+
+    assert draw(1).equal(draw(1))
+    assert not draw(1).equal(draw(2))
+    torch.manual_seed(1)
+    first, second = (dropout(torch.ones(3, 5, 7), 0.4, training=True) for _ in range(2))
+    assert not first.equal(second)
+
+
+def test_dropout_gradient_is_its_mask() -> None:
+    x = torch.randn(5, 9, 3, requires_grad=True)
+    y = dropout(x.transpose(0, 1), 0.4, training=True)
+    y.sum().backward()
+    assert_near(x.detach().transpose(0, 1) * x.grad.transpose(0, 1), y.detach(), 1e-6)
+    assert 0 < (x.grad == 0).sum() < x.numel()
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])
+def test_dropout_does_nothing(p: float, training: bool) -> None:
+    x = torch.randn(4, 5)
+    assert dropout(x, p, training).equal(x)
+
+
+@pytest.mark.parametrize("p", [1e-7, 0.99999, 0.999999])
+def test_dropout_is_finite_near_its_ends(p: float) -> None:
+    assert torch.isfinite(dropout(torch.ones(10_000), p, training=True)).all()
+
+
+def test_dropout_stands_where_the_paper_puts_it() -> None:
+    # §5.4: on the sums of embeddings and positions, and on the output of each sub-layer before it is added.
+    model = tiny_model(dropout=0.5, encoder_layers=1, decoder_layers=1).train()
+    ids = padded(sentences([6, 6]))
+    sums = model.model.encoder.embed(model.model.encoder.look_up(ids, None), torch.arange(6)[None])
+    assert (sums == 0).double().mean().item() == pytest.approx(0.5, abs=0.15)
+    layer = model.model.encoder.layers[0]
+    x, sub = torch.randn(2, 6, 32), torch.full((2, 6, 32), 1000.0)
+    seen: list[Tensor] = []
+    layer.add_and_norm(x, sub, lambda total: seen.append(total) or total)  # type: ignore[arg-type, func-returns-value]
+    added = (seen[0] - x).round()
+    assert sorted(added.unique().tolist()) == [0.0, 2000.0]

@@ -1,0 +1,191 @@
+"""The files that travel with a checkpoint, and somebody who has the checkpoint only."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers.dynamic_module_utils import get_relative_imports
+
+import hf_vanilla_transformer
+from hf_vanilla_transformer import (
+    VanillaTransformerEncoderModel,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerForSequenceClassification,
+    VanillaTransformerModel,
+)
+from tests.model_helpers import padded, randomise, sentences, tiny_config, tiny_model
+
+PACKAGE = Path(hf_vanilla_transformer.__file__).parent
+SHIPPED = sorted(PACKAGE.glob("*_vanilla_transformer.py"))
+THIRD_PARTY = {"torch", "transformers", "safetensors", "tokenizers"}
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+    "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
+    "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+    "AutoModelForTextEncoding": "modeling_vanilla_transformer.VanillaTransformerEncoderModel",
+    "AutoModelForSequenceClassification": "modeling_vanilla_transformer.VanillaTransformerForSequenceClassification",
+}
+
+
+def imports_of(path: Path) -> list[tuple[int, str, list[str]]]:
+    """(dots, module, names) of every import in a file, inside functions too."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            found.append((node.level, node.module or "", [alias.name for alias in node.names]))
+        elif isinstance(node, ast.Import):
+            found += [(0, alias.name, []) for alias in node.names]
+    return found
+
+
+def defined_in(path: Path) -> set[str]:
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def needed_by(stem: str) -> set[str]:
+    """A shipped file and all that it imports, directly or not."""
+    found, waiting = set(), [stem]
+    while waiting:
+        stem = waiting.pop()
+        if stem not in found:
+            found.add(stem)
+            waiting += [module for level, module, _ in imports_of(PACKAGE / f"{stem}.py") if level]
+    return found
+
+
+def test_the_expected_files_are_here() -> None:
+    expected = {"configuration", "generation", "layers", "loss", "modeling"}
+    assert expected <= {path.stem.removesuffix("_vanilla_transformer") for path in SHIPPED}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_file_imports_only_what_a_remote_user_has(path: Path) -> None:
+    siblings = {sibling.stem: sibling for sibling in SHIPPED}
+    for level, module, names in imports_of(path):
+        if level == 0:
+            root = module.split(".")[0]
+            assert root != "__future__", "it switches off the checks of @strict"
+            assert root in THIRD_PARTY or root in sys.stdlib_module_names, module
+        else:
+            assert level == 1, f"{'.' * level}{module}"
+            assert module in siblings, f"from .{module} import {names}"
+            assert set(names) <= defined_in(siblings[module]), f"from .{module} import {names}"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_no_other_line_looks_like_a_relative_import(path: Path) -> None:
+    # transformers searches the text, docstrings and comments included.
+    seen = set(get_relative_imports(path))
+    assert seen == {module for level, module, _ in imports_of(path) if level}
+
+
+@pytest.mark.parametrize(
+    "model_class",
+    [
+        VanillaTransformerModel,
+        VanillaTransformerForConditionalGeneration,
+        VanillaTransformerEncoderModel,
+        VanillaTransformerForSequenceClassification,
+    ],
+)
+def test_saving_writes_the_code(model_class: type[PreTrainedModel], tmp_path: Path) -> None:
+    model_class(tiny_config()).save_pretrained(tmp_path)
+    written = {path.stem for path in tmp_path.glob("*.py")}
+    assert written == needed_by("modeling_vanilla_transformer")
+    for stem in written:
+        assert (tmp_path / f"{stem}.py").read_bytes() == (PACKAGE / f"{stem}.py").read_bytes()
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["auto_map"] == AUTO_MAP
+    assert config["model_type"] == "vanilla_transformer"
+
+
+STRANGER = """
+import sys
+
+
+class Nobody:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hf_vanilla_transformer":
+            raise ModuleNotFoundError("not installed here", name=name)
+
+
+sys.meta_path.insert(0, Nobody())
+folder, again, numbers = sys.argv[1:]
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTextEncoding
+)
+
+batch = load_file(numbers)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
+assert AutoConfig.from_pretrained(folder, trust_remote_code=True).d_model == 32
+assert not type(model).__module__.startswith("hf_vanilla_transformer")
+ids, target = batch["input_ids"], batch["decoder_input_ids"]
+results = {"written": model.generate(ids, attention_mask=ids.ne(1).long(), max_new_tokens=8)}
+results["logits"] = model(input_ids=ids, decoder_input_ids=target).logits.detach()
+base = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+results["base"] = base(input_ids=ids, decoder_input_ids=target).last_hidden_state.detach()
+encoder = AutoModelForTextEncoding.from_pretrained(folder, trust_remote_code=True).eval()
+results["encoder"] = encoder(ids).last_hidden_state.detach()
+classifier = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, num_labels=3)
+assert classifier(ids).logits.shape == (2, 3)
+model.train()(input_ids=ids, labels=target).loss.backward()
+model.save_pretrained(again)
+save_file({name: tensor.contiguous() for name, tensor in results.items()}, numbers)
+"""
+
+
+@torch.no_grad()
+def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
+    model = tiny_model(lm_head_bias=True, label_smoothing=0.1)
+    folder, again, numbers = tmp_path / "model", tmp_path / "again", tmp_path / "numbers.safetensors"
+    model.save_pretrained(folder)
+    batch = {"input_ids": padded(sentences([6, 3])), "decoder_input_ids": torch.tensor(sentences([5, 5], seed=1))}
+    save_file(batch, numbers)
+    (tmp_path / "stranger.py").write_text(STRANGER, encoding="utf-8")
+    # -I: neither the working directory nor PYTHONPATH
+    command = [sys.executable, "-I", "stranger.py", str(folder), str(again), str(numbers)]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+
+    found = load_file(numbers)
+    assert found["logits"].equal(model(**batch).logits)
+    outputs = model.model(**batch)
+    assert found["base"].equal(outputs.last_hidden_state)
+    assert found["encoder"].equal(outputs.encoder_last_hidden_state)
+    mask = batch["input_ids"].ne(1).long()
+    written = model.generate(batch["input_ids"], attention_mask=mask, max_new_tokens=8)
+    assert found["written"].tolist() == written.tolist()
+    # What the stranger saved is as good as what we saved.
+    assert {path.name for path in again.glob("*.py")} == {path.name for path in folder.glob("*.py")}
+    assert AutoModelForSeq2SeqLM.from_pretrained(again).eval()(**batch).logits.equal(found["logits"])
+
+
+def test_models_in_memory_are_independent_of_their_folder(tmp_path: Path) -> None:
+    # Saving changes neither the configuration nor the weights.
+    model = randomise(VanillaTransformerForConditionalGeneration(tiny_config()))
+    before = model.config.to_dict(), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.save_pretrained(tmp_path)
+    after = model.config.to_dict()
+    changed = {name for name in before[0] | after if before[0].get(name) != after.get(name)}
+    assert changed <= {"architectures", "dtype"}
+    assert all(tensor.equal(before[1][name]) for name, tensor in model.state_dict().items())

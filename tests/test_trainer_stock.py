@@ -1,0 +1,276 @@
+"""transformers' own `Seq2SeqTrainer` and `DataCollatorForSeq2Seq`, with nothing of ours but the model."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.loss_vanilla_transformer import translation_loss
+from tests.model_helpers import EOS, FIRST_WORD, PAD, sentences, tiny_config, tiny_model
+
+Rows = list[dict[str, list[int]]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Forty words, the first four of them special."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(FIRST_WORD, 40))]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def pairs(count: int, seed: int = 0) -> Rows:
+    """Random sentences of 1 to 12 words with random translations."""
+    dice = random.Random(seed)
+    sources = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed)
+    targets = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed + 1)
+    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
+
+
+def trainer_of(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    train: Rows | None = None,
+    evaluation: Rows | None = None,
+    collator_knows_model: bool = True,
+    compute_metrics: Any = None,
+    **settings: Any,
+) -> Seq2SeqTrainer:
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+    return Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**quiet, **settings}),
+        train_dataset=train,
+        eval_dataset=evaluation,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model if collator_knows_model else None),
+        processing_class=tokenizer,
+        compute_metrics=compute_metrics,
+    )
+
+
+def logged(trainer: Seq2SeqTrainer, name: str = "loss") -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training is exact
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_update_does_not_depend_on_how_a_batch_is_cut(
+    smoothing: float, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    # Plain gradient descent: Adam would divide rounding errors by themselves.
+    settings = {"max_steps": 2, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
+    rows, results = pairs(32), {}
+    for size, steps in ((32, 1), (4, 8), (8, 4)):
+        model = tiny_model(label_smoothing=smoothing)
+        before = torch.cat([p.detach().clone().flatten() for p in model.parameters()])
+        trainer = trainer_of(
+            model,
+            tokenizer,
+            tmp_path,
+            rows,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=steps,
+            max_grad_norm=0.0,
+            **settings,
+        )
+        trainer.train()
+        after = torch.cat([p.detach().flatten() for p in model.parameters()])
+        results[size] = (after - before, logged(trainer))
+    whole, losses = results.pop(32)
+    assert whole.norm() > 0.1
+    for update, other_losses in results.values():
+        assert ((update - whole).norm() / whole.norm()).item() <= 1e-5
+        assert other_losses == pytest.approx(losses, rel=1e-4)
+
+
+def test_logged_loss_is_the_mean_over_words(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    rows, model = pairs(12), tiny_model()
+    with torch.no_grad():
+        total = sum(
+            model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).loss.item()
+            * len(row["labels"])
+            for row in rows
+        )
+    expected = total / sum(len(row["labels"]) for row in rows)
+    settings = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4, "max_steps": 1}
+    trainer = trainer_of(model, tokenizer, tmp_path, rows, rows, per_device_eval_batch_size=12, **settings)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-4)
+    trainer.train()
+    assert logged(trainer)[0] == pytest.approx(expected, rel=1e-4)
+
+
+# the name that every transformers 5 knows
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_training_saves_and_resumes(checkpointing: bool, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    rows = pairs(24)
+    settings = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "learning_rate": 1e-3,
+        "gradient_checkpointing": checkpointing,
+    }
+
+    def run(folder: Path, resume: Path | None = None) -> Seq2SeqTrainer:
+        torch.manual_seed(5 if resume else 6)
+        model = tiny_model(seed=1 if resume else 0, dropout=0.1, label_smoothing=0.1)
+        trainer = trainer_of(model, tokenizer, folder, rows, **settings)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        return trainer
+
+    whole = run(tmp_path / "whole")
+    half = tmp_path / "whole" / "checkpoint-3"
+    assert {"model.safetensors", "config.json", "generation_config.json"} <= {path.name for path in half.iterdir()}
+    resumed = run(tmp_path / "resumed", half)
+    assert len(logged(whole)) == 6
+    assert logged(resumed) == logged(whole)
+    expected = load_file(tmp_path / "whole" / "checkpoint-6" / "model.safetensors")
+    actual = load_file(tmp_path / "resumed" / "checkpoint-6" / "model.safetensors")
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(actual[name], tensor, rtol=0, atol=1e-7), name
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "resumed" / "checkpoint-6")
+    assert all(p.equal(dict(resumed.model.named_parameters())[name]) for name, p in loaded.named_parameters())
+
+
+def test_trainers_own_label_smoothing(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    rows, model = pairs(4), tiny_model()
+    batch = DataCollatorForSeq2Seq(tokenizer, model=model)([dict(row) for row in rows])
+    with torch.no_grad():
+        expected = translation_loss(model(**batch).logits, batch["labels"], 0.1).item()
+    trainer = trainer_of(
+        model, tokenizer, tmp_path, rows, label_smoothing_factor=0.1, max_steps=1, per_device_train_batch_size=4
+    )
+    trainer.train()
+    assert logged(trainer)[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_trainers_own_label_smoothing_needs_a_collator_that_knows_the_model(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    settings = {"label_smoothing_factor": 0.1, "max_steps": 1, "collator_knows_model": False}
+    trainer = trainer_of(tiny_model(), tokenizer, tmp_path, pairs(4), **settings)
+    with pytest.raises(ValueError, match=r"DataCollatorForSeq2Seq\(tokenizer, model=model\)"):
+        trainer.train()
+
+
+def test_collator_need_not_know_the_model(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    losses = []
+    for knows in (True, False):
+        trainer = trainer_of(
+            tiny_model(label_smoothing=0.1), tokenizer, tmp_path, pairs(8), max_steps=2, collator_knows_model=knows
+        )
+        trainer.train()
+        losses.append(logged(trainer))
+    assert losses[0] == losses[1]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation by decoding
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def words_written(predictions: np.ndarray) -> int:
+    """The longest translation, its start included, without the padding that the trainer adds."""
+    return int(np.isin(predictions, (PAD, -100), invert=True).sum(axis=1).max())
+
+
+def test_evaluation_does_not_cut_translations(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = tiny_model(lm_head_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[[PAD, EOS]] = -1e4  # it never stops by itself
+    lengths: list[int] = []
+
+    def measure(prediction: EvalPrediction) -> dict[str, float]:
+        lengths.append(words_written(prediction.predictions))
+        return {}
+
+    source = sentences([9])[0]
+    rows = [{"input_ids": source, "labels": sentences([5])[0]}]
+    trainer = trainer_of(
+        model, tokenizer, tmp_path, evaluation=rows, predict_with_generate=True, compute_metrics=measure
+    )
+    for _ in range(3):
+        trainer.evaluate()
+    trainer.predict(rows)
+    assert lengths == [1 + len(source) + 50] * 4
+    trainer.evaluate(max_new_tokens=7, num_beams=2)
+    assert lengths[-1] == 8
+    # nor does anything that the trainer did stay in the checkpoint
+    trainer.save_model(str(tmp_path / "saved"))
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "saved").eval()
+    assert loaded.generate(torch.tensor([source])).shape[1] == 1 + len(source) + 50
+
+
+def test_evaluation_uses_the_limit_of_the_arguments(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = tiny_model(lm_head_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[[PAD, EOS]] = -1e4
+    settings = {"predict_with_generate": True, "generation_max_length": 13, "generation_num_beams": 1}
+    trainer = trainer_of(model, tokenizer, tmp_path, **settings)
+    assert words_written(trainer.predict(pairs(3)).predictions) == 13
+
+
+def test_tiny_model_learns_to_reverse(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    dice = random.Random(0)
+    words = range(FIRST_WORD, FIRST_WORD + 8)
+    strings = list(dict.fromkeys(tuple(dice.choices(words, k=dice.randint(2, 6))) for _ in range(5000)))
+    rows = [{"input_ids": [*string, EOS], "labels": [*reversed(string), EOS]} for string in strings]
+    held_out, train = rows[:200], rows[200:]
+    torch.manual_seed(0)
+    model = VanillaTransformerForConditionalGeneration(
+        tiny_config(d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128, dropout=0.0, label_smoothing=0.1)
+    )
+    warmup = 100
+    trainer = trainer_of(
+        model,
+        tokenizer,
+        tmp_path,
+        train,
+        max_steps=600,
+        per_device_train_batch_size=64,
+        per_device_eval_batch_size=200,
+        # §5.3
+        learning_rate=64**-0.5 * warmup**-0.5 / 2,
+        lr_scheduler_type="inverse_sqrt",
+        warmup_steps=warmup,
+        adam_beta2=0.98,
+        adam_epsilon=1e-9,
+        logging_steps=100,
+        predict_with_generate=True,
+    )
+    trainer.train()
+    losses = logged(trainer)
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[-1] < 0.5 * losses[0]
+    written = trainer.predict(held_out).predictions
+    right = [
+        [word for word in row[1:].tolist() if word not in (PAD, EOS, -100)] == pair["labels"][:-1]
+        for row, pair in zip(written, held_out, strict=True)
+    ]
+    assert np.mean(right) >= 0.95
