@@ -1,6 +1,7 @@
 """What a training run can be told, field by field; a recipe file and the command line use the same names."""
 
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -117,4 +118,22 @@ class RunArguments(Seq2SeqTrainingArguments):
     def __post_init__(self) -> None:
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True  # the base class refuses bf16 on a CPU that nobody asked for
+        if self.metric_for_best_model is None and (self.load_best_model_at_end or self.early_stopping_patience):
+            self.metric_for_best_model, self.greater_is_better = "bleu", True
         super().__post_init__()
+
+
+def chosen_values(*arguments: Any) -> dict[str, Any]:
+    """The values that differ from the defaults, as a recipe would write them.
+
+    Args:
+        arguments: instances of the three classes above.
+    """
+    chosen = {}
+    for each in arguments:
+        default = type(each)()
+        for name in (one.name for one in fields(each)):
+            value = getattr(each, name)
+            if value is not None and value != getattr(default, name):
+                chosen[name] = value.value if isinstance(value, Enum) else value
+    return chosen

@@ -78,6 +78,7 @@ def _figure(panels: int) -> Any:
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.02, y=0.08)
+    figure.align_ylabels(axes)
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     return figure
@@ -87,7 +88,9 @@ def _draw_loss(axis: Any, train: Points, evaluation: Points) -> None:
     if train:
         axis.plot(*zip(*train, strict=True), color=TRAIN_COLOR, linewidth=1.6, marker=_marker(train), label="training")
     if evaluation:
-        axis.plot(*zip(*evaluation, strict=True), color=EVAL_COLOR, linewidth=1.6, marker="o", ms=4, label="validation")
+        axis.plot(
+            *zip(*evaluation, strict=True), color=EVAL_COLOR, linewidth=1.6, marker="o", ms=4, label="validation"
+        )
     if train or evaluation:
         axis.legend(frameon=False)
     axis.set_ylabel("Loss")

@@ -44,7 +44,10 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
             _require_field(flag.removeprefix("--").split("=")[0].replace("-", "_"), "the command line")
     flags = from_file + arguments
     if not {"-h", "--help"} & set(arguments):
-        model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
+        try:
+            model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
+        except ValueError as error:  # values that do not go together
+            raise UserError(" ".join(str(error).split())) from None
         return model, data, run
     parser.print_help()
     sys.exit(0)

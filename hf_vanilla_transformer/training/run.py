@@ -5,11 +5,15 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, IterableDataset
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import (
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
@@ -30,8 +34,9 @@ from ..data import (
 )
 from ..errors import UserError
 from ..evaluation.metrics import score_translations, translation_metrics
+from ..hub.card import CardFacts, describe_hardware, versions, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import DataArguments, RunArguments
+from .arguments import DataArguments, RunArguments, chosen_values
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     WEIGHTS,
@@ -40,6 +45,7 @@ from .checkpoints import (
     whole_checkpoints,
     written_beside,
 )
+from .curve import plot_curve
 from .precision import bf16_is_faster
 from .trainer import VanillaTransformerTrainer
 
@@ -85,7 +91,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
     if "test" in encoded:
         results |= test(trainer, tokenizers[1], corpus, encoded["test"], data_args)
     save(trainer, tokenizers, run, results)
-    write_card_and_curve(trainer, corpus, results, run, model_args, data_args, args, command)
+    write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
     return results
 
 
@@ -279,6 +285,10 @@ def make_trainer(
     callbacks: list[Any] = [stop]
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    if isinstance(encoded["train"], IterableDataset) and args.max_steps <= 0:
+        raise UserError("streaming=True needs max_steps: nobody knows how long a stream is")
+    if args.eval_strategy != "no" and "validation" not in encoded:
+        raise UserError(f"eval_strategy={args.eval_strategy.value} needs validation data; give some, or `no`")
     trainer = VanillaTransformerTrainer(
         model=model,
         args=args,
@@ -302,16 +312,31 @@ def train(
 ) -> dict[str, Any]:
     """Train; whatever ends it, the last whole checkpoint stays and can be resumed from."""
     start = time.monotonic()
-    try:
+    with disk_may_fill(run, "training stopped"):
         outcome = trainer.train(resume_from_checkpoint=checkpoint)
-    except OSError as error:
-        remove_broken_checkpoints(run)
-        raise UserError(f"{error.strerror or error}: training stopped; {_how_to_resume(run)}") from error
     if stop.interrupted:
         raise UserError(f"interrupted at step {trainer.state.global_step}; {_how_to_resume(run)}")
     seconds = time.monotonic() - start
     say(f"trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes")
     return outcome.metrics | {"train_updates": trainer.state.global_step}
+
+
+@contextmanager
+def disk_may_fill(run: Path, consequence: str) -> Iterator[None]:
+    """Turn a failure to write, whichever library met it, into one line; what was half written is deleted.
+
+    Raises:
+        UserError: the disk is full, or the folder cannot be written.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        full = "No space left" in str(error) or "code: 28" in str(error) or shutil.disk_usage(run).free < 2**20
+        if not (full or isinstance(error, PermissionError)):
+            raise
+        remove_broken_checkpoints(run)
+        reason = "no space left on the disk" if full else str(error)
+        raise UserError(f"{reason}: {consequence}; {_how_to_resume(run)}") from error
 
 
 def _how_to_resume(run: Path) -> str:
@@ -350,8 +375,6 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
 
 def load_weights(model: VanillaTransformerForConditionalGeneration, file: Path) -> None:
     """Read a safetensors file, in which tied weights stand once, into a model."""
-    from safetensors.torch import load_file
-
     missing = model.load_state_dict(load_file(file), strict=False).missing_keys
     untied = set(missing) - set(model.all_tied_weights_keys)
     if untied:
@@ -403,16 +426,14 @@ def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, 
     beside = run / ".saving"
     shutil.rmtree(beside, ignore_errors=True)
     try:
-        trainer.model.save_pretrained(beside)
-        save_tokenizers(beside, *tokenizers)
+        with disk_may_fill(run, "the model was not saved"):
+            trainer.model.save_pretrained(beside)
+            save_tokenizers(beside, *tokenizers)
         for path in sorted(beside.rglob("*")):
             if path.is_file():
                 target = run / path.relative_to(beside)
                 target.parent.mkdir(exist_ok=True)
                 os.replace(path, target)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"{reason}: the model was not saved; {_how_to_resume(run)}") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     trainer.save_state()
@@ -424,16 +445,39 @@ def write_card_and_curve(
     trainer: VanillaTransformerTrainer,
     corpus: Corpus,
     results: dict[str, Any],
-    run: Path,
     model_args: Any,
     data_args: DataArguments,
     args: RunArguments,
     command: str,
 ) -> None:
-    """The curve (where matplotlib is installed) and the model card."""
-    from .curve import plot_curve
-
+    """The curve, where matplotlib is installed, and the model card."""
+    run = Path(args.output_dir)
     try:
         say(f"curve: {plot_curve(trainer.state.log_history, run / 'curve.png')}")
     except UserError as error:
         print(f"no curve: {error}", file=sys.stderr)
+    source, target = data_args.source_lang, data_args.target_lang
+    facts = CardFacts(
+        model_name=run.name,
+        languages=(source, target) if source and target else None,
+        recipe=chosen_values(model_args, data_args, args),
+        command=command or None,
+        metrics=results,
+        data_summaries={split: report.summary() for split, report in corpus.reports.items()},
+        data_fingerprints={
+            split: print_ for split, report in corpus.reports.items() if (print_ := report.fingerprint)
+        },
+        parameters=trainer.model.num_parameters(),
+        config=trainer.model.config.to_dict(),
+        train_seconds=results["train_runtime"],
+        hardware=describe_hardware(),
+        versions=versions(),
+        datasets=[data_args.dataset_name] if data_args.dataset_name and _from_hub(data_args) else [],
+        example=corpus.pairs["test"][0]["source"] if "test" in corpus.pairs else None,
+    )
+    say(f"model card: {write_model_card(run, facts)}")
+
+
+def _from_hub(data_args: DataArguments) -> bool:
+    own_files = data_args.train_file or data_args.train_source_file
+    return not own_files and not Path(str(data_args.dataset_name)).exists()
