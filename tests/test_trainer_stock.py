@@ -252,7 +252,7 @@ def test_tiny_model_learns_to_reverse(tokenizer: PreTrainedTokenizerFast, tmp_pa
         tokenizer,
         tmp_path,
         train,
-        max_steps=600,
+        max_steps=500,
         per_device_train_batch_size=64,
         per_device_eval_batch_size=200,
         # §5.3
