@@ -1,0 +1,287 @@
+"""The model card: valid for the Hub, true to the run, silent about what was not measured and about the machine."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from transformers import IntervalStrategy
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.hub import CardFacts, describe_hardware, versions, write_model_card
+
+BLEU_SIGNATURE = "BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+CHRF_SIGNATURE = "chrF2|nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
+TOKEN = "hf_" + "a1B2" * 8
+
+RECIPE = {
+    "train_source_file": "/home/alice/secret project/train.en",
+    "train_target_file": "~/data/train.de",
+    "test_source_file": "../shared/test_2016.en",
+    "test_target_file": Path("/mnt/disk/test_2016.de"),
+    "output_dir": "/home/alice/runs/tiny",
+    "tokenizer_name": "some-org/tokenizer",
+    "dataset_config_name": None,
+    "learning_rate": 0.004,
+    "bf16": False,
+    "eval_strategy": IntervalStrategy.STEPS,
+    "report_to": ["tensorboard", "/home/alice/log"],
+    "lr_scheduler_kwargs": {"file": "C:\\Users\\alice\\schedule.json", "timescale": 3},
+    "hub_token": TOKEN,
+    "max_source_length": 256,
+}
+COMMAND = (
+    f"/home/alice/.venv/bin/python scripts/train.py scripts/recipes/tiny.yaml --output_dir=/home/alice/runs/tiny "
+    f"--train_source_file '/home/alice/secret project/train.en' --hub_token {TOKEN} --dataset_name org/pairs --seed 3"
+)
+
+
+def full_facts(**changes) -> CardFacts:
+    """A run of which everything is known, on a machine with much to hide."""
+    facts = {
+        "model_name": "tiny-en-de",
+        "languages": ("en", "no"),  # YAML reads a bare `no` as false
+        "recipe": RECIPE,
+        "command": COMMAND,
+        "metrics": {
+            "test_bleu": 41.0234,
+            "test_chrf": 63.456,
+            "test_exact_match": 12.5,
+            "test_bleu_signature": BLEU_SIGNATURE,
+            "eval_bleu": 40.1,
+            "train_updates": 12345,
+            "epoch": 7.5,
+            "train_loss": 1.23456,
+            "averaged_checkpoints": 10,
+        },
+        "signatures": {"chrf": CHRF_SIGNATURE},
+        "data_summaries": {"train": "kept 28,998 of 29,000 pairs; dropped 2 of /home/alice/x.en: empty (lines 7, 31)"},
+        "data_fingerprints": {"train": "00112233445566778899aabbccddeeff"},
+        "parameters": 2_456_789,
+        "config": {"d_model": 128, "vocab_size": 9700, "decoder_vocab_size": None, "activation_function": "relu"},
+        "train_seconds": 3599.6,
+        "hardware": "AMD EPYC, 2 of 64 cores, 2 torch threads",
+        "versions": {"python": "3.11.2", "torch": "2.13.0"},
+        "datasets": ["org/pairs", "/home/alice/pairs"],
+        "license": "apache-2.0",
+    }
+    return CardFacts(**(facts | changes))
+
+
+@pytest.fixture
+def full_card(tmp_path) -> str:
+    return write_model_card(tmp_path, full_facts()).read_text(encoding="utf-8")
+
+
+def blocks(card: str, language: str) -> list[str]:
+    """The code blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)\n```", card, re.DOTALL)
+
+
+def test_the_hub_reads_the_metadata(tmp_path) -> None:
+    path = write_model_card(tmp_path, full_facts())
+    assert path == tmp_path / "README.md"
+    data = ModelCard.load(path).data
+    assert (data.library_name, data.pipeline_tag, data.license) == ("transformers", "translation", "apache-2.0")
+    assert data.language == ["en", "no"]
+    assert data.datasets == ["org/pairs"]
+    assert data.metrics == ["bleu", "chrf", "exact_match"]
+    assert data.model_name == "tiny-en-de"
+
+
+def test_the_model_index_round_trips(tmp_path) -> None:
+    results = ModelCard.load(write_model_card(tmp_path, full_facts())).data.eval_results
+    found = {(result.dataset_split, result.metric_type): result for result in results}
+    values = {key: result.metric_value for key, result in found.items()}
+    assert values == {
+        ("test", "bleu"): 41.02,
+        ("test", "chrf"): 63.46,
+        ("test", "exact_match"): 12.5,
+        ("validation", "bleu"): 40.1,
+    }
+    assert found["test", "bleu"].metric_args == {"signature": BLEU_SIGNATURE}
+    assert found["test", "chrf"].metric_args == {"signature": CHRF_SIGNATURE}
+    assert found["test", "bleu"].dataset_name == "test_2016.en, test_2016.de"
+
+
+def test_what_was_measured_is_told(full_card) -> None:
+    for line in (
+        "| test | test_2016.en, test_2016.de | BLEU | 41.02 |",
+        "| validation |  | BLEU | 40.10 |",
+        f"compared:\n\n- `{BLEU_SIGNATURE}`\n- `{CHRF_SIGNATURE}`\n\n## Training",
+        "from `en` to `no`",
+        "It has 2,456,789 parameters.",
+        "| vocabulary | 9,700 |",
+        "- updates: 12,345",
+        "- weights: the mean of the last 10 checkpoints",
+        "- wall time (h:min:s): 1:00:00",
+        "- hardware: AMD EPYC, 2 of 64 cores, 2 torch threads",
+        "- versions: python 3.11.2, torch 2.13.0",
+        "- train: train.en, train.de; kept 28,998 of 29,000 pairs; dropped 2 of x.en: empty (lines 7, 31); "
+        "fingerprint `00112233445566778899aabbccddeeff`",
+        "Vaswani, Ashish",
+    ):
+        assert line in full_card
+
+
+def test_the_recipe_is_yaml_with_files_by_name_only(full_card) -> None:
+    (recipe,) = blocks(full_card, "yaml")
+    assert yaml.safe_load(recipe) == {
+        "train_source_file": "train.en",
+        "train_target_file": "train.de",
+        "test_source_file": "test_2016.en",
+        "test_target_file": "test_2016.de",
+        "output_dir": "tiny",
+        "tokenizer_name": "some-org/tokenizer",
+        "learning_rate": 0.004,
+        "bf16": False,
+        "eval_strategy": "steps",
+        "report_to": ["tensorboard", "log"],
+        "lr_scheduler_kwargs": {"file": "schedule.json", "timescale": 3},
+        "max_source_length": 256,
+    }
+
+
+def test_the_command_can_be_repeated_and_tells_no_folder(full_card) -> None:
+    (command,) = blocks(full_card, "bash")
+    assert command == (
+        "python scripts/train.py scripts/recipes/tiny.yaml --output_dir=tiny --train_source_file train.en "
+        "--dataset_name org/pairs --seed 3"
+    )
+
+
+def test_nothing_private_gets_out(full_card) -> None:
+    for private in ("alice", "secret project", "/home", "/mnt", "~", "Users", "shared", TOKEN, "hf_a1B2"):
+        assert private not in full_card
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["/home/alice/x.en", "~/x.en", "~alice/x.en", "file:///home/alice/x.en", "D:\\alice\\x.en", "\\\\alice\\x.en"],
+)
+@pytest.mark.parametrize("sentence", ["{}", "read {} twice", "({})", "'{}'", "a={}", '{{"file": "{}"}}'])
+def test_an_absolute_path_is_found_wherever_it_stands(tmp_path, value, sentence) -> None:
+    text = sentence.format(value)
+    facts = CardFacts(
+        "m", recipe={"note": text}, data_summaries={"train": text}, hardware=text, command=f'run "{value}"'
+    )
+    card = write_model_card(tmp_path, facts).read_text(encoding="utf-8")
+    assert "alice" not in card and "home" not in card
+    assert card.count("x.en") == 4
+
+
+@pytest.mark.parametrize("text", ["en/de", "s3://bucket/x", "https://example.org/a", "3 km/h", "a / b", "1/2"])
+def test_a_slash_alone_is_no_path(tmp_path, text) -> None:
+    card = write_model_card(tmp_path, CardFacts("m", hardware=text)).read_text(encoding="utf-8")
+    assert f"- hardware: {text}\n" in card
+
+
+def test_what_was_not_measured_is_absent(tmp_path) -> None:
+    path = write_model_card(tmp_path, CardFacts(model_name="bare"))
+    card = path.read_text(encoding="utf-8")
+    for word in (
+        "None",
+        "unknown",
+        "nan",
+        "Results",
+        "BLEU",
+        "Training",
+        "Data",
+        "parameters",
+        "license",
+        "![",
+        "size",
+    ):
+        assert word not in card
+    data = ModelCard.load(path).data.to_dict()
+    assert sorted(data) == ["library_name", "pipeline_tag", "tags"]
+    assert not re.search(r"\n{3,}|[ \t]+\n", card)
+
+
+def test_a_score_that_is_no_number_is_absent(tmp_path) -> None:
+    metrics = {"test_bleu": float("nan"), "test_chrf": None, "eval_bleu": 0.0}
+    path = write_model_card(tmp_path, full_facts(metrics=metrics))
+    assert [result.metric_value for result in ModelCard.load(path).data.eval_results] == [0.0]
+    assert "nan" not in path.read_text(encoding="utf-8")
+
+
+def test_a_data_set_of_the_hub_is_named(tmp_path) -> None:
+    recipe = {"dataset_name": "org/pairs", "dataset_config_name": "de-en"}
+    path = write_model_card(tmp_path, full_facts(recipe=recipe))
+    result = ModelCard.load(path).data.eval_results[0]
+    assert (result.dataset_type, result.dataset_name, result.dataset_config) == ("org/pairs", "org/pairs", "de-en")
+
+
+def test_pictures_and_code_are_shown_where_they_exist(tmp_path) -> None:
+    without = write_model_card(tmp_path, full_facts()).read_text(encoding="utf-8")
+    assert "![" not in without and "trust_remote_code" not in without
+    for name in ("curve.png", "attention.png", "modeling_vanilla_transformer.py"):
+        (tmp_path / name).touch()
+    card = write_model_card(tmp_path, full_facts()).read_text(encoding="utf-8")
+    assert "](curve.png)" in card and "](attention.png)" in card and "trust_remote_code=True" in card
+
+
+def test_the_layout_has_no_gaps(full_card) -> None:
+    assert not re.search(r"\n{3,}|[ \t]+\n|None", full_card)
+    assert full_card.endswith("}\n```\n")
+    for heading in re.findall(r"^## .*$", full_card, re.MULTILINE):
+        assert f"\n\n{heading}\n\n" in full_card
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_the_usage_lines_run(tmp_path, monkeypatch, capsys, separate) -> None:
+    source, target = (train_tokenizer(["a b c d"] * 9, 300, 1, False) for _ in range(2))
+    config = VanillaTransformerConfig(
+        vocab_size=len(source),
+        decoder_vocab_size=len(target) if separate else None,
+        share_encoder_decoder_embeddings=not separate,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+    )
+    folder = tmp_path / "tiny"
+    model = VanillaTransformerForConditionalGeneration(config)
+    model.generation_config.max_new_tokens = 3
+    model.save_pretrained(folder)
+    save_tokenizers(folder, source, target if separate else source)
+    facts = full_facts(model_name="tiny", example='a "b"')
+    card = write_model_card(folder, facts).read_text(encoding="utf-8")
+    usage = blocks(card, "python")
+    assert len(usage) == 2
+    assert all(('subfolder="target_tokenizer"' in code) == separate for code in usage)
+    monkeypatch.chdir(tmp_path)
+    for code in usage:
+        exec(code, {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second and first.startswith("[")
+
+
+def test_a_card_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, monkeypatch) -> None:
+    (tmp_path / "README.md").write_text("earlier")
+
+    def full_disk(card, path):
+        Path(path).write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ModelCard, "save", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_model_card(tmp_path, full_facts())
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("README.md", "earlier")]
+
+
+def test_the_hardware_is_described(monkeypatch) -> None:
+    assert re.search(rf"\S+.*, .*\d+ cores, {torch.get_num_threads()} torch threads", describe_hardware())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+    assert describe_hardware().endswith("; 2 x NVIDIA H200")
+
+
+def test_the_versions_are_those_that_run() -> None:
+    found = versions()
+    assert found["torch"] == torch.__version__
+    assert {"python", "hf_vanilla_transformer", "transformers", "sacrebleu"} <= set(found)

@@ -1,0 +1,100 @@
+"""The training curve: a picture of what was logged, whole or not at all."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training.curve import EVAL_COLOR, SCORE_COLOR, TRAIN_COLOR, _during_training, plot_curve
+
+pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+
+
+def history(updates: int = 3000) -> list[dict]:
+    """What `Trainer` logs: losses often, evaluations seldom, the summary of training, and an evaluation after it."""
+    entries: list[dict] = []
+    for step in range(50, updates + 1, 50):
+        entries.append({"loss": 1.3 + 6 * np.exp(-step / 500), "learning_rate": 1e-3, "epoch": 0.1, "step": step})
+        if step % 500 == 0:
+            bleu = 40 * (1 - np.exp(-step / 900))
+            entries.append({"eval_loss": 1.6 + 5 * np.exp(-step / 500), "eval_bleu": bleu, "step": step})
+    entries.append({"train_runtime": 9.0, "train_loss": 2.0, "step": updates})
+    entries.append({"eval_loss": 0.1, "eval_bleu": 99.0, "step": updates})
+    return entries
+
+
+def pixels_of(color: str, path) -> int:
+    """How many pixels of the picture have this colour."""
+    image = imread(path)[..., :3]
+    return int((np.abs(image - np.array(to_rgb(color))).max(-1) < 0.02).sum())
+
+
+def test_losses_and_score_are_drawn(tmp_path) -> None:
+    path = plot_curve(history(), tmp_path / "curve.png")
+    height, width, _ = imread(path).shape
+    assert (width, height) == (1200, 990)
+    assert all(pixels_of(color, path) > 200 for color in (TRAIN_COLOR, EVAL_COLOR, SCORE_COLOR))
+    assert [file.name for file in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_without_evaluation_there_is_one_panel(tmp_path) -> None:
+    losses = [entry for entry in history() if "loss" in entry]
+    path = plot_curve(losses, tmp_path / "curve.png")
+    assert imread(path).shape[:2] == (585, 1200)
+    assert pixels_of(TRAIN_COLOR, path) > 200
+    assert pixels_of(EVAL_COLOR, path) == pixels_of(SCORE_COLOR, path) == 0
+
+
+@pytest.mark.parametrize(
+    ("entry", "color"),
+    [({"loss": 2.5, "step": 1}, TRAIN_COLOR), ({"eval_loss": 2.5, "eval_bleu": 0.0, "step": 1}, SCORE_COLOR)],
+)
+def test_a_single_point_is_seen(tmp_path, entry, color) -> None:
+    assert pixels_of(color, plot_curve([entry], tmp_path / "curve.png")) > 20
+
+
+def test_the_metric_can_be_chosen(tmp_path) -> None:
+    entries = [{"loss": 2.0, "step": 1}, {"eval_chrf": 50.0, "step": 1}]
+    assert pixels_of(SCORE_COLOR, plot_curve(entries, tmp_path / "without.png")) == 0
+    assert pixels_of(SCORE_COLOR, plot_curve(entries, tmp_path / "with.png", metric="eval_chrf")) > 20
+
+
+def test_evaluations_after_training_do_not_stand_in_for_those_during_it() -> None:
+    assert _during_training(history(), "eval_bleu")[-1] == (3000, pytest.approx(40 * (1 - np.exp(-3000 / 900))))
+    after = [{"train_runtime": 9.0, "step": 60}, {"eval_bleu": 7.0, "step": 60}, {"eval_bleu": 8.0, "step": 60}]
+    assert _during_training(after, "eval_bleu") == [(60, 7.0)]
+
+
+def test_a_loss_that_is_no_number_leaves_a_gap(tmp_path) -> None:
+    entries = [{"loss": float("nan"), "step": 1}, {"loss": 2.0, "step": 2}]
+    assert pixels_of(TRAIN_COLOR, plot_curve(entries, tmp_path / "curve.png")) > 20
+
+
+def test_an_empty_log_is_refused(tmp_path) -> None:
+    with pytest.raises(UserError, match="logging_steps"):
+        plot_curve([{"train_runtime": 1.0, "step": 0}], tmp_path / "curve.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, monkeypatch) -> None:
+    (tmp_path / "curve.png").write_bytes(b"earlier")
+
+    def full_disk(figure, part, **options):
+        part.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        plot_curve(history(), tmp_path / "curve.png")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("curve.png", b"earlier")]
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"pip install 'hf_vanilla_transformer\[plot\]'"):
+        plot_curve(history(), tmp_path / "curve.png")
