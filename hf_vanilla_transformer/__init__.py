@@ -12,6 +12,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import (
@@ -33,8 +34,10 @@ _AUTO_CLASSES = {
 
 
 def _register() -> None:
-    # `register` raises a ValueError where somebody else's class already stands under our model_type.
-    AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig)
+    name = VanillaTransformerConfig.model_type
+    if name in CONFIG_MAPPING and CONFIG_MAPPING[name] is not VanillaTransformerConfig:
+        raise ValueError(f"model_type {name!r} is already registered for {CONFIG_MAPPING[name]}, which is not ours")
+    AutoConfig.register(name, VanillaTransformerConfig, exist_ok=True)
     AutoTokenizer.register(VanillaTransformerConfig, fast_tokenizer_class=PreTrainedTokenizerFast)
     for auto_class, model_class in _AUTO_CLASSES.items():
         auto_class.register(VanillaTransformerConfig, model_class)

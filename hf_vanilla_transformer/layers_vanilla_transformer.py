@@ -119,7 +119,7 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """
     if not training or p == 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p=p, training=training)
-    dropped = round(p * 2**16)  # of 2^16
+    dropped = min(round(p * 2**16), 2**16 - 1)  # of 2^16
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # four draws of 16 bits each
     draws = words.view(torch.int16)[: x.numel()].view(x.shape)
     return x * (draws >= dropped - 2**15) * (2**16 / (2**16 - dropped))

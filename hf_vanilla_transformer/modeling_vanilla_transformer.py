@@ -39,11 +39,14 @@ from .layers_vanilla_transformer import (
     positions_from_mask,
     sinusoidal_positions,
 )
-from .loss_vanilla_transformer import fused_translation_loss, shift_right, translation_loss
+from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Stacks
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+PROJECTION_GAIN = 0.25
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
@@ -61,10 +64,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Xavier for projections, N(0, d_model^-0.5) for embeddings.
+        """Xavier with gain 1/4 for projections, N(0, d_model^-0.5) for embeddings.
 
-        The paper is silent; these are the values of its own code (tensor2tensor). The embeddings, multiplied by
-        sqrt(d_model), then have the same size as the positions, and logits start with unit variance.
+        The paper is silent. Its embeddings (tensor2tensor), multiplied by sqrt(d_model), have the size of the
+        positions, and the first logits unit variance. The gain is ours: sub-layers that start small beside the
+        residual path let a post-LN stack learn at once.
         """
         std = self.config.d_model**-0.5
         if isinstance(module, nn.Embedding):
@@ -73,7 +77,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             if module is self.get_output_embeddings():
                 init.normal_(module.weight, mean=0.0, std=std)
             else:
-                init.xavier_uniform_(module.weight)
+                init.xavier_uniform_(module.weight, gain=PROJECTION_GAIN)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
@@ -121,14 +125,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             raise ValueError(f"{names[input_ids is None]} of shape {tuple(given.shape)} is empty")
         if input_ids is None:
             return given
-        # Looking at the values would stop a GPU and break a compiled graph; there torch's own check has to do.
-        if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (int(extreme) for extreme in input_ids.aminmax())
-            if low < 0 or high >= self.embed_tokens.num_embeddings:
-                raise ValueError(
-                    f"{names[0]} holds {low if low < 0 else high}, but the vocabulary ends at "
-                    f"{self.embed_tokens.num_embeddings - 1}; was it made by another tokenizer?"
-                )
+        check_ids(input_ids, self.embed_tokens.num_embeddings, names[0])
         return self.embed_tokens(input_ids)
 
     def embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
@@ -272,6 +269,21 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         )
 
 
+def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
+    """Raise a ValueError where `ids` holds what is no word of the vocabulary.
+
+    Only on a CPU and outside compiled graphs: looking at the values would stop a GPU, and there torch checks itself.
+    """
+    if ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    low, high = (int(extreme) for extreme in ids.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"{name} holds {low if low < 0 else high}, but the vocabulary ends at {vocab_size - 1}; "
+            f"was it made by another tokenizer?"
+        )
+
+
 def default_source_mask(
     config: VanillaTransformerConfig, input_ids: Tensor | None, attention_mask: Tensor | None
 ) -> Tensor | None:
@@ -400,9 +412,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         Args and returns: those of `PreTrainedModel.resize_token_embeddings`.
         """
         if self.config.share_encoder_decoder_embeddings:
-            embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-            self.config.decoder_vocab_size = self.config.vocab_size
-            return embeddings
+            return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         old = self.get_input_embeddings()
         new = self._get_resized_embeddings(old, new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.set_input_embeddings(new)
@@ -501,15 +511,19 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         )
 
     def _can_skip_logits(self, wanted: bool | None) -> bool:
-        plain = type(self.lm_head) is nn.Linear  # an adapter or a quantised layer computes something else
         wanted = self.training if wanted is None else wanted
-        return wanted and plain and not torch.compiler.is_compiling()
+        plain = type(self.lm_head) is nn.Linear  # an adapter or a quantised layer computes something else
+        # The fused gradients come before the loss is scaled, and float16 has no room for small ones.
+        device_type = self.lm_head.weight.device.type
+        half = torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == torch.float16
+        return wanted and plain and not half and not torch.compiler.is_compiling()
 
     def _loss(
         self, hidden_states: Tensor, logits: Tensor | None, labels: Tensor, num_items_in_batch: Tensor | int | None
     ) -> Tensor:
         smoothing = self.config.label_smoothing if self.training else 0.0
         labels = labels.to(hidden_states.device)
+        check_ids(labels.masked_fill(labels == IGNORED, 0), self.lm_head.out_features, "labels")
         if logits is not None:
             return translation_loss(logits, labels, smoothing, num_items_in_batch)
         weight, bias = self.lm_head.weight, self.lm_head.bias
@@ -532,9 +546,13 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     ) -> Any:
         """Translate: `GenerationMixin.generate`, whose default length is the paper's, source + 50 (§6.1).
 
-        A length that the caller gives, or that the model's generation config has, wins.
+        A length that the caller gives, or that the model's generation config has, wins. Where there is no
+        `attention_mask`, it is made from the pad token, as in `forward`.
         """
         kwargs.update(paper_max_new_tokens(generation_config or self.generation_config, inputs, kwargs))
+        input_ids = inputs if inputs is not None else kwargs.get("input_ids")
+        if input_ids is not None and kwargs.get("attention_mask") is None:
+            kwargs["attention_mask"] = default_source_mask(self.config, input_ids, None)
         return super().generate(inputs, generation_config, **kwargs)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 # The libraries read these when they are imported, so they are set before the first import; subprocesses inherit them.
 _HF_HOME = tempfile.TemporaryDirectory(prefix="hf_home_", ignore_cleanup_errors=True)
-_THREADS = min(2, os.cpu_count() or 1)  # the models of the tests are too small to gain from more
+_THREADS = 1  # the models of the tests are too small to gain from more
 os.environ.update(
     HF_HOME=_HF_HOME.name,
     HF_HUB_OFFLINE="1",

@@ -105,7 +105,7 @@ def test_presets_have_the_values_of_table_3(name: str, fields: tuple) -> None:
 def test_overrides_win_over_the_preset() -> None:
     config = VanillaTransformerConfig.from_preset("big", dropout=0.2, encoder_layers=3, vocab_size=100)
     assert (config.dropout, config.encoder_layers, config.decoder_layers) == (0.2, 3, 6)
-    assert config.decoder_vocab_size == 100
+    assert config.target_vocab_size == 100
 
 
 def test_unknown_preset_names_the_known_ones() -> None:

@@ -115,7 +115,7 @@ def test_generation_in_every_tying_mode(share: bool, tie: bool) -> None:
     model = tiny_model(share_encoder_decoder_embeddings=share, tie_word_embeddings=tie, **own)
     written = model.generate(**source([6, 3]), num_beams=1, max_new_tokens=8)
     assert written.tolist() == greedy(model, source([6, 3]), 8).tolist()
-    assert written.max() < model.config.decoder_vocab_size
+    assert written.max() < model.config.target_vocab_size
 
 
 # ---------------------------------------------------------------------------------------------------------------------

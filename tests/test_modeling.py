@@ -432,7 +432,7 @@ def test_initialisation(share: bool, tie: bool) -> None:
             assert weight.std().item() == pytest.approx(64**-0.5, rel=0.1), name
             assert weight.mean().abs().item() < 5 * 64**-0.5 / math.sqrt(weight.numel()), name
         elif isinstance(module, torch.nn.Linear):
-            bound = math.sqrt(6 / sum(weight.shape))  # Glorot & Bengio 2010
+            bound = 0.25 * math.sqrt(6 / sum(weight.shape))  # Glorot & Bengio 2010, at the gain that the model states
             assert 0.95 * bound < weight.abs().max().item() <= bound, name
             assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1), name
             assert (module.bias == 0).all(), name
@@ -506,7 +506,7 @@ def test_vocabulary_given_while_loading(tmp_path: Path) -> None:
     tiny_config().save_pretrained(tmp_path)
     config = VanillaTransformerConfig.from_pretrained(tmp_path, vocab_size=50)
     model = VanillaTransformerForConditionalGeneration(config)
-    assert (config.vocab_size, config.decoder_vocab_size, model.lm_head.out_features) == (50, 50, 50)
+    assert (config.vocab_size, config.target_vocab_size, model.lm_head.out_features) == (50, 50, 50)
     batch = {"input_ids": torch.tensor([[49, EOS]]), "labels": torch.tensor([[49, EOS]])}
     assert math.isfinite(model(**batch).loss.item())
     model.save_pretrained(tmp_path / "again")
@@ -544,7 +544,7 @@ def test_shared_configuration_is_not_changed_by_an_encoder() -> None:
 def check_resized(model: VanillaTransformerForConditionalGeneration, source: int, target: int, folder: Path) -> None:
     """The sizes everywhere, a training step, and that the result can be saved and loaded."""
     config = model.config
-    assert (config.vocab_size, config.decoder_vocab_size) == (source, target)
+    assert (config.vocab_size, config.target_vocab_size) == (source, target)
     assert model.get_input_embeddings().weight.shape == (source, 32)
     assert model.model.decoder.embed_tokens.weight.shape == (target, 32)
     assert model.lm_head.weight.shape == (target, 32)
@@ -610,7 +610,7 @@ def test_resizing_a_model_without_an_output_layer(
     if model_class is VanillaTransformerModel:
         assert model.decoder.embed_tokens.weight.shape == (53 if share else 40, 32)
         inputs["decoder_input_ids"] = torch.tensor([[52 if share else 39, EOS]])
-    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (53, 53 if share else 40)
+    assert (model.config.vocab_size, model.config.target_vocab_size) == (53, 53 if share else 40)
     model.save_pretrained(tmp_path)
     loaded = model_class.from_pretrained(tmp_path).eval()
     assert loaded(**inputs)[0].equal(model(**inputs)[0])
@@ -619,7 +619,7 @@ def test_resizing_a_model_without_an_output_layer(
 def test_resizing_rounds_up_when_asked() -> None:
     model = tiny_model()
     model.resize_token_embeddings(41, pad_to_multiple_of=16)
-    assert model.config.vocab_size == model.config.decoder_vocab_size == model.lm_head.out_features == 48
+    assert model.config.vocab_size == model.config.target_vocab_size == model.lm_head.out_features == 48
 
 
 def test_configuration_without_a_pad_token() -> None:

@@ -225,7 +225,7 @@ def test_feed_forward_and_post_layer_norm() -> None:
 def test_whole_model(backend: str, fields: dict) -> None:
     model = tiny_model(attn_implementation=backend, **fields).double()
     config = model.config
-    sources, targets = sentences([7, 3, 5]), sentences([4, 6, 1], vocab_size=config.decoder_vocab_size, seed=1)
+    sources, targets = sentences([7, 3, 5]), sentences([4, 6, 1], vocab_size=config.target_vocab_size, seed=1)
     with torch.no_grad():
         output = model(input_ids=padded(sources), labels=padded(targets, -100))
     w = weights_of(model.model)

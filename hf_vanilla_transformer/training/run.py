@@ -458,7 +458,7 @@ def write_card_and_curve(
         print(f"no curve: {error}", file=sys.stderr)
     source, target = data_args.source_lang, data_args.target_lang
     facts = CardFacts(
-        model_name=run.name,
+        model_name=run.resolve().name,
         languages=(source, target) if source and target else None,
         recipe=chosen_values(model_args, data_args, args),
         command=command or None,
