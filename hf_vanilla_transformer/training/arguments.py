@@ -97,6 +97,9 @@ class RunArguments(Seq2SeqTrainingArguments):
     train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "How batches are drawn"})
     predict_with_generate: bool = field(default=True, metadata={"help": "Evaluate by translating"})
     report_to: None | str | list[str] = field(default="none", metadata={"help": "Where to log: none, tensorboard …"})
+    metric_for_best_model: str | None = field(
+        default=None, metadata={"help": "What decides which checkpoint is best; BLEU unless given"}
+    )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Delete the run that output_dir holds"})
     auto_bf16: bool = field(
         default=False, metadata={"help": "Train in bf16 if a few timed steps show that it is faster here"}
@@ -116,10 +119,14 @@ class RunArguments(Seq2SeqTrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.bf16 and not torch.accelerator.is_available():
-            self.use_cpu = True  # the base class refuses bf16 on a CPU that nobody asked for
-        if self.metric_for_best_model is None and (self.load_best_model_at_end or self.early_stopping_patience):
-            self.metric_for_best_model, self.greater_is_better = "bleu", True
+        if not torch.accelerator.is_available():
+            self.dataloader_pin_memory = False  # there is nothing to pin for
+            if self.bf16:
+                self.use_cpu = True  # the base class refuses bf16 on a CPU that nobody asked for
+        chooses = self.load_best_model_at_end or self.early_stopping_patience is not None
+        if chooses and not self.metric_for_best_model:
+            self.metric_for_best_model = "bleu"
+            self.greater_is_better = True
         super().__post_init__()
 
 
