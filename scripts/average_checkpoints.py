@@ -1,0 +1,90 @@
+"""Average the weights of several checkpoints of one run (§6.1) into one model.
+
+  python scripts/average_checkpoints.py --output runs/averaged --run runs/multi30k_en_de_tiny --last 10
+  python scripts/average_checkpoints.py --output runs/averaged runs/mine/checkpoint-2000 runs/mine/checkpoint-2500
+
+The output is a model folder: the last checkpoint's configuration, tokenizer and generation settings go with the
+weights. If its name ends with .safetensors, it is a file with the weights alone.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+# What a checkpoint holds for going on with training only; it does not belong to averaged weights.
+TRAINING_STATE = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="folders or .safetensors files")
+    parser.add_argument("--run", metavar="DIR", help="take the checkpoints of this run instead")
+    parser.add_argument("--last", type=int, metavar="K", help="with --run: the last K of them (the paper: 5 or 20)")
+    parser.add_argument("--output", required=True, metavar="DIR", help="new folder, or a file.safetensors")
+    arguments = parser.parse_args()
+    if bool(arguments.checkpoints) == bool(arguments.run):
+        parser.error("name the checkpoints, or give --run DIR --last K")
+    if (arguments.run is None) != (arguments.last is None):
+        parser.error("--run and --last go together")
+    return arguments
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.training.checkpoints import average_weights
+
+    checkpoints, output = chosen_checkpoints(arguments), Path(arguments.output)
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise UserError(f"output {output} is there already; name a new one")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.suffix == ".safetensors":
+        average_weights(checkpoints, output)
+    else:
+        write_model_folder(checkpoints, output)
+    print(f"{output}: mean of {', '.join(map(str, checkpoints))}")
+
+
+def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
+    """The checkpoints that the arguments name, oldest first where it is a run's."""
+    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+
+    if arguments.run is None:
+        return [Path(name) for name in arguments.checkpoints]
+    if arguments.last < 1:
+        raise UserError(f"last is {arguments.last}; it must be at least 1")
+    checkpoints = whole_checkpoints(Path(arguments.run))
+    if len(checkpoints) < arguments.last:
+        have = f"run {arguments.run} has {len(checkpoints)} whole checkpoints"
+        raise UserError(f"{have}; last asks for {arguments.last}")
+    return checkpoints[-arguments.last :]
+
+
+def write_model_folder(checkpoints: list[Path], output: Path) -> None:
+    """Average into a folder that appears when it is complete."""
+    from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
+    from hf_vanilla_transformer.training.checkpoints import WEIGHTS, average_weights
+
+    last = checkpoints[-1] if checkpoints[-1].is_dir() else checkpoints[-1].parent
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
+        folder = Path(beside) / "model"
+        folder.mkdir()
+        average_weights(checkpoints, folder / WEIGHTS)
+        unwanted = shutil.ignore_patterns(*TRAINING_STATE, "*.safetensors", "checkpoint-*")
+        shutil.copytree(last, folder, ignore=unwanted, dirs_exist_ok=True)
+        # A run keeps the target's tokenizer once, beside its checkpoints.
+        target_tokenizer = last.parent / TARGET_FOLDER
+        if last.name.startswith("checkpoint-") and target_tokenizer.is_dir():
+            shutil.copytree(target_tokenizer, folder / TARGET_FOLDER, dirs_exist_ok=True)
+        os.replace(folder, output)
+
+
+if __name__ == "__main__":
+    # parsed before the package is imported: importing torch takes seconds, and --help should not
+    parsed = parse_arguments()
+
+    from hf_vanilla_transformer.errors import run_command
+
+    run_command(lambda: main(parsed))

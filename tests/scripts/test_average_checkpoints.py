@@ -1,0 +1,135 @@
+"""`scripts/average_checkpoints.py`: several checkpoints in, one model that loads and translates out."""
+
+import json
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.training import checkpoints as checkpoints_module
+from tests.model_helpers import tiny_model
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of two vocabularies with three checkpoints, as `Trainer` leaves them."""
+    run = tmp_path_factory.mktemp("run")
+    source, target = train_tokenizer(["one two"] * 3, 262), train_tokenizer(["eins zwei drei"] * 3, 265)
+    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
+    for seed, step in enumerate((2, 4, 10)):
+        folder = run / f"checkpoint-{step}"
+        tiny_model(seed, **sizes).save_pretrained(folder)
+        save_tokenizers(folder, source)
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+            (folder / name).write_bytes(b"x")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    save_tokenizers(run, source, target)
+    return run
+
+
+@pytest.fixture
+def average(repository, monkeypatch, capfd):
+    """Run the script in this process; give its exit status, its standard output and its standard error."""
+
+    def average(*arguments):
+        monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(str(repository / "scripts" / "average_checkpoints.py"), run_name="__main__")
+        return leaving.value.code, *capfd.readouterr()
+
+    return average
+
+
+def weights(checkpoint):
+    return load_file(checkpoint / "model.safetensors")
+
+
+def test_the_last_of_a_run_become_a_model_that_translates(average, finished, tmp_path):
+    output = tmp_path / "new" / "averaged"
+    status, printed, _ = average("--run", finished, "--last", 2, "--output", output)
+    assert status == 0 and str(output) in printed
+    first, second, found = (weights(path) for path in (finished / "checkpoint-4", finished / "checkpoint-10", output))
+    assert found.keys() == first.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(output)
+    assert model.config.decoder_vocab_size == 265
+    translator = Translator.from_pretrained(output, device="cpu")
+    assert len(translator.source_tokenizer) == 262 and len(translator.target_tokenizer) == 265
+    assert len(list(translator.translate(["one", "two"], max_new_tokens=3))) == 2
+    names = {path.name for path in output.iterdir()}
+    assert {"config.json", "generation_config.json", "tokenizer.json", "target_tokenizer"} <= names
+    assert not {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json"} & names
+    assert [path.name for path in output.parent.iterdir()] == ["averaged"]
+
+
+def test_named_checkpoints_into_a_file(average, finished, tmp_path):
+    named = [finished / "checkpoint-2" / "model.safetensors", finished / "checkpoint-10"]
+    assert average(*named, "--output", tmp_path / "mean.safetensors")[0] == 0
+    first, second = weights(finished / "checkpoint-2"), weights(finished / "checkpoint-10")
+    for name, tensor in load_file(tmp_path / "mean.safetensors").items():
+        torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["mean.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run", "RUN", "--last", "4"], "has 3 whole checkpoints; last asks for 4"),
+        (["--run", "RUN", "--last", "0"], "last is 0"),
+        (["--run", "nowhere", "--last", "1"], "has 0 whole checkpoints"),
+        (["nowhere/checkpoint-1"], "there is no nowhere/checkpoint-1"),
+        (["RUN/checkpoint-2", "other.safetensors"], "they differ in"),
+        (["RUN/checkpoint-2", "broken.safetensors"], "broken.safetensors"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(average, finished, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    save_file({"a": torch.ones(2)}, tmp_path / "other.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"\x10\x00")
+    status, printed, errors = average(*(each.replace("RUN", str(finished)) for each in arguments), "--output", "out")
+    assert (status, printed) == (2, "")
+    assert errors.startswith("error: ") and errors.count("\n") == 1 and message in errors
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.safetensors", "other.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["model", "model.safetensors"])
+def test_nothing_is_overwritten(average, finished, tmp_path, name):
+    there = tmp_path / "model" / "config.json" if name == "model" else tmp_path / name
+    there.parent.mkdir(exist_ok=True)
+    there.write_text("mine")
+    status, _, errors = average("--run", finished, "--last", 2, "--output", tmp_path / name)
+    assert status == 2 and "there already" in errors
+    assert there.read_text() == "mine" and len(list(there.parent.iterdir())) == 1
+
+
+def test_a_full_disk_leaves_no_half_model(average, finished, tmp_path, monkeypatch):
+    def full(_, path, **__):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints_module, "save_file", full)
+    status, _, errors = average("--run", finished, "--last", 2, "--output", tmp_path / "out")
+    assert status == 2 and "No space left on device" in errors and errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "--run", "b", "--last", "1"], ["--run", "b"], ["a", "--last", "1"]])
+def test_either_names_or_a_run(average, arguments):
+    status, _, errors = average(*arguments, "--output", "out")
+    assert status == 2 and "error:" in errors.splitlines()[-1]
+
+
+def test_help_does_not_wait_for_torch(repository, tmp_path):
+    process = subprocess.run(
+        [sys.executable, "-X", "importtime", repository / "scripts" / "average_checkpoints.py", "--help"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert process.returncode == 0 and "--last K" in process.stdout
+    assert "torch" not in process.stderr
