@@ -1,0 +1,264 @@
+"""`scripts/train.py` as a user runs it: every kind of file, every mistake, and Ctrl-C."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+
+PAIRS = [
+    ("One dog", "Ein Hund"),
+    ("Two dogs, three cats", "Zwei Hunde, drei Katzen"),
+    ("A cat", "Eine Katze"),
+    ("Three dogs", "Drei Hunde"),
+    ("Two cats", "Zwei Katzen"),
+    ("One cat", "Eine Katze"),
+]
+
+# A model and a run so small that a step takes milliseconds.
+SMALL = {
+    "vocab_size": 280,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "per_device_train_batch_size": 4,
+    "max_steps": 2,
+    "logging_steps": 1,
+    "generation_max_length": 6,
+    "disable_tqdm": "true",
+    "use_cpu": "true",
+}
+TINY = [part for name, value in SMALL.items() for part in (f"--{name}", str(value))]
+
+
+@pytest.fixture
+def train(repository, monkeypatch, capfd, tmp_path):
+    """Run the script in this process and an empty folder; give its status, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def train(*arguments):
+        monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(str(repository / "scripts" / "train.py"), run_name="__main__")
+        return leaving.value.code, *capfd.readouterr()
+
+    return train
+
+
+def write_parallel(folder, pairs=PAIRS, name="train"):
+    """Two files, and the flags that point at them."""
+    flags = []
+    for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+        (folder / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        flags += [f"--{name}_{side}_file", f"{name}.{side}"]
+    return flags
+
+
+# 1. Kinds of files
+
+
+def json_lines(path):
+    rows = [{"translation": {"en": source, "de": target, "fr": "non"}, "id": 7} for source, target in PAIRS]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return ["--source_lang", "en", "--target_lang", "de"]
+
+
+def csv_file(path):
+    rows = [f'{number},"{source}","{target}"' for number, (source, target) in enumerate(PAIRS)]
+    path.write_text("\n".join(["id,english,german", *rows]), encoding="utf-8")
+    return ["--source_column", "english", "--target_column", "german"]
+
+
+@pytest.mark.parametrize(("name", "write"), [("pairs.jsonl", json_lines), ("pairs.csv", csv_file)])
+def test_files_with_columns(train, tmp_path, name, write):
+    columns = write(tmp_path / name)
+    files = [part for split in ("train", "validation", "test") for part in (f"--{split}_file", name)]
+    status, printed, errors = train(*TINY, *files, *columns, "--output_dir", "run")
+    assert status == 0, errors
+    assert all(f"{split}: kept 6 of 6 pairs" in printed for split in ("train", "validation", "test"))
+    results = json.loads((tmp_path / "run" / "all_results.json").read_text())
+    assert results["test_sentences"] == 6 and "eval_bleu" in results
+    # the text was English and German as the columns say: what was learnt from the one file can spell both
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    assert len(tokenizer.tokenize("cats")) < 4 and len(tokenizer.tokenize("Katze")) < 5
+
+
+def test_dropped_rows_are_told_with_their_lines(train, tmp_path):
+    pairs = [*PAIRS, ("Nothing", ""), ("word " * 300, "lang")]
+    status, printed, errors = train(*TINY, *write_parallel(tmp_path, pairs), "--output_dir", "run")
+    assert status == 0, errors
+    assert "train: kept 7 of 8 pairs; dropped 1: empty target (line 7)" in printed
+    assert "train: encoded 6 of 7 pairs; dropped 1: too long (line 8)" in printed
+
+
+def test_two_vocabularies(train, tmp_path):
+    files = [*write_parallel(tmp_path), *write_parallel(tmp_path, PAIRS[:3], "test")]
+    flags = [*files, "--separate_vocabularies", "true", "--min_frequency", "1"]
+    status, printed, errors = train(*TINY, *flags, "--output_dir", "run")
+    assert status == 0, errors
+    run = tmp_path / "run"
+    source, target = AutoTokenizer.from_pretrained(run), AutoTokenizer.from_pretrained(run / "target_tokenizer")
+    assert source.get_vocab() != target.get_vocab()
+    assert f"tokenizer: {len(source):,} and {len(target):,} tokens" in printed
+    config = AutoModelForSeq2SeqLM.from_pretrained(run).config
+    assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
+    assert not config.share_encoder_decoder_embeddings
+    translations = list(Translator.from_pretrained(run, device="cpu").translate(["One dog", ""], max_new_tokens=4))
+    assert len(translations) == 2 and translations[1] == ""
+    status, _, errors = train(
+        *TINY, *flags, "--output_dir", "run", "--max_steps", "3", "--save_steps", "1", "--overwrite_output_dir", "true"
+    )
+    assert status == 0, errors
+    # a resumed run keeps its two tokenizers
+    again = ["--output_dir", "run", "--max_steps", "4", "--resume_from_checkpoint", "true"]
+    status, _, errors = train(*TINY, *flags, *again)
+    assert status == 0, errors
+    assert json.loads((run / "all_results.json").read_text())["train_updates"] == 4
+    assert (run / "target_tokenizer").is_dir()
+
+
+def test_lower_case_and_bpe_dropout(train, tmp_path):
+    flags = [*write_parallel(tmp_path), "--lowercase", "true", "--bpe_dropout", "0.1"]
+    status, _, errors = train(*TINY, *flags, "--output_dir", "run")
+    assert status == 0, errors
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    ids = tokenizer("Two DOGS")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "two dogs"
+    assert all(tokenizer("Two DOGS")["input_ids"] == ids for _ in range(20))  # no dropout is saved
+    assert json.loads((tmp_path / "run" / "tokenizer.json").read_text())["model"]["dropout"] is None
+
+
+# 2. Mistakes
+
+
+def shorter_target(folder):
+    (folder / "train.source").write_text("a\n" * 1000)
+    (folder / "train.target").write_text("b\n" * 999)
+    return ["--train_source_file", "train.source", "--train_target_file", "train.target"]
+
+
+def latin1(folder):
+    flags = write_parallel(folder)
+    (folder / "train.target").write_bytes("\n".join(["Käse"] * len(PAIRS)).encode("latin-1"))
+    return flags
+
+
+def earlier_run(folder):
+    (folder / "run" / "checkpoint-5").mkdir(parents=True)
+    (folder / "run" / "checkpoint-5" / "model.safetensors").write_bytes(b"precious")
+    return write_parallel(folder)
+
+
+def finished_run(folder):
+    (folder / "run").mkdir()
+    (folder / "run" / "model.safetensors").write_bytes(b"precious")
+    return write_parallel(folder)
+
+
+def output_is_a_file(folder):
+    (folder / "run").write_text("precious")
+    return write_parallel(folder)
+
+
+def and_flags(*flags):
+    return lambda folder: [*write_parallel(folder), *flags]
+
+
+MISTAKES = [
+    (lambda _: ["--train_source_file", "no.en", "--train_target_file", "no.de"], "no.en is not there"),
+    (lambda _: ["--train_file", "no.jsonl"], "no.jsonl is not there"),
+    (shorter_target, "train.source has 1,000 lines and train.target has 999"),
+    (latin1, "train.target, line 1, byte 2 (0xe4) is not UTF-8: convert it: iconv"),
+    (earlier_run, "run already has a run: go on with it (--resume_from_checkpoint true)"),
+    (finished_run, "run already has a run"),
+    (output_is_a_file, "output_dir run is a file"),
+    (lambda _: [], "nothing to train on"),
+    (and_flags("--resume_from_checkpoint", "true"), "no whole checkpoint to resume from"),
+    (and_flags("--resume_from_checkpoint", "elsewhere"), "resume_from_checkpoint elsewhere is no folder"),
+    (lambda folder: write_parallel(folder)[:2], "train_source_file and train_target_file go together"),
+    (and_flags("--train_file", "a.csv"), "not both"),
+    (lambda _: ["--train_file", "train.py"], "train.py"),
+    (and_flags("--vocab_size", "99"), "vocab_size is 99; 260 is the least"),
+    (and_flags("--bleu_tokenize", "moses"), "sacreBLEU has no tokenizer 'moses'"),
+    (and_flags("--bpe_dropout", "1.5"), "bpe_dropout is 1.5"),
+    (and_flags("--max_source_length", "1"), "every pair is longer than the limits"),
+    (and_flags("--tokenizer_name", "elsewhere"), "no tokenizer in 'elsewhere'"),
+    (and_flags("--encoder_attention_heads", "3"), "encoder_attention_heads"),
+    (lambda _: ["--numbers_size", "5", "--target_lang", "tlh"], "num2words cannot spell numbers in 'tlh'"),
+    (lambda _: ["--numbers_size", "5", "--numbers_maximum", "9"], "different numbers are wanted"),
+]
+
+
+@pytest.mark.parametrize(("prepare", "message"), MISTAKES, ids=[message[:30] for _, message in MISTAKES])
+def test_mistakes_are_one_line(train, tmp_path, prepare, message):
+    flags = prepare(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    status, _, errors = train(*TINY, "--output_dir", "run", *flags)
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert status == 2 and len(lines) == 1 and message in lines[0], errors
+    assert "Traceback" not in errors
+    assert before == {path: path.read_bytes() for path in before}  # nothing of the user's was touched
+
+
+def script(repository, folder, *arguments):
+    """The script as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, repository / "scripts" / "train.py", *TINY, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+
+
+def test_a_mistake_in_a_process_of_its_own(repository, tmp_path):
+    process = script(repository, tmp_path, "--output_dir", "run", *shorter_target(tmp_path))
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2 and "Traceback" not in errors
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "1,000" in lines[0] and "999" in lines[0]
+
+
+def test_a_new_run_replaces_an_old_one_only_when_told(train, tmp_path):
+    flags = [*TINY, "--output_dir", "run", *finished_run(tmp_path), "--overwrite_output_dir", "true"]
+    (tmp_path / "run" / "checkpoint-77").mkdir()
+    status, _, errors = train(*flags)
+    assert status == 0, errors
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() != b"precious"
+    assert not (tmp_path / "run" / "checkpoint-77").exists()
+
+
+# 3. Ctrl-C
+
+
+def test_ctrl_c_saves_a_checkpoint_from_which_the_run_goes_on(train, repository, tmp_path):
+    flags = ["--output_dir", "run", *write_parallel(tmp_path)]
+    process = script(repository, tmp_path, *flags, "--max_steps", "1000000")
+    try:
+        for line in process.stdout:
+            if "'loss'" in line:  # training has begun
+                process.send_signal(signal.SIGINT)
+                break
+        printed, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode not in (0, None) and process.returncode > 0, errors
+    assert "Traceback" not in errors and "stopping" in printed
+    (checkpoint,) = whole_checkpoints(tmp_path / "run")
+    step = int(checkpoint.name.removeprefix("checkpoint-"))
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert f"interrupted at step {step}; " in line and f"run/checkpoint-{step} is whole" in line
+    assert "--resume_from_checkpoint true" in line
+    status, printed, errors = train(*TINY, *flags, "--max_steps", step + 2, "--resume_from_checkpoint", "true")
+    assert status == 0, errors
+    assert f"resuming from run/checkpoint-{step}" in printed
+    assert json.loads((tmp_path / "run" / "all_results.json").read_text())["train_updates"] == step + 2

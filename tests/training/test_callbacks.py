@@ -1,0 +1,146 @@
+"""The end of a run: Ctrl-C and time, each with a checkpoint; and choosing bf16, which must leave no trace."""
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import TrainerControl
+
+from hf_vanilla_transformer.training import callbacks, precision, run
+from hf_vanilla_transformer.training.arguments import RunArguments
+from hf_vanilla_transformer.training.callbacks import StopWithCheckpoint
+from hf_vanilla_transformer.training.precision import bf16_is_faster
+from tests.model_helpers import tiny_model
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set."""
+
+    class Clock:
+        now = 1000.0
+
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: Clock.now))
+    return Clock
+
+
+def step(stop):
+    return stop.on_step_end(None, None, TrainerControl())
+
+
+def test_time_is_counted_from_the_start_of_training(clock):
+    stop = StopWithCheckpoint(max_minutes=2)
+    clock.now += 500
+    stop.on_train_begin()
+    try:
+        clock.now += 119
+        control = step(stop)
+        assert not (control.should_training_stop or control.should_save or control.should_evaluate)
+        clock.now += 2
+        control = step(stop)
+        assert control.should_training_stop and control.should_save and control.should_evaluate
+        assert not stop.interrupted
+    finally:
+        stop.on_train_end()
+
+
+def test_without_a_limit_time_never_ends(clock):
+    stop = StopWithCheckpoint()
+    stop.on_train_begin()
+    clock.now += 1e9
+    control = step(stop)
+    stop.on_train_end()
+    assert not (control.should_training_stop or control.should_save)
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)  # the handler runs between two instructions of the interpreter
+
+
+@pytest.fixture
+def terminal():
+    """Ctrl-C means what it does in a terminal, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_ctrl_c_asks_for_a_checkpoint_and_the_second_stops(terminal, capsys):
+    stop = StopWithCheckpoint(max_minutes=60)
+    stop.on_train_begin()
+    try:
+        assert not step(stop).should_training_stop
+        interrupt()
+        assert stop.interrupted and "Ctrl-C again" in capsys.readouterr().out
+        control = step(stop)
+        assert control.should_training_stop and control.should_save
+        assert not control.should_evaluate  # who pressed it does not want to wait
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+    finally:
+        stop.on_train_end()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_handler_goes_when_training_ends():
+    before = signal.getsignal(signal.SIGINT)
+    stop = StopWithCheckpoint()
+    stop.on_train_begin()
+    assert signal.getsignal(signal.SIGINT) is not before
+    stop.on_train_end()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_measuring_bf16_leaves_no_trace(training):
+    model = tiny_model(dropout=0.5, encoder_layers=1, decoder_layers=1).train(training)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    assert bf16_is_faster(model, sentences=2, length=3) in (True, False)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training is training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, weights[name]), name
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_faster_precision_is_told_by_the_median(monkeypatch, faster):
+    model, steps, clock = tiny_model(encoder_layers=1, decoder_layers=1), [], iter(range(10**6))
+    model.register_forward_pre_hook(lambda *_: steps.append(torch.is_autocast_enabled("cpu")))
+
+    class Time:
+        now = 0.0
+
+        def perf_counter(self):
+            if next(clock) % 2:  # the end of a step: how long it took
+                # the first timed step of the quicker kind is disturbed, which must not decide
+                disturbed = steps[-1] is faster and steps.count(faster) == precision.WARM_UP + 1
+                self.now += 100.0 if disturbed else 1.0 if steps[-1] is faster else 2.0
+            return self.now
+
+    monkeypatch.setattr(precision, "time", Time())
+    assert bf16_is_faster(model, sentences=1, length=2) is faster
+    assert steps.count(True) == steps.count(False) == precision.WARM_UP + precision.TIMED
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_auto_bf16_follows_the_measurement(tmp_path, monkeypatch, faster):
+    monkeypatch.setattr(run, "bf16_is_faster", lambda model: faster)
+    args = RunArguments(output_dir=str(tmp_path), auto_bf16=True, use_cpu=True)
+    run.settle_arguments(tiny_model(), args)
+    assert args.bf16 is faster
+    assert (args.mixed_precision == "bf16") is faster
+
+
+def test_the_peak_learning_rate_is_the_papers(tmp_path):
+    args = RunArguments(output_dir=str(tmp_path), use_cpu=True)
+    run.settle_arguments(tiny_model(d_model=64), args)
+    assert args.learning_rate == pytest.approx(64**-0.5 * 4000**-0.5, rel=1e-12)  # Eq. 3 at step 4,000
+    args = RunArguments(output_dir=str(tmp_path), use_cpu=True, learning_rate=0.5)
+    run.settle_arguments(tiny_model(), args)
+    assert args.learning_rate == 0.5

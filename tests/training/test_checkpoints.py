@@ -1,0 +1,142 @@
+"""Which checkpoints are whole, and their average."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training import checkpoints
+from hf_vanilla_transformer.training.checkpoints import (
+    average_weights,
+    remove_broken_checkpoints,
+    whole_checkpoints,
+    written_beside,
+)
+from tests.model_helpers import TYING_MODES, tiny_model
+
+
+def checkpoint(run, name, state='{"global_step": 1}', weights=b"x"):
+    folder = run / name
+    folder.mkdir(parents=True)
+    if state is not None:
+        (folder / "trainer_state.json").write_text(state)
+    if weights is not None:
+        (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_only_whole_checkpoints_count_and_broken_ones_go(tmp_path):
+    whole = [checkpoint(tmp_path, f"checkpoint-{step}") for step in (2, 10, 9)]
+    broken = [
+        checkpoint(tmp_path, "checkpoint-11", state=None),
+        checkpoint(tmp_path, "checkpoint-12", state='{"global_st'),
+        checkpoint(tmp_path, "checkpoint-13", state=""),
+        checkpoint(tmp_path, "checkpoint-14", weights=None),
+    ]
+    others = [checkpoint(tmp_path, "checkpoint-best", state=None), checkpoint(tmp_path, "my-checkpoint-3", state=None)]
+    assert whole_checkpoints(tmp_path) == [whole[0], whole[2], whole[1]]
+    remove_broken_checkpoints(tmp_path)
+    assert not any(path.exists() for path in broken)
+    assert all((path / "model.safetensors").exists() for path in whole + others)
+
+
+def test_no_run_has_no_checkpoints(tmp_path):
+    assert whole_checkpoints(tmp_path / "nowhere") == []
+    remove_broken_checkpoints(tmp_path / "nowhere")
+
+
+def saved(path, **tensors):
+    save_file(tensors, path)
+    return path
+
+
+def test_the_mean_is_taken_in_float64(tmp_path):
+    # summed in float32, the ones are lost beside 1e8
+    numbers = [1e8, 1.0, 1.0, -1e8]
+    files = [saved(tmp_path / f"{i}.safetensors", a=torch.tensor([[x]])) for i, x in enumerate(numbers)]
+    average_weights(files, tmp_path / "mean.safetensors")
+    found = load_file(tmp_path / "mean.safetensors")["a"]
+    assert found.dtype == torch.float32 and found.tolist() == [[0.5]]
+
+
+def test_the_type_of_the_checkpoints_stays(tmp_path):
+    # 1 + 2^-7 is bfloat16's next number after 1
+    files = [
+        saved(tmp_path / "a.safetensors", w=torch.tensor([1.0, 3.0], dtype=torch.bfloat16)),
+        saved(tmp_path / "b.safetensors", w=torch.tensor([1 + 2**-6, 5.0], dtype=torch.bfloat16)),
+    ]
+    average_weights(files, tmp_path / "mean.safetensors")
+    found = load_file(tmp_path / "mean.safetensors")["w"]
+    assert found.dtype == torch.bfloat16 and found.tolist() == [1 + 2**-7, 4.0]
+
+
+@pytest.mark.parametrize(("share", "tie"), TYING_MODES)
+def test_the_average_of_models_loads_and_tied_weights_stand_once(tmp_path, share, tie):
+    models = [tiny_model(seed, share_encoder_decoder_embeddings=share, tie_word_embeddings=tie) for seed in (1, 2)]
+    for number, model in enumerate(models):
+        model.save_pretrained(tmp_path / str(number))
+    target = tmp_path / "mean"
+    models[0].save_pretrained(target)
+    average_weights([tmp_path / "0", tmp_path / "1"], target / "model.safetensors")
+    assert load_file(target / "model.safetensors").keys() == load_file(tmp_path / "0" / "model.safetensors").keys()
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(target).state_dict()
+    first, second = (model.state_dict() for model in models)
+    for name, tensor in loaded.items():
+        torch.testing.assert_close(tensor, (first[name] + second[name]) / 2, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "name"),
+    [
+        ({"a": torch.ones(2)}, "b"),
+        ({"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(1)}, "c"),
+        ({"a": torch.ones(2), "b": torch.ones(1, 3)}, "b"),
+        ({"a": torch.ones(2, dtype=torch.float16), "b": torch.ones(3)}, "a"),
+    ],
+)
+def test_other_tensors_cannot_be_averaged(tmp_path, tensors, name):
+    first = saved(tmp_path / "first.safetensors", a=torch.ones(2), b=torch.ones(3))
+    other = saved(tmp_path / "other.safetensors", **tensors)
+    with pytest.raises(UserError, match=rf"other\.safetensors .* differ in {name}$"):
+        average_weights([first, other], tmp_path / "mean.safetensors")
+    assert not (tmp_path / "mean.safetensors").exists()
+
+
+def test_nothing_to_average(tmp_path):
+    with pytest.raises(UserError, match="no checkpoint to average"):
+        average_weights([], tmp_path / "mean.safetensors")
+    with pytest.raises(UserError, match="there is no .*checkpoint-7"):
+        average_weights([tmp_path / "checkpoint-7"], tmp_path / "mean.safetensors")
+
+
+def test_a_failed_write_leaves_the_target_as_it_was(tmp_path, monkeypatch):
+    file = saved(tmp_path / "first.safetensors", a=torch.ones(2))
+    target = tmp_path / "mean.safetensors"
+    target.write_bytes(b"old")
+
+    def full(_, path, **__):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        average_weights([file], target)
+    assert target.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.safetensors", "mean.safetensors"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_written_beside_replaces_at_the_end_or_never(tmp_path, error):
+    target = tmp_path / "results.json"
+    target.write_text("old")
+    with pytest.raises(error), written_beside(target) as beside:
+        beside.write_text("half")
+        raise error
+    assert target.read_text() == "old"
+    with written_beside(target) as beside:
+        beside.write_text(json.dumps([1]))
+        assert target.read_text() == "old"
+    assert target.read_text() == "[1]" and list(tmp_path.iterdir()) == [target]

@@ -1,0 +1,273 @@
+"""Recipes and flags become arguments, and whatever is wrong with them becomes one line."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_vanilla_transformer import VanillaTransformerConfig
+from hf_vanilla_transformer.data import train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training.arguments import chosen_values
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import build_model
+
+RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yaml"))
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Write a recipe; give its path."""
+
+    def write(content):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def complaint(arguments):
+    """The one line in which a wrong command line ends."""
+    with pytest.raises(UserError) as raised:
+        parse_recipe(arguments)
+    message = str(raised.value)
+    assert message and "\n" not in message
+    return message
+
+
+def test_there_are_recipes():
+    assert {"numbers_en_de.yaml", "multi30k_en_de_tiny.yaml"} <= {path.name for path in RECIPES}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_value_of_every_recipe_arrives(path):
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    parsed = {}
+    for each in parse_recipe([str(path)]):
+        parsed |= vars(each)
+    for name, value in values.items():
+        expected = float(value) if isinstance(parsed[name], float) else value
+        assert parsed[name] == expected, name
+    assert values["output_dir"] == f"runs/{path.stem}"
+    # a value that is the default says nothing, and may hide that somebody thinks otherwise
+    assert {"source_lang", "target_lang"} <= values.keys()
+
+
+def test_flags_win_over_the_file(recipe):
+    path = recipe({"d_model": 64, "dropout": 0.3, "max_steps": 5, "output_dir": "runs/a", "bf16": False})
+    flags = ["--d_model=32", "--max_steps", "9", "--output-dir", "runs/b"]
+    model, _, run = parse_recipe([path, *flags])
+    assert (model.d_model, model.dropout, run.max_steps, run.output_dir) == (32, 0.3, 9, "runs/b")
+
+
+def test_flags_alone_are_enough():
+    model, data, run = parse_recipe(["--output_dir", "x", "--lowercase", "--preset", "B16", "--bpe_dropout", "1e-1"])
+    assert (run.output_dir, data.lowercase, model.preset, data.bpe_dropout) == ("x", True, "B16", 0.1)
+    assert model.d_model is None  # the preset's
+
+
+def test_yaml_values_of_every_kind(recipe):
+    model, data, run = parse_recipe(
+        [
+            recipe(
+                "output_dir: runs/x\n"
+                "learning_rate: 4e-3\n"  # YAML 1.1 reads a string
+                "test_length_penalty: -0.5\n"
+                "streaming: yes\n"
+                "tie_word_embeddings: false\n"
+                "load_best_model_at_end: off\n"
+                "remove_unused_columns: false\n"
+                "label_names: [labels, other]\n"
+                "lr_scheduler_kwargs: {timescale: 10}\n"
+                "max_source_length: 12\n"
+                "max_minutes: 5\n"
+                "validation_file:\n"
+                "train_file: 'my data/train set.jsonl'\n"
+            )
+        ]
+    )
+    assert run.learning_rate == 0.004 and run.test_length_penalty == -0.5 and run.max_minutes == 5.0
+    assert data.streaming is True and run.load_best_model_at_end is False and run.remove_unused_columns is False
+    assert model.tie_word_embeddings is False and model.scale_embedding is None
+    assert run.label_names == ["labels", "other"] and run.lr_scheduler_kwargs == {"timescale": 10}
+    assert data.max_source_length == 12 and data.validation_file is None
+    assert data.train_file == "my data/train set.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("learning_rat", "learning_rate"), ("d_modle", "d_model"), ("train_source", "train_source_file")],
+)
+def test_a_misspelt_name_is_told_with_the_right_one(recipe, name, nearest):
+    message = complaint([recipe({"output_dir": "x", name: 1})])
+    assert "recipe.yaml" in message and f"unknown field {name};" in message and f"did you mean {nearest}?" in message
+    for flag in ([f"--{name}", "1"], [f"--{name}=1"], [f"--{name.replace('_', '-')}", "1"]):
+        message = complaint(["--output_dir", "x", *flag])
+        assert f"unknown field {name};" in message and f"did you mean {nearest}?" in message
+
+
+def test_an_abbreviation_is_no_name():
+    assert "unknown field learning" in complaint(["--output_dir", "x", "--learning", "0.1"])
+
+
+def test_a_name_like_no_other_has_no_hint():
+    assert complaint(["--qqqq", "1"]).endswith("unknown field qqqq")
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"max_steps": "many"}, ["max_steps", "many"]),
+        ({"d_model": 1.5}, ["d_model", "1.5"]),
+        ({"streaming": "perhaps"}, ["streaming", "perhaps"]),
+        ({"dropout": "much"}, ["dropout", "much"]),
+        ({"lr_scheduler_type": "sideways"}, ["sideways"]),
+        ({"eval_strategy": "sometimes"}, ["sometimes"]),
+        ({"max_steps": [1, 2]}, ["2"]),
+    ],
+)
+def test_a_wrong_value_is_told(recipe, values, parts):
+    message = complaint([recipe({"output_dir": "x", **values})])
+    assert all(part in message for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("- d_model: 3\n- dropout: 0.1\n", "must hold lines `field: value`"),
+        ("", "must hold lines `field: value`"),
+        ("just words", "must hold lines `field: value`"),
+        ("d_model: [1, 2", "is not YAML"),
+        ("a: b: c\n", "is not YAML"),
+        ("7: 8\n", "unknown field 7"),
+        ("on: 1\n", "unknown field True"),  # YAML 1.1 again
+    ],
+)
+def test_a_file_that_is_no_recipe(recipe, content, part):
+    message = complaint([recipe(content)])
+    assert part in message and "recipe.yaml" in message
+
+
+def test_a_recipe_in_another_encoding(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes("output_dir: für\n".encode("latin-1"))
+    assert "is not YAML" in complaint([str(path)])
+
+
+@pytest.mark.parametrize("path", ["nowhere.yaml", "."])
+def test_a_missing_recipe(path):
+    assert f"there is no recipe {path}" in complaint([path])
+
+
+def test_the_recipe_comes_first(recipe):
+    assert "recipe.yaml" in complaint(["--output_dir", "x", recipe({"seed": 1})])
+
+
+def test_values_that_do_not_go_together():
+    arguments = ["--output_dir", "x", "--load_best_model_at_end", "true", "--eval_strategy", "no"]
+    assert "strategy" in complaint([*arguments, "--save_strategy", "steps"])
+
+
+# For each field of the configuration that a user may choose, a value that is not the default.
+CHOSEN = {
+    "vocab_size": 262,
+    "d_model": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 28,
+    "head_dim": 6,
+    "value_head_dim": 10,
+    "activation_function": "gelu",
+    "dropout": 0.25,
+    "attention_dropout": 0.125,
+    "activation_dropout": 0.5,
+    "position_encoding_type": "learned",
+    "max_position_embeddings": 50,
+    "scale_embedding": False,
+    "layer_norm_eps": 1e-6,
+    "attention_bias": False,
+    "lm_head_bias": True,
+    "final_layer_norm": True,
+    "share_encoder_decoder_embeddings": False,
+    "tie_word_embeddings": False,
+    "label_smoothing": 0.2,
+}
+DECIDED_ELSEWHERE = {"decoder_vocab_size", "is_encoder_decoder", "use_cache"}
+
+
+def own_fields():
+    every = {field.name: field.default for field in dataclasses.fields(VanillaTransformerConfig)}
+    own = VanillaTransformerConfig.__annotations__.keys() & every.keys()
+    return {name: every[name] for name in own if not name.endswith("_token_id")}
+
+
+def test_every_field_of_the_model_can_be_set(recipe):
+    assert own_fields().keys() == CHOSEN.keys() | DECIDED_ELSEWHERE
+    assert all(own_fields()[name] != value for name, value in CHOSEN.items())
+    model_args, _, _ = parse_recipe([recipe({"output_dir": "x", **CHOSEN})])
+    tokenizer = train_tokenizer(["two two"] * 3, CHOSEN["vocab_size"])
+    config = build_model(model_args, (tokenizer, tokenizer)).config
+    for name, value in CHOSEN.items():
+        assert getattr(config, name) == value, name
+    assert (config.bos_token_id, config.pad_token_id, config.eos_token_id) == (0, 1, 2)
+    assert config.decoder_start_token_id == 0
+
+
+def test_a_preset_with_a_change_of_ones_own():
+    model_args, _, _ = parse_recipe(["--preset=C2", "--d_model=16", "--encoder_ffn_dim=16", "--output_dir=x"])
+    tokenizer = train_tokenizer(["two two"] * 3, 262)
+    config = build_model(model_args, (tokenizer, tokenizer)).config
+    assert (config.encoder_layers, config.decoder_layers, config.d_model) == (2, 2, 16)
+    assert (config.encoder_ffn_dim, config.decoder_ffn_dim) == (16, 2048)
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ("--preset gigantic", "gigantic"),
+        ("--d_model 16 --encoder_attention_heads 3", "3"),
+        ("--dropout 1.5", "dropout"),
+        ("--activation_function sigmoidal", "sigmoidal"),
+    ],
+)
+def test_an_impossible_model_is_one_line(flags, part):
+    model_args, _, _ = parse_recipe(["--output_dir", "x", *flags.split()])
+    tokenizer = train_tokenizer(["two two"] * 3, 262)
+    with pytest.raises(UserError, match=part) as raised:
+        build_model(model_args, (tokenizer, tokenizer))
+    assert "\n" not in str(raised.value)
+
+
+def test_chosen_values_would_make_the_same_run_again(recipe):
+    given = {"output_dir": "x", "d_model": 16, "learning_rate": 0.5, "eval_strategy": "steps", "lowercase": True}
+    first = parse_recipe([recipe(given)])
+    chosen = chosen_values(*first)
+    assert given.items() <= chosen.items() and "dropout" not in chosen and "bleu_tokenize" not in chosen
+    again = chosen_values(*parse_recipe([recipe(yaml.safe_dump(chosen))]))
+    assert again == chosen
+
+
+def test_help_names_every_field(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        parse_recipe(["--help"])
+    text = capsys.readouterr().out
+    assert leaving.value.code == 0
+    assert all(f"--{name} " in text for name in ("d_model", "train_file", "max_steps", "average_last", "preset"))
+
+
+def test_a_typo_on_the_command_line_has_no_traceback(repository, tmp_path):
+    process = subprocess.run(
+        [sys.executable, repository / "scripts" / "train.py", RECIPES[0], "--lerning_rate", "1"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=300,
+    )  # fmt: skip
+    assert process.returncode == 2
+    assert process.stderr.count("\n") == 1 and process.stderr.startswith("error: ")
+    assert "did you mean learning_rate?" in process.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,344 @@
+"""Whole runs, tiny: every recipe ends in a model folder; what stops a run loses nothing; the better weights stay."""
+
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import choose_weights, disk_may_fill, load_weights, run_training
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from tests.model_helpers import tiny_model
+
+RECIPES = {path.stem: path for path in (Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yaml")}
+SOURCES = ["one", "two", "three", "twenty-one", "two hundred", "thirty-three", "one hundred and two", "forty"]
+TARGETS = ["eins", "zwei", "drei", "einundzwanzig", "zweihundert", "dreiunddreißig", "einhundertzwei", "vierzig"]
+
+# A model and a run so small that a step takes milliseconds.
+TINY = {
+    "vocab_size": 280,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "per_device_train_batch_size": 4,
+    "max_steps": 2,
+    "save_steps": 1,
+    "logging_steps": 1,
+    "generation_max_length": 5,
+    "auto_bf16": False,
+    "disable_tqdm": True,
+    "use_cpu": True,
+}
+
+
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory):
+    """Flags that point at three splits of parallel text."""
+    folder = tmp_path_factory.mktemp("text")
+    flags = {}
+    for split, rows in (("train", slice(None)), ("validation", slice(0, 3)), ("test", slice(2, 6))):
+        for side, lines in (("source", SOURCES), ("target", TARGETS)):
+            file = folder / f"{split}.{side}"
+            file.write_text("\n".join(lines[rows]) + "\n", encoding="utf-8")
+            flags[f"{split}_{side}_file"] = file
+    return flags
+
+
+def only_training(parallel):
+    return {name: file for name, file in parallel.items() if name.startswith("train")}
+
+
+def train(folder, recipe=None, **values):
+    arguments = [part for name, value in {**TINY, **values}.items() for part in (f"--{name}", str(value))]
+    first = [str(recipe)] if recipe else []
+    return run_training(*parse_recipe([*first, "--output_dir", str(folder), *arguments]), command="train")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, parallel):
+    """Each recipe trained for two steps, once: name -> (folder, results)."""
+    runs = {}
+
+    def finish(name):
+        if name not in runs:
+            folder = tmp_path_factory.mktemp("runs") / name
+            numbers = "numbers_size" in yaml.safe_load(RECIPES[name].read_text(encoding="utf-8"))
+            data = {"numbers_size": 12, "max_eval_samples": 8} if numbers else parallel
+            runs[name] = folder, train(folder, RECIPES[name], eval_steps=1, **data)
+        return runs[name]
+
+    return finish
+
+
+# 1. A finished run is a model folder
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_recipe_ends_in_a_model_folder(finished, name):
+    folder, results = finished(name)
+    recipe = yaml.safe_load(RECIPES[name].read_text(encoding="utf-8"))
+    files = {path.name for path in folder.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= files
+    assert {"tokenizer_config.json", "trainer_state.json", "all_results.json", "curve.png", "README.md"} <= files
+    assert not {file for file in files if file.startswith(".") or file.startswith("average")}
+    written = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+    assert written == json.loads(json.dumps(results))
+    for metric in ("eval_bleu", "eval_loss", "test_bleu", "test_chrf", "test_exact_match", "train_loss"):
+        assert isinstance(written[metric], float), metric
+    tokenize = recipe.get("bleu_tokenize", "13a")
+    signature = written["test_bleu_signature"].split("|")
+    assert {"BLEU", "nrefs:1", "case:mixed", f"tok:{tokenize}"} <= set(signature)
+    assert written["train_updates"] == 2 and written["test_sentences"] == (1000 if "numbers_size" in recipe else 4)
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert state["global_step"] == 2 and any("eval_bleu" in entry for entry in state["log_history"])
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation.get("num_beams", 1) == recipe.get("test_num_beams", generation.get("num_beams", 1))
+    # no length of an evaluation (nor the library's 20) has become the model's
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert model.generate(torch.tensor([[9, 8, 2]]), min_new_tokens=30, num_beams=1).shape[1] > 30
+
+
+def test_the_average_of_the_last_checkpoints_was_tried(finished):
+    _, results = finished("multi30k_en_de_tiny")
+    assert {"eval_bleu_single", "eval_bleu_averaged"} <= results.keys()
+    assert results["eval_bleu"] == max(results["eval_bleu_single"], results["eval_bleu_averaged"])
+    assert results["averaged_checkpoints"] in (0, 2)
+
+
+NEW_PROCESS = """
+import json, sys
+import hf_vanilla_transformer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+found = []
+for folder in sys.argv[1:]:
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(["two hundred", "seven"], return_tensors="pt", padding=True)
+    found.append([type(model).__name__, model.generate(**inputs, max_new_tokens=6).tolist()])
+print(json.dumps(found))
+"""
+
+
+def test_a_new_process_loads_every_model_and_translates_alike(finished, repository, tmp_path):
+    folders = [finished(name)[0] for name in sorted(RECIPES)]
+    process = subprocess.run(
+        [sys.executable, "-c", NEW_PROCESS, *folders], capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
+    assert process.returncode == 0, process.stderr
+    expected = []
+    for folder in folders:
+        model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        inputs = tokenizer(["two hundred", "seven"], return_tensors="pt", padding=True)
+        expected.append([type(model).__name__, model.generate(**inputs, max_new_tokens=6).tolist()])
+    assert json.loads(process.stdout.splitlines()[-1]) == expected
+    assert expected[0][0] == "VanillaTransformerForConditionalGeneration" and len(expected[0][1]) == 2
+
+
+# 2. What stops a run
+
+
+def final_weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_weights(first, second):
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def test_a_resumed_run_ends_with_the_weights_of_one_that_was_never_stopped(tmp_path, parallel, capsys):
+    # two steps an epoch: stopped within the second epoch, resumed into the third
+    settings = only_training(parallel) | {"dropout": 0.3, "learning_rate": 0.01, "warmup_steps": 1, "seed": 3}
+    train(tmp_path / "whole", **settings, max_steps=5)
+    train(tmp_path / "stopped", **settings, max_steps=3)
+    run = tmp_path / "stopped"
+    # what a crash may leave; it must be neither resumed from nor kept
+    for name, state in (("checkpoint-4", None), ("checkpoint-9", '{"global_step": 9, "log_hi')):
+        (run / name).mkdir()
+        (run / name / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+        if state:
+            (run / name / "trainer_state.json").write_text(state)
+    before = final_weights(run)
+    capsys.readouterr()
+    results = train(run, **settings, max_steps=5, resume_from_checkpoint=True)
+    assert f"resuming from {run}/checkpoint-3\n" in capsys.readouterr().out
+    assert not (run / "checkpoint-9").exists()
+    assert [path.name for path in whole_checkpoints(run)] == [f"checkpoint-{step}" for step in range(1, 6)]
+    assert results["train_updates"] == 5
+    assert_same_weights(final_weights(run), final_weights(tmp_path / "whole"))
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in final_weights(run).items())
+    # from a checkpoint by its name, too
+    train(run, **settings, max_steps=5, resume_from_checkpoint=run / "checkpoint-2")
+    assert_same_weights(final_weights(run), final_weights(tmp_path / "whole"))
+
+
+def test_time_ends_a_run_with_an_evaluation_and_a_whole_checkpoint(tmp_path, parallel):
+    settings = {"max_steps": 500, "save_steps": 400, "eval_strategy": "steps", "eval_steps": 400}
+    results = train(tmp_path / "run", **parallel, **settings, max_minutes=1e-9)
+    assert results["train_updates"] == 1
+    assert [path.name for path in whole_checkpoints(tmp_path / "run")] == ["checkpoint-1"]
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    assert any("eval_bleu" in entry and entry["step"] == 1 for entry in state["log_history"])
+
+
+def test_a_run_that_gets_no_better_stops_early(tmp_path, parallel):
+    settings = {"max_steps": 50, "eval_strategy": "steps", "eval_steps": 1, "learning_rate": 0, "dropout": 0}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "bleu", "greater_is_better": True}
+    patience = {"early_stopping_patience": 2, "save_total_limit": 2}
+    results = train(tmp_path / "run", **parallel, **settings, **best, **patience)
+    assert results["train_updates"] == 3  # the first evaluation is the best so far, then two are no better
+
+
+# What comes up when a disk is full: from Python, from safetensors, from torch.save.
+FULL = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),  # torch.save: not a word
+    RuntimeError("PytorchStreamWriter failed writing file data/0: No space left on device"),
+]
+
+
+def fill(monkeypatch, error):
+    """Fail as a write does where nothing is left, which then can be seen."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100, free=0))
+    raise error
+
+
+@pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch, error):
+    with pytest.raises(UserError) as raised, disk_may_fill(tmp_path, "training stopped"):
+        fill(monkeypatch, error)
+    message = str(raised.value)
+    assert "no space left on the disk" in message and "training stopped" in message
+    assert "no checkpoint was saved yet" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(errno.EIO, "I/O error"), KeyError("x")])
+def test_other_errors_keep_their_traceback(tmp_path, error):
+    with pytest.raises(type(error)) as raised, disk_may_fill(tmp_path, "training stopped"):
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("error", FULL[:3], ids=lambda error: type(error).__name__)
+def test_a_disk_that_fills_in_training_leaves_the_checkpoint_before(tmp_path, parallel, monkeypatch, error):
+    whole_save = VanillaTransformerTrainer._save_optimizer_and_scheduler
+
+    def save(trainer, folder):
+        if trainer.state.global_step == 2:
+            fill(patch, error)
+        whole_save(trainer, folder)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(UserError) as raised:
+        patch.setattr(VanillaTransformerTrainer, "_save_optimizer_and_scheduler", save)
+        train(run, **only_training(parallel), max_steps=3)
+    message = str(raised.value)
+    assert "no space left" in message and f"{run}/checkpoint-1 is whole" in message and "\n" not in message
+    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-1"]
+    if isinstance(error, SafetensorError):  # one of the three is enough
+        results = train(run, **only_training(parallel), max_steps=3, resume_from_checkpoint=True)
+        assert results["train_updates"] == 3
+
+
+@pytest.mark.parametrize("error", FULL[:2], ids=lambda error: type(error).__name__)
+def test_a_disk_that_fills_at_the_end_loses_no_checkpoint(tmp_path, parallel, monkeypatch, error):
+    whole_save = VanillaTransformerForConditionalGeneration.save_pretrained
+
+    def save(model, folder, *arguments, **settings):
+        if "checkpoint-" not in str(folder):
+            folder.mkdir()
+            (folder / "model.safetensors").write_bytes(b"half")
+            fill(monkeypatch, error)
+        return whole_save(model, folder, *arguments, **settings)
+
+    monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "save_pretrained", save)
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match="no space left on the disk: the model was not saved; .*checkpoint-2 is whole"):
+        train(run, **only_training(parallel))
+    assert [path.name for path in whole_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
+    assert not (run / "model.safetensors").exists() and not (run / ".saving").exists()
+
+
+def test_ctrl_c_after_training_keeps_every_checkpoint(tmp_path, parallel, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(VanillaTransformerTrainer, "predict", interrupted)
+        train(run, **parallel)
+    assert [path.name for path in whole_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
+    # what was not done, the scores and the folder, is made up for without training again
+    results = train(run, **parallel, resume_from_checkpoint=True)
+    assert results["train_updates"] == 2 and "test_bleu" in results
+    assert (run / "model.safetensors").is_file()
+
+
+# 3. Which weights stay
+
+
+@pytest.mark.parametrize(("single", "average"), [(40.0, 30.0), (30.0, 40.0), (30.0, 30.0)])
+def test_the_better_weights_stay(tmp_path, single, average):
+    for step in (1, 2, 3):
+        tiny_model(step).save_pretrained(tmp_path / f"checkpoint-{step}")
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    model, last, before = (tiny_model(seed).state_dict() for seed in (7, 3, 2))
+    kept = tiny_model(7)
+    scores = iter([single, average])
+    trainer = SimpleNamespace(model=kept, eval_dataset=[1], evaluate=lambda: {"eval_bleu": next(scores)})
+    results = choose_weights(trainer, tmp_path, SimpleNamespace(average_last=2))
+    averaged = average >= single
+    for name, tensor in kept.state_dict().items():
+        expected = (last[name] + before[name]) / 2 if averaged else model[name]
+        torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-7)
+    assert results == {
+        "eval_bleu": max(single, average),
+        "eval_bleu_single": single,
+        "eval_bleu_averaged": average,
+        "averaged_checkpoints": 2 if averaged else 0,
+    }
+    assert kept.lm_head.weight is kept.get_input_embeddings().weight  # still tied
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+
+
+def test_without_validation_nothing_is_chosen(tmp_path):
+    trainer = SimpleNamespace(model=None, eval_dataset=None)
+    assert choose_weights(trainer, tmp_path, SimpleNamespace(average_last=5)) == {}
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    tiny_model(1, encoder_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"model.safetensors lacks model\.encoder\.layers\.1\."):
+        load_weights(tiny_model(2), tmp_path / "model.safetensors")
+
+
+# 4. Tokenizers
+
+
+def test_a_tokenizer_from_a_folder_is_the_one_that_is_saved(tmp_path, parallel):
+    mine = train_tokenizer(["abc abc"] * 5, 270)
+    save_tokenizers(tmp_path / "mine", mine)
+    run = tmp_path / "run"
+    train(run, **only_training(parallel), tokenizer_name=tmp_path / "mine", max_steps=1)
+    assert AutoTokenizer.from_pretrained(run).get_vocab() == mine.get_vocab()
+    assert json.loads((run / "config.json").read_text())["vocab_size"] == len(mine) != TINY["vocab_size"]

@@ -1,0 +1,133 @@
+"""Batches of pairs whose two lengths are alike: every pair once, little padding, another order each epoch."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from hf_vanilla_transformer.data.batching import GroupedPairSampler, pair_lengths
+from hf_vanilla_transformer.training.arguments import RunArguments
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from tests.model_helpers import tiny_model
+
+BATCH = 16
+
+
+@pytest.fixture
+def lengths():
+    """Lengths of 1,000 pairs that go together as those of real sentences do: targets 0.7 to 1.5 times as long."""
+    rng = np.random.default_rng(0)
+    source = rng.integers(3, 40, 1000)
+    return source, np.maximum(1, (source * rng.uniform(0.7, 1.5, 1000)).round().astype(int))
+
+
+def batches(sampler, size=BATCH):
+    order = list(sampler)
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def padding_share(found, lengths):
+    """The share of both sides' tokens that is padding."""
+    padded = sum(len(batch) * side[batch].max() for batch in found for side in lengths)
+    return 1 - sum(side.sum() for side in lengths) / padded
+
+
+def test_pair_lengths_are_those_of_both_sides_and_no_transform_runs():
+    data = Dataset.from_dict({"input_ids": [[5, 2], [2], [5, 6, 2]], "labels": [[2], [7, 8, 9, 2], [7, 2]]})
+
+    def never(batch):
+        raise AssertionError("a transform would segment every pair to know its length")
+
+    for each in (data, data.with_transform(never)):
+        source, target = pair_lengths(each)
+        assert source.tolist() == [2, 1, 3] and target.tolist() == [1, 4, 2]
+    source, target = pair_lengths(data.select([2, 0]))
+    assert source.tolist() == [3, 2] and target.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("count", [1000, 992, 5, 1])
+def test_every_pair_comes_once_and_the_short_batch_last(lengths, count):
+    source, target = (side[:count] for side in lengths)
+    sampler = GroupedPairSampler(source, target, BATCH, seed=3)
+    assert len(sampler) == count
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        assert sorted(sampler) == list(range(count))
+
+
+def test_the_sources_of_a_batch_are_alike(lengths):
+    spread = [np.ptp(lengths[0][batch]) for batch in batches(GroupedPairSampler(*lengths, BATCH, seed=3))]
+    assert np.median(spread) <= 2 and np.max(spread) <= 4
+
+
+def test_the_order_depends_on_seed_and_epoch_alone(lengths):
+    def order(seed, epoch):
+        sampler = GroupedPairSampler(*lengths, BATCH, seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1) and order(1, 0) != order(2, 0)
+    # the pairs that share a batch change too, or every epoch would show the same contrasts
+    first, second = ({frozenset(o[i : i + BATCH]) for i in range(0, 1000, BATCH)} for o in (order(1, 0), order(1, 1)))
+    assert len(first & second) < len(first) / 4
+
+
+def test_batches_do_not_come_in_order_of_length(lengths):
+    means = [lengths[0][batch].mean() for batch in batches(GroupedPairSampler(*lengths, BATCH, seed=1))]
+    assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.4
+    # nor does the longest or the shortest always come first
+    assert np.argmax(means) != 0 and np.argmin(means) != 0
+
+
+def test_less_padding_than_grouping_by_the_source_alone(lengths):
+    ours = padding_share(batches(GroupedPairSampler(*lengths, BATCH, seed=1)), lengths)
+    theirs = padding_share(batches(LengthGroupedSampler(BATCH, lengths=lengths[0].tolist())), lengths)
+    unsorted = padding_share(batches(range(1000)), lengths)
+    assert ours < theirs / 2 < unsorted / 2
+    assert ours < 0.1
+
+
+def trainer(folder, count=26, collator=None, **settings):
+    rng = np.random.default_rng(1)
+
+    def side(salt):  # each row begins with its number, so that a batch tells which rows it has
+        return [[4 + row] + [4] * int(rng.integers(salt, salt + 6)) + [2] for row in range(count)]
+
+    settings = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "disable_tqdm": True, **settings}
+    return VanillaTransformerTrainer(
+        model=tiny_model(),
+        args=RunArguments(output_dir=str(folder), use_cpu=True, learning_rate=0.01, save_strategy="no", **settings),
+        train_dataset=Dataset.from_dict({"input_ids": side(1), "labels": side(2)}),
+        data_collator=collator,
+    )
+
+
+def test_the_trainer_groups_all_accumulated_batches_together(tmp_path):
+    sampler = trainer(tmp_path, gradient_accumulation_steps=3)._get_train_sampler()
+    assert isinstance(sampler, GroupedPairSampler)
+    assert (sampler.batch_size, len(sampler)) == (12, 26)
+    other = trainer(tmp_path, train_sampling_strategy="random")._get_train_sampler()
+    assert not isinstance(other, GroupedPairSampler)
+
+
+def test_training_sees_every_pair_once_an_epoch_in_a_new_order(tmp_path):
+    seen = []
+
+    def collator(rows):
+        seen.append([row["input_ids"][0] - 4 for row in rows])
+        columns = ("input_ids", "labels")
+        longest = {name: max(len(row[name]) for row in rows) for name in columns}
+        filled = {name: [row[name] + [1] * (longest[name] - len(row[name])) for row in rows] for name in columns}
+        ids, labels = (torch.tensor(filled[name]) for name in columns)
+        return {"input_ids": ids, "attention_mask": ids.ne(1).long(), "labels": labels.masked_fill(labels == 1, -100)}
+
+    made = trainer(tmp_path, collator=collator)
+    made.train()
+    assert made.state.global_step == 14
+    first, second = seen[:7], seen[7:]
+    for epoch in (first, second):
+        assert sorted(row for batch in epoch for row in batch) == list(range(26))
+        assert [len(batch) for batch in epoch] == [4] * 6 + [2]
+    assert first != second
