@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..errors import UserError
@@ -76,7 +76,11 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
 def _shapes(file: Path) -> dict[str, tuple]:
     if not file.is_file():
         raise UserError(f"there is no {file}")
-    with safe_open(file, framework="pt") as tensors:
+    try:
+        tensors = safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged or no safetensors file: {error}") from None
+    with tensors:
         slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (it is no dictionary)
         return {name: (*each.get_shape(), each.get_dtype()) for name, each in slices.items()}
 

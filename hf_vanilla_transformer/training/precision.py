@@ -14,7 +14,7 @@ def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences:
     """Time a few training steps of each kind, in turn.
 
     Args:
-        model: left as it is, its gradients and the random numbers included.
+        model: a fresh one; its weights and the random numbers stay as they are, gradients are thrown away.
         sentences, length: the batch, both sides; about 1,000 words are enough for the ratio.
 
     Returns:
@@ -32,7 +32,7 @@ def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences:
                 with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                     loss = model(input_ids=ids, labels=ids).loss
                 loss.backward()
-                float(loss)  # waits for the device
+                loss.item()  # waits for the device
                 if step >= WARM_UP:
                     seconds[bf16].append(time.perf_counter() - start)
     model.zero_grad(set_to_none=True)

@@ -69,7 +69,7 @@ def _read(recipe: str) -> dict[str, Any]:
 def _as_flags(values: dict[str, Any], recipe: str) -> Iterator[str]:
     """The file as a command line, so that both go through the same conversions and checks."""
     for name, value in values.items():
-        _require_field(name, recipe)
+        _require_field(str(name), recipe)  # YAML reads `on:` as True and `7:` as a number
         if value is None:
             continue
         yield f"--{name}"

@@ -321,6 +321,10 @@ def train(
     return outcome.metrics | {"train_updates": trainer.state.global_step}
 
 
+# What the operating system, safetensors and torch.save say of a full disk.
+_DISK_FULL = "No space left", "code: 28", "unexpected pos", "PytorchStreamWriter failed"
+
+
 @contextmanager
 def disk_may_fill(run: Path, consequence: str) -> Iterator[None]:
     """Turn a failure to write, whichever library met it, into one line; what was half written is deleted.
@@ -331,7 +335,7 @@ def disk_may_fill(run: Path, consequence: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        full = "No space left" in str(error) or "code: 28" in str(error) or shutil.disk_usage(run).free < 2**20
+        full = any(sign in str(error) for sign in _DISK_FULL) or shutil.disk_usage(run).free < 2**20
         if not (full or isinstance(error, PermissionError)):
             raise
         remove_broken_checkpoints(run)
@@ -385,7 +389,6 @@ def load_weights(model: VanillaTransformerForConditionalGeneration, file: Path) 
 def set_decoding(model: VanillaTransformerForConditionalGeneration, args: RunArguments) -> None:
     """Give the finished model the decoding that it was told to be tested with; it is saved with it."""
     config = model.generation_config
-    config.max_length = None  # the evaluations of Seq2SeqTrainer leave 20 here
     if args.test_num_beams is not None:
         config.num_beams = args.test_num_beams
     if args.test_length_penalty is not None:
@@ -426,6 +429,7 @@ def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, 
     beside = run / ".saving"
     shutil.rmtree(beside, ignore_errors=True)
     try:
+        trainer.model.generation_config.max_length = None  # the evaluations of Seq2SeqTrainer leave 20 here
         with disk_may_fill(run, "the model was not saved"):
             trainer.model.save_pretrained(beside)
             save_tokenizers(beside, *tokenizers)
