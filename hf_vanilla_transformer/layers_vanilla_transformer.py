@@ -20,9 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Formulas
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
@@ -125,9 +123,7 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     return x * (draws >= dropped - 2**15) * (2**16 / (2**16 - dropped))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Sub-layers and layers
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class VanillaTransformerAttention(nn.Module):

@@ -41,9 +41,7 @@ from .layers_vanilla_transformer import (
 )
 from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Stacks
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 PROJECTION_GAIN = 0.25
@@ -293,9 +291,7 @@ def default_source_mask(
     return attention_mask
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Models
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -381,15 +377,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self.generation_config = paper_generation_config(config)
 
     def tied_weights(self) -> dict[str, str]:
-        shared, tied = self.config.share_encoder_decoder_embeddings, self.config.tie_word_embeddings
-        source, target, output = (
-            "model.encoder.embed_tokens.weight",
-            "model.decoder.embed_tokens.weight",
-            "lm_head.weight",
-        )
+        source, target = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
+        shared = self.config.share_encoder_decoder_embeddings
         pairs = {target: source} if shared else {}
-        if tied:
-            pairs[output] = source if shared else target
+        if self.config.tie_word_embeddings:
+            pairs["lm_head.weight"] = source if shared else target
         return pairs
 
     def get_input_embeddings(self) -> nn.Embedding:
