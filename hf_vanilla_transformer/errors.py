@@ -9,6 +9,10 @@ class UserError(ValueError):
     """Something the user can mend. The message is one line: the argument, its value, what to do."""
 
 
+class Interrupted(UserError):
+    """Ctrl-C, after everything that should be kept was saved."""
+
+
 def run_command(main: Callable[[], int | None]) -> None:
     """Run a script's `main` and leave with its exit status.
 
@@ -22,7 +26,7 @@ def run_command(main: Callable[[], int | None]) -> None:
     try:
         status = main() or 0
     except UserError as error:
-        status = _complain(str(error), 2)
+        status = _complain(str(error), 130 if isinstance(error, Interrupted) else 2)
     except KeyboardInterrupt:
         status = _complain("interrupted", 130)
     except BrokenPipeError:  # the reader of our pipe has left (`… | head`): nothing to complain about

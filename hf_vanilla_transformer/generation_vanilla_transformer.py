@@ -28,15 +28,16 @@ def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfi
 
 
 def paper_max_new_tokens(
-    generation_config: GenerationConfig, inputs: Tensor | None, kwargs: dict[str, Any]
+    generation_config: GenerationConfig, inputs: Tensor | None, kwargs: dict[str, Any], own: bool
 ) -> dict[str, int]:
     """The keyword argument that limits a translation to 50 tokens more than its source.
 
     Args:
         generation_config: what decides where `kwargs` do not.
-            A `max_length` that only the trainer wrote is taken out of it.
         inputs, kwargs: the arguments of `generate`; the source is (B, S) ids, (B, S, D) embeddings or what the
             encoder made of them.
+        own: whether it is the model's own generation config; a length of 20 is then taken out of it, because only
+            the trainer can have written it.
 
     Returns:
         `{"max_new_tokens": S + 50}`; empty where the caller or the generation config limits the length already, or
@@ -45,9 +46,10 @@ def paper_max_new_tokens(
     lengths = kwargs.get("max_length"), kwargs.get("max_new_tokens"), generation_config.max_new_tokens
     if any(length is not None for length in lengths):
         return {}
-    if generation_config.max_length not in (None, _LIBRARY_MAX_LENGTH):
+    if own and generation_config.max_length == _LIBRARY_MAX_LENGTH:
+        generation_config.max_length = None
+    if generation_config.max_length is not None:
         return {}
-    generation_config.max_length = None
     for source in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
         if source is not None:
             return {"max_new_tokens": source.shape[1] + MAX_LENGTH_OVER_SOURCE}

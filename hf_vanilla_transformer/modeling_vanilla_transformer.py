@@ -41,10 +41,9 @@ from .layers_vanilla_transformer import (
 )
 from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
 
+PROJECTION_GAIN = 0.25  # of Xavier's initialisation; see `_init_weights`
+
 # Stacks
-
-
-PROJECTION_GAIN = 0.25
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
@@ -373,8 +372,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self._tied_weights_keys = self.tied_weights()
         self.model = VanillaTransformerModel(config)
         self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
-        self.post_init()
         self.generation_config = paper_generation_config(config)
+        self.post_init()
 
     def tied_weights(self) -> dict[str, str]:
         source, target = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
@@ -541,7 +540,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         A length that the caller gives, or that the model's generation config has, wins. Where there is no
         `attention_mask`, it is made from the pad token, as in `forward`.
         """
-        kwargs.update(paper_max_new_tokens(generation_config or self.generation_config, inputs, kwargs))
+        own = generation_config is None
+        length = paper_max_new_tokens(self.generation_config if own else generation_config, inputs, kwargs, own)
+        if length and self.config.position_encoding_type == "learned":
+            length["max_new_tokens"] = min(length["max_new_tokens"], self.config.max_position_embeddings)
+        kwargs.update(length)
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
         if input_ids is not None and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = default_source_mask(self.config, input_ids, None)

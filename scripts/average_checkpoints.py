@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 # What a checkpoint holds for going on with training only; it does not belong to averaged weights.
+SCORES = ("README.md", "all_results.json", "*.png", "runs")  # of another model than the average
 TRAINING_STATE = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin")
 
 
@@ -65,19 +66,22 @@ def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
 def write_model_folder(checkpoints: list[Path], output: Path) -> None:
     """Average into a folder that appears when it is complete."""
     from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
+    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.training.checkpoints import WEIGHTS, average_weights
 
-    last = checkpoints[-1] if checkpoints[-1].is_dir() else checkpoints[-1].parent
+    last = checkpoints[-1]
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
         folder = Path(beside) / "model"
         folder.mkdir()
         average_weights(checkpoints, folder / WEIGHTS)
-        unwanted = shutil.ignore_patterns(*TRAINING_STATE, "*.safetensors", "checkpoint-*")
-        shutil.copytree(last, folder, ignore=unwanted, dirs_exist_ok=True)
-        # A run keeps the target's tokenizer once, beside its checkpoints.
+        if not last.is_dir():
+            raise UserError(f"{last} has no configuration beside it: name folders, or end output with .safetensors")
+        # A checkpoint of the stock trainer lacks the target's tokenizer; its run has it.
         target_tokenizer = last.parent / TARGET_FOLDER
         if last.name.startswith("checkpoint-") and target_tokenizer.is_dir():
-            shutil.copytree(target_tokenizer, folder / TARGET_FOLDER, dirs_exist_ok=True)
+            shutil.copytree(target_tokenizer, folder / TARGET_FOLDER)
+        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *SCORES, "*.safetensors", "checkpoint-*")
+        shutil.copytree(last, folder, ignore=unwanted, dirs_exist_ok=True)
         os.replace(folder, output)
 
 

@@ -4,6 +4,7 @@
 python scripts/train.py scripts/recipes/numbers_en_de.yaml --output_dir runs/numbers --max_steps 500
 """
 
+import shlex
 import sys
 
 from hf_vanilla_transformer.errors import run_command
@@ -13,7 +14,7 @@ def main() -> None:
     from hf_vanilla_transformer.training.recipes import parse_recipe
     from hf_vanilla_transformer.training.run import run_training
 
-    run_training(*parse_recipe(sys.argv[1:]), command=" ".join(["python", "scripts/train.py", *sys.argv[1:]]))
+    run_training(*parse_recipe(sys.argv[1:]), command=shlex.join(["python", "scripts/train.py", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":

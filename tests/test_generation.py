@@ -259,3 +259,18 @@ def test_attentions_of_a_translation() -> None:
 
 def test_long_source() -> None:
     assert talkative_model().generate(**source([1100]), num_beams=1, max_new_tokens=3).shape == (1, 4)
+
+
+def test_a_length_of_20_that_the_caller_gives_counts() -> None:
+    model = talkative_model()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    given = GenerationConfig(max_length=20, num_beams=1, decoder_start_token_id=0, pad_token_id=1)
+    assert model.generate(ids, generation_config=given).shape[1] == 20
+    assert given.max_length == 20
+    model.generation_config.max_length = 20  # as the trainer leaves it
+    assert model.generate(ids, num_beams=1).shape[1] == 1 + 4 + 50
+
+
+def test_learned_positions_end_a_translation_before_they_end() -> None:
+    model = talkative_model(position_encoding_type="learned", max_position_embeddings=12)
+    assert model.generate(torch.tensor([[5, 6, 7, 8]]), num_beams=1).shape[1] == 1 + 12

@@ -132,21 +132,26 @@ class Columns:
 
 
 def _pick(rows: Iterable[tuple[int, Row | Fault]], columns: Columns, where: str) -> Iterator[RawPair]:
-    """Take the two sentences out of each row; the first row decides which columns there are."""
+    """Take the two sentences out of each row; the first good row decides which columns there are."""
     rows = iter(rows)
-    first = list(islice(rows, 1))
-    if not first:
+    head = []  # up to the first good row
+    for each in rows:
+        head.append(each)
+        if not isinstance(each[1], Fault):
+            break
+    if not head or isinstance(head[-1][1], Fault):
+        yield from ((line, row, None) for line, row in head)
         return
-    names = [] if isinstance(first[0][1], Fault) else list(first[0][1])
-    holder, source, target = columns.names_in(names, where)
-    for line, row in chain(first, rows):
+    first_line, first = head[-1]
+    holder, source, target = columns.names_in(list(first), where)
+    for line, row in chain(head, rows):
         if isinstance(row, Fault):
             yield line, row, None
             continue
         if holder is not None:
             nested = row.get(holder)
             row = nested if isinstance(nested, Mapping) else {}
-            if line == first[0][0] and not {source, target} <= set(row):
+            if line == first_line and not {source, target} <= set(row):
                 raise UserError(
                     f"{where}: its 'translation' has the languages {', '.join(map(repr, row)) or 'none'}, "
                     f"not {source!r} and {target!r}: set source_lang and target_lang"

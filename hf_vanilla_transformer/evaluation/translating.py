@@ -182,7 +182,7 @@ def _maximum_length(model: PreTrainedModel, source_length: int) -> dict[str, int
     if limit is None or model.generation_config.max_new_tokens:
         return {}
     # the decoder's first position is its start token's
-    return {"max_new_tokens": min(source_length + EXTRA_TOKENS, limit - 1)}
+    return {"max_new_tokens": min(source_length + EXTRA_TOKENS, limit)}
 
 
 def _position_limit(model: PreTrainedModel) -> int | None:

@@ -2,29 +2,58 @@
 
 import signal
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from ..data import save_tokenizers
 
 
-class StopWithCheckpoint(TrainerCallback):
+class SaveTokenizers(TrainerCallback):
+    """Put both tokenizers into each checkpoint; `Trainer` itself knows only one.
+
+    Args:
+        source, target: one and the same object where the vocabulary is joint.
+    """
+
+    def __init__(self, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase):
+        self.tokenizers = source, target
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero:
+            save_tokenizers(Path(args.output_dir) / f"checkpoint-{state.global_step}", *self.tokenizers)
+
+
+class StopWithCheckpoint(TrainerCallback, ExportableState):
     """Stop after `max_minutes`, or at the first Ctrl-C: finish the step, save a checkpoint, leave.
 
     A second Ctrl-C stops at once.
 
     Args:
-        max_minutes: time for training, evaluations included; None for no limit.
+        max_minutes: time for training, evaluations and the parts before a resumption included; None for no limit.
 
     Attributes:
         interrupted: whether it was Ctrl-C.
+        spent: seconds of training before this process; each checkpoint knows its own.
     """
 
     def __init__(self, max_minutes: float | None = None):
         self.max_seconds = None if max_minutes is None else 60 * max_minutes
         self.interrupted = False
+        self.spent = 0.0
         self._previous: Any = None
-        self._start = 0.0
+        self._start: float | None = None
+
+    def seconds(self) -> float:
+        """Time of training so far, in all parts of the run."""
+        return self.spent + (0.0 if self._start is None else time.monotonic() - self._start)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this."""
+        return {"args": {}, "attributes": {"spent": self.seconds()}}
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._start = time.monotonic()
@@ -42,10 +71,10 @@ class StopWithCheckpoint(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        over = self.max_seconds is not None and time.monotonic() - self._start > self.max_seconds
+        over = self.max_seconds is not None and self.seconds() > self.max_seconds
         if over or self.interrupted:
             control.should_training_stop = True
             control.should_save = True
             # An evaluation is wanted at the end of the time, and a quick exit after Ctrl-C.
-            control.should_evaluate = over and not self.interrupted
+            control.should_evaluate = over and not self.interrupted and args.eval_strategy != "no"
         return control

@@ -23,6 +23,7 @@ from transformers import (
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import (
+    EncodingReport,
     PairReport,
     encode_pairs,
     load_pairs,
@@ -32,13 +33,14 @@ from ..data import (
     train_tokenizer,
     with_bpe_dropout,
 )
-from ..errors import UserError
+from ..errors import Interrupted, UserError
 from ..evaluation.metrics import score_translations, translation_metrics
 from ..hub.card import CardFacts, describe_hardware, versions, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import DataArguments, RunArguments, chosen_values
-from .callbacks import StopWithCheckpoint
+from .callbacks import SaveTokenizers, StopWithCheckpoint
 from .checkpoints import (
+    STATE,
     WEIGHTS,
     average_weights,
     remove_broken_checkpoints,
@@ -73,19 +75,25 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
 
     Raises:
         UserError: anything that the user can mend.
-        KeyboardInterrupt: after Ctrl-C, when the checkpoint is saved.
+        Interrupted: Ctrl-C; a checkpoint is saved.
     """
+    if args.world_size > 1:
+        raise UserError(f"a run is one process here, not {args.world_size}: start it without a launcher")
     run = Path(args.output_dir)
-    checkpoint = prepare_folder(run, args)
+    checkpoint = find_checkpoint(run, args)
     set_seed(args.seed)
     corpus = load_corpus(data_args, args)
-    tokenizers = choose_tokenizers(corpus, model_args, data_args, run, resumed=checkpoint is not None)
-    encoded = encode_corpus(corpus, tokenizers, data_args)
-    model = build_model(model_args, tokenizers)
+    tokenizers = choose_tokenizers(corpus, model_args, data_args, checkpoint)
+    encoded, encoding = encode_corpus(corpus, tokenizers, data_args)
+    model = build_model(model_args, tokenizers, checkpoint)
     say(f"model: {model.num_parameters():,} parameters")
     settle_arguments(model, args)
-    trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args)
+    trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, checkpoint)
+    if checkpoint is None:
+        start_folder(run, tokenizers)
     results = train(trainer, stop, run, checkpoint)
+    if data_args.streaming:
+        say(f"train (streamed, last pass): {corpus.reports['train'].summary()}; {encoding['train'].summary()}")
     results |= choose_weights(trainer, run, args)
     set_decoding(model, args)
     if "test" in encoded:
@@ -103,38 +111,49 @@ def say(message: str) -> None:
 # 1. Where the run lives
 
 
-def prepare_folder(run: Path, args: RunArguments) -> str | None:
-    """Make the run's folder, or find in it what to resume from.
+def find_checkpoint(run: Path, args: RunArguments) -> Path | None:
+    """What to resume from. Looks and complains, but changes nothing.
 
     Returns:
-        The checkpoint to resume from, or None for a new run.
+        A whole checkpoint, or None for a new run.
 
     Raises:
-        UserError: the folder already holds a run, or has nothing to resume from.
+        UserError: the folder already holds a run or something else, or has nothing to resume from.
     """
     if run.exists() and not run.is_dir():
         raise UserError(f"output_dir {run} is a file; name a folder")
-    resume = args.resume_from_checkpoint
-    if resume and str(resume).lower() not in ("true", "false"):
-        if not Path(resume).is_dir():
-            raise UserError(f"resume_from_checkpoint {resume} is no folder; `true` takes the run's last checkpoint")
-        return str(resume)
-    if str(resume).lower() == "true":
-        remove_broken_checkpoints(run)
+    resume = str(args.resume_from_checkpoint or "false")
+    if resume.lower() == "true":
         checkpoints = whole_checkpoints(run)
         if not checkpoints:
             raise UserError(f"output_dir {run} has no whole checkpoint to resume from; start without it")
         say(f"resuming from {checkpoints[-1]}")
-        return str(checkpoints[-1])
-    if args.overwrite_output_dir:
-        shutil.rmtree(run, ignore_errors=True)
-    elif (run / WEIGHTS).exists() or any(run.glob("checkpoint-*")):
+        return checkpoints[-1]
+    if resume.lower() != "false":
+        if Path(resume) not in whole_checkpoints(Path(resume).parent):
+            raise UserError(f"resume_from_checkpoint {resume} is no whole checkpoint; `true` takes the run's last")
+        return Path(resume)
+    if holds_run(run) and not args.overwrite_output_dir:
         raise UserError(
             f"output_dir {run} already has a run: go on with it (--resume_from_checkpoint true), "
             f"replace it (--overwrite_output_dir true) or choose another folder"
         )
-    run.mkdir(parents=True, exist_ok=True)
+    if (run / ".git").exists() or run.resolve() in (Path.home(), Path.cwd(), *Path.cwd().parents):
+        raise UserError(f"output_dir {run} is no folder for a run; name one of its own")
     return None
+
+
+def holds_run(run: Path) -> bool:
+    """Whether the folder has weights or checkpoints."""
+    return (run / WEIGHTS).exists() or any(run.glob("checkpoint-*"))
+
+
+def start_folder(run: Path, tokenizers: Tokenizers) -> None:
+    """Begin a new run: an old one, which the user said to replace, goes only now that nothing can be wrong."""
+    if holds_run(run):
+        shutil.rmtree(run)
+    run.mkdir(parents=True, exist_ok=True)
+    save_tokenizers(run, *tokenizers)
 
 
 # 2. Data
@@ -190,11 +209,11 @@ def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | N
 
 
 def choose_tokenizers(
-    corpus: Corpus, model_args: Any, data_args: DataArguments, run: Path, resumed: bool
+    corpus: Corpus, model_args: Any, data_args: DataArguments, checkpoint: Path | None
 ) -> Tokenizers:
     """Load the tokenizers, or train them on the training text; a resumed run keeps its own."""
-    if resumed:
-        return load_tokenizers(run)
+    if checkpoint is not None:
+        return load_tokenizers(checkpoint)
     if data_args.tokenizer_name:
         tokenizers = load_tokenizers(data_args.tokenizer_name)
     else:
@@ -209,16 +228,15 @@ def choose_tokenizers(
             tokenizers = learn("source"), learn("target")
         else:
             tokenizers = (learn("source", "target"),) * 2
-    save_tokenizers(run, *tokenizers)
     say(f"tokenizer: {' and '.join(f'{len(each):,}' for each in dict.fromkeys(tokenizers))} tokens")
     return tokenizers
 
 
 def encode_corpus(
     corpus: Corpus, tokenizers: Tokenizers, data_args: DataArguments
-) -> dict[str, Dataset | IterableDataset]:
+) -> tuple[dict[str, Dataset | IterableDataset], dict[str, EncodingReport]]:
     """Turn text into ids; too long training pairs are dropped and counted, evaluation keeps every pair."""
-    encoded = {}
+    encoded, reports = {}, {}
     for split, pairs in corpus.pairs.items():
         training = split == "train"
         data, report = encode_pairs(
@@ -232,18 +250,20 @@ def encode_corpus(
             say(f"{split}: {report.summary()}")
         if training and data_args.bpe_dropout:
             data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout)
-        encoded[split] = data
+        encoded[split], reports[split] = data, report
     if "validation" in encoded and data_args.max_eval_samples:
         size = min(data_args.max_eval_samples, len(encoded["validation"]))
         encoded["validation"] = encoded["validation"].select(range(size))
-    return encoded
+    return encoded, reports
 
 
 # 3. Model and trainer
 
 
-def build_model(model_args: Any, tokenizers: Tokenizers) -> VanillaTransformerForConditionalGeneration:
-    """A fresh model for these vocabularies."""
+def build_model(
+    model_args: Any, tokenizers: Tokenizers, checkpoint: Path | None = None
+) -> VanillaTransformerForConditionalGeneration:
+    """A fresh model for these vocabularies, of the same shape as the one in the checkpoint to resume from."""
     chosen = {name: value for name, value in vars(model_args).items() if value is not None}
     preset = chosen.pop("preset", None)
     source, target = tokenizers
@@ -261,16 +281,38 @@ def build_model(model_args: Any, tokenizers: Tokenizers) -> VanillaTransformerFo
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+    if checkpoint is not None:
+        old = VanillaTransformerConfig.from_pretrained(checkpoint)
+        for name in VanillaTransformerConfig.__annotations__:
+            if name != "use_cache" and getattr(old, name) != getattr(config, name):  # off while training
+                raise UserError(f"{checkpoint} has {name}={getattr(old, name)}, not {getattr(config, name)}")
     return VanillaTransformerForConditionalGeneration(config)
 
 
 def settle_arguments(model: VanillaTransformerForConditionalGeneration, args: RunArguments) -> None:
     """Fill in what depends on the model and the machine: the peak learning rate and the precision."""
     if args.learning_rate is None:  # Eq. 3 at its peak
+        if 0 < args.warmup_steps < 1:
+            raise UserError(f"warmup_steps={args.warmup_steps} is a share of the run; give steps, or a learning_rate")
         args.learning_rate = model.config.d_model**-0.5 * max(args.warmup_steps, 1) ** -0.5
     if args.auto_bf16 and not (args.bf16 or args.fp16) and bf16_is_faster(model.to(args.device)):
         args.bf16, args.mixed_precision = True, "bf16"
         say("bf16: measured to be faster here")
+
+
+def refuse_what_cannot_be(encoded: dict[str, Any], args: RunArguments) -> None:
+    """Say in one line, before any training, what the trainer would meet in its middle."""
+    if isinstance(encoded["train"], IterableDataset):
+        if args.max_steps <= 0:
+            raise UserError("streaming=True needs max_steps: nobody knows how long a stream is")
+        if args.dataloader_num_workers:
+            raise UserError("streaming=True counts what it drops in this process: set dataloader_num_workers to 0")
+    if args.eval_strategy != "no" and "validation" not in encoded:
+        raise UserError(f"eval_strategy={args.eval_strategy.value} needs validation data; give some, or `no`")
+    if args.early_stopping_patience is not None and args.eval_strategy == "no":
+        raise UserError("early_stopping_patience needs eval_strategy: steps or epoch")
+    if args.average_last > 1 and args.save_strategy == "no":
+        raise UserError(f"average_last={args.average_last} needs checkpoints: set save_strategy to steps or epoch")
 
 
 def make_trainer(
@@ -279,16 +321,17 @@ def make_trainer(
     encoded: dict[str, Any],
     data_args: DataArguments,
     args: RunArguments,
+    checkpoint: Path | None,
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
     """The trainer, with scores from real translations."""
+    refuse_what_cannot_be(encoded, args)
     stop = StopWithCheckpoint(args.max_minutes)
-    callbacks: list[Any] = [stop]
+    if checkpoint is not None:
+        kept = json.loads((checkpoint / STATE).read_text(encoding="utf-8")).get("stateful_callbacks", {})
+        stop.spent = kept.get("StopWithCheckpoint", {}).get("attributes", {}).get("spent", 0.0)
+    callbacks: list[Any] = [stop, SaveTokenizers(*tokenizers)]
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-    if isinstance(encoded["train"], IterableDataset) and args.max_steps <= 0:
-        raise UserError("streaming=True needs max_steps: nobody knows how long a stream is")
-    if args.eval_strategy != "no" and "validation" not in encoded:
-        raise UserError(f"eval_strategy={args.eval_strategy.value} needs validation data; give some, or `no`")
     trainer = VanillaTransformerTrainer(
         model=model,
         args=args,
@@ -308,17 +351,18 @@ def make_trainer(
 
 
 def train(
-    trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: str | None
+    trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: Path | None
 ) -> dict[str, Any]:
     """Train; whatever ends it, the last whole checkpoint stays and can be resumed from."""
-    start = time.monotonic()
+    remove_broken_checkpoints(run)
     with disk_may_fill(run, "training stopped"):
-        outcome = trainer.train(resume_from_checkpoint=checkpoint)
+        outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    seconds = stop.seconds()
     if stop.interrupted:
-        raise UserError(f"interrupted at step {trainer.state.global_step}; {_how_to_resume(run)}")
-    seconds = time.monotonic() - start
+        raise Interrupted(f"interrupted at step {trainer.state.global_step}; {_how_to_resume(run)}")
     say(f"trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes")
-    return outcome.metrics | {"train_updates": trainer.state.global_step}
+    whole = outcome.metrics if checkpoint is None else {}  # the trainer's speed and loss are of this process only
+    return whole | {"train_updates": trainer.state.global_step, "train_seconds": seconds, "epoch": trainer.state.epoch}
 
 
 # What the operating system, safetensors and torch.save say of a full disk.
@@ -356,11 +400,12 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
     if trainer.eval_dataset is None:
         return {}
     single = trainer.evaluate()
-    if args.average_last < 2:
+    checkpoints = whole_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
+    if len(checkpoints) < 2:
         return single
-    checkpoints = whole_checkpoints(run)[-args.average_last :]
     averaged = run / f"average-of-{len(checkpoints)}.safetensors"
-    average_weights(checkpoints, averaged)
+    with disk_may_fill(run, "the average was not made"):
+        average_weights(checkpoints, averaged)
     kept = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     load_weights(trainer.model, averaged)
     average = trainer.evaluate()
@@ -406,9 +451,8 @@ def test(
     data_args: DataArguments,
 ) -> dict[str, Any]:
     """Translate the test split as the finished model will, and score it against the text as it was read."""
-    trainer.args.generation_num_beams = None  # the model's own
     start = time.monotonic()
-    predicted = trainer.predict(encoded, metric_key_prefix="test", num_beams=None)
+    predicted = trainer.predict(encoded, metric_key_prefix="test", num_beams=trainer.model.generation_config.num_beams)
     seconds = time.monotonic() - start
     ids = predicted.predictions
     ids[ids < 0] = target_tokenizer.pad_token_id
@@ -430,6 +474,7 @@ def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, 
     shutil.rmtree(beside, ignore_errors=True)
     try:
         trainer.model.generation_config.max_length = None  # the evaluations of Seq2SeqTrainer leave 20 here
+        trainer.model.config.use_cache = True  # the trainer switches it off
         with disk_may_fill(run, "the model was not saved"):
             trainer.model.save_pretrained(beside)
             save_tokenizers(beside, *tokenizers)
@@ -473,7 +518,7 @@ def write_card_and_curve(
         },
         parameters=trainer.model.num_parameters(),
         config=trainer.model.config.to_dict(),
-        train_seconds=results["train_runtime"],
+        train_seconds=results["train_seconds"],
         hardware=describe_hardware(),
         versions=versions(),
         datasets=[data_args.dataset_name] if data_args.dataset_name and _from_hub(data_args) else [],

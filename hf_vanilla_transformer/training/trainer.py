@@ -19,7 +19,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy != "group_by_length" or not isinstance(dataset, Dataset):
             return super()._get_train_sampler(train_dataset)
-        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        # All that one update sees, in however many processes and parts, should be alike.
+        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return GroupedPairSampler(*pair_lengths(dataset), batch_size, self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> torch.utils.data.Sampler | None:

@@ -159,6 +159,13 @@ def test_the_summary_reads_as_promised(tmp_path):
     assert summary == "kept 1 of 8 pairs; dropped 7: empty target (lines 1, 2, 3, 4, 5, …)"
 
 
+def test_a_ragged_first_row_is_counted_like_any_other(tmp_path):
+    path = write_text(tmp_path / "x.csv", ["source,target", "a,b, c", "a,b"])
+    pairs, report = load_pairs(file=path)
+    assert (pairs["source"][:], pairs["target"][:]) == (["a"], ["b"])
+    assert (report.seen, report.kept) == (2, 1) and "2" in report.summary()
+
+
 def test_ragged_csv_rows_are_counted(tmp_path):
     path = write_text(tmp_path / "x.csv", ["source,target", "a,b", "a,b, c", "a", '"two\nlines",b', "c,"])
     pairs, report = load_pairs(file=path)

@@ -185,7 +185,7 @@ MISTAKES = [
     (output_is_a_file, "output_dir run is a file"),
     (lambda _: [], "nothing to train on"),
     (and_flags("--resume_from_checkpoint", "true"), "no whole checkpoint to resume from"),
-    (and_flags("--resume_from_checkpoint", "elsewhere"), "resume_from_checkpoint elsewhere is no folder"),
+    (and_flags("--resume_from_checkpoint", "elsewhere"), "resume_from_checkpoint elsewhere is no whole checkpoint"),
     (lambda folder: write_parallel(folder)[:2], "train_source_file and train_target_file go together"),
     (and_flags("--train_file", "a.csv"), "not both"),
     (lambda _: ["--train_file", "train.py"], "train.py"),
@@ -237,6 +237,20 @@ def test_a_new_run_replaces_an_old_one_only_when_told(train, tmp_path):
     assert not (tmp_path / "run" / "checkpoint-77").exists()
 
 
+def test_an_old_run_stays_where_the_new_one_cannot_begin(train, tmp_path):
+    flags = [*TINY, "--output_dir", "run", *finished_run(tmp_path), "--overwrite_output_dir", "true"]
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    status, _, errors = train(*flags, "--train_source_file", "nowhere.en")
+    assert status == 2 and "nowhere.en" in errors
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_the_working_directory_is_no_folder_for_a_run(train, tmp_path):
+    status, _, errors = train(*TINY, "--output_dir", ".", *write_parallel(tmp_path), "--overwrite_output_dir", "true")
+    assert status == 2 and "no folder for a run" in errors
+    assert any(tmp_path.iterdir())
+
+
 # 3. Ctrl-C
 
 
@@ -251,7 +265,7 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_goes_on(train, repository,
         printed, errors = process.communicate(timeout=300)
     finally:
         process.kill()
-    assert process.returncode not in (0, None) and process.returncode > 0, errors
+    assert process.returncode == 130, errors
     assert "Traceback" not in errors and "stopping" in printed
     (checkpoint,) = whole_checkpoints(tmp_path / "run")
     step = int(checkpoint.name.removeprefix("checkpoint-"))

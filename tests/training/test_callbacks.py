@@ -27,8 +27,8 @@ def clock(monkeypatch):
     return Clock
 
 
-def step(stop):
-    return stop.on_step_end(None, None, TrainerControl())
+def step(stop, eval_strategy="steps"):
+    return stop.on_step_end(SimpleNamespace(eval_strategy=eval_strategy), None, TrainerControl())
 
 
 def test_time_is_counted_from_the_start_of_training(clock):
@@ -45,6 +45,33 @@ def test_time_is_counted_from_the_start_of_training(clock):
         assert not stop.interrupted
     finally:
         stop.on_train_end()
+
+
+def test_a_resumed_run_has_only_the_time_that_is_left(clock):
+    first = StopWithCheckpoint(max_minutes=2)
+    first.on_train_begin()
+    clock.now += 90
+    kept = first.state()["attributes"]["spent"]
+    first.on_train_end()
+    second = StopWithCheckpoint(max_minutes=2)
+    second.spent = kept
+    second.on_train_begin()
+    try:
+        clock.now += 29
+        assert not step(second).should_training_stop
+        clock.now += 2
+        assert step(second).should_training_stop and second.seconds() == 121
+    finally:
+        second.on_train_end()
+
+
+def test_time_asks_for_no_evaluation_where_there_is_none(clock):
+    stop = StopWithCheckpoint(max_minutes=1)
+    stop.on_train_begin()
+    clock.now += 61
+    control = step(stop, "no")
+    stop.on_train_end()
+    assert control.should_training_stop and control.should_save and not control.should_evaluate
 
 
 def test_without_a_limit_time_never_ends(clock):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
 from hf_vanilla_transformer.training.recipes import parse_recipe
@@ -198,6 +198,24 @@ def test_time_ends_a_run_with_an_evaluation_and_a_whole_checkpoint(tmp_path, par
     assert [path.name for path in whole_checkpoints(tmp_path / "run")] == ["checkpoint-1"]
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert any("eval_bleu" in entry and entry["step"] == 1 for entry in state["log_history"])
+
+
+def test_a_resumed_run_counts_the_time_before(tmp_path, parallel):
+    run = tmp_path / "run"
+    first = train(run, **only_training(parallel), max_steps=2, max_minutes=60)
+    state = json.loads((run / "checkpoint-2" / "trainer_state.json").read_text())
+    spent = state["stateful_callbacks"]["StopWithCheckpoint"]["attributes"]["spent"]
+    assert 0 < spent <= first["train_seconds"]
+    second = train(run, **only_training(parallel), max_steps=3, resume_from_checkpoint=True)
+    assert second["train_seconds"] > spent
+
+
+def test_each_checkpoint_has_both_tokenizers(tmp_path, parallel):
+    run = tmp_path / "run"
+    train(run, **only_training(parallel), max_steps=1, separate_vocabularies=True)
+    (checkpoint,) = whole_checkpoints(run)
+    source, target = load_tokenizers(checkpoint)
+    assert source is not target and target.get_vocab() != source.get_vocab()
 
 
 def test_a_run_that_gets_no_better_stops_early(tmp_path, parallel):
