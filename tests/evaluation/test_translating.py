@@ -23,7 +23,7 @@ def tiny_model(tokenizer, **options):
         # large weights where the source comes in and words go out, so that sentences get different translations
         model.model.decoder.layers[0].cross_attn.out_proj.weight.normal_(std=4)
         model.lm_head.weight.normal_()
-        for index in range(model.config.decoder_vocab_size):
+        for index in range(model.config.target_vocab_size):
             text = tokenizer.decode([index])
             model.lm_head.bias[index] = 0 if text.isascii() and text.isalpha() else -1e4
         model.lm_head.bias[tokenizer.eos_token_id] = 0

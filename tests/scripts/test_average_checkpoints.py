@@ -59,7 +59,7 @@ def test_the_last_of_a_run_become_a_model_that_translates(average, finished, tmp
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
     model = VanillaTransformerForConditionalGeneration.from_pretrained(output)
-    assert model.config.decoder_vocab_size == 265
+    assert model.config.target_vocab_size == 265
     translator = Translator.from_pretrained(output, device="cpu")
     assert len(translator.source_tokenizer) == 262 and len(translator.target_tokenizer) == 265
     assert len(list(translator.translate(["one", "two"], max_new_tokens=3))) == 2

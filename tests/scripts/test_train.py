@@ -112,7 +112,7 @@ def test_two_vocabularies(train, tmp_path):
     assert source.get_vocab() != target.get_vocab()
     assert f"tokenizer: {len(source):,} and {len(target):,} tokens" in printed
     config = AutoModelForSeq2SeqLM.from_pretrained(run).config
-    assert (config.vocab_size, config.decoder_vocab_size) == (len(source), len(target))
+    assert (config.vocab_size, config.target_vocab_size) == (len(source), len(target))
     assert not config.share_encoder_decoder_embeddings
     translations = list(Translator.from_pretrained(run, device="cpu").translate(["One dog", ""], max_new_tokens=4))
     assert len(translations) == 2 and translations[1] == ""
