@@ -13,9 +13,10 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
+from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 
 #: "We set the maximum output length during inference to input length + 50" (§6.1).
-EXTRA_TOKENS = 50
+EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
 
 #: How many batches are read ahead, to be sorted by length: enough to waste little padding, few enough for a stream.
 BATCHES_AHEAD = 16
@@ -181,7 +182,7 @@ def _maximum_length(model: PreTrainedModel, source_length: int) -> dict[str, int
     limit = _position_limit(model)
     if limit is None or model.generation_config.max_new_tokens:
         return {}
-    # the decoder's first position is its start token's
+    # the first word read is the start token, the last one written is read no more
     return {"max_new_tokens": min(source_length + EXTRA_TOKENS, limit)}
 
 
