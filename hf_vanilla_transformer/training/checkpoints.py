@@ -68,7 +68,7 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
         different = sorted(dict(shapes[0].items() ^ other.items()))
         if different:
             raise UserError(f"{file} and {files[0]} cannot be averaged: they differ in {different[0]}")
-    averaged = {name: _mean([_read(file, name) for file in files]) for name in shapes[0]}
+    averaged = {name: _mean(files, name) for name in shapes[0]}
     with written_beside(target) as beside:
         save_file(averaged, beside, metadata={"format": "pt"})
 
@@ -90,11 +90,12 @@ def _read(file: Path, name: str) -> torch.Tensor:
         return tensors.get_tensor(name)
 
 
-def _mean(tensors: list[torch.Tensor]) -> torch.Tensor:
-    total = torch.zeros_like(tensors[0], dtype=torch.float64)
-    for tensor in tensors:
-        total += tensor
-    return (total / len(tensors)).to(tensors[0].dtype)
+def _mean(files: Sequence[Path], name: str) -> torch.Tensor:
+    first = _read(files[0], name)
+    total = first.to(torch.float64)
+    for file in files[1:]:
+        total += _read(file, name)
+    return (total / len(files)).to(first.dtype)
 
 
 @contextmanager
