@@ -4,7 +4,7 @@ Section, equation and table numbers in this package are those of that paper.
 """
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig, strict
@@ -127,6 +127,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
+    # Here `transformers` looks for the plans of its decoder-only models. Encoder and decoder bring their own.
+    base_model_tp_plan: ClassVar[dict[str, str]] = {}
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = {}
 
     vocab_size: int = 37000
     decoder_vocab_size: int | None = None

@@ -261,6 +261,26 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
         return self.add_and_norm(x, self.feed_forward(x), self.final_layer_norm)
 
 
+def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
+    """How several processes share the layers of a stack (Shoeybi et al. 2019, arXiv 1909.08053, §3).
+
+    Each has some of the heads and some of the feed-forward units: it has their rows of the first matrices and their
+    columns of the last one, whose products are then summed.
+
+    Args:
+        attentions: the attention sub-layers of a layer.
+
+    Returns:
+        A style of `transformers` for every matrix.
+    """
+    plan = {"layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"}
+    for attention in attentions:
+        for projection in ("q_proj", "k_proj", "v_proj"):
+            plan[f"layers.*.{attention}.{projection}"] = "colwise"
+        plan[f"layers.*.{attention}.out_proj"] = "rowwise"
+    return plan
+
+
 class VanillaTransformerLearnedPositions(nn.Embedding):
     """Table 3, row E: positional embeddings that are learned, and so end at `max_position_embeddings`."""
 

@@ -24,7 +24,8 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import can_return_tuple
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -38,6 +39,7 @@ from .layers_vanilla_transformer import (
     dropout,
     positions_from_mask,
     sinusoidal_positions,
+    tensor_parallel_plan,
 )
 from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
 
@@ -98,6 +100,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
     """What encoder and decoder share: embeddings plus positions at the bottom, perhaps a normalisation on top."""
 
+    _fsdp_plan = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight"}
+
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
@@ -149,6 +153,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         "hidden_states": VanillaTransformerEncoderLayer,
         "attentions": OutputRecorder(VanillaTransformerAttention, index=1),
     }
+    _tp_plan = tensor_parallel_plan("self_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.vocab_size)
@@ -162,7 +167,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Read the source.
 
@@ -199,6 +204,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         "attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="cross_attn"),
     }
+    _tp_plan = tensor_parallel_plan("self_attn", "cross_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.target_vocab_size)
@@ -216,7 +222,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Write the target.
 
@@ -330,7 +336,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Read the source, or take what was read (`encoder_outputs`), and write the target.
 
@@ -366,6 +372,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
     """The whole of Figure 1: the model that translates (`AutoModelForSeq2SeqLM`)."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
@@ -445,7 +453,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Score every target word, and compare with `labels` where given.
 
@@ -503,11 +511,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
     def _can_skip_logits(self, wanted: bool | None) -> bool:
         wanted = self.training if wanted is None else wanted
-        plain = type(self.lm_head) is nn.Linear  # an adapter or a quantised layer computes something else
+        if not wanted or torch.compiler.is_compiling():
+            return False
+        # An adapter or a quantised layer computes something else; sharding or offloading gives it another forward.
+        plain = type(self.lm_head) is nn.Linear and "forward" not in vars(self.lm_head)
+        if not plain:
+            return False
         # The fused gradients come before the loss is scaled, and float16 has no room for small ones.
         device_type = self.lm_head.weight.device.type
         half = torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == torch.float16
-        return wanted and plain and not half and not torch.compiler.is_compiling()
+        return not half
 
     def _loss(
         self, hidden_states: Tensor, logits: Tensor | None, labels: Tensor, num_items_in_batch: Tensor | int | None
@@ -576,7 +589,7 @@ class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Args and returns: those of `VanillaTransformerEncoder`."""
         return self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
@@ -612,7 +625,7 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """Classify sentences.
 

@@ -1,5 +1,6 @@
 """The training loss (§5.4) against its definition in NumPy, whole and in chunks."""
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -156,3 +157,12 @@ def test_output_layer_of_an_adapter_is_used() -> None:
     model.lm_head = adapted
     trained, evaluated = model.train()(**batch).loss.item(), model.eval()(**batch).loss.item()
     assert trained == pytest.approx(evaluated, rel=1e-6)
+
+
+def test_output_layer_that_is_offloaded_is_called() -> None:
+    model = tiny_model(tie_word_embeddings=False).train()
+    batch = translation_batch([5, 3], [6, 4])
+    expected = model(**batch).loss.item()
+    accelerate.cpu_offload(model.lm_head, execution_device=torch.device("cpu"))
+    assert model.lm_head.weight.is_meta
+    assert model(**batch).loss.item() == pytest.approx(expected, rel=1e-6)

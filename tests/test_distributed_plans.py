@@ -1,0 +1,104 @@
+"""A model shared by two processes, as the plans that it declares say, gives the numbers that it gives in one."""
+
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, multiprocessing
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+
+from tests.model_helpers import TYING_MODES, assert_near, assert_same_gradients, gradients, tiny_model
+from tests.model_helpers import translation_batch as batch_of
+
+config_of_processes = pytest.importorskip("transformers.distributed").DistributedConfig
+SIZES = {field.name for field in fields(config_of_processes)}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not {"tp_size", "fsdp_size"} <= SIZES, reason="this transformers has no such plans yet"),
+]
+
+PROCESSES = 2
+
+
+def load(folder: Path, **sizes: int) -> PreTrainedModel:
+    shared = {"distributed_config": config_of_processes(**sizes)} if sizes else {}
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, **shared)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which every process has a part."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def held(model: PreTrainedModel) -> int:
+    """The numbers that this process holds."""
+    local = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
+    return sum(tensor.numel() for tensor in local)
+
+
+def share_the_matrices(rank: int, folder: Path) -> None:
+    """Tensor parallelism: every process reads every sentence."""
+    alone, shared = load(folder), load(folder, tp_size=PROCESSES)
+    assert held(shared) < 0.6 * held(alone)
+    batch = batch_of([7, 4, 6], [5, 6, 3])
+    with torch.no_grad():
+        assert_near(shared(**batch).logits, alone(**batch).logits, what="logits")
+        for beams in (1, 4):
+            settings = {"attention_mask": batch["attention_mask"], "num_beams": beams, "max_new_tokens": 9}
+            written = [model.generate(batch["input_ids"], **settings).tolist() for model in (shared, alone)]
+            assert written[0] == written[1]
+    loss, found = gradients(shared.train(), **batch)
+    expected_loss, expected = gradients(alone.train(), **batch)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert_same_gradients({name: whole(gradient) for name, gradient in found.items()}, expected)
+
+
+def share_the_sentences(rank: int, folder: Path) -> None:
+    """Fully sharded data parallelism: every process reads sentences of its own, and holds a part of every matrix."""
+    alone, shared = load(folder), load(folder, fsdp_size=PROCESSES)
+    assert held(shared) < 0.6 * held(alone)
+    batch = batch_of([7, 4, 6], [5, 6, 3])
+    own = {name: tensor[:1] if rank == 0 else tensor[1:] for name, tensor in batch.items()}
+    with torch.no_grad():
+        assert_near(shared(**own).logits, alone(**own).logits, what="logits")
+    words = int(batch["labels"].ne(-100).sum())
+    expected_loss, expected = gradients(alone.train(), **batch)
+    loss = shared.train()(**own, num_items_in_batch=words).loss
+    (loss * PROCESSES).backward()  # the processes' gradients are averaged
+    total = loss.detach()
+    distributed.all_reduce(total)
+    assert total.item() == pytest.approx(expected_loss, rel=1e-5)
+    found = {name: parameter.grad for name, parameter in shared.named_parameters()}
+    assert_same_gradients({name: whole(gradient) for name, gradient in found.items()}, expected)
+    # What the processes save together is one checkpoint like any other.
+    shared.save_pretrained(folder / "again", is_main_process=rank == 0)
+    distributed.barrier()
+    again = load(folder / "again").state_dict()
+    assert all(tensor.equal(again[name]) for name, tensor in alone.state_dict().items())
+
+
+def one_process(rank: int, check: Callable[[int, Path], None], folder: Path) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(PROCESSES))
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting_place", rank=rank, world_size=PROCESSES
+    )
+    try:
+        for model_folder in sorted(path for path in folder.iterdir() if path.is_dir()):
+            check(rank, model_folder)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("check", [share_the_matrices, share_the_sentences], ids=["tensor_parallel", "fsdp"])
+def test_shared_model_is_the_same(check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # two processes on one GPU would wait for ever
+    options = {"vocab_size": 41, "lm_head_bias": True, "final_layer_norm": True, "label_smoothing": 0.1}
+    for share, tie in TYING_MODES:
+        model = tiny_model(share_encoder_decoder_embeddings=share, tie_word_embeddings=tie, **options)
+        model.save_pretrained(tmp_path / f"share_{share}_tie_{tie}")
+    multiprocessing.spawn(one_process, (check, tmp_path), nprocs=PROCESSES)
