@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig, strict
 
-POSITION_ENCODING_TYPES = ("sinusoidal", "sinusoidal_split", "learned")
+POSITION_ENCODING_TYPES = ("sinusoidal", "sinusoidal_split", "sinusoidal_fairseq", "learned")
 
 _CONFIGURATION_FILE = "configuration_vanilla_transformer"
 _MODELING_FILE = "modeling_vanilla_transformer"
@@ -101,7 +101,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         attention_dropout: on the attention weights; not in the paper.
         activation_dropout: after the activation; not in the paper.
         position_encoding_type: "sinusoidal" (§3.5: sines at even, cosines at odd places of the vector),
-            "sinusoidal_split" (the same values, all sines before all cosines) or "learned" (Table 3, row E).
+            "sinusoidal_split" (the same values, all sines before all cosines: Marian), "sinusoidal_fairseq" (other
+            wavelengths, and positions that start at `pad_token_id` + 1: fairseq, FSMT) or "learned" (Table 3, row E).
         max_position_embeddings: the longest sequence, in tokens, for "learned"; sinusoids have no limit.
         scale_embedding: multiply embeddings by sqrt(d_model) (§3.4).
         layer_norm_eps: added to the variance in every layer normalisation.
@@ -235,6 +236,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
                 f"position_encoding_type={self.position_encoding_type!r} must be one of "
                 f"{', '.join(POSITION_ENCODING_TYPES)}"
             )
+        if self.position_encoding_type == "sinusoidal_fairseq" and self.pad_token_id is None:
+            raise ValueError("pad_token_id=None: sinusoidal_fairseq counts positions from pad_token_id + 1")
         if self.activation_function not in ACT2FN:
             raise ValueError(
                 f"activation_function={self.activation_function!r} must be one of {', '.join(sorted(ACT2FN))}"

@@ -35,27 +35,50 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
 
 
-def sinusoidal_positions(position_ids: Tensor, d_model: int, split: bool = False) -> Tensor:
+def positions_from_prepared_mask(attention_mask: Tensor) -> Tensor:
+    """Number words by how many they see, where `generate` has made the mask of a cache of fixed size already.
+
+    Args:
+        attention_mask: (B, 1, T, K); True, or 0 where it is to be added to scores, for what a word sees: the words
+            before it and itself.
+
+    Returns:
+        Positions (B, T).
+    """
+    seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+    return (seen[:, 0].sum(dim=-1) - 1).clamp(min=0)
+
+
+def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinusoidal") -> Tensor:
     """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same) (§3.5).
 
     A formula instead of a table: it has no last position, and nothing to save, move or cast. The angles are computed
     in float64, because at position 1,000 a float32 angle is already 6e-5 off.
 
+    Two layouts deviate from §3.5, for weights that were trained with them: "sinusoidal_split" (Marian) has all sines
+    before all cosines. So has "sinusoidal_fairseq" (fairseq, FSMT, tensor2tensor), with exponents i / (D/2 - 1) in
+    place of 2i / D, and a 0 in the last place where D is odd.
+
     Args:
-        position_ids: (B, T), 0-based.
-        d_model: width D; where odd, there is one sine more than cosines.
-        split: all sines before all cosines, instead of in turn.
+        position_ids: (B, T), 0-based in §3.5.
+        d_model: width D; where odd, §3.5 has one sine more than cosines.
+        layout: one of the sinusoidal `POSITION_ENCODING_TYPES`.
 
     Returns:
         Encodings (B, T, D), float32.
     """
     # MPS devices have no float64.
     dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
-    even = torch.arange(0, d_model, 2, dtype=dtype, device=position_ids.device)  # 2i
-    angles = position_ids[..., None].to(dtype) / 10000 ** (even / d_model)  # (B, T, ceil(D/2))
-    sines, cosines = angles.sin(), angles[..., : d_model // 2].cos()
-    if split:
-        return torch.cat([sines, cosines], dim=-1).float()
+    half, device = d_model // 2, position_ids.device
+    if layout == "sinusoidal_fairseq":
+        exponents = torch.linspace(0, 1, half, dtype=dtype, device=device)  # i / (D/2 - 1)
+    else:
+        exponents = torch.arange(0, d_model, 2, dtype=dtype, device=device) / d_model  # 2i / D
+    angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2), rounded up in §3.5
+    sines, cosines = angles.sin(), angles[..., :half].cos()
+    if layout != "sinusoidal":
+        halves = torch.cat([sines, cosines], dim=-1)
+        return F.pad(halves, (0, d_model - halves.shape[-1])).float()
     encoding = sines.new_empty(*position_ids.shape, d_model)
     encoding[..., 0::2] = sines
     encoding[..., 1::2] = cosines
@@ -88,8 +111,9 @@ def eager_attention_forward(
     """
     scores = query @ key.transpose(2, 3) * scaling  # (B, H, T, K)
     if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = F.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
+        # In float32: the lowest float16 and a score have no finite sum, and a row of minus infinities no softmax.
+        scores = scores.float() + attention_mask
+    weights = F.dropout(scores.softmax(dim=-1).to(value.dtype), p=dropout, training=module.training)
     output = weights @ value  # (B, H, T, d_v)
     return output.transpose(1, 2).contiguous(), weights
 

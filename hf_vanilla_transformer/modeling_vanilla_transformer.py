@@ -38,6 +38,7 @@ from .layers_vanilla_transformer import (
     VanillaTransformerLearnedPositions,
     dropout,
     positions_from_mask,
+    positions_from_prepared_mask,
     sinusoidal_positions,
     tensor_parallel_plan,
 )
@@ -134,13 +135,16 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         if self.config.position_encoding_type == "learned":
             positions = self.embed_positions(position_ids)
         else:
-            split = self.config.position_encoding_type == "sinusoidal_split"
-            positions = sinusoidal_positions(position_ids, self.config.d_model, split).to(inputs_embeds.dtype)
+            layout = self.config.position_encoding_type
+            if layout == "sinusoidal_fairseq":
+                # Its positions were rows of a table whose row `pad_token_id` was padding's; the words come after it.
+                position_ids = position_ids + self.config.pad_token_id + 1
+            positions = sinusoidal_positions(position_ids, self.config.d_model, layout).to(inputs_embeds.dtype)
         return dropout(inputs_embeds * self.embed_scale + positions, p=self.config.dropout, training=self.training)
 
     def check_mask(self, attention_mask: Tensor | None, expected: tuple[int, int], name: str) -> None:
         """Raise a ValueError for a (B, K) mask of another shape; a prepared (B, 1, T, K) mask is the caller's."""
-        if attention_mask is None or attention_mask.ndim != 2 or torch.compiler.is_compiling():
+        if attention_mask is None or len(attention_mask.shape) != 2 or torch.compiler.is_compiling():
             return
         if tuple(attention_mask.shape) != expected:
             raise ValueError(f"{name} has shape {tuple(attention_mask.shape)}, but must have {expected}")
@@ -182,7 +186,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         batch, length = inputs_embeds.shape[:2]
         self.check_mask(attention_mask, (batch, length), "attention_mask")
         attention_mask = default_source_mask(self.config, input_ids, attention_mask)
-        if attention_mask is not None and attention_mask.ndim == 2:
+        if attention_mask is not None and len(attention_mask.shape) == 2:
             position_ids = positions_from_mask(attention_mask)  # (B, S)
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)[None]  # (1, S)
@@ -243,12 +247,14 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         batch, length = inputs_embeds.shape[:2]
         self.check_mask(encoder_attention_mask, (batch, encoder_hidden_states.shape[1]), "attention_mask")
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
         self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask")
 
-        if attention_mask is not None and attention_mask.ndim == 2:
+        if attention_mask is not None and len(attention_mask.shape) == 2:
             position_ids = positions_from_mask(attention_mask)[:, -length:]  # (B, T)
+        elif isinstance(attention_mask, Tensor) and getattr(past_key_values, "is_compileable", False):
+            position_ids = positions_from_prepared_mask(attention_mask)  # (B, T)
         else:
             position_ids = (torch.arange(length, device=inputs_embeds.device) + past)[None]  # (1, T)
         hidden_states = self.embed(inputs_embeds, position_ids)
@@ -543,6 +549,13 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if start is None or pad is None:
             raise ValueError(f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both")
         return shift_right(labels, start, pad)
+
+    def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
+        """`GenerationMixin.compute_transition_scores`, which takes the words of the source for those of the target."""
+        with_target_words = copy.copy(self)
+        with_target_words.config = copy.copy(self.config)
+        with_target_words.config.vocab_size = self.config.target_vocab_size
+        return GenerationMixin.compute_transition_scores(with_target_words, *args, **kwargs)
 
     @torch.no_grad()
     def generate(

@@ -132,6 +132,7 @@ def test_defaults_are_the_base_model() -> None:
         ({"dropout": -0.1}, "dropout=-0.1"),
         ({"label_smoothing": 1.5}, "label_smoothing=1.5"),
         ({"position_encoding_type": "rotary"}, "position_encoding_type='rotary'.*sinusoidal"),
+        ({"position_encoding_type": "sinusoidal_fairseq", "pad_token_id": None}, "pad_token_id=None"),
         ({"activation_function": "rleu"}, "activation_function='rleu'.*relu"),
         ({"decoder_vocab_size": 50}, "decoder_vocab_size=50.*vocab_size=40"),
     ],

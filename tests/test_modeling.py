@@ -17,6 +17,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerPreTrainedModel,
 )
+from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODING_TYPES
 from tests.model_helpers import (
     EOS,
     PAD,
@@ -123,7 +124,7 @@ def test_every_source_word_counts() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_split", "learned"])
+@pytest.mark.parametrize("positions", POSITION_ENCODING_TYPES)
 @pytest.mark.parametrize("left", [False, True])
 @torch.no_grad()
 def test_sentence_does_not_see_its_batch(backend: str, positions: str, left: bool) -> None:

@@ -1,8 +1,4 @@
-"""The paper's equations restated in NumPy, one sentence and one head at a time, and held against the model.
-
-Nothing here is batched, padded or masked unless an equation says so; the model has to arrive at the same numbers
-with its batches.
-"""
+"""The model beside the paper's equations as tests/paper.py restates them."""
 
 import math
 
@@ -12,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
+from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODING_TYPES
 from hf_vanilla_transformer.layers_vanilla_transformer import (
     VanillaTransformerAttention,
     VanillaTransformerEncoderLayer,
@@ -21,115 +18,36 @@ from hf_vanilla_transformer.layers_vanilla_transformer import (
     sinusoidal_positions,
 )
 from hf_vanilla_transformer.loss_vanilla_transformer import shift_right
-from tests.model_helpers import assert_near, padded, randomise, sentences, tiny_config, tiny_model
+from tests.model_helpers import assert_near, gradients, padded, randomise, sentences, tiny_config, tiny_model
+from tests.paper import (
+    paper_attention,
+    paper_ffn,
+    paper_layer_norm,
+    paper_multi_head,
+    paper_position,
+    paper_translation,
+    weights_of,
+)
 
-Weights = dict[str, np.ndarray]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The paper
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def paper_position(pos: int, d_model: int, split: bool = False) -> np.ndarray:
-    """§3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same)."""
-    sines = [math.sin(pos / 10000 ** (2 * i / d_model)) for i in range(math.ceil(d_model / 2))]
-    cosines = [math.cos(pos / 10000 ** (2 * i / d_model)) for i in range(d_model // 2)]
-    if split:
-        return np.array(sines + cosines)
-    return np.array([(sines, cosines)[place % 2][place // 2] for place in range(d_model)])
+LAYOUTS = [name for name in POSITION_ENCODING_TYPES if name.startswith("sinusoidal")]
 
 
-def paper_softmax(scores: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
-def paper_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.ndarray | None = None) -> np.ndarray:
-    """Eq. 1, softmax(Q K^T / sqrt(d_k)) V, with -inf where a connection is illegal (§3.2.3)."""
-    scores = q @ k.T / math.sqrt(q.shape[-1])
-    if visible is not None:
-        scores = np.where(visible, scores, -np.inf)
-    return paper_softmax(scores) @ v
-
-
-def linear(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
-    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
-
-
-def paper_multi_head(
-    w: Weights, name: str, x: np.ndarray, y: np.ndarray, heads: int, visible: np.ndarray | None = None
-) -> np.ndarray:
-    """§3.2.2: Concat(head_1 … head_h) W^O, head_i = Attention(x W_i^Q, y W_i^K, y W_i^V)."""
-    q, k, v = linear(w, f"{name}.q_proj", x), linear(w, f"{name}.k_proj", y), linear(w, f"{name}.v_proj", y)
-    d_k, d_v = q.shape[1] // heads, v.shape[1] // heads
-    outputs = [
-        paper_attention(
-            q[:, i * d_k : (i + 1) * d_k], k[:, i * d_k : (i + 1) * d_k], v[:, i * d_v : (i + 1) * d_v], visible
-        )
-        for i in range(heads)
-    ]
-    return linear(w, f"{name}.out_proj", np.concatenate(outputs, axis=1))
-
-
-def paper_layer_norm(w: Weights, name: str, x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
-    """Ba et al. 2016, the paper's reference: (x - mean) / sqrt(variance) · gain + bias."""
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-
-def paper_ffn(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
-    """Eq. 2: max(0, x W_1 + b_1) W_2 + b_2."""
-    return linear(w, f"{name}.fc2", np.maximum(0, linear(w, f"{name}.fc1", x)))
-
-
-def paper_embedding(w: Weights, name: str, words: list[int]) -> np.ndarray:
-    """§3.4 and §3.5: sqrt(d_model) · embedding + position."""
-    table = w[f"{name}.embed_tokens.weight"]
-    d_model = table.shape[1]
-    return np.stack([math.sqrt(d_model) * table[word] + paper_position(i, d_model) for i, word in enumerate(words)])
-
-
-def paper_encoder(w: Weights, words: list[int], layers: int, heads: int) -> np.ndarray:
-    x = paper_embedding(w, "encoder", words)
-    for i in range(layers):
-        name = f"encoder.layers.{i}"
-        attended = paper_multi_head(w, f"{name}.self_attn", x, x, heads)
-        x = paper_layer_norm(w, f"{name}.self_attn_layer_norm", x + attended)
-        x = paper_layer_norm(w, f"{name}.final_layer_norm", x + paper_ffn(w, name, x))
-    return x
-
-
-def paper_decoder(w: Weights, words: list[int], memory: np.ndarray, layers: int, heads: int) -> np.ndarray:
-    x = paper_embedding(w, "decoder", words)
-    visible = np.tril(np.ones((len(words), len(words)), dtype=bool))
-    for i in range(layers):
-        name = f"decoder.layers.{i}"
-        attended = paper_multi_head(w, f"{name}.self_attn", x, x, heads, visible)
-        x = paper_layer_norm(w, f"{name}.self_attn_layer_norm", x + attended)
-        attended = paper_multi_head(w, f"{name}.cross_attn", x, memory, heads)
-        x = paper_layer_norm(w, f"{name}.cross_attn_layer_norm", x + attended)
-        x = paper_layer_norm(w, f"{name}.final_layer_norm", x + paper_ffn(w, name, x))
-    return x
-
-
-def weights_of(module: torch.nn.Module) -> Weights:
-    return {name: p.detach().double().numpy() for name, p in module.named_parameters(remove_duplicate=False)}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The model beside it
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("d_model", [8, 9, 1, 512])
-def test_positions(d_model: int, split: bool) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("d_model", [8, 9, 4, 5, 512])
+def test_positions(d_model: int, layout: str) -> None:
     positions = [0, 1, 2, 17, 999, 5000, 1_000_000]
-    actual = sinusoidal_positions(torch.tensor([positions]), d_model, split)
-    expected = torch.from_numpy(np.stack([paper_position(pos, d_model, split) for pos in positions]))
+    actual = sinusoidal_positions(torch.tensor([positions]), d_model, layout)
+    expected = torch.from_numpy(np.stack([paper_position(pos, d_model, layout) for pos in positions]))
     assert actual.dtype == torch.float32
     assert_near(actual[0], expected, 1e-7)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("d_model", "expected"), [(1, [math.sin(3)]), (2, [math.sin(3), math.cos(3)])])
+def test_positions_of_the_narrowest_models(d_model: int, expected: list[float], layout: str) -> None:
+    if layout == "sinusoidal_fairseq" and d_model == 1:
+        expected = [0.0]  # the odd place; there is no pair of a sine and a cosine
+    assert_near(sinusoidal_positions(torch.tensor([[3]]), d_model, layout)[0, 0], torch.tensor(expected), 1e-7)
 
 
 def test_one_position_is_a_rotation_of_another() -> None:
@@ -141,11 +59,14 @@ def test_one_position_is_a_rotation_of_another() -> None:
     assert_near(pe[:-k] @ torch.block_diag(*rotations).T, pe[k:], 1e-6)
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_split"])
-def test_model_adds_the_configured_positions(kind: str) -> None:
-    model = tiny_model(position_encoding_type=kind, d_model=36)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pad", [1, 4])
+def test_model_adds_the_configured_positions(layout: str, pad: int) -> None:
+    model = tiny_model(position_encoding_type=layout, d_model=36, pad_token_id=pad)
     embedding = model.model.encoder.embed(torch.zeros(1, 5, 36), torch.arange(3, 8)[None])
-    expected = np.stack([paper_position(pos, 36, kind == "sinusoidal_split") for pos in range(3, 8)])
+    # fairseq counts on from the number of its padding
+    first = 3 + (pad + 1 if layout == "sinusoidal_fairseq" else 0)
+    expected = np.stack([paper_position(pos, 36, layout) for pos in range(first, first + 5)])
     assert_near(embedding[0], torch.from_numpy(expected), 1e-6)
 
 
@@ -220,23 +141,50 @@ def test_feed_forward_and_post_layer_norm() -> None:
             "value_head_dim": 11,
             "d_model": 33,
         },
+        {
+            "position_encoding_type": "sinusoidal_fairseq",
+            "activation_function": "gelu",
+            "scale_embedding": False,
+            "final_layer_norm": True,
+            "layer_norm_eps": 1e-3,
+        },
     ],
 )
 def test_whole_model(backend: str, fields: dict) -> None:
     model = tiny_model(attn_implementation=backend, **fields).double()
-    config = model.config
-    sources, targets = sentences([7, 3, 5]), sentences([4, 6, 1], vocab_size=config.target_vocab_size, seed=1)
+    sources = sentences([7, 3, 5])
+    targets = sentences([4, 6, 1], vocab_size=model.config.target_vocab_size, seed=1)
     with torch.no_grad():
-        output = model(input_ids=padded(sources), labels=padded(targets, -100))
-    w = weights_of(model.model)
-    head = weights_of(model.lm_head)
+        output = model(input_ids=padded(sources), labels=padded(targets, -100), num_items_in_batch=1)
+    loss = 0.0
     for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        memory = paper_encoder(w, source, config.encoder_layers, config.encoder_attention_heads)
-        assert_near(output.encoder_last_hidden_state[i, : len(source)], torch.from_numpy(memory), 1e-6)
-        # the decoder reads the target one place later (§3.1)
-        states = paper_decoder(w, [0, *target[:-1]], memory, config.decoder_layers, config.decoder_attention_heads)
-        logits = states @ head["weight"].T + head.get("bias", 0)
-        assert_near(output.logits[i, : len(target)], torch.from_numpy(logits), 2e-6)
+        paper = paper_translation(model, source, target)
+        assert_near(output.encoder_last_hidden_state[i, : len(source)], torch.from_numpy(paper.memory), 1e-6)
+        assert_near(output.logits[i, : len(target)], torch.from_numpy(paper.logits), 2e-6)
+        loss += paper.loss
+    # the model takes its loss in float32
+    assert output.loss.item() == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_are_slopes_of_the_papers_loss(layout: str) -> None:
+    model = tiny_model(encoder_layers=1, decoder_layers=1, position_encoding_type=layout, lm_head_bias=True).double()
+    source, target = sentences([5, 4])
+    batch = {"input_ids": torch.tensor([source]), "labels": torch.tensor([target])}
+    _, derivatives = gradients(model, **batch, num_items_in_batch=1)
+
+    def loss_beside(weight: Tensor, step: Tensor) -> float:
+        with torch.no_grad():
+            weight += step
+            loss = paper_translation(model, source, target).loss
+            weight -= step
+        return loss
+
+    for name, weight in model.named_parameters():
+        direction = torch.randn_like(weight)
+        step = 1e-5 * direction / direction.norm()
+        change = loss_beside(weight, step) - loss_beside(weight, -step)
+        assert change / 2e-5 == pytest.approx((derivatives[name] * step).sum().item() / 1e-5, rel=1e-5, abs=1e-5), name
 
 
 def test_embedding_scale() -> None:

@@ -1,0 +1,150 @@
+"""The paper's equations restated in NumPy, in float64, one sentence and one head at a time: the judge of every model.
+
+Nothing here is batched, padded or masked unless an equation says so; a model has to arrive at the same numbers with
+its batches. Sections and equations are the paper's (Vaswani et al. 2017); the variants that other implementations
+have, and our configuration names, are restated from their own definitions.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerConfig
+
+Weights = dict[str, np.ndarray]  # by our parameters' names
+
+ERF = np.vectorize(math.erf, otypes=[float])
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(0, x),
+    "gelu": lambda x: x * (1 + ERF(x / math.sqrt(2))) / 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+
+
+def weights_of(module: torch.nn.Module) -> Weights:
+    return {name: p.detach().double().numpy() for name, p in module.named_parameters(remove_duplicate=False)}
+
+
+def paper_position(pos: int, d_model: int, layout: str = "sinusoidal") -> np.ndarray:
+    """§3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same)."""
+    if layout == "sinusoidal_fairseq":
+        return fairseq_position(pos, d_model)
+    sines = [math.sin(pos / 10000 ** (2 * i / d_model)) for i in range(math.ceil(d_model / 2))]
+    cosines = [math.cos(pos / 10000 ** (2 * i / d_model)) for i in range(d_model // 2)]
+    if layout == "sinusoidal_split":
+        return np.array(sines + cosines)
+    return np.array([(sines, cosines)[place % 2][place // 2] for place in range(d_model)])
+
+
+def fairseq_position(pos: int, d_model: int) -> np.ndarray:
+    """fairseq's `SinusoidalPositionalEmbedding`, row `pos` of its table; undefined where d_model is below 4.
+
+    With half = d_model // 2, the angle of column i is pos · exp(-i · log(10000) / (half - 1)). The sines of all angles
+    come first, then their cosines, and a zero where d_model is odd.
+    """
+    half = d_model // 2
+    step = math.log(10000) / (half - 1)
+    angles = pos * np.exp(-step * np.arange(half))
+    return np.concatenate([np.sin(angles), np.cos(angles), np.zeros(d_model % 2)])
+
+
+def paper_positions(length: int, config: VanillaTransformerConfig) -> np.ndarray:
+    """The positions of a sentence (length, D); fairseq's first word stands at its padding's number + 1."""
+    layout = config.position_encoding_type
+    first = config.pad_token_id + 1 if layout == "sinusoidal_fairseq" else 0
+    return np.stack([paper_position(first + i, config.d_model, layout) for i in range(length)])
+
+
+def paper_softmax(scores: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def paper_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.ndarray | None = None) -> np.ndarray:
+    """Eq. 1, softmax(Q K^T / sqrt(d_k)) V, with -inf where a connection is illegal (§3.2.3)."""
+    scores = q @ k.T / math.sqrt(q.shape[-1])
+    if visible is not None:
+        scores = np.where(visible, scores, -np.inf)
+    return paper_softmax(scores) @ v
+
+
+def linear(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+
+def paper_multi_head(
+    w: Weights, name: str, x: np.ndarray, y: np.ndarray, heads: int, visible: np.ndarray | None = None
+) -> np.ndarray:
+    """§3.2.2: Concat(head_1 … head_h) W^O, head_i = Attention(x W_i^Q, y W_i^K, y W_i^V)."""
+    q, k, v = linear(w, f"{name}.q_proj", x), linear(w, f"{name}.k_proj", y), linear(w, f"{name}.v_proj", y)
+    d_k, d_v = q.shape[1] // heads, v.shape[1] // heads
+    outputs = [
+        paper_attention(
+            q[:, i * d_k : (i + 1) * d_k], k[:, i * d_k : (i + 1) * d_k], v[:, i * d_v : (i + 1) * d_v], visible
+        )
+        for i in range(heads)
+    ]
+    return linear(w, f"{name}.out_proj", np.concatenate(outputs, axis=1))
+
+
+def paper_layer_norm(w: Weights, name: str, x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+    """Ba et al. 2016, the paper's reference: (x - mean) / sqrt(variance) · gain + bias."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def paper_ffn(w: Weights, name: str, x: np.ndarray, activation: str = "relu") -> np.ndarray:
+    """Eq. 2: max(0, x W_1 + b_1) W_2 + b_2."""
+    return linear(w, f"{name}.fc2", ACTIVATIONS[activation](linear(w, f"{name}.fc1", x)))
+
+
+def paper_embedding(w: Weights, name: str, words: list[int], config: VanillaTransformerConfig) -> np.ndarray:
+    """§3.4 and §3.5: sqrt(d_model) · embedding + position."""
+    scale = math.sqrt(config.d_model) if config.scale_embedding else 1
+    return scale * w[f"{name}.embed_tokens.weight"][words] + paper_positions(len(words), config)
+
+
+def paper_encoder(w: Weights, words: list[int], config: VanillaTransformerConfig) -> np.ndarray:
+    x, eps = paper_embedding(w, "model.encoder", words, config), config.layer_norm_eps
+    for i in range(config.encoder_layers):
+        name = f"model.encoder.layers.{i}"
+        attended = paper_multi_head(w, f"{name}.self_attn", x, x, config.encoder_attention_heads)
+        x = paper_layer_norm(w, f"{name}.self_attn_layer_norm", x + attended, eps)
+        fed = paper_ffn(w, name, x, config.activation_function)
+        x = paper_layer_norm(w, f"{name}.final_layer_norm", x + fed, eps)
+    return paper_layer_norm(w, "model.encoder.layer_norm", x, eps) if config.final_layer_norm else x
+
+
+def paper_decoder(w: Weights, words: list[int], memory: np.ndarray, config: VanillaTransformerConfig) -> np.ndarray:
+    x, eps = paper_embedding(w, "model.decoder", words, config), config.layer_norm_eps
+    heads = config.decoder_attention_heads
+    visible = np.tril(np.ones((len(words), len(words)), dtype=bool))
+    for i in range(config.decoder_layers):
+        name = f"model.decoder.layers.{i}"
+        attended = paper_multi_head(w, f"{name}.self_attn", x, x, heads, visible)
+        x = paper_layer_norm(w, f"{name}.self_attn_layer_norm", x + attended, eps)
+        attended = paper_multi_head(w, f"{name}.cross_attn", x, memory, heads)
+        x = paper_layer_norm(w, f"{name}.cross_attn_layer_norm", x + attended, eps)
+        fed = paper_ffn(w, name, x, config.activation_function)
+        x = paper_layer_norm(w, f"{name}.final_layer_norm", x + fed, eps)
+    return paper_layer_norm(w, "model.decoder.layer_norm", x, eps) if config.final_layer_norm else x
+
+
+class PaperOutput(NamedTuple):
+    memory: np.ndarray  # (S, D)
+    logits: np.ndarray  # (T, V)
+    loss: float  # the sum of the words' cross-entropies
+
+
+def paper_translation(model: torch.nn.Module, source: list[int], target: list[int]) -> PaperOutput:
+    """Figure 1 for one pair of sentences, with the weights of our model; the loss is without label smoothing."""
+    w, config = weights_of(model), model.config
+    memory = paper_encoder(w, source, config)
+    # the decoder reads the target one place later (§3.1)
+    states = paper_decoder(w, [config.decoder_start_token_id, *target[:-1]], memory, config)
+    logits = linear(w, "lm_head", states)
+    right = paper_softmax(logits)[np.arange(len(target)), target]
+    return PaperOutput(memory, logits, -np.log(right).sum())
