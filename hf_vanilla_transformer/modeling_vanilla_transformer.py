@@ -138,7 +138,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             layout = self.config.position_encoding_type
             if layout == "sinusoidal_fairseq":
                 # Its positions were rows of a table whose row `pad_token_id` was padding's; the words come after it.
-                position_ids = position_ids + self.config.pad_token_id + 1
+                position_ids = position_ids + 1 + (self.config.pad_token_id or 0)
             positions = sinusoidal_positions(position_ids, self.config.d_model, layout).to(inputs_embeds.dtype)
         return dropout(inputs_embeds * self.embed_scale + positions, p=self.config.dropout, training=self.training)
 
