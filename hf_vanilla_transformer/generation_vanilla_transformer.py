@@ -1,28 +1,76 @@
-"""How the paper decodes (§6.1): beam 4, length penalty 0.6, at most 50 tokens more than the source has."""
+"""How the paper decodes (§6.1): beam 4, length penalty α = 0.6, at most 50 tokens more than the source has.
 
+`VanillaTransformerForConditionalGeneration.generate` comes here for greedy and beam search; everything else that
+`generate` can do is done by transformers' own loops.
+
+Shapes: B sentences still open, K beams, T words written so far, N = K · T entries in the cache, S source length,
+V target vocabulary, R hypotheses wanted of each sentence.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers.generation import GenerationConfig
+from torch.nn import functional as F
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.generation import (
+    GenerateBeamEncoderDecoderOutput,
+    GenerateEncoderDecoderOutput,
+    GenerationConfig,
+    LogitsProcessorList,
+)
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
+BEAMS, ALPHA = 4, 0.6
 MAX_LENGTH_OVER_SOURCE = 50  # tokens
 
 # `Seq2SeqTrainer` writes this default of the library into the generation config of the model that it evaluates.
 _LIBRARY_MAX_LENGTH = 20
 
+# Rows leave the batch when this share of them is finished: each time the caches are copied.
+_FINISHED_SHARE = 0.2
+
+_NOTHING = -1  # where a hypothesis has no word
+_BLOCK = 64  # numbers, in `_largest`
+
+# What `search_for` understands among the arguments of `generate` and the fields of its configuration. With anything
+# else that is switched on, transformers' own loop runs.
+_UNDERSTOOD = {
+    *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "decoder_input_ids"),
+    *("ensemble", "num_beams", "length_penalty", "paper_length_penalty", "max_length_over_source", "early_stopping"),
+    *("max_length", "max_new_tokens", "num_return_sequences", "return_dict_in_generate", "use_cache"),
+    *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version"),
+    # turned into logits processors by `generate`
+    *("logits_processor", "prefix_allowed_tokens_fn", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
+    *("encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "bad_words_ids"),
+    *("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
+    *("renormalize_logits", "remove_invalid_values", "exponential_decay_length_penalty"),
+    # of no effect without sampling
+    *("temperature", "top_k", "top_p"),
+}
+
 
 def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfig:
-    """Beam 4 and α = 0.6, in Hugging Face's terms: a hypothesis is scored by log P / length^0.6.
+    """§6.1 as a `generation_config.json`.
 
-    The paper's score is log P / ((5 + length) / 6)^0.6 (Wu et al. 2016, Eq. 14); `GenerationMixin` does not have it.
+    `num_beams` is Hugging Face's field; `paper_length_penalty` (α) and `max_length_over_source` are ours. A
+    `length_penalty`, where somebody sets one, wins over α and has Hugging Face's meaning, log P / length^penalty.
 
     Args:
         config: gives the special words.
     """
     generation_config = GenerationConfig.from_model_config(config)
-    generation_config.update(num_beams=4, length_penalty=0.6, early_stopping=False)
+    generation_config.update(num_beams=BEAMS)
+    generation_config.paper_length_penalty = ALPHA
+    generation_config.max_length_over_source = MAX_LENGTH_OVER_SOURCE
     generation_config._from_model_config = False  # or `generate` would make it anew from the model's configuration
     return generation_config
 
@@ -50,9 +98,386 @@ def paper_max_new_tokens(
         generation_config.max_length = None
     if generation_config.max_length is not None:
         return {}
+    over = getattr(generation_config, "max_length_over_source", MAX_LENGTH_OVER_SOURCE)
+    over = kwargs.get("max_length_over_source", over)
     for source in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
         if source is not None:
-            return {"max_new_tokens": source.shape[1] + MAX_LENGTH_OVER_SOURCE}
+            return {"max_new_tokens": source.shape[1] + over}
     if kwargs.get("encoder_outputs") is not None:
-        return {"max_new_tokens": kwargs["encoder_outputs"][0].shape[1] + MAX_LENGTH_OVER_SOURCE}
+        return {"max_new_tokens": kwargs["encoder_outputs"][0].shape[1] + over}
     return {}
+
+
+# Which search
+
+
+@dataclass(frozen=True)
+class Score:
+    """How hypotheses of different lengths are compared: log P / penalty(length).
+
+    Args:
+        alpha: α of the paper, or Hugging Face's `length_penalty`.
+        of_paper: ((5 + length) / 6)^α (Wu et al. 2016, Eq. 14), and a search that ends when no running hypothesis
+            can win any more; otherwise length^α and the ends that `early_stopping` names.
+    """
+
+    alpha: float
+    of_paper: bool
+
+    def penalty(self, length: int) -> float:
+        """What the log-probability of `length` words, the end counted, is divided by."""
+        return ((5 + length) / 6) ** self.alpha if self.of_paper else length**self.alpha
+
+    def best_penalty(self, length: int, longest: int, early_stopping: bool | str) -> float:
+        """The penalty with which a hypothesis that has `length` words now may come out best in the end.
+
+        Log-probabilities only fall, so a longer end can win by its penalty alone. With `early_stopping=False`
+        transformers looks at the present length instead, and may miss it.
+        """
+        may_grow = self.of_paper or early_stopping == "never"
+        return self.penalty(longest if may_grow and self.alpha > 0 else length)
+
+
+def search_for(
+    model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
+) -> tuple[Callable | None, dict[str, float]]:
+    """Choose between this package's search and transformers' own loops.
+
+    Args:
+        generation_config, kwargs: the arguments of `generate`, which win over `model.generation_config`.
+
+    Returns:
+        `custom_generate` for `GenerationMixin.generate`, and nothing else. Or None, where this search does not cover
+        what is asked for, and the `length_penalty` with which transformers' score comes near the paper's, unless the
+        caller has one.
+    """
+    asked: dict[str, Any] = {}
+    for settings in (model.generation_config, generation_config):
+        asked |= {} if settings is None else settings.to_diff_dict()
+    asked |= {name: value for name, value in kwargs.items() if value is not None}
+    score = Score(asked.get("paper_length_penalty", ALPHA), of_paper=True)
+    if "length_penalty" in asked:
+        score = Score(asked["length_penalty"], of_paper=False)
+    others = {name: value for name, value in asked.items() if name not in _UNDERSTOOD and not name.startswith("_")}
+    covered = (
+        not any(isinstance(value, Tensor) or value for value in others.values())
+        and asked.get("use_cache", True)
+        and model.config._attn_implementation in ("eager", "sdpa")
+        and not _steps_with_others(model)
+    )
+    if covered:
+        return partial(beam_search, score=score), {}
+    return None, {"length_penalty": score.alpha} if score.of_paper and asked.get("num_beams", 1) > 1 else {}
+
+
+def _steps_with_others(model: PreTrainedModel) -> bool:
+    """Whether processes hold a model together, each with sentences of its own: then all must take every step."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    names = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    return torch.distributed.get_world_size() > 1 and (
+        bool(names & {"FSDPModule", "FullyShardedDataParallel"}) or is_deepspeed_zero3_enabled()
+    )
+
+
+def beam_search(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: Any,
+    generation_config: GenerationConfig,
+    score: Score,
+    inputs_tensor: Tensor | None = None,
+    ensemble: Sequence[PreTrainedModel] = (),
+    **model_kwargs: Any,
+) -> Tensor | GenerateBeamEncoderDecoderOutput | GenerateEncoderDecoderOutput:
+    """Find the best translations; greedy search is the case of one beam. `generate` calls this.
+
+    Args:
+        input_ids: (B · K, P), what each target begins with, once per beam.
+        logits_processor: change the log-probabilities of the next word.
+        stopping_criteria: only those that `generate` makes of the length and the end words, which are known here.
+        generation_config: with all defaults filled in.
+        score: how hypotheses are compared.
+        inputs_tensor: (B, S), the source.
+        ensemble: more models with the same two vocabularies; a word's probability is the mean of theirs.
+        model_kwargs: `encoder_outputs` and `attention_mask`, once per beam.
+
+    Returns:
+        (B · R, T) words, each row padded behind its end; in an output object when asked for, with the scores of a
+        beam search.
+
+    Raises:
+        ValueError: models of an ensemble whose vocabularies differ in size.
+    """
+    beams = generation_config.num_beams
+    mask = model_kwargs.get("attention_mask")
+    mask = None if mask is None else mask[::beams]
+    readers = [_Reader(model, model_kwargs["encoder_outputs"][0][::beams], mask)]
+    for member in ensemble:
+        if member.config.target_vocab_size != model.config.target_vocab_size:
+            raise ValueError(
+                f"ensemble: a model with {member.config.target_vocab_size} target words beside one with "
+                f"{model.config.target_vocab_size}; they need the same tokenizer"
+            )
+        readers.append(_Reader(member, member.get_encoder()(inputs_tensor, mask).last_hidden_state, mask))
+    search = _Search(readers, input_ids[::beams].to(model.device), logits_processor, generation_config, score)
+    words, scores = search.run()  # (B, R, T), (B, R)
+    words = words.flatten(0, 1)
+    if not generation_config.return_dict_in_generate:
+        return words
+    if beams == 1:
+        return GenerateEncoderDecoderOutput(sequences=words)
+    return GenerateBeamEncoderDecoderOutput(sequences=words, sequences_scores=scores.flatten())
+
+
+# The models
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values of one layer, each written once, into a buffer that doubles when it is full.
+
+    The beams of a sentence are places of one sequence: (B, H, N, ·) holds the entries of all beams, in the order in
+    which they were written, and a mask says which of them belong to a beam's own past. So nothing is moved when a
+    beam dies and another takes its place.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.buffers: list[Tensor] = []
+        self.length = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append (B, H, n, ·) keys and values; all of them, (B, H, N + n, ·), come back."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.buffers = [states[:, :, :0] for states in (key_states, value_states)]
+        start, self.length = self.length, self.length + key_states.shape[2]
+        if self.length > self.buffers[0].shape[2]:
+            more = max(self.length, 16 * key_states.shape[2])  # places
+            self.buffers = [F.pad(buffer, (0, 0, 0, more)) for buffer in self.buffers]
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start : self.length] = states
+        self._show()
+        return self.keys, self.values
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these sentences."""
+        self.buffers = [buffer[rows] for buffer in self.buffers]
+        self._show()
+
+    def _show(self) -> None:
+        self.keys, self.values = (buffer[:, :, : self.length] for buffer in self.buffers)
+
+
+class _Reader:
+    """A model, what its encoder made of the open sentences (B, S, D), and its cache."""
+
+    def __init__(self, model: PreTrainedModel, source: Tensor, source_mask: Tensor | None):
+        self.model, self.source = model, source
+        self.source_mask = None
+        if source_mask is not None and not bool(source_mask.all()):
+            self.source_mask = self.added(source_mask.to(source.device)[:, None, None].bool())  # (B, 1, 1, S)
+        self.cache = EncoderDecoderCache(Cache(layer_class_to_replicate=GrowingLayer), DynamicCache())
+
+    def added(self, shown: Tensor) -> Tensor:
+        """What is added to the scores of an attention: 0 for what it is shown, else the lowest number."""
+        lowest = torch.finfo(self.source.dtype).min
+        return torch.zeros_like(shown, dtype=self.source.dtype).masked_fill_(~shown, lowest)
+
+    def read(self, words: Tensor, seen: Tensor | None = None, position: int | None = None) -> Tensor:
+        """Logits (B, K, V) after the next word (B, K) of each beam, or after each word of a prefix (B, P).
+
+        Args:
+            seen: (B, K, N + K), which entries of the cache, these words' own included, belong to each beam; None
+                for a prefix, where every word sees those before it.
+            position: of these words in their sentences.
+        """
+        output = self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=self.source),
+            attention_mask=self.source_mask,
+            decoder_input_ids=words,
+            decoder_attention_mask=None if seen is None else self.added(seen)[:, None],
+            decoder_position_ids=None if position is None else words.new_full((1, 1), position),
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+        )
+        return output.logits.float()
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences only."""
+        self.source = self.source[rows]
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask[rows]
+        for layer in self.cache.self_attention_cache.layers:
+            layer.select(rows)
+        for layer in self.cache.cross_attention_cache.layers:
+            layer.batch_select_indices(rows)
+
+
+# The search
+
+
+class _Search:
+    """The hypotheses of all sentences that are still open.
+
+    `words` (B, K, T) and `log_p` (B, K) are the running ones, the best first; `seen` (B, K, N) says which entries
+    of the caches are a beam's own past; `ended_words` and `ended_scores` hold the K best that have come to an end.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[_Reader],
+        prefix: Tensor,
+        processors: LogitsProcessorList,
+        settings: GenerationConfig,
+        score: Score,
+    ):
+        self.readers, self.processors, self.score = readers, processors, score
+        self.beams, self.wanted = settings.num_beams, settings.num_return_sequences or 1
+        self.early_stopping = self.beams == 1 or settings.early_stopping
+        ends = settings.eos_token_id
+        self.ends = prefix.new_tensor([] if ends is None else [ends] if isinstance(ends, int) else list(ends))
+        self.pad = settings.pad_token_id if settings.pad_token_id is not None else 0
+        # Of the best 2 K continuations at most K end a sentence (with one end word), so K are left to go on.
+        self.candidates = 1 if self.beams == 1 else self.beams * max(2, 1 + len(self.ends))
+
+        batch, self.prefix_length = prefix.shape  # B, P
+        self.longest = settings.max_length
+        # Only one beam has begun. But processors may count rows, and a tiny vocabulary has not K words to go on with.
+        vocabulary = readers[0].model.config.target_vocab_size
+        first = self.beams if processors or vocabulary < self.candidates else 1
+        device = prefix.device
+        self.words = prefix[:, None].expand(-1, first, -1)  # (B, K, P)
+        self.log_p = torch.zeros(batch, first, device=device)
+        self.log_p[:, 1:] = -1e9
+        self.seen = torch.ones(batch, first, self.prefix_length, dtype=torch.bool, device=device)  # (B, K, N)
+        self.ended_words = prefix.new_full((batch, self.beams, self.longest), _NOTHING)
+        self.ended_scores = self.log_p.new_full((batch, self.beams), -torch.inf)
+
+        self.rows = torch.arange(batch, device=device)  # the caller's, of those still open
+        self.open = torch.ones(batch, dtype=torch.bool, device=device)
+        self.best_words = self.ended_words[:, : self.wanted].clone()  # (B, R, longest)
+        self.best_scores = self.ended_scores[:, : self.wanted].clone()
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        """The best words (B, R, T), padded behind their ends, and their scores (B, R)."""
+        prefix = self.words[:, 0]  # (B, P)
+        logits = self.read(prefix)[:, -1:].expand(-1, self.words.shape[1], -1)  # (B, K, V)
+        while True:
+            parents, words = self.advance(logits)  # (B, K) each
+            if not len(self.rows):
+                break
+            logits = self.read(words, self.own_past(parents), self.words.shape[2] - 1)
+        longest = int(self.best_words.ne(_NOTHING).sum(dim=2).max())
+        words = self.best_words[:, :, :longest]
+        return words.masked_fill(words == _NOTHING, self.pad), self.best_scores
+
+    def read(self, *args: Any) -> Tensor:
+        """`_Reader.read`; of an ensemble, the logarithm of the mean of their probabilities."""
+        logits = [reader.read(*args) for reader in self.readers]
+        if len(logits) == 1:
+            return logits[0]
+        return torch.stack(logits).log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(logits))
+
+    def own_past(self, parents: Tensor) -> Tensor:
+        """(B, K, N + K): each beam sees what its parent saw, and its own new word."""
+        past = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))  # (B, K, N)
+        own = torch.eye(self.beams, dtype=torch.bool, device=past.device)
+        self.seen = torch.cat([past, own.expand(len(past), -1, -1)], dim=2)
+        return self.seen
+
+    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose the next words; the parents and the new words (B, K) of the beams that go on."""
+        log_p, parents, words = self.best_continuations(logits)  # (B, 2 K) each, the best first
+        length = self.words.shape[2] + 1 - self.prefix_length
+        last = self.words.shape[2] + 1 == self.longest
+        ends = torch.ones_like(words, dtype=torch.bool) if last else torch.isin(words, self.ends)
+        top = slice(None, self.beams)  # only the K best may end: the others are there to go on
+        if bool(ends[:, top].any()):
+            self.collect(log_p[:, top] / self.score.penalty(length), parents[:, top], words[:, top], ends[:, top])
+
+        self.log_p, going = log_p.masked_fill(ends, -1e9).topk(self.beams, dim=1)  # (B, K)
+        parents, words = parents.gather(1, going), words.gather(1, going)
+        self.words = self.continued(parents, words)
+        kept = self.close(length, last)
+        return (parents, words) if kept is None else (parents[kept], words[kept])
+
+    def continued(self, parents: Tensor, words: Tensor) -> Tensor:
+        """Running hypotheses (B, K, T + 1), with one word more."""
+        past = self.words.gather(1, parents[..., None].expand(-1, -1, self.words.shape[2]))
+        return torch.cat([past, words[..., None]], dim=2)
+
+    def best_continuations(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of all words after all beams the likeliest: log P, the beam and the word, (B, 2 K) each.
+
+        A row's best words are those of its logits, so only they need the logarithm of the sum.
+        """
+        each = min(self.candidates, logits.shape[2])
+        if self.processors:
+            # transformers shows them logits in a greedy search, log-probabilities in a beam search
+            scores = logits if self.beams == 1 else logits.log_softmax(dim=-1)
+            scores = self.processors(self.words.flatten(0, 1), scores.flatten(0, 1)).unflatten(0, logits.shape[:2])
+            values, words = scores.topk(each, dim=2)
+        else:
+            values, words = _largest(logits, each)  # (B, K, 2 K)
+            values = values - logits.logsumexp(dim=2, keepdim=True)
+        total, words = (values + self.log_p[..., None]).flatten(1), words.flatten(1)  # (B, K · 2 K)
+        missing = max(0, self.candidates - total.shape[1])  # in a vocabulary of one word
+        total, words = F.pad(total, (0, missing), value=-2e9), F.pad(words, (0, missing))
+        log_p, places = total.topk(self.candidates, dim=1)
+        parents = (places // each).clamp(max=logits.shape[1] - 1)
+        return log_p, parents, words.gather(1, places)
+
+    def collect(self, scores: Tensor, parents: Tensor, words: Tensor, ends: Tensor) -> None:
+        """Put the hypotheses (B, K) that end here among the K best of their sentence."""
+        new = self.continued(parents, words)
+        new = F.pad(new, (0, self.longest - new.shape[2]), value=_NOTHING)
+        scores = torch.cat([self.ended_scores, scores.masked_fill(~ends, -torch.inf)], dim=1)  # (B, 2 K)
+        self.ended_scores, best = scores.topk(self.beams, dim=1)
+        both = torch.cat([self.ended_words, new], dim=1)
+        self.ended_words = both.gather(1, best[..., None].expand(-1, -1, self.longest))
+
+    def close(self, length: int, last: bool) -> Tensor | None:
+        """Write down the sentences that are done; the rows that stay, where some leave the batch."""
+        rank = self.wanted if self.score.of_paper else self.beams
+        penalty = self.score.best_penalty(length, self.longest - self.prefix_length, self.early_stopping)
+        done = self.log_p[:, 0] / penalty <= self.ended_scores[:, rank - 1]
+        if self.early_stopping is True:
+            done |= self.ended_scores[:, self.beams - 1] > -torch.inf
+        done = (done | last) & self.open
+        if not bool(done.any()):
+            return None
+        self.best_words[self.rows[done]] = self.ended_words[done, : self.wanted]
+        self.best_scores[self.rows[done]] = self.ended_scores[done, : self.wanted]
+        self.open &= ~done
+        kept = self.open.nonzero().squeeze(1)
+        if len(kept) > (1 - _FINISHED_SHARE) * len(self.rows):
+            return None
+        for name in ("rows", "open", "words", "log_p", "seen", "ended_words", "ended_scores"):
+            setattr(self, name, getattr(self, name)[kept])
+        for reader in self.readers:
+            reader.keep(kept)
+        return kept
+
+
+def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`logits.topk(count)` (…, V), for a large V and a small count.
+
+    The largest numbers stand in the blocks with the largest maxima. Looking for maxima is quick; torch's `topk` on a
+    CPU copies and partly sorts whole rows.
+    """
+    whole = logits.shape[-1] // _BLOCK  # blocks; what is left over is looked at number by number
+    if whole <= 4 * count:
+        return logits.topk(count)
+    blocks = logits[..., : whole * _BLOCK].unflatten(-1, (whole, _BLOCK))  # (…, V / 64, 64)
+    best = blocks.amax(dim=-1).topk(count).indices[..., None]  # (…, count, 1)
+    within = torch.arange(_BLOCK, device=logits.device)
+    near = blocks.gather(-2, best.expand(*best.shape[:-1], _BLOCK)).flatten(-2)  # (…, count · 64)
+    places = (best * _BLOCK + within).flatten(-2)
+    rest = torch.arange(whole * _BLOCK, logits.shape[-1], device=logits.device)
+    near = torch.cat([near, logits[..., whole * _BLOCK :]], dim=-1)
+    places = torch.cat([places, rest.expand(*places.shape[:-1], -1)], dim=-1)
+    values, chosen = near.topk(count)
+    return values, places.gather(-1, chosen)

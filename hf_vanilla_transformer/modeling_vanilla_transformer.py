@@ -30,7 +30,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import paper_generation_config, paper_max_new_tokens
+from .generation_vanilla_transformer import paper_generation_config, paper_max_new_tokens, search_for
 from .layers_vanilla_transformer import (
     VanillaTransformerAttention,
     VanillaTransformerDecoderLayer,
@@ -225,6 +225,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         encoder_attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
@@ -236,6 +237,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
                 sees a later one.
             encoder_hidden_states: (B, S, D), what the encoder returned. encoder_attention_mask: (B, S).
             past_key_values: keys and values of the P words before. use_cache: return them with these T added.
+            position_ids: (B or 1, T), where they are not P, P + 1 … (a beam search reads all beams as one sequence).
 
         Returns:
             `last_hidden_state` (B, T, D), `past_key_values`; `hidden_states`, `attentions`, `cross_attentions`
@@ -251,7 +253,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
         self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask")
 
-        if attention_mask is not None and len(attention_mask.shape) == 2:
+        if position_ids is not None:
+            pass  # a beam search knows better
+        elif attention_mask is not None and len(attention_mask.shape) == 2:
             position_ids = positions_from_mask(attention_mask)[:, -length:]  # (B, T)
         elif isinstance(attention_mask, Tensor) and getattr(past_key_values, "is_compileable", False):
             position_ids = positions_from_prepared_mask(attention_mask)  # (B, T)
@@ -341,6 +345,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
@@ -361,6 +366,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
+            position_ids=decoder_position_ids,
             use_cache=use_cache,
             **kwargs,
         )
@@ -561,19 +567,29 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
     ) -> Any:
-        """Translate: `GenerationMixin.generate`, whose default length is the paper's, source + 50 (§6.1).
+        """Translate: `GenerationMixin.generate`, which by default searches as the paper did (§6.1).
 
-        A length that the caller gives, or that the model's generation config has, wins. Where there is no
+        That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 words more than the source. What the caller
+        gives, or the model's generation config has, wins, and keeps Hugging Face's meaning: a `length_penalty` makes
+        the score log P / length^length_penalty. Greedy and beam search are this package's (`beam_search`), faster
+        than transformers' and with the same result; all else is left to transformers. Where there is no
         `attention_mask`, it is made from the pad token, as in `forward`.
         """
         own = generation_config is None
-        length = paper_max_new_tokens(self.generation_config if own else generation_config, inputs, kwargs, own)
-        if length and self.config.position_encoding_type == "learned":
-            length["max_new_tokens"] = min(length["max_new_tokens"], self.config.max_position_embeddings)
-        kwargs.update(length)
+        settings = paper_max_new_tokens(self.generation_config if own else generation_config, inputs, kwargs, own)
+        if settings and self.config.position_encoding_type == "learned":
+            settings["max_new_tokens"] = min(settings["max_new_tokens"], self.config.max_position_embeddings)
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
         if input_ids is not None and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = default_source_mask(self.config, input_ids, None)
+        search, penalty = search_for(self, generation_config, kwargs)
+        if search is not None:
+            kwargs["custom_generate"] = search
+        if generation_config is None:
+            kwargs.update(settings, **penalty)
+        else:  # transformers warns of one beside the other
+            generation_config = copy.deepcopy(generation_config)
+            generation_config.update(**settings, **penalty)
         return super().generate(inputs, generation_config, **kwargs)
 
 

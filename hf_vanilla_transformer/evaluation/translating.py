@@ -87,7 +87,7 @@ class Translator:
             batch_size: sentences per batch. `BATCHES_AHEAD` times as many are read ahead; 1 reads none ahead.
             num_beams: None, here and below, is what the checkpoint's `generation_config.json` says.
             max_new_tokens: if the checkpoint says nothing either, it is the longest source of the batch + 50 (§6.1).
-            length_penalty: see `transformers.GenerationConfig`.
+            length_penalty: Hugging Face's, log P / length^length_penalty, instead of the checkpoint's.
             **generate_kwargs: anything else for `model.generate`.
 
         Returns:
@@ -120,10 +120,19 @@ class Translator:
             "batch_size": batch_size,
             "num_beams": num_beams or defaults.num_beams or 1,
             "max_new_tokens": max_new_tokens or defaults.max_new_tokens or f"source + {EXTRA_TOKENS}",
-            "length_penalty": next(x for x in (length_penalty, defaults.length_penalty, 1.0) if x is not None),
+            "length_penalty": self._length_penalty(length_penalty),
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
         }
+
+    def _length_penalty(self, given: float | None) -> float | str:
+        """What a hypothesis' log-probability is divided by: length^penalty, or the paper's formula (§6.1)."""
+        defaults = self.model.generation_config
+        alpha = getattr(defaults, "paper_length_penalty", None)
+        for penalty in (given, defaults.length_penalty):
+            if penalty is not None:
+                return penalty
+        return 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
 
     def _stream(self, sentences: Iterable[str], batch_size: int, settings: dict[str, Any]) -> Iterator[str]:
         lines, done = iter(sentences), 0
@@ -132,7 +141,7 @@ class Translator:
             done += len(window)
 
     def _translate_window(self, window: list[str], done: int, batch_size: int, settings: dict[str, Any]) -> list[str]:
-        ids = {index: self._encode(line, done + index + 1) for index, line in enumerate(window) if not _blank(line)}
+        ids = {index: self.encode(line, done + index + 1) for index, line in enumerate(window) if not _blank(line)}
         # longest first: a batch that does not fit into memory fails at the start
         order = sorted(ids, key=lambda index: len(ids[index]), reverse=True)
         translations = [""] * len(window)
@@ -148,7 +157,8 @@ class Translator:
             self.model.train(was_training)
         return translations
 
-    def _encode(self, line: str, number: int) -> list[int]:
+    def encode(self, line: str, number: int) -> list[int]:
+        """The ids of a source text; `number` names its line where it is too long for learned positions."""
         ids = self.source_tokenizer(line)["input_ids"]
         limit = _position_limit(self.model)
         if limit is not None and len(ids) > limit:

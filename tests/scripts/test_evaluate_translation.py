@@ -92,7 +92,7 @@ def test_model(run, work, model_folder):
         "batch_size": 2,
         "num_beams": 2,
         "max_new_tokens": 5,
-        "length_penalty": 0.6,
+        "length_penalty": "((5 + length) / 6)^0.6",
         "device": "cpu",
         "dtype": "float32",
     }

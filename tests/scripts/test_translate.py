@@ -151,3 +151,20 @@ def test_help_is_quick_and_says_what_it_does(repository, name, tmp_path):
     assert "--model DIR" in process.stdout and f"python scripts/{name}" in process.stdout
     assert "torch" not in process.stderr  # seconds, and the clock of a busy machine would not tell
     assert time.perf_counter() - start < 10
+
+
+def test_scores_of_given_translations(run, model_folder, tmp_path):
+    (tmp_path / "source").write_text("two hundred and one\nseven\n", encoding="utf-8")
+    (tmp_path / "target").write_text("seven\n\n", encoding="utf-8")
+    status, printed, errors = run(
+        "--model", model_folder, "--input", tmp_path / "source", "--score", tmp_path / "target"
+    )
+    assert status == 0, errors
+    for line, words in zip(printed.decode().splitlines(), (None, 1), strict=True):
+        total, each = line.split("\t")
+        log_p = [float(number) for number in each.split()]
+        assert words is None or len(log_p) == words
+        assert float(total) == pytest.approx(sum(log_p), abs=1e-3) and max(log_p) < 0
+    (tmp_path / "target").write_text("seven\n", encoding="utf-8")
+    status, _, errors = run("--model", model_folder, "--input", tmp_path / "source", "--score", tmp_path / "target")
+    assert status == 2 and "has 2 lines" in errors and "has 1:" in errors

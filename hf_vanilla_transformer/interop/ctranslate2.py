@@ -1,0 +1,114 @@
+"""CTranslate2: our models in its registry, so that its own converter takes them.
+
+ct2-transformers-converter knows nothing of this package; `convert` here registers the loader first.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.tokenizer_training import load_tokenizers
+from ..errors import UserError
+from ..layers_vanilla_transformer import sinusoidal_positions
+
+POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 has no formula for them
+
+
+def convert(folder: str | Path, output: str | Path, quantization: str | None = None) -> Path:
+    """Write a model folder as a CTranslate2 model.
+
+    Args:
+        folder: a model with its tokenizer. output: a new folder.
+        quantization: "int8", "bfloat16" …, as CTranslate2 names them; None keeps the weights' own type.
+
+    Returns:
+        `output`.
+
+    Raises:
+        UserError: ctranslate2 is not installed, the output is there already, or the model has what CTranslate2
+            has not.
+    """
+    register()
+    from ctranslate2.converters import TransformersConverter
+
+    if Path(output).exists():
+        raise UserError(f"output {output} is there already; name a new one")
+    return Path(TransformersConverter(str(folder)).convert(str(output), quantization=quantization))
+
+
+def register() -> None:
+    """Make `VanillaTransformerConfig` known to CTranslate2's converter of transformers' models."""
+    try:
+        from ctranslate2.converters import transformers as converter
+        from ctranslate2.specs import TransformerSpec
+    except ImportError as error:
+        raise UserError("ctranslate2 is needed: pip install ctranslate2") from error
+
+    class VanillaTransformerLoader(converter.BartLoader):
+        """Bart's loader with our names, post-norm, and a table of our positions."""
+
+        architecture_name = "AutoModelForSeq2SeqLM"
+
+        def get_model_spec(self, model: Any) -> TransformerSpec:
+            config = model.config
+            refuse(config)
+            spec = TransformerSpec.from_config(
+                (config.encoder_layers, config.decoder_layers),
+                config.encoder_attention_heads,
+                pre_norm=False,
+                activation=converter._SUPPORTED_ACTIVATIONS[config.activation_function],
+            )
+            for stack in (model.model.encoder, model.model.decoder):
+                stack.embed_positions = torch.nn.Embedding.from_pretrained(position_table(stack))
+                for layer in stack.layers:
+                    if hasattr(layer, "cross_attn"):
+                        layer.encoder_attn = layer.cross_attn
+                        layer.encoder_attn_layer_norm = layer.cross_attn_layer_norm
+            self.set_encoder(spec.encoder, model.model.encoder)
+            self.set_decoder(spec.decoder, model.model.decoder)
+            self.set_linear(spec.decoder.projection, model.lm_head)
+            return spec
+
+        def get_vocabulary(self, model: Any, tokenizer: Any) -> list[list[str]]:
+            source, target = load_tokenizers(tokenizer.name_or_path)
+            sizes = model.config.vocab_size, model.config.target_vocab_size
+            return [words(side, size) for side, size in zip((source, target), sizes, strict=True)]
+
+        def set_vocabulary(self, spec: TransformerSpec, tokens: list[list[str]]) -> None:
+            spec.register_source_vocabulary(tokens[0])
+            spec.register_target_vocabulary(tokens[1])
+
+        def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
+            super().set_config(config, model, tokenizer)
+            config.layer_norm_epsilon = model.config.layer_norm_eps
+
+    converter.register_loader(VanillaTransformerConfig.__name__)(VanillaTransformerLoader)
+
+
+def position_table(stack: Any) -> torch.Tensor:
+    """The positions of a stack as a table (P, D)."""
+    if stack.config.position_encoding_type == "learned":
+        return stack.embed_positions.weight.detach()
+    rows = torch.arange(max(POSITIONS, stack.config.max_position_embeddings))[None]  # (1, P)
+    split = stack.config.position_encoding_type == "sinusoidal_split"
+    return sinusoidal_positions(rows, stack.config.d_model, split)[0]
+
+
+def words(tokenizer: Any, size: int) -> list[str]:
+    """The vocabulary in the order of its ids, as long as the embedding has rows."""
+    by_id = {number: word for word, number in tokenizer.get_vocab().items()}
+    return [by_id.get(number, f"<unused_{number}>") for number in range(size)]
+
+
+def refuse(config: VanillaTransformerConfig) -> None:
+    """Raise a UserError for what CTranslate2 cannot express."""
+    heads = config.encoder_attention_heads
+    free = {config.head_dim, config.value_head_dim} - {None, config.d_model // heads}
+    if config.final_layer_norm or config.decoder_attention_heads != heads or free:
+        raise UserError(
+            f"final_layer_norm={config.final_layer_norm}, heads={heads} and {config.decoder_attention_heads}, "
+            f"head_dim={config.head_dim}, value_head_dim={config.value_head_dim}: CTranslate2's post-norm Transformer "
+            f"has one number of heads, d_model / h numbers each, and no last normalisation"
+        )

@@ -1,0 +1,155 @@
+"""Files are translated in parts: whatever stops a job, nothing is done twice and nothing is missing."""
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.evaluation.large_jobs import BATCHES_PER_CHUNK, translate_file
+from hf_vanilla_transformer.evaluation.translating import Translator
+from tests.model_helpers import tiny_model
+
+LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(60)]
+SETTINGS = {"batch_size": 1, "num_beams": 1, "max_new_tokens": 4}
+CHUNK = SETTINGS["batch_size"] * BATCHES_PER_CHUNK
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model(vocab_size=300, tie_word_embeddings=False).save_pretrained(folder)
+    save_tokenizers(folder, train_tokenizer(LINES, vocab_size=300))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def translator(folder: Path) -> Translator:
+    return Translator.from_pretrained(folder, device="cpu")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return tmp_path / "source"
+
+
+def process(number: int = 0, of: int = 1) -> Any:
+    return SimpleNamespace(process_index=number, num_processes=of, wait_for_everyone=lambda: None)
+
+
+def expected(translator: Translator) -> str:
+    lines = translator.translate(LINES, **SETTINGS)
+    return "".join(line.replace("\n", " ") + "\n" for line in lines)
+
+
+@pytest.mark.parametrize("name", ["out", "out.gz"])
+def test_file_becomes_a_file(translator: Translator, source: Path, name: str) -> None:
+    done: list[int] = []
+    output = source.with_name(name)
+    lines = translate_file(translator, source, output, process(), progress=lambda n, _: done.append(n), **SETTINGS)
+    assert lines == sum(done) == len(LINES)
+    text = gzip.decompress(output.read_bytes()) if name.endswith("gz") else output.read_bytes()
+    assert text.decode() == expected(translator)
+    assert sorted(os.listdir(source.parent)) == sorted(["source", name])
+
+
+def test_job_goes_on_where_it_stopped(translator: Translator, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, seen = source.with_name("out"), []
+    original = Translator.translate
+
+    def stopped_in_the_third_chunk(self: Translator, lines: list[str], **settings: Any) -> Any:
+        seen.append(lines)
+        for i, line in enumerate(original(self, lines, **settings)):
+            if len(seen) == 3 and i == 4:
+                raise KeyboardInterrupt
+            yield line
+
+    monkeypatch.setattr(Translator, "translate", stopped_in_the_third_chunk)
+    with pytest.raises(KeyboardInterrupt):
+        translate_file(translator, source, output, process(), **SETTINGS)
+    assert not output.exists()
+    translate_file(translator, source, output, process(), **SETTINGS)
+    monkeypatch.undo()
+    assert output.read_text(encoding="utf-8") == expected(translator)
+    assert sum(map(len, seen)) == len(LINES) + CHUNK, "only the chunk that was cut was translated again"
+
+
+def test_processes_share_the_chunks(translator: Translator, source: Path) -> None:
+    # The first to run to its end is not the first process: its parts wait for the others.
+    output, done = source.with_name("out"), {}
+    for number in (2, 1, 0):
+        counts: list[int] = []
+        note = source.with_name(".out.parts")
+        note.mkdir(exist_ok=True)
+        translate_file(
+            translator, source, output, process(number, of=3), progress=lambda n, _, c=counts: c.append(n), **SETTINGS
+        )
+        done[number] = sum(counts)
+    assert sum(done.values()) == len(LINES)
+    assert max(done.values()) - min(done.values()) <= CHUNK
+    assert output.read_text(encoding="utf-8") == expected(translator)
+
+
+def test_parts_of_another_job_are_not_mixed_in(translator: Translator, source: Path) -> None:
+    output = source.with_name("out")
+    parts = source.with_name(".out.parts")
+    parts.mkdir()
+    (parts / "job.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match="another translation"):
+        translate_file(translator, source, output, process(), **SETTINGS)
+    assert (parts / "job.json").exists()
+
+
+def test_mistake_leaves_nothing_but_finished_work(translator: Translator, source: Path) -> None:
+    parts, output = source.with_name(".out.parts"), source.with_name("out")
+    source.write_bytes(b"f\xfcr\n")
+    with pytest.raises(UserError, match="UTF-8"):
+        translate_file(translator, source, output, process(), **SETTINGS)
+    assert not parts.exists()
+    source.write_bytes(b"one\n" * CHUNK + b"f\xfcr\n")
+    with pytest.raises(UserError, match="UTF-8"):
+        translate_file(translator, source, output, process(), **SETTINGS)
+    assert len(list(parts.iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_killed_job_goes_on(translator: Translator, folder: Path, source: Path, repository: Path) -> None:
+    script, output = repository / "scripts" / "translate.py", source.with_name("out")
+    many = LINES * 30
+    source.write_text("\n".join(many) + "\n", encoding="utf-8")
+    command = [sys.executable, str(script), "--model", str(folder), "--input", str(source), "--output", str(output)]
+    command += ["--batch_size", "1", "--num_beams", "1", "--max_new_tokens", "4", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    parts = source.with_name(".out.parts")
+    for wanted in (2, 9):
+        running = subprocess.Popen(command, env=environment)
+        while len(list(parts.glob("0*"))) < wanted and running.poll() is None:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGKILL)
+        assert running.wait() == -signal.SIGKILL
+        assert not output.exists()
+    assert subprocess.run(command, env=environment, timeout=300).returncode == 0
+    torch.manual_seed(0)
+    assert output.read_text(encoding="utf-8") == expected(translator) * 30
+
+
+@pytest.mark.slow
+def test_two_processes_write_one_file(translator: Translator, folder: Path, source: Path, repository: Path) -> None:
+    script, output = repository / "scripts" / "translate.py", source.with_name("out")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    command += [str(script), "--model", str(folder), "--input", str(source), "--output", str(output)]
+    command += ["--batch_size", "1", "--num_beams", "1", "--max_new_tokens", "4", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    assert subprocess.run(command, env=environment, timeout=300).returncode == 0
+    assert output.read_text(encoding="utf-8") == expected(translator)
+    assert sorted(os.listdir(source.parent)) == ["out", "source"]

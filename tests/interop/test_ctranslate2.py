@@ -1,0 +1,80 @@
+"""A CTranslate2 model made from ours writes our words."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.ctranslate2 import convert
+from tests.model_helpers import PAD, padded, tiny_model
+
+ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+
+CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 9
+SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(CORPUS, vocab_size=320)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"position_encoding_type": "sinusoidal_split", "activation_function": "swish", "scale_embedding": False},
+        {"position_encoding_type": "learned", "attention_bias": False, "layer_norm_eps": 1e-3},
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 330, "vocab_size": 333},
+    ],
+    ids=["paper", "split", "learned", "separate"],
+)
+def test_ctranslate2_writes_our_words(fields: dict, beams: int, tokenizer, tmp_path: Path) -> None:
+    fields = {"vocab_size": 320, "tie_word_embeddings": False, "lm_head_bias": True, **fields}
+    model = tiny_model(**fields)
+    with torch.no_grad():
+        model.lm_head.weight *= 2
+        model.lm_head.bias[[0, PAD, 3]] = -1e4
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizers(tmp_path / "model", tokenizer)
+    engine = ctranslate2.Translator(str(convert(tmp_path / "model", tmp_path / "ct2")), "cpu")
+    rows = tokenizer(SENTENCES)["input_ids"]
+    results = engine.translate_batch(
+        [tokenizer.convert_ids_to_tokens(row) for row in rows],
+        beam_size=beams,
+        length_penalty=1.0,
+        max_decoding_length=9,
+        min_decoding_length=9,
+        return_end_token=True,
+    )
+    ids = padded(rows)
+    settings = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 9, "min_new_tokens": 9}
+    expected = model.generate(ids, attention_mask=ids.ne(PAD).long(), **settings)
+    for row, result in zip(expected[:, 1:].tolist(), results, strict=True):
+        words = [engine_word(word, tokenizer) for word in result.hypotheses[0]]
+        assert words[:8] == row[:8]
+
+
+def engine_word(word: str, tokenizer) -> int:
+    """The id of a word of the engine's vocabulary, rows without a word included."""
+    return int(word[8:-1]) if word.startswith("<unused_") else tokenizer.convert_tokens_to_ids(word)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"final_layer_norm": True}, {"decoder_attention_heads": 2}, {"head_dim": 3, "value_head_dim": 8}],
+)
+def test_what_ctranslate2_has_not_is_named(fields: dict, tokenizer, tmp_path: Path) -> None:
+    tiny_model(vocab_size=320, **fields).save_pretrained(tmp_path / "model")
+    save_tokenizers(tmp_path / "model", tokenizer)
+    with pytest.raises(UserError, match="CTranslate2"):
+        convert(tmp_path / "model", tmp_path / "ct2")
+    assert not (tmp_path / "ct2").exists()
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name a new one"):
+        convert(tmp_path, tmp_path)
