@@ -1,0 +1,155 @@
+"""What test_two_processes.py runs in each of two processes: python -m torch.distributed.run … two_process_worker.py D
+
+It trains the same models on the same sentences as the test does in one process, and the first of the two writes what
+came out into the folder D.
+"""
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from tests.model_helpers import PAD, TYING_MODES, padded, sentences, tiny_model
+
+Rows = list[dict[str, list[int]]]
+
+SENTENCES = 32
+PROCESSES = 2
+# Sentences per process and accumulation steps; each cuts the 32 sentences of one update in another way.
+CUTS = [(16, 1), (4, 4)]
+SMOOTHINGS = [0.0, 0.1]
+STEPS = 3
+
+FORMATS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+
+
+def pairs() -> Rows:
+    """Random sentences of 1 to 12 words with random translations."""
+    dice = random.Random(0)
+    sources = sentences([dice.randint(1, 12) for _ in range(SENTENCES)])
+    targets = sentences([dice.randint(1, 12) for _ in range(SENTENCES)], seed=1)
+    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
+
+
+def collate(rows: Rows) -> dict[str, Tensor]:
+    source = padded([row["input_ids"] for row in rows])
+    labels = padded([row["labels"] for row in rows], value=-100)
+    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+
+
+def flat(model: VanillaTransformerForConditionalGeneration) -> Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+def trained_update(
+    smoothing: float, size: int, steps: int, folder: Path, **settings: Any
+) -> tuple[Tensor, list[float]]:
+    """By how much two updates of `Seq2SeqTrainer` with plain gradient descent move the weights, and its losses."""
+    model = tiny_model(label_smoothing=smoothing)
+    before = flat(model)
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_steps=1,
+        max_steps=2,
+        # Adam would divide rounding errors by themselves.
+        optim="sgd",
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=steps,
+        **settings,
+    )
+    trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=pairs(), data_collator=collate)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return flat(model) - before, losses
+
+
+def tied_model(share: bool, tie: bool) -> VanillaTransformerForConditionalGeneration:
+    return tiny_model(
+        share_encoder_decoder_embeddings=share,
+        tie_word_embeddings=tie,
+        label_smoothing=0.1,
+        lm_head_bias=True,
+        final_layer_norm=True,
+        position_encoding_type="learned",
+    ).train()
+
+
+def descend(
+    model: VanillaTransformerForConditionalGeneration, wrapped: Callable, dtype: torch.dtype | None, share: slice
+) -> Tensor:
+    """By how much a few updates move the weights, when `wrapped` reads the given share of the sentences each time."""
+    rows = pairs()
+    words = sum(len(row["labels"]) for row in rows)
+    count = distributed.get_world_size() if distributed.is_initialized() else 1
+    batch = collate(rows[share])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = flat(model)
+    for _ in range(STEPS):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = wrapped(**batch, num_items_in_batch=words).loss
+        # the gradients of the processes are averaged, where the sum is meant
+        (loss * count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat(model) - before
+
+
+class WithUnusedParameter(torch.nn.Module):
+    """What `DistributedDataParallel` must complain about, or its silence says nothing."""
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration):
+        super().__init__()
+        self.model = model
+        self.unused = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
+
+
+def parallel(module: torch.nn.Module) -> DistributedDataParallel:
+    return DistributedDataParallel(module, find_unused_parameters=False)
+
+
+def main(folder: Path) -> None:
+    results: dict[Any, Any] = {}
+    for smoothing in SMOOTHINGS:
+        for size, steps in CUTS:
+            settings = {"ddp_find_unused_parameters": False, "ddp_backend": "gloo"}
+            results["trainer", smoothing, size] = trained_update(smoothing, size, steps, folder, **settings)
+    assert distributed.get_world_size() == PROCESSES
+    rank = distributed.get_rank()
+    results["ranks"] = PROCESSES
+    # not halves of the same number of words
+    own = slice(0, 11) if rank == 0 else slice(11, SENTENCES)
+    for share, tie in TYING_MODES:
+        for name, dtype in FORMATS.items():
+            model = tied_model(share, tie)
+            results["ddp", share, tie, name] = descend(model, parallel(model), dtype, own)
+    model = tied_model(True, True)
+    try:
+        descend(model, parallel(WithUnusedParameter(model)), None, own)
+        results["complaint"] = ""
+    except RuntimeError as error:
+        results["complaint"] = str(error)
+    if rank == 0:
+        torch.save(results, folder / "results.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
