@@ -1,6 +1,7 @@
 """The files that travel with a checkpoint, and somebody who has the checkpoint only."""
 
 import ast
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerForSequenceClassification,
     VanillaTransformerModel,
 )
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from tests.model_helpers import padded, randomise, sentences, tiny_config, tiny_model
 
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
@@ -126,43 +128,71 @@ class Nobody:
 
 
 sys.meta_path.insert(0, Nobody())
-folder, again, numbers = sys.argv[1:]
+name, again, numbers = sys.argv[1:]
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTextEncoding
+    AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTextEncoding,
+    AutoTokenizer,
 )
 
 batch = load_file(numbers)
-model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
-assert AutoConfig.from_pretrained(folder, trust_remote_code=True).d_model == 32
+model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True).eval()
+assert AutoConfig.from_pretrained(name, trust_remote_code=True).d_model == 32
 assert not type(model).__module__.startswith("hf_vanilla_transformer")
 ids, target = batch["input_ids"], batch["decoder_input_ids"]
 results = {"written": model.generate(ids, attention_mask=ids.ne(1).long(), max_new_tokens=8)}
 results["logits"] = model(input_ids=ids, decoder_input_ids=target).logits.detach()
-base = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+base = AutoModel.from_pretrained(name, trust_remote_code=True).eval()
 results["base"] = base(input_ids=ids, decoder_input_ids=target).last_hidden_state.detach()
-encoder = AutoModelForTextEncoding.from_pretrained(folder, trust_remote_code=True).eval()
+encoder = AutoModelForTextEncoding.from_pretrained(name, trust_remote_code=True).eval()
 results["encoder"] = encoder(ids).last_hidden_state.detach()
-classifier = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, num_labels=3)
+classifier = AutoModelForSequenceClassification.from_pretrained(name, trust_remote_code=True, num_labels=3)
 assert classifier(ids).logits.shape == (2, 3)
+tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+words = tokenizer(["two hundred and thirty-four"], return_tensors="pt")
+assert tokenizer.decode(words["input_ids"][0], skip_special_tokens=True) == "two hundred and thirty-four"
+results["words"] = words["input_ids"]
+results["translation"] = model.generate(**words, max_new_tokens=8)
 model.train()(input_ids=ids, labels=target).loss.backward()
 model.save_pretrained(again)
 save_file({name: tensor.contiguous() for name, tensor in results.items()}, numbers)
 """
 
 
+def put_into_hub_cache(folder: Path, home: Path, name: str) -> None:
+    """Lay a model folder out as `huggingface_hub` leaves it: blobs, and a snapshot that links them."""
+    repository, revision = home / "hub" / f"models--{name.replace('/', '--')}", "1" * 40
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        blob = repository / "blobs" / hashlib.sha256(content).hexdigest()
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(content)
+        link = repository / "snapshots" / revision / path.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision, encoding="utf-8")
+
+
+@pytest.mark.parametrize("from_hub", [False, True], ids=["folder", "hub_cache"])
 @torch.no_grad()
-def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
-    model = tiny_model(lm_head_bias=True, label_smoothing=0.1)
+def test_checkpoint_works_without_the_package(from_hub: bool, tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=320, lm_head_bias=True, label_smoothing=0.1)
+    tokenizer = train_tokenizer(["two hundred and thirty-four", "zweihundertvierunddreißig"] * 9, vocab_size=320)
     folder, again, numbers = tmp_path / "model", tmp_path / "again", tmp_path / "numbers.safetensors"
     model.save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
+    name = str(folder)
+    if from_hub:
+        name = "somebody/translator-1.0"  # a dot, which no Python module's name can have
+        put_into_hub_cache(folder, tmp_path / "home", name)
     batch = {"input_ids": padded(sentences([6, 3])), "decoder_input_ids": torch.tensor(sentences([5, 5], seed=1))}
     save_file(batch, numbers)
     (tmp_path / "stranger.py").write_text(STRANGER, encoding="utf-8")
     # -I: neither the working directory nor PYTHONPATH
-    command = [sys.executable, "-I", "stranger.py", str(folder), str(again), str(numbers)]
+    command = [sys.executable, "-I", "stranger.py", name, str(again), str(numbers)]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
@@ -175,6 +205,9 @@ def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
     mask = batch["input_ids"].ne(1).long()
     written = model.generate(batch["input_ids"], attention_mask=mask, max_new_tokens=8)
     assert found["written"].tolist() == written.tolist()
+    words = tokenizer(["two hundred and thirty-four"], return_tensors="pt")
+    assert found["words"].equal(words["input_ids"])
+    assert found["translation"].tolist() == model.generate(**words, max_new_tokens=8).tolist()
     # What the stranger saved is as good as what we saved.
     assert {path.name for path in again.glob("*.py")} == {path.name for path in folder.glob("*.py")}
     assert AutoModelForSeq2SeqLM.from_pretrained(again).eval()(**batch).logits.equal(found["logits"])

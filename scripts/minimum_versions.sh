@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Run the fast tests with the oldest versions that pyproject.toml allows: bash scripts/minimum_versions.sh [PYTEST ARGUMENT…]
+#
+# Makes .venv-minimum. On Linux pip's torch brings the CUDA libraries, some gigabytes; where there is no GPU, tell pip of
+# PyTorch's index of CPU builds first.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+
+venv=$root/.venv-minimum
+python=$venv/bin/python
+lowest=$venv/lowest.txt
+
+[ -x "$python" ] || "$(find_python)" -m venv "$venv"
+# Every lower bound, extras included, as an exact version.
+"$python" - "$root/pyproject.toml" >"$lowest.new" <<'PYTHON'
+import re
+import sys
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    for name, version in re.findall(r'"([A-Za-z][\w-]*)>=([\d.]+)[^"]*"', file.read()):
+        if name != "hatchling":
+            print(f"{name}=={version}")
+PYTHON
+mv -- "$lowest.new" "$lowest"
+"$python" -m pip install --quiet --disable-pip-version-check --no-compile --constraint "$lowest" --editable "${root}[dev]"
+cd -- "$root"
+"$python" -m pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(torch|transformers|accelerate|tokenizers|huggingface_hub) '
+exec "$python" -m pytest -q "$@"

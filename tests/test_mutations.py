@@ -1,0 +1,139 @@
+"""Planted faults: the tests of the model must notice each of them.
+
+Every fault is one that a port of this model has really had, or easily could. The package and its tests are copied, one
+line is changed, and the tests have to fail.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+# Those that look at numbers, the quickest first.
+JUDGES = [
+    "test_paper_equations.py",
+    "test_loss.py",
+    "test_modeling.py",
+    "test_parity_torch.py",
+    "test_parity_marian.py",
+    "test_parity_fsmt.py",
+    "test_generation.py",
+    "test_beam_search.py",
+    "test_promises.py",
+]
+
+
+class Fault(NamedTuple):
+    file: str
+    right: str
+    wrong: str
+
+
+FAULTS = {
+    "source mask ignored": Fault(
+        "modeling",
+        "mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)",
+        "mask = None",
+    ),
+    "cross-attention sees padding": Fault(
+        "modeling",
+        "self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states",
+        "self.config, inputs_embeds, None, encoder_hidden_states",
+    ),
+    "causal mask off by one": Fault(
+        "modeling",
+        'getattr(past_key_values, "self_attention_cache", past_key_values),\n        )',
+        'getattr(past_key_values, "self_attention_cache", past_key_values),\n'
+        "            or_mask_function=lambda b, h, q, k: k == q + 1,\n        )",
+    ),
+    "sines and cosines swapped": Fault("layers", "encoding[..., 0::2] = sines", "encoding[..., 0::2] = cosines"),
+    "no sqrt(d_model)": Fault("modeling", "math.sqrt(config.d_model) if config.scale_embedding else 1.0", "1.0"),
+    "scores not scaled": Fault("layers", "self.scaling = self.head_dim**-0.5", "self.scaling = 1.0"),
+    "output layer tied to the source's embedding": Fault(
+        "modeling", 'pairs["lm_head.weight"] = source if shared else target', 'pairs["lm_head.weight"] = source'
+    ),
+    "dropout in evaluation": Fault(
+        "layers",
+        "sublayer_of_x, p=self.dropout, training=self.training",
+        "sublayer_of_x, p=self.dropout, training=True",
+    ),
+    "loss is a mean of means": Fault("loss", "if num_items_in_batch is None:", "if True:"),
+    "cache position off by one": Fault(
+        "modeling",
+        "torch.arange(length, device=inputs_embeds.device) + past)",
+        "torch.arange(length, device=inputs_embeds.device) + max(past - 1, 0))",
+    ),
+    "cross-attention cache filled anew at each step": Fault(
+        "layers", "if past_key_values.is_updated.get(self.layer_idx):", "if False:"
+    ),
+    "normalisation inside the residual": Fault(
+        "layers",
+        "return layer_norm(x + dropout(sublayer_of_x, p=self.dropout, training=self.training))",
+        "return x + layer_norm(dropout(sublayer_of_x, p=self.dropout, training=self.training))",
+    ),
+    "decoder reads the word that it shall write": Fault(
+        "loss", "shifted = labels.roll(1, dims=-1)", "shifted = labels.clone()"
+    ),
+    "padding counted in positions": Fault(
+        "layers",
+        "return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
+        "return (attention_mask.long() >= 0).long().cumsum(dim=-1) - 1",
+    ),
+    "smoothing in evaluation": Fault(
+        "modeling", "self.config.label_smoothing if self.training else 0.0", "self.config.label_smoothing"
+    ),
+    "smoothing left out of the fused gradient": Fault("loss", ".exp_().sub_(smoothing / vocab_size)", ".exp_()"),
+    "labels written into": Fault(
+        "loss", "shifted = labels.roll(1, dims=-1)", "shifted = labels.copy_(labels.roll(1, dims=-1))"
+    ),
+    "translations end after 20 words": Fault(
+        "generation", "MAX_LENGTH_OVER_SOURCE = 50", "MAX_LENGTH_OVER_SOURCE = 20"
+    ),
+}
+
+
+def outcome(copy: Path) -> subprocess.CompletedProcess[str]:
+    """What pytest says of a copy of the repository."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
+    command += [f"tests/{name}" for name in JUDGES if (copy / "tests" / name).exists()]
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200)
+
+
+@pytest.fixture
+def copy(repository: Path, tmp_path: Path) -> Path:
+    """The package, its tests and the settings of pytest in a folder of their own."""
+    for name in ("hf_vanilla_transformer", "tests"):
+        shutil.copytree(repository / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(repository / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_stands_where_it_is_planted(name: str, repository: Path) -> None:
+    fault = FAULTS[name]
+    file = repository / "hf_vanilla_transformer" / f"{fault.file}_vanilla_transformer.py"
+    assert file.read_text(encoding="utf-8").count(fault.right) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_noticed(name: str, copy: Path) -> None:
+    fault = FAULTS[name]
+    file = copy / "hf_vanilla_transformer" / f"{fault.file}_vanilla_transformer.py"
+    file.write_text(file.read_text(encoding="utf-8").replace(fault.right, fault.wrong), encoding="utf-8")
+    result = outcome(copy)
+    # 1: a test failed. Anything else, a syntax error too, is a fault of the fault.
+    assert result.returncode == 1, result.stdout[-2000:] + result.stderr[-2000:]
+    assert "error" not in result.stdout.splitlines()[-1], result.stdout[-2000:]
+    print(next((line for line in result.stdout.splitlines() if line.startswith("FAILED")), "").split(" - ")[0])
+
+
+@pytest.mark.slow
+def test_right_code_passes(copy: Path) -> None:
+    result = outcome(copy)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]

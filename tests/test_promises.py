@@ -1,0 +1,217 @@
+"""What always holds of the model, over every option of the configuration: random shapes, random batches.
+
+`test_modeling.py` has the same promises one by one, with cases that a reader can follow; here `hypothesis` looks for
+the combination that nobody thought of. Its examples are the same in every run.
+"""
+
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODING_TYPES
+from tests.model_helpers import (
+    EOS,
+    PAD,
+    assert_near,
+    assert_same_gradients,
+    gradients,
+    padded,
+    sentences,
+    tiny_model,
+    translation_batch,
+)
+
+BACKENDS = ["eager", "sdpa"]
+
+settings.register_profile(
+    "promises",
+    max_examples=15,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],  # looking for a smaller example takes minutes
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+promised = settings(settings.get_profile("promises"))
+
+
+@st.composite
+def heads_and_widths(draw: st.DrawFn) -> dict[str, Any]:
+    """d_model, h of both stacks, and perhaps d_k and d_v free of them (§3.2.2; Table 3, rows A and B)."""
+    heads, decoder_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    fields: dict[str, Any] = {"encoder_attention_heads": heads, "decoder_attention_heads": decoder_heads}
+    if draw(st.booleans()):
+        widths = {name: draw(st.integers(1, 9)) for name in ("head_dim", "value_head_dim")}
+        return {**fields, **widths, "d_model": draw(st.integers(4, 25))}
+    return {**fields, "d_model": heads * decoder_heads * draw(st.integers(4, 6))}
+
+
+@st.composite
+def vocabularies(draw: st.DrawFn) -> dict[str, Any]:
+    """A tying mode, and two vocabularies where they may differ (§3.4)."""
+    share, tie = draw(st.booleans()), draw(st.booleans())
+    fields = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
+    fields["vocab_size"] = draw(st.integers(12, 40))
+    return fields if share else {**fields, "decoder_vocab_size": draw(st.integers(12, 40))}
+
+
+@st.composite
+def options(draw: st.DrawFn) -> dict[str, Any]:
+    """Every option that changes what is computed."""
+    return {
+        **draw(heads_and_widths()),
+        **draw(vocabularies()),
+        "encoder_layers": draw(st.integers(1, 2)),
+        "decoder_layers": draw(st.integers(1, 2)),
+        "encoder_ffn_dim": draw(st.integers(1, 40)),
+        "decoder_ffn_dim": draw(st.integers(1, 40)),
+        "activation_function": draw(st.sampled_from(["relu", "gelu", "swish", "tanh"])),
+        "position_encoding_type": draw(st.sampled_from(POSITION_ENCODING_TYPES)),
+        "scale_embedding": draw(st.booleans()),
+        "layer_norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-3])),
+        "attention_bias": draw(st.booleans()),
+        "lm_head_bias": draw(st.booleans()),
+        "final_layer_norm": draw(st.booleans()),
+        "label_smoothing": draw(st.sampled_from([0.0, 0.1])),
+    }
+
+
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+several = st.lists(st.integers(1, 9), min_size=2, max_size=4)
+seeds = st.integers(0, 1000)
+
+
+def batch_for(model: VanillaTransformerForConditionalGeneration, sizes: list[int], seed: int) -> dict[str, Tensor]:
+    """Sources of the given lengths, and targets of the same lengths in another order."""
+    words = min(model.config.vocab_size, model.config.target_vocab_size)
+    return translation_batch(sizes, sizes[::-1], words, seed)
+
+
+@promised
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(fields=options(), sizes=lengths, seed=seeds)
+@torch.no_grad()
+def test_cache_changes_nothing(backend: str, fields: dict[str, Any], sizes: list[int], seed: int) -> None:
+    model = tiny_model(seed, attn_implementation=backend, **fields)
+    batch = batch_for(model, sizes, seed)
+    target = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
+    encoded = model.model.encoder(**batch)
+    cache = None
+    for i in range(target.shape[1]):
+        uncached = model(**batch, decoder_input_ids=target[:, : i + 1], use_cache=False).logits[:, -1:]
+        step = model(
+            encoder_outputs=encoded,
+            attention_mask=batch["attention_mask"],
+            decoder_input_ids=target[:, i : i + 1],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = step.past_key_values
+        assert_near(step.logits, uncached, 1e-5, f"word {i}")
+
+
+@promised
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(fields=options(), sizes=lengths, seed=seeds, left=st.booleans())
+@torch.no_grad()
+def test_sentence_does_not_see_its_batch(
+    backend: str, fields: dict[str, Any], sizes: list[int], seed: int, left: bool
+) -> None:
+    model = tiny_model(seed, attn_implementation=backend, **fields)
+    words = min(model.config.vocab_size, model.config.target_vocab_size)
+    sources, targets = sentences(sizes, words, seed), sentences(sizes[::-1], words, seed + 1)
+    source, target = padded(sources, left=left), padded(targets, left=left)
+    together = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=target.ne(PAD).long())
+    for i, (source_words, target_words) in enumerate(zip(sources, targets, strict=True)):
+        alone = model(input_ids=torch.tensor([source_words]), decoder_input_ids=torch.tensor([target_words]))
+        here = slice(-len(target_words), None) if left else slice(len(target_words))
+        assert_near(together.logits[i, here], alone.logits[0], 1e-5, f"sentence {i}")
+
+
+@promised
+@given(fields=options(), sizes=lengths, seed=seeds, training=st.booleans())
+def test_backends_agree(fields: dict[str, Any], sizes: list[int], seed: int, training: bool) -> None:
+    logits, found = {}, {}
+    for backend in BACKENDS:
+        model = tiny_model(seed, attn_implementation=backend, **fields).train(training)
+        batch = batch_for(model, sizes, seed)
+        logits[backend] = model(**batch, skip_logits=False).logits
+        found[backend] = gradients(model, **batch, num_items_in_batch=1)[1]
+    assert_near(logits["sdpa"], logits["eager"])
+    assert_same_gradients(found["sdpa"], found["eager"])
+
+
+@promised
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(fields=options(), sizes=several, seed=seeds, training=st.booleans(), empty=st.integers(0, 3))
+def test_row_without_a_word_is_finite(
+    backend: str, fields: dict[str, Any], sizes: list[int], seed: int, training: bool, empty: int
+) -> None:
+    model = tiny_model(seed, attn_implementation=backend, **fields).train(training)
+    batch = batch_for(model, sizes, seed)
+    empty %= len(sizes)
+    expected = model(**batch, skip_logits=False).logits
+    batch["attention_mask"][empty] = 0
+    loss, found = gradients(model, **batch)
+    assert torch.isfinite(torch.tensor(loss))
+    assert all(torch.isfinite(gradient).all() for gradient in found.values())
+    logits = model(**batch, skip_logits=False).logits
+    assert torch.isfinite(logits).all()
+    others = [i for i in range(len(sizes)) if i != empty]
+    assert_near(logits[others], expected[others], 1e-5, "the other sentences")
+
+
+@promised
+@given(fields=options(), sizes=several, seed=seeds, data=st.data())
+def test_update_does_not_depend_on_how_a_batch_is_cut(
+    fields: dict[str, Any], sizes: list[int], seed: int, data: st.DataObject
+) -> None:
+    model = tiny_model(seed, **fields).train()
+    batch = batch_for(model, sizes, seed)
+    words = int(batch["labels"].ne(-100).sum())
+    whole_loss, whole = gradients(model, **batch)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1), min_size=1)))
+    model.zero_grad()
+    total = 0.0
+    for start, end in zip([0, *cuts], [*cuts, len(sizes)], strict=True):
+        part = {name: tensor[start:end] for name, tensor in batch.items()}
+        loss = model(**part, num_items_in_batch=torch.tensor(words)).loss
+        loss.backward()
+        total += loss.item()
+    assert total == pytest.approx(whole_loss, rel=1e-5)
+    assert_same_gradients({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, whole)
+
+
+@promised
+@given(fields=options(), sizes=lengths, seed=seeds)
+@torch.no_grad()
+def test_save_and_load_give_the_same_logits(fields: dict[str, Any], sizes: list[int], seed: int) -> None:
+    model = tiny_model(seed, **fields)
+    batch = batch_for(model, sizes, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded, info = VanillaTransformerForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    assert loaded.eval()(**batch).logits.equal(model(**batch).logits)
+    of_a_file = {"dtype": None, "_name_or_path": None}
+    assert loaded.config.to_dict() | of_a_file == model.config.to_dict() | of_a_file
+
+
+@promised
+@given(fields=options(), sizes=lengths, seed=seeds)
+def test_greedy_search_takes_the_likeliest_word(fields: dict[str, Any], sizes: list[int], seed: int) -> None:
+    model = tiny_model(seed, **fields)
+    batch = batch_for(model, sizes, seed)
+    batch.pop("labels")
+    written = model.generate(**batch, num_beams=1, max_new_tokens=6)
+    with torch.no_grad():
+        logits = model(**batch, decoder_input_ids=written[:, :-1]).logits
+    for row, likeliest in zip(written[:, 1:].tolist(), logits.argmax(dim=-1).tolist(), strict=True):
+        real = row[: row.index(EOS) + 1] if EOS in row else row
+        assert real == likeliest[: len(real)]
