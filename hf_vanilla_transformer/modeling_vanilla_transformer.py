@@ -200,11 +200,16 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         return BaseModelOutput(last_hidden_state=hidden_states)
 
 
+# A negative number in `output_hidden_states` counts back from the depth of the stack, which is the decoder's own.
+DECODER_STATES = OutputRecorder(VanillaTransformerDecoderLayer)
+DECODER_STATES.num_hidden_layers_key = "decoder_layers"
+
+
 class VanillaTransformerDecoder(VanillaTransformerStack):
     """The right half of Figure 1: N layers of masked self-attention, cross-attention and feed-forward."""
 
     _can_record_outputs = {
-        "hidden_states": VanillaTransformerDecoderLayer,
+        "hidden_states": DECODER_STATES,
         "attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="cross_attn"),
     }
@@ -427,7 +432,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         old = self.get_input_embeddings()
         new = self._get_resized_embeddings(old, new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.set_input_embeddings(new)
-        self.config.vocab_size = new.num_embeddings
+        self.vocab_size = self.config.vocab_size = new.num_embeddings  # as `PreTrainedModel` leaves it
         return new
 
     def resize_decoder_token_embeddings(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from transformers.utils.output_capturing import OutputRecorder
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
@@ -412,6 +413,17 @@ def test_hidden_states_start_with_the_embeddings() -> None:
     encoder = model.model.encoder
     first = encoder(source, output_hidden_states=True).hidden_states[0]
     assert_near(first, encoder.embed(encoder.look_up(source, None), torch.arange(5)[None]), 1e-6)
+
+
+@pytest.mark.skipif(
+    not hasattr(OutputRecorder, "num_hidden_layers_key"), reason="this transformers gives all hidden states or none"
+)
+@torch.no_grad()
+def test_hidden_states_are_counted_back_from_the_depth_of_their_stack() -> None:
+    model = tiny_model(encoder_layers=3, decoder_layers=1)
+    output = model(**translation_batch([5, 3], [4, 4]), output_hidden_states=[-1])
+    assert [state is not None for state in output.encoder_hidden_states] == [False, False, False, True]
+    assert [state is not None for state in output.decoder_hidden_states] == [False, True]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
