@@ -21,6 +21,7 @@ MARIAN, OURS = "marian", "vanilla_transformer"
 # The test classes of a model's file, and the mixin that each of them runs.
 MIXINS = {
     "ModelTests": "model",
+    "OptionsTests": "model, other options",
     "EncoderTests": "model, encoder alone",
     "ClassifierTests": "model, classifier",
     "ConfigTests": "configuration",

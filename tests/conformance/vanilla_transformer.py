@@ -33,6 +33,21 @@ class TranslatorTester(suite.ModelTester):
     causal_lm_class = VanillaTransformerReadsItsSource
 
 
+class OptionsTester(TranslatorTester):
+    """Every part of the configuration that changes the parameters, as it is not by default."""
+
+    own_fields = {
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "position_encoding_type": "learned",
+        "attention_bias": False,
+        "lm_head_bias": True,
+        "final_layer_norm": True,
+        "head_dim": 6,
+        "value_head_dim": 10,
+    }
+
+
 class EncoderTester(suite.EncoderTester):
     config_class = VanillaTransformerConfig
     model_classes = (VanillaTransformerEncoderModel,)
@@ -46,6 +61,11 @@ class ClassifierTester(suite.EncoderTester):
 class ModelTests(suite.ModelTests, TestCase):
     models_tester = TranslatorTester
     test_can_init_all_missing_weights_before_2023 = True  # our file has no date; ask for the test
+
+
+class OptionsTests(suite.ModelTests, TestCase):
+    models_tester = OptionsTester
+    test_can_init_all_missing_weights_before_2023 = True
 
 
 class EncoderTests(suite.EncoderModelTests, TestCase):
