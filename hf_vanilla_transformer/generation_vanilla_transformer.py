@@ -221,7 +221,9 @@ def beam_search(
                 f"{model.config.target_vocab_size}; they need the same tokenizer"
             )
         readers.append(_Reader(member, member.get_encoder()(inputs_tensor, mask).last_hidden_state, mask))
-    search = _Search(readers, input_ids[::beams].to(model.device), logits_processor, generation_config, score)
+    # where the source is, since a model that waits on a disk is nowhere
+    prefix = input_ids[::beams].to(readers[0].source.device)
+    search = _Search(readers, prefix, logits_processor, generation_config, score)
     words, scores = search.run()  # (B, R, T), (B, R)
     words = words.flatten(0, 1)
     if not generation_config.return_dict_in_generate:

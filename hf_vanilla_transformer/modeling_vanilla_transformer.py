@@ -127,7 +127,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             raise ValueError(f"{names[input_ids is None]} of shape {tuple(given.shape)} is empty")
         if input_ids is None:
             return given
-        check_ids(input_ids, self.embed_tokens.num_embeddings, names[0])
+        check_ids(input_ids, self.embed_tokens.weight.shape[0], names[0])
         return self.embed_tokens(input_ids)
 
     def embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
@@ -544,7 +544,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     ) -> Tensor:
         smoothing = self.config.label_smoothing if self.training else 0.0
         labels = labels.to(hidden_states.device)
-        check_ids(labels.masked_fill(labels == IGNORED, 0), self.lm_head.out_features, "labels")
+        check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.target_vocab_size, "labels")
         if logits is not None:
             return translation_loss(logits, labels, smoothing, num_items_in_batch)
         weight, bias = self.lm_head.weight, self.lm_head.bias
@@ -587,6 +587,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
         if input_ids is not None and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = default_source_mask(self.config, input_ids, None)
+        if kwargs.get("encoder_outputs") is not None:
+            # the caller keeps its own: `GenerationMixin` repeats the states for each beam in the object that it gets
+            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
         search, penalty = search_for(self, generation_config, kwargs)
         if search is not None:
             kwargs["custom_generate"] = search
