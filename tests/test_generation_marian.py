@@ -127,6 +127,11 @@ def both(pair: Pair, inputs: dict[str, Any], seed: int = 0, **settings: Any) -> 
     """What ours writes, compared with what Marian writes."""
     ours, theirs = (written(model, inputs, seed, **settings) for model in pair)
     assert_same_translations(ours, theirs)
+    # Asked for scores of words, transformers' loops run; not asked, greedy and beam search are this package's own.
+    plain = written(pair[0], inputs, seed, output_scores=False, **settings)
+    assert plain.sequences.tolist() == theirs.sequences.tolist()
+    if "sequences_scores" in plain:
+        assert_near(plain.sequences_scores, theirs.sequences_scores, 1e-5, "scores of sentences by our own search")
     return ours
 
 
@@ -193,6 +198,8 @@ def test_beam_search_is_the_same_with_every_cache(pair: Pair) -> None:
     expected = written(pair[0], source(), num_beams=4)
     for settings in ({"use_cache": False}, {"cache_implementation": "static"}):
         assert_same_translations(written(pair[0], source(), num_beams=4, **settings), expected)
+    own = written(pair[0], source(), num_beams=4, output_scores=False)
+    assert own.sequences.tolist() == expected.sequences.tolist()
 
 
 @pytest.mark.parametrize("beams", [1, 4])
@@ -229,14 +236,17 @@ def test_same_words_as_marian_after_a_prefix(settings: dict[str, Any], pair: Pai
 @pytest.mark.parametrize("beams", [1, 4])
 def test_same_words_as_marian_from_encoder_outputs(beams: int, pair: Pair) -> None:
     mask = source()["attention_mask"]
-    # made by one of them for both, once as an object and once as what a user may have kept of it
+    # made by one of them for both
     with torch.no_grad():
         states = pair[1].get_encoder()(**source()).last_hidden_state
     expected = written(pair[0], source(), num_beams=beams)
-    for model in pair:
-        encoded = BaseModelOutput(last_hidden_state=states.clone())
-        output = written(model, {"encoder_outputs": encoded, "attention_mask": mask}, num_beams=beams)
-        assert_same_translations(output, expected)
+    given = [{"encoder_outputs": BaseModelOutput(states.clone()), "attention_mask": mask} for _ in pair]
+    for model, inputs in zip(pair, given, strict=True):
+        assert_same_translations(written(model, inputs, num_beams=beams), expected)
+    # Marian has changed what it was given; here it can be used again.
+    plain = written(pair[0], given[0], num_beams=beams, output_scores=False)
+    assert plain.sequences.tolist() == expected.sequences.tolist()
+    assert given[0]["encoder_outputs"].last_hidden_state.equal(states)
 
 
 @pytest.mark.parametrize("beams", [1, 4])
@@ -247,8 +257,10 @@ def test_same_words_as_marian_from_embeddings(beams: int, pair: Pair) -> None:
     mask = inputs["attention_mask"]
     embeds = ours.get_input_embeddings()(inputs["input_ids"]).detach()
     expected = written(theirs, inputs, num_beams=beams)
-    output = written(ours, {"inputs_embeds": embeds, "attention_mask": mask}, num_beams=beams)
-    assert_same_translations(output, expected)
+    given = {"inputs_embeds": embeds, "attention_mask": mask}
+    assert_same_translations(written(ours, given, num_beams=beams), expected)
+    plain = written(ours, given, num_beams=beams, output_scores=False)
+    assert plain.sequences.tolist() == expected.sequences.tolist()
     scaled = embeds * theirs.model.encoder.embed_scale
     output = written(theirs, {"inputs_embeds": scaled, "attention_mask": mask}, num_beams=beams)
     assert_same_translations(output, expected)
@@ -374,7 +386,8 @@ def test_static_cache_knows_padding_before_a_prefix() -> None:
     for row, (length, words) in enumerate(zip([6, 3], prefixes, strict=True)):
         alone = {name: tensor[row : row + 1, :length] for name, tensor in source([6, 3]).items()}
         expected = words_of(written(model, {**alone, "decoder_input_ids": torch.tensor([words])}))[0]
-        for settings in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+        caches = ({}, {"use_cache": False}, {"cache_implementation": "static"}, {"output_scores": False})
+        for settings in caches:
             together = written(model, inputs, **settings).sequences[row, prefix.shape[1] - len(words) + 1 :].tolist()
             together = together[: together.index(EOS) + 1] if EOS in together else together
             assert together[: len(expected)] == expected[: len(together)], settings
