@@ -272,10 +272,20 @@ def peft_logits(model: Any) -> Tensor:
         ({"label_smoothing": 0.1}, {"target_modules": "all-linear"}),
         ({"tie_word_embeddings": False}, {"target_modules": [*LINEAR, "lm_head"], "task_type": "SEQ_2_SEQ_LM"}),
         ({"tie_word_embeddings": False}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+        (mode(False, False), {"target_modules": ["q_proj", "embed_tokens"]}),
+        ({}, {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6, 7]}),
     ],
-    ids=["q_proj and v_proj", "all-linear", "all linear and lm_head", "lm_head trained whole"],
+    ids=[
+        "q_proj and v_proj",
+        "all-linear",
+        "all linear and lm_head",
+        "lm_head trained whole",
+        "embeddings",
+        "some words",
+    ],
 )
 def test_lora(fields: dict[str, Any], settings: dict[str, Any], tmp_path: Path) -> None:
+    # Of matrices that are one, PEFT can adapt single words only: merged, its LoRA would change them all (it says so).
     peft = pytest.importorskip("peft", reason="PEFT is not installed; it comes with the extra 'dev'")
     base = tiny_model(**fields)
     before = logits_of(base)
