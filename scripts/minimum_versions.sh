@@ -11,15 +11,15 @@ python=$venv/bin/python
 lowest=$venv/lowest.txt
 
 [ -x "$python" ] || "$(find_python)" -m venv "$venv"
-# Every lower bound, extras included, as an exact version.
+# The lower bound of every library that the package needs, as an exact version; the extras may be newer.
 "$python" - "$root/pyproject.toml" >"$lowest.new" <<'PYTHON'
 import re
 import sys
 
 with open(sys.argv[1], encoding="utf-8") as file:
-    for name, version in re.findall(r'"([A-Za-z][\w-]*)>=([\d.]+)[^"]*"', file.read()):
-        if name != "hatchling":
-            print(f"{name}=={version}")
+    needed = re.search(r"^dependencies = \[(.*?)^\]", file.read(), re.DOTALL | re.MULTILINE)[1]
+for name, version in re.findall(r'"([A-Za-z][\w-]*)>=([\d.]+)[^"]*"', needed):
+    print(f"{name}=={version}")
 PYTHON
 mv -- "$lowest.new" "$lowest"
 "$python" -m pip install --quiet --disable-pip-version-check --no-compile --constraint "$lowest" --editable "${root}[dev]"
