@@ -1,8 +1,10 @@
 """The tests of Hugging Face that the models of this package skip or fail, each with its reason.
 
-A key is a pattern for "Class.test". run.py complains about a test that is missing here, and about a pattern that is
-no longer needed. What the mixins cannot run at all, because the source distribution lacks it, stands in hf_tests/:
-the tests of `generate` and of exporting. The tests beside this folder cover both.
+The list is kept for the transformers that scripts/constraints.txt names for Python 3.11 and newer. A key is a pattern
+for "Class.test". run.py complains about a test that is missing here, and about a pattern that is no longer needed.
+
+What the source distribution lacks, and so cannot be run at all, has a stand-in in hf_tests/: the tests of `generate` and
+of exporting. The tests beside this folder cover both.
 """
 
 # There is something to hold, and it does not.
