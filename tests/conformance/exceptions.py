@@ -3,8 +3,8 @@
 The list is kept for the transformers that scripts/constraints.txt names for Python 3.11 and newer. A key is a pattern
 for "Class.test". run.py complains about a test that is missing here, and about a pattern that is no longer needed.
 
-What the source distribution lacks, and so cannot be run at all, has a stand-in in hf_tests/: the tests of `generate` and
-of exporting. The tests beside this folder cover both.
+What the source distribution lacks, and so cannot be run at all, has a stand-in in hf_tests/: the tests of `generate`
+and of exporting. The tests beside this folder cover both.
 """
 
 # There is something to hold, and it does not.
