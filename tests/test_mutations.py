@@ -90,6 +90,17 @@ FAULTS = {
     "labels written into": Fault(
         "loss", "shifted = labels.roll(1, dims=-1)", "shifted = labels.copy_(labels.roll(1, dims=-1))"
     ),
+    "beams see each other's words": Fault(
+        "generation",
+        "past = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))",
+        "past = self.seen.expand(-1, self.beams, -1)",
+    ),
+    "length penalty without the 5": Fault(
+        "generation", "((5 + length) / 6) ** self.alpha", "(length / 6) ** self.alpha"
+    ),
+    "search ends while a longer hypothesis could win": Fault(
+        "generation", "self.penalty(longest if may_grow and self.alpha > 0 else length)", "self.penalty(length)"
+    ),
     "translations end after 20 words": Fault(
         "generation", "MAX_LENGTH_OVER_SOURCE = 50", "MAX_LENGTH_OVER_SOURCE = 20"
     ),
