@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import EOS, PAD, START, assert_near, padded, sentences, tiny_model
 
-LIMIT = 16  # new words
+LIMIT = 12  # new words
 LENGTHS = [7, 2, 5, 12, 1, 9]  # of the sources, ends included
 
 # Everything in which the two models' own generation configs differ.
@@ -77,6 +77,11 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     attention, activation = request.param.split("-")
     ours = our_model(attn_implementation=attention, activation_function=activation)
     return ours, marian_with_our_weights(ours)
+
+
+@pytest.fixture(scope="module")
+def greedy_words(pair: Pair) -> list[list[int]]:
+    return words_of(written(pair[0], source()))
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +168,8 @@ OTHER_MODES = {
     "sampling with a static cache": {"do_sample": True, "cache_implementation": "static"},
     "beam sampling": {"do_sample": True, "num_beams": 3},
     "beam sampling several": {"do_sample": True, "num_beams": 4, "num_return_sequences": 2},
-    "minimum length": {"min_length": 12},
-    "minimum of new words, beam 4": {"min_new_tokens": 12, "num_beams": 4},
+    "minimum length": {"min_length": 10},
+    "minimum of new words, beam 4": {"min_new_tokens": 10, "num_beams": 4},
     "no repeated 2-grams": {"no_repeat_ngram_size": 2, "min_new_tokens": LIMIT},
     "no repeated word, beam 4": {"no_repeat_ngram_size": 1, "num_beams": 4, "min_new_tokens": LIMIT},
     "no word of the source": {"encoder_no_repeat_ngram_size": 1},
@@ -173,25 +178,25 @@ OTHER_MODES = {
     "forced first word, beam 4": {"forced_bos_token_id": 7, "num_beams": 4},
     "forced end": {"forced_eos_token_id": EOS, "max_new_tokens": 3},
     "forbidden words": {"bad_words_ids": [[word] for word in range(10, 20)]},
-    "two ends": {"eos_token_id": [EOS, 9, 10, 11, 12]},
+    "several ends": {"eos_token_id": [EOS, 9, 10, 11, 12, 17, 18]},
 }
 
 
 @pytest.mark.parametrize("mode", GREEDY)
-def test_same_words_as_marian_greedy(mode: str, pair: Pair) -> None:
+def test_same_words_as_marian_greedy(mode: str, pair: Pair, greedy_words: list[list[int]]) -> None:
     output = both(pair, source(), **GREEDY[mode])
     lengths = {len(words) for words in words_of(output)}
     assert len(lengths) > 2, "sentences must end at different lengths"
     assert len({word for words in words_of(output) for word in words}) > 8, "words must vary"
-    assert output.sequences.tolist() == written(pair[0], source()).sequences.tolist()
+    assert words_of(output) == greedy_words
 
 
 @pytest.mark.parametrize("mode", OTHER_MODES)
-def test_same_words_as_marian(mode: str, pair: Pair) -> None:
+def test_same_words_as_marian(mode: str, pair: Pair, greedy_words: list[list[int]]) -> None:
     settings = OTHER_MODES[mode]
     output = both(pair, source(), **settings)
     assert len(output.sequences) == len(LENGTHS) * settings.get("num_return_sequences", 1)
-    assert words_of(output) != words_of(written(pair[0], source())), "the mode has no effect"
+    assert words_of(output) != greedy_words, "the mode has no effect"
 
 
 def test_beam_search_is_the_same_with_every_cache(pair: Pair) -> None:
@@ -212,7 +217,7 @@ def test_what_a_mode_asks_for_is_seen(pair: Pair) -> None:
     def words(**settings: Any) -> list[list[int]]:
         return words_of(written(pair[0], source(), **settings))
 
-    assert min(map(len, words(min_new_tokens=12))) >= 12
+    assert min(map(len, words(min_new_tokens=10))) >= 10
     assert {row[0] for row in words(forced_bos_token_id=7)} == {7}
     for row in words(no_repeat_ngram_size=2, min_new_tokens=LIMIT):
         assert len(set(zip(row, row[1:], strict=False))) == len(row) - 1
@@ -266,17 +271,18 @@ def test_same_words_as_marian_from_embeddings(beams: int, pair: Pair) -> None:
     assert_same_translations(output, expected)
 
 
-def decoder_passes(model: Model, inputs: dict[str, Any], **settings: Any) -> tuple[ModelOutput, int]:
-    """What it writes, and how often its decoder had to run for it."""
+def decoder_passes(model: Model, inputs: dict[str, Any], **settings: Any) -> int:
+    """How often its decoder has to run."""
     passes = []
     hook = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
     try:
-        return written(model, inputs, **settings), len(passes)
+        written(model, inputs, **settings)
     finally:
         hook.remove()
+    return len(passes)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", LENGTHS[:3])
 def test_same_words_as_marian_with_an_assistant(length: int, pair: Pair, assistants: Pair) -> None:
     # Assisted decoding takes one sentence at a time.
     outputs = []
@@ -290,7 +296,7 @@ def test_same_words_as_marian_with_an_assistant(length: int, pair: Pair, assista
     assert_same_translations(outputs[0], written(pair[0], source([length]), min_new_tokens=LIMIT))
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", LENGTHS[:3])
 def test_same_words_as_marian_with_prompt_lookup(length: int, pair: Pair) -> None:
     # In an encoder-decoder the prompt is what was written so far.
     inputs = {**source([length]), "decoder_input_ids": torch.tensor([[START, 7, 8, 7, 8]])}
@@ -299,17 +305,15 @@ def test_same_words_as_marian_with_prompt_lookup(length: int, pair: Pair) -> Non
 
 
 def test_guesses_save_passes(pair: Pair, assistants: Pair) -> None:
-    # otherwise nothing was accepted, and the tests above have seen greedy search only
+    # otherwise none was accepted, and the tests above have seen greedy search only
     ours, assistant = pair[0], assistants[0]
     guessing = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}
-    looked_up = [decoder_passes(ours, source([length]), min_new_tokens=LIMIT, **guessing)[1] for length in LENGTHS]
-    assert min(looked_up) < LIMIT
-    assert max(looked_up) > LIMIT // 4
-    own = {"assistant_model": ours}
-    perfect = [decoder_passes(ours, {**source([length]), **own}, min_new_tokens=LIMIT)[1] for length in LENGTHS]
-    helped = {"assistant_model": assistant}
-    assisted = [decoder_passes(ours, {**source([length]), **helped}, min_new_tokens=LIMIT)[1] for length in LENGTHS]
-    assert min(assisted) < LIMIT, (perfect, assisted)
+    for given, settings in (({"assistant_model": assistant}, {}), ({}, guessing)):
+        passes = [
+            decoder_passes(ours, {**source([length]), **given}, min_new_tokens=LIMIT, **settings)
+            for length in LENGTHS[:4]
+        ]
+        assert min(passes) < LIMIT, passes
 
 
 # ---------------------------------------------------------------------------------------------------------------------

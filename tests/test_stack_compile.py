@@ -184,6 +184,7 @@ def generate_compiled(
     return model.generate(**inputs, generation_config=config)
 
 
+@pytest.mark.slow
 def test_generate_compiles_once_for_all_steps() -> None:
     # once more when the length of the source, and with it the cache of the cross-attention, has changed
     model = tiny_model(seed=2, tie_word_embeddings=False)
@@ -258,6 +259,7 @@ def sizes() -> tuple[Any, Any, Any]:
     return tuple(torch.export.Dim(name, min=2, max=512) for name in ("batch", "source", "target"))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_exported_encoder_reads_other_lengths() -> None:
     encoder = randomise(VanillaTransformerEncoderModel(tiny_config())).eval()
@@ -307,6 +309,7 @@ def test_exported_translator_reads_and_writes_other_lengths(fields: dict[str, An
             assert_near(exported(*inputs), expected, 1e-5, f"lengths {source}, {target}")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_exported_decoder_writes_word_by_word() -> None:
     model = tiny_model(seed=2, tie_word_embeddings=False)
