@@ -11,7 +11,6 @@ import torch
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
-from ..layers_vanilla_transformer import sinusoidal_positions
 
 POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 has no formula for them
 
@@ -88,12 +87,12 @@ def register() -> None:
 
 
 def position_table(stack: Any) -> torch.Tensor:
-    """The positions of a stack as a table (P, D)."""
-    if stack.config.position_encoding_type == "learned":
-        return stack.embed_positions.weight.detach()
-    rows = torch.arange(max(POSITIONS, stack.config.max_position_embeddings))[None]  # (1, P)
-    split = stack.config.position_encoding_type == "sinusoidal_split"
-    return sinusoidal_positions(rows, stack.config.d_model, split)[0]
+    """The positions of a stack as a table (P, D): what it adds to embeddings that are 0."""
+    rows = stack.config.max_position_embeddings
+    if stack.config.position_encoding_type != "learned":
+        rows = max(POSITIONS, rows)
+    nothing = torch.zeros(1, rows, stack.config.d_model)
+    return stack.eval().embed(nothing, torch.arange(rows)[None])[0].detach()
 
 
 def words(tokenizer: Any, size: int) -> list[str]:

@@ -1,5 +1,6 @@
 """The model card: valid for the Hub, true to the run, silent about what was not measured and about the machine."""
 
+import importlib.metadata
 import re
 from pathlib import Path
 
@@ -283,5 +284,5 @@ def test_the_hardware_is_described(monkeypatch) -> None:
 
 def test_the_versions_are_those_that_run() -> None:
     found = versions()
-    assert found["torch"] == torch.__version__
+    assert found["torch"] == importlib.metadata.version("torch")
     assert {"python", "hf_vanilla_transformer", "transformers", "sacrebleu"} <= set(found)

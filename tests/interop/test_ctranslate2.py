@@ -27,10 +27,11 @@ def tokenizer():
     [
         {},
         {"position_encoding_type": "sinusoidal_split", "activation_function": "swish", "scale_embedding": False},
+        {"position_encoding_type": "sinusoidal_fairseq"},
         {"position_encoding_type": "learned", "attention_bias": False, "layer_norm_eps": 1e-3},
         {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 330, "vocab_size": 333},
     ],
-    ids=["paper", "split", "learned", "separate"],
+    ids=["paper", "split", "fairseq", "learned", "separate"],
 )
 def test_ctranslate2_writes_our_words(fields: dict, beams: int, tokenizer, tmp_path: Path) -> None:
     fields = {"vocab_size": 320, "tie_word_embeddings": False, "lm_head_bias": True, **fields}
