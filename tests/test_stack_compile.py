@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
 from transformers import GenerationConfig, StaticCache
@@ -158,6 +159,7 @@ def decode_step_by_step(
     return torch.cat(written, dim=1), torch.cat(logits[1:], dim=1)
 
 
+@pytest.mark.skipif(Version(torch.__version__) < Version("2.10"), reason="older torch compiles a second graph")
 @torch.no_grad()
 def test_decoding_with_a_static_cache_is_one_graph_for_all_steps() -> None:
     model = tiny_model(tie_word_embeddings=False)
