@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from ..errors import UserError
+from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 
-MAX_LENGTH_OVER_SOURCE = 50  # §6.1
 LENGTH_PENALTY = 1.0  # log P / length, which all three engines have
 
 Ids = list[list[int]]
