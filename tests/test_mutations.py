@@ -35,23 +35,23 @@ class Fault(NamedTuple):
 
 FAULTS = {
     "source mask ignored": Fault(
-        "modeling",
+        "stacks",
         "mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)",
         "mask = None",
     ),
     "cross-attention sees padding": Fault(
-        "modeling",
+        "stacks",
         "self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states",
         "self.config, inputs_embeds, None, encoder_hidden_states",
     ),
     "causal mask off by one": Fault(
-        "modeling",
+        "stacks",
         'getattr(past_key_values, "self_attention_cache", past_key_values),\n        )',
         'getattr(past_key_values, "self_attention_cache", past_key_values),\n'
         "            or_mask_function=lambda b, h, q, k: k == q + 1,\n        )",
     ),
     "sines and cosines swapped": Fault("layers", "encoding[..., 0::2] = sines", "encoding[..., 0::2] = cosines"),
-    "no sqrt(d_model)": Fault("modeling", "math.sqrt(config.d_model) if config.scale_embedding else 1.0", "1.0"),
+    "no sqrt(d_model)": Fault("stacks", "math.sqrt(config.d_model) if config.scale_embedding else 1.0", "1.0"),
     "scores not scaled": Fault("layers", "self.scaling = self.head_dim**-0.5", "self.scaling = 1.0"),
     "output layer tied to the source's embedding": Fault(
         "modeling", 'pairs["lm_head.weight"] = source if shared else target', 'pairs["lm_head.weight"] = source'
@@ -63,7 +63,7 @@ FAULTS = {
     ),
     "loss is a mean of means": Fault("loss", "if num_items_in_batch is None:", "if True:"),
     "cache position off by one": Fault(
-        "modeling",
+        "stacks",
         "torch.arange(length, device=inputs_embeds.device) + past)",
         "torch.arange(length, device=inputs_embeds.device) + max(past - 1, 0))",
     ),

@@ -72,7 +72,7 @@ def needed_by(stem: str) -> set[str]:
 
 
 def test_the_expected_files_are_here() -> None:
-    expected = {"configuration", "generation", "layers", "loss", "modeling"}
+    expected = {"configuration", "generation", "layers", "loss", "modeling", "stacks"}
     assert expected <= {path.stem.removesuffix("_vanilla_transformer") for path in SHIPPED}
 
 
