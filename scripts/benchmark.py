@@ -6,6 +6,7 @@ Engines work in turn; printed is a Markdown table with the median of the rounds 
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
@@ -32,8 +33,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.evaluation.decoding_benchmark import compare, machine
+    from hf_vanilla_transformer.evaluation.decoding_benchmark import compare
     from hf_vanilla_transformer.evaluation.text_lines import read_lines
+    from hf_vanilla_transformer.hub.card import describe_hardware, versions
 
     sentences = list(read_lines(arguments.source))[: arguments.sentences]
     found = compare(
@@ -45,9 +47,12 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.rounds,
         arguments.threads,
     )
-    results = {"machine": machine() | {"cores": arguments.threads}, "measurements": [vars(one) for one in found]}
     print(table(found))
     if arguments.output:
+        machine = {"hardware": describe_hardware(), "threads": arguments.threads, **versions()}
+        if any(name.startswith("ctranslate2") for name in arguments.engines):
+            machine["ctranslate2"] = importlib.metadata.version("ctranslate2")
+        results = {"machine": machine, "measurements": [vars(one) for one in found]}
         with open(arguments.output, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=2)
 

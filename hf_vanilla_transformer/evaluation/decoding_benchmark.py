@@ -5,7 +5,6 @@ turn (A B C A B C …), so that a noisy machine is noisy for all.
 """
 
 import multiprocessing
-import platform
 import resource
 import statistics
 import tempfile
@@ -121,26 +120,6 @@ def _setting(
         )
         for name, worker in workers.items()
     ]
-
-
-def machine() -> dict[str, Any]:
-    """What stands beside every figure: processor, threads, versions."""
-    import transformers
-
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            processor = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        processor = platform.processor()
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    versions["transformers"] = transformers.__version__
-    try:
-        import ctranslate2
-
-        versions["ctranslate2"] = ctranslate2.__version__
-    except ImportError:
-        pass
-    return {"processor": processor, "cores": torch.get_num_threads(), **versions}
 
 
 # Engines
