@@ -1,5 +1,7 @@
 """Hugging Face's `MarianMTModel`: the same architecture with split sinusoids and an output bias."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
@@ -7,7 +9,10 @@ from transformers import MarianConfig, MarianMTModel
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .converting import Converted
 from .sinusoids import weights_with_split_sinusoids
+from .state_dicts import Place, build_model, position_layout, word_matrices
+from .transformers_folders import decode_as, load_peer, load_tokenizer
 
 _SAME_FIELDS = (
     *("vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim"),
@@ -42,6 +47,47 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
     if bias is not None:
         marian.final_logits_bias.copy_(bias[None])  # (1, V)
     return marian.eval()
+
+
+def from_marian(folder: str | Path) -> Converted:
+    """A folder of a `MarianMTModel`, such as every OPUS-MT model on the Hub.
+
+    Its tokenizer stays the `MarianTokenizer`, so that ids and text are the same; that needs sentencepiece.
+
+    Args:
+        folder: config.json, the weights, and source.spm, target.spm, vocab.json where it has a tokenizer.
+
+    Raises:
+        UserError: another kind of model, damaged or missing files.
+    """
+    marian = load_peer(MarianMTModel, folder)
+    tensors, config = marian.state_dict(), marian.config
+    words = word_matrices(
+        tensors, "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
+    )
+    tables = {f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")}
+    layout = position_layout(tensors[name] for name in tables)
+    tokenizer = load_tokenizer("MarianTokenizer", folder, ("source.spm", "target.spm", "vocab.json"), "sentencepiece")
+    fields = {name: getattr(config, name) for name in _SAME_FIELDS} | words.fields
+    model = build_model(
+        fields
+        | {
+            "position_encoding_type": layout,
+            "lm_head_bias": bool(tensors["final_logits_bias"].any()),
+            "unk_token_id": None if tokenizer is None else tokenizer.unk_token_id,
+        },
+        tensors,
+        _place,
+        unused=words.copies | tables | {"model.shared.weight", "final_logits_bias"},
+    )
+    decode_as(model, marian.generation_config)
+    return Converted(model, tokenizer)
+
+
+def _place(name: str) -> str | Place:
+    if name == "lm_head.bias":
+        return Place("final_logits_bias", 0)  # (1, V)
+    return name.replace("cross_attn", "encoder_attn")
 
 
 @torch.no_grad()

@@ -1,11 +1,25 @@
-"""A `MarianMTModel` made from ours gives our numbers."""
+"""A `MarianMTModel` made from ours gives our numbers, and ours made from one gives its numbers and its text."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer
 
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.interop.marian import to_marian
-from tests.model_helpers import TYING_MODES, assert_near, tiny_model, translation_batch
+from hf_vanilla_transformer.interop.marian import from_marian, to_marian
+from tests.interop.foreign import (
+    SOURCES,
+    TARGETS,
+    UNSEEN,
+    assert_same_logits,
+    converted,
+    write_opus_tokenizer,
+)
+from tests.model_helpers import TYING_MODES, assert_near, randomise, tiny_model, translation_batch
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_split"])
@@ -43,3 +57,106 @@ def test_marian_gives_our_logits(share: bool, tie: bool, fields: dict, positions
 def test_what_marian_has_not_is_named(fields: dict) -> None:
     with pytest.raises(UserError, match=next(iter(fields))):
         to_marian(tiny_model(**fields))
+
+
+@torch.no_grad()
+def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
+    """What an OPUS-MT model on the Hub is, only smaller, with random numbers everywhere."""
+    words = write_opus_tokenizer(folder)
+    small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
+    ids = {"pad_token_id": words - 1, "decoder_start_token_id": words - 1, "eos_token_id": 0, "vocab_size": words}
+    config = MarianConfig(
+        **{**small, **heads, **ids, "activation_function": "swish", "scale_embedding": True, **fields}
+    )
+    model = randomise(MarianMTModel(config))
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
+    torch.nn.init.normal_(model.final_logits_bias)
+    model.generation_config = GenerationConfig(
+        **{name: value for name, value in ids.items() if name != "vocab_size"},
+        num_beams=4,
+        max_length=12,
+        bad_words_ids=[[words - 1]],
+        forced_eos_token_id=0,
+        early_stopping=True,
+    )
+    model.save_pretrained(folder)
+    MarianTokenizer.from_pretrained(folder).save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 90},
+        {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "d_model": 40},
+        {"scale_embedding": False, "activation_function": "gelu", "encoder_layers": 1},
+    ],
+    ids=["opus", "two vocabularies", "nothing tied", "gelu"],
+)
+def test_an_opus_folder_gives_marians_logits(fields: dict, tmp_path: Path) -> None:
+    theirs = write_opus_folder(tmp_path / "opus", **fields)
+    ours, _, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
+    assert_same_logits(ours, theirs)
+    assert ours.config.lm_head_bias and ours.config.position_encoding_type == "sinusoidal_split"
+
+
+def test_an_opus_folder_gives_marians_words_and_text(tmp_path: Path) -> None:
+    theirs = write_opus_folder(tmp_path / "opus")
+    ours, tokenizer, target_tokenizer = converted("marian", tmp_path / "opus", tmp_path / "ours")
+    peer = MarianTokenizer.from_pretrained(tmp_path / "opus")
+    texts = SOURCES + UNSEEN + [">>de<< a dog runs"]
+    expected = peer(texts, padding=True, return_tensors="pt")
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    assert batch["input_ids"].tolist() == expected["input_ids"].tolist()
+    assert batch["attention_mask"].tolist() == expected["attention_mask"].tolist()
+    assert (batch["input_ids"] == tokenizer.unk_token_id).any()
+    targets = tokenizer(text_target=TARGETS)["input_ids"]
+    assert targets == peer(text_target=TARGETS)["input_ids"]
+    assert target_tokenizer.batch_decode(targets, skip_special_tokens=True) == peer.batch_decode(
+        targets, skip_special_tokens=True
+    )
+    # with Marian's own beam, length penalty, forced end and forbidden padding
+    written = ours.generate(**batch)
+    assert written.tolist() == theirs.generate(**expected).tolist()
+    assert (target_tokenizer.batch_decode(written), written.shape[1]) == (peer.batch_decode(written), 12)
+
+
+def test_half_precision_stays(tmp_path: Path) -> None:
+    write_opus_folder(tmp_path / "opus").half().save_pretrained(tmp_path / "opus")
+    ours, _, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float16}
+
+
+def test_positions_that_marian_learnt_are_kept(tmp_path: Path) -> None:
+    # no option of Marian's class, but its files can hold a table, and it reads that
+    theirs = write_opus_folder(tmp_path / "opus", max_position_embeddings=16)
+    with torch.no_grad():
+        theirs.model.encoder.embed_positions.weight += 0.1
+        theirs.model.decoder.embed_positions.weight += 0.2
+    save_file({k: v.clone() for k, v in theirs.state_dict().items()}, tmp_path / "opus" / "model.safetensors")
+    theirs = MarianMTModel.from_pretrained(tmp_path / "opus").eval()
+    ours, _, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
+    assert ours.config.position_encoding_type == "learned"
+    assert_same_logits(ours, theirs)
+
+
+def test_there_and_back_again() -> None:
+    # checked with folders above; here every tying mode
+    for share, tie in TYING_MODES:
+        own = {} if share else {"decoder_vocab_size": 31}
+        ours = tiny_model(
+            share_encoder_decoder_embeddings=share,
+            tie_word_embeddings=tie,
+            position_encoding_type="sinusoidal_split",
+            lm_head_bias=True,
+            **own,
+        )
+        with TemporaryDirectory() as folder:
+            to_marian(ours).save_pretrained(folder)
+            back = from_marian(folder).model
+        assert set(dict(back.named_parameters())) == set(dict(ours.named_parameters()))
+        for name, parameter in ours.named_parameters():
+            assert back.get_parameter(name).equal(parameter), name

@@ -1,0 +1,92 @@
+"""From another program's checkpoint to a model folder: which formats there are, and how the folder is written."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..data.tokenizer_training import save_tokenizers
+from ..errors import UserError
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+#: The module here, and its function, that reads each format.
+FORMATS = {
+    "marian": ("marian", "from_marian"),
+}
+
+
+@dataclass
+class Converted:
+    """A translator that was read from another program's files.
+
+    Attributes:
+        model: with the peer's generation settings, where it has any.
+        tokenizer, target_tokenizer: those of source and target; None where the files have no tokenizer, or where one
+            serves both.
+    """
+
+    model: VanillaTransformerForConditionalGeneration
+    tokenizer: PreTrainedTokenizerBase | None = None
+    target_tokenizer: PreTrainedTokenizerBase | None = None
+
+
+def convert(
+    source_format: str, source: str | Path, output: str | Path, overwrite: bool = False, **options: Any
+) -> str:
+    """Read another program's checkpoint and write it as a model folder.
+
+    Args:
+        source_format: a key of `FORMATS`.
+        source: the checkpoint, a file or a folder as that program has it.
+        output: a new folder; it appears when it is complete.
+        overwrite: take the place of a folder that is there already.
+        **options: keyword arguments of the format's function, for what the checkpoint does not say.
+
+    Returns:
+        One line on what was written.
+
+    Raises:
+        UserError: an unknown format or option, a folder that is not empty, and all that the format's function raises.
+    """
+    read = reader(source_format)
+    known = list(signature(read).parameters)[1:]
+    for name in options:
+        if name not in known:
+            raise UserError(f"{name}: {source_format} has no such option; it has {', '.join(known) or 'none'}")
+    output = Path(output)
+    if not overwrite and output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise UserError(f"output {output} is there already; name a new folder, or give --overwrite")
+    converted = read(source, **options)
+    save(converted, output)
+    parameters = sum(parameter.numel() for parameter in converted.model.parameters())
+    words = "with its tokenizer" if converted.tokenizer is not None else "without a tokenizer: the files have none"
+    return f"{output}: {parameters:,} parameters, {words}"
+
+
+def reader(source_format: str) -> Callable[..., Converted]:
+    """The function that reads a format; a UserError where there is no such format."""
+    if source_format not in FORMATS:
+        raise UserError(f"format: {source_format!r} is none of {', '.join(FORMATS)}")
+    module, function = FORMATS[source_format]
+    return getattr(import_module(f".{module}", __package__), function)
+
+
+def save(converted: Converted, output: Path) -> None:
+    """Write the model folder beside `output`, and put it there when it is whole."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
+        folder = Path(beside) / "model"
+        converted.model.save_pretrained(folder)
+        if converted.tokenizer is not None:
+            save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
+        if output.is_dir() and any(output.iterdir()):
+            os.replace(output, Path(beside) / "before")
+        elif output.is_file():
+            raise UserError(f"output {output} is a file; name a folder")
+        os.replace(folder, output)

@@ -1,0 +1,93 @@
+"""A model folder of transformers' own classes: its weights, its tokenizer, and how it decodes."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import UserError
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+
+def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
+    """The model in a folder, whole and on the CPU; no code of the folder is run.
+
+    Raises:
+        UserError: no such folder, another kind of model, damaged files, weights that are missing or left over.
+    """
+    folder, kind = Path(source), model_class.config_class.model_type
+    found = _read_json(folder / "config.json").get("model_type")
+    if found != kind:
+        raise UserError(f"{folder}: its config.json says model_type={found!r}, not {kind!r}")
+    try:
+        model, info = model_class.from_pretrained(
+            folder, local_files_only=True, dtype="auto", output_loading_info=True
+        )
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{folder}: the weights hold something that is neither tensor nor plain data, or are damaged; "
+            f"nothing of it was run"
+        ) from None
+    # what damaged files, impossible settings or weights of another shape raise
+    except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError, EOFError, KeyError) as error:
+        raise UserError(f"{folder}: cannot load the model ({' '.join(str(error).split())[:300]})") from None
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := sorted(map(str, info[what])):
+            raise UserError(f"{folder}: {len(names)} {what.replace('_', ' ')} in the weights, such as {names[0]}")
+    return model.eval()
+
+
+def load_tokenizer(
+    class_name: str, source: str | Path, files: tuple[str, ...], library: str
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a folder, with transformers' own class for it, or None where there are no files of it.
+
+    Args:
+        class_name: of transformers. files: what it needs. library: what has to be installed for it.
+
+    Raises:
+        UserError: some of the files, but not all; damaged ones; the library is not installed.
+    """
+    missing = [name for name in files if not (Path(source) / name).is_file()]
+    if len(missing) == len(files):
+        return None
+    if missing:
+        raise UserError(f"{source}: the tokenizer needs {', '.join(files)}; there is no {missing[0]}")
+    try:
+        # a placeholder stands in the class's place, or the class raises, where its library is missing
+        return getattr(transformers, class_name).from_pretrained(str(source), local_files_only=True)
+    except ImportError as error:
+        raise UserError(f"{class_name} needs {library}: pip install {library}") from error
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise UserError(f"{source}: cannot load the tokenizer ({' '.join(str(error).split())[:300]})") from None
+
+
+def decode_as(model: VanillaTransformerForConditionalGeneration, theirs: GenerationConfig) -> None:
+    """Give `model` the peer's generation settings, whose meaning is Hugging Face's.
+
+    Args:
+        theirs: what the peer decodes with; where it says nothing, there is one beam, the score is log P / length, and
+            a translation may have 50 words more than its source.
+    """
+    settings = {name: value for name, value in theirs.to_diff_dict().items() if not name.startswith("_")}
+    settings.pop("transformers_version", None)
+    generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | settings)
+    generation_config._from_model_config = False  # or `generate` would make it anew from the model's configuration
+    model.generation_config = generation_config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; name the folder of a model")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: an object is needed, not {type(found).__name__}")
+    return found

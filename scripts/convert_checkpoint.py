@@ -1,0 +1,73 @@
+"""Turn a checkpoint of another program into a model folder: the same translations, from here on.
+
+  python scripts/convert_checkpoint.py --from marian opus-mt-en-de runs/en_de
+
+FORMAT is one of:
+@@FORMATS@@
+What a checkpoint does not say is given with --set NAME=VALUE, as often as needed. DIR appears when it is complete.
+A model that this architecture cannot express is refused with the reason, and nothing is written. No code that a
+checkpoint holds is ever run.
+"""
+
+import argparse
+from typing import Any
+
+FORMATS = """\
+  marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
+"""
+
+
+def parse_arguments() -> argparse.Namespace:
+    description = (__doc__ or "").replace("@@FORMATS@@\n", FORMATS)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [line.split()[0] for line in FORMATS.splitlines() if line[2] != " "]
+    parser.add_argument("--from", required=True, dest="source_format", choices=names, metavar="FORMAT")
+    parser.add_argument("source", metavar="SRC", help="the checkpoint: a folder or a file, as that program has it")
+    parser.add_argument("output", metavar="DIR", help="new model folder")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="options",
+        metavar="NAME=VALUE",
+        help="what the checkpoint lacks",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="take the place of a folder that is there already")
+    return parser.parse_args()
+
+
+def options_of(pairs: list[str]) -> dict[str, Any]:
+    """`--set` as keyword arguments; values are YAML, so that 8 is a number and true a truth."""
+    import yaml
+
+    from hf_vanilla_transformer.errors import UserError
+
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise UserError(f"--set {pair}: write NAME=VALUE")
+        try:
+            options[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            options[name] = value
+    return options
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from translate import quiet
+
+    from hf_vanilla_transformer.interop.converting import convert
+
+    quiet()
+    options = options_of(arguments.options)
+    print(convert(arguments.source_format, arguments.source, arguments.output, arguments.overwrite, **options))
+
+
+if __name__ == "__main__":
+    # parsed before the package is imported: importing torch takes seconds, and --help should not
+    parsed = parse_arguments()
+
+    from hf_vanilla_transformer.errors import run_command
+
+    run_command(lambda: main(parsed))
