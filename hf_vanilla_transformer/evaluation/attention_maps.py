@@ -12,6 +12,7 @@ from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
+from .alignment import eager_attention
 from .translating import Translator
 
 #: Marks the space that a token begins with, and line breaks and tabs, which have no shape of their own.
@@ -56,7 +57,7 @@ def cross_attention(
     source_ids, target_ids = source_tokenizer(sentence)["input_ids"], target_tokenizer(translation)["input_ids"]
     # the decoder sees each token only after it has been predicted, so it reads them one place later (§3.1)
     decoder_ids = [model.config.decoder_start_token_id, *target_ids[:-1]]
-    with _eager(model):
+    with eager_attention(model):
         output = model(
             input_ids=torch.tensor([source_ids], device=model.device),
             decoder_input_ids=torch.tensor([decoder_ids], device=model.device),
@@ -160,19 +161,6 @@ def _matplotlib():
     installed = set(font_manager.get_font_names())
     with matplotlib.rc_context({"font.family": [font for font in FONTS if font in installed] or ["sans-serif"]}):
         yield Figure
-
-
-@contextmanager
-def _eager(model: PreTrainedModel):
-    """The model in evaluation mode and with the attention that gives its weights, for a while."""
-    was_training, implementation = model.training, model.config._attn_implementation
-    try:
-        model.eval()
-        model.set_attn_implementation("eager")
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
-        model.train(was_training)
 
 
 def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:

@@ -7,7 +7,15 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.evaluation.translating import BATCHES_AHEAD, EXTRA_TOKENS, Translator
+from hf_vanilla_transformer.evaluation import loading
+from hf_vanilla_transformer.evaluation.translating import (
+    BATCHES_AHEAD,
+    EXTRA_TOKENS,
+    Hypothesis,
+    Translator,
+    length_batches,
+    translated_lines,
+)
 
 SENTENCES = ["two hundred and one", "", "seven", "   ", "one million three hundred thousand", "seven", "é 中 🙂", ""]
 
@@ -85,6 +93,133 @@ def test_endless_streams_are_read_a_little_ahead(translator, batch_size, ahead):
     assert len(read) == ahead
 
 
+@pytest.mark.parametrize(("batch_size", "max_tokens"), [(1, 100), (5, 1), (5, 40), (64, 40), (64, 10_000)])
+def test_batches_hold_all_sentences_within_both_limits(batch_size, max_tokens):
+    lengths = {index + 7: (index * 37) % 50 + 1 for index in range(100)}
+    batches = list(length_batches(lengths, batch_size, max_tokens))
+    assert sorted(index for batch in batches for index in batch) == sorted(lengths)
+    sizes = [(len(batch), max(lengths[index] for index in batch)) for batch in batches]
+    assert all(count <= batch_size and (count == 1 or count * longest <= max_tokens) for count, longest in sizes)
+    ordered = [lengths[index] for batch in batches for index in batch]
+    assert ordered == sorted(ordered, reverse=True)
+    for (count, longest), following in zip(sizes, batches[1:], strict=False):  # no batch could have held one more
+        assert following and (count == batch_size or (count + 1) * longest > max_tokens)
+
+
+@pytest.mark.parametrize("budget", [1, 12, 60])
+def test_translations_do_not_depend_on_the_budget(translator, monkeypatch, budget):
+    settings = {"num_beams": 2, "max_new_tokens": 8}
+    expected = list(translator.translate(SENTENCES * 2, **settings))
+    shapes = []
+    original = translator.model.generate
+    monkeypatch.setattr(
+        translator.model, "generate", lambda **all: shapes.append(all["input_ids"].shape) or original(**all)
+    )
+    assert list(translator.translate(SENTENCES * 2, max_tokens_per_batch=budget, **settings)) == expected
+    assert all(rows == 1 or rows * longest <= budget for rows, longest in shapes)
+    assert sum(rows for rows, _ in shapes) == 2 * sum(bool(line.strip()) for line in SENTENCES)
+
+
+def test_sentence_of_two_thousand_tokens(translator):
+    line = " ".join(["seven", "two hundred and one"] * 400)
+    assert len(translator.source_tokenizer(line)["input_ids"]) >= 2000
+    first, long, last = translator.translate(["seven", line, "seven"], num_beams=2, max_new_tokens=8)
+    assert long == alone(translator.model, translator.source_tokenizer, line, num_beams=2, max_new_tokens=8)
+    assert first == last != long
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_best_translations_are_those_of_transformers(translator, batch_size):
+    settings = {"num_beams": 4, "length_penalty": 1.3, "max_new_tokens": 7, "early_stopping": True}
+    found = list(translator.translate_nbest(SENTENCES, 3, batch_size=batch_size, **settings))
+    for line, hypotheses in zip(SENTENCES, found, strict=True):
+        if not line.strip():
+            assert hypotheses == [Hypothesis("", 0.0)]
+            continue
+        output = translator.model.generate(  # its own loop, because of the scores of each step
+            input_ids=torch.tensor([translator.source_tokenizer(line)["input_ids"]]), num_return_sequences=3,
+            return_dict_in_generate=True, output_scores=True, **settings,
+        )  # fmt: skip
+        texts = translator.source_tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+        assert [one.text for one in hypotheses] == texts
+        assert [one.score for one in hypotheses] == pytest.approx(output.sequences_scores.tolist(), abs=1e-5)
+        assert hypotheses[0].alignment is None
+    best = [hypotheses[0].text for hypotheses in found]
+    assert best == list(translator.translate(SENTENCES, **settings))
+
+
+PREFIXES = ["zw", "", "x", "leer", "  a b c ", "", "abc", ""]
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_forced_words_come_first_and_the_rest_is_as_if_they_had_been_chosen(translator, batch_size):
+    tokenizer = translator.target_tokenizer
+    found = list(
+        translator.translate(SENTENCES, prefixes=PREFIXES, batch_size=batch_size, num_beams=1, max_new_tokens=5)
+    )
+    for line, prefix, text in zip(SENTENCES, PREFIXES, found, strict=True):
+        if not line.strip():
+            assert text == prefix
+            continue
+        forced = tokenizer(prefix.strip(), add_special_tokens=False)["input_ids"] if prefix else []
+        free = list(range(len(tokenizer)))
+
+        def allowed(_, words, forced=forced, free=free):
+            return [forced[len(words) - 1]] if len(words) <= len(forced) else free
+
+        ids = torch.tensor([tokenizer(line)["input_ids"]])
+        output = translator.model.generate(
+            input_ids=ids, num_beams=1, max_new_tokens=5 + len(forced), prefix_allowed_tokens_fn=allowed
+        )
+        assert text == tokenizer.decode(output[0], skip_special_tokens=True)
+        assert text.startswith(prefix.strip())
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "message"), [(["a"], "line 2 has a sentence but no prefix"), (["a"] * 3, "line 3")]
+)
+def test_each_sentence_needs_its_prefix(translator, prefixes, message):
+    with pytest.raises(UserError, match=message):
+        list(translator.translate(["seven", "seven"], prefixes=prefixes, max_new_tokens=2))
+
+
+def test_prefixes_and_learned_positions(tokenizer):
+    model = tiny_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
+    translator = Translator(model, tokenizer)
+    list(translator.translate(["seven"], prefixes=["a b c"], num_beams=1, min_new_tokens=14))
+    with pytest.raises(UserError, match="line 1: a prefix of 20 tokens, but the model has 20 positions"):
+        list(translator.translate(["seven"], prefixes=["xq" * 9 + "x"]))
+
+
+def test_ensemble_is_the_search_with_several_models(model, tokenizer):
+    other = tiny_model(tokenizer, layer_norm_eps=0.1)
+    with torch.no_grad():
+        other.lm_head.weight.copy_(other.lm_head.weight.roll(1, dims=1))
+    translator = Translator(model, tokenizer, ensemble=[other])
+    settings = {"num_beams": 2, "max_new_tokens": 6}
+    found = list(translator.translate(SENTENCES, **settings))
+    assert found == [
+        alone(model, tokenizer, line, ensemble=[other], **settings) if line.strip() else "" for line in SENTENCES
+    ]
+    assert found != list(Translator(model, tokenizer).translate(SENTENCES, **settings))
+
+
+def test_lines_of_hypotheses(translator):
+    settings = {"num_beams": 3, "max_new_tokens": 5}
+    plain = list(translated_lines(translator, SENTENCES, **settings))
+    assert plain == list(translator.translate(SENTENCES, **settings))
+    lines = list(translated_lines(translator, SENTENCES[:3], n_best=2, first_line=11, **settings))
+    fields = [line.split(" ||| ") for line in lines]
+    assert [number for number, *_ in fields] == ["10", "10", "11", "12", "12"]
+    assert [text for _, text, _ in fields][::2] == [plain[0], plain[1], plain[2]][:1] + [plain[1], fields[4][1]]
+    assert float(fields[0][2]) >= float(fields[1][2]) and fields[2] == ["11", "", "0.0000"]
+    aligned = list(translated_lines(translator, SENTENCES, alignment=True, **settings))
+    assert [line.split(" ||| ")[0] for line in aligned] == plain
+    assert all(len(line.split(" ||| ")) == 2 for line in aligned)
+    with pytest.raises(UserError, match="greedy search gives no scores"):
+        list(translated_lines(translator, ["seven"], n_best=1, num_beams=1, max_new_tokens=2))
+
+
 def test_blank_lines_never_reach_the_model(translator, monkeypatch):
     def refuse(**_):
         raise AssertionError("the model was asked")
@@ -149,6 +284,8 @@ def test_model_in_training_is_evaluated_and_trains_on(translator):
         (["seven"], {"batch_size": 0}, "batch_size: must be at least 1, not 0"),
         (["seven"], {"num_beams": -1}, "num_beams"),
         (["seven"], {"max_new_tokens": 0}, "max_new_tokens"),
+        (["seven"], {"max_tokens_per_batch": 0}, "max_tokens_per_batch: must be at least 1, not 0"),
+        (["seven"], {"num_return_sequences": 2}, "n_best of translate_nbest"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_read(translator, sentences, settings, message):
@@ -156,11 +293,22 @@ def test_wrong_arguments_are_refused_before_anything_is_read(translator, sentenc
         translator.translate(sentences, **settings)
 
 
-def test_items_that_are_no_text_and_several_translations_are_refused(translator):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_best": 0}, "n_best: must be at least 1, not 0"),
+        ({"n_best": 3, "num_beams": 2}, "n_best: 3 translations need num_beams to be at least 3; it is 2"),
+        ({"alignment": True, "alignment_layer": 2}, "alignment_layer: the model has decoder layers 1 to 1, not 2"),
+    ],
+)
+def test_wrong_numbers_of_hypotheses_and_layers_are_refused_at_once(translator, settings, message):
+    with pytest.raises(UserError, match=message):
+        translator.translate_nbest(["seven"], **settings)
+
+
+def test_items_that_are_no_text_are_refused(translator):
     with pytest.raises(UserError, match="not None"):
         list(translator.translate(["seven", None]))
-    with pytest.raises(UserError, match="num_return_sequences"):
-        list(translator.translate(["seven"], num_beams=2, num_return_sequences=2, max_new_tokens=2))
 
 
 def test_folder_with_two_tokenizers(tmp_path, tokenizer):
@@ -192,6 +340,33 @@ def test_loaded_folder_translates_like_the_model(folder, translator):
     expected = list(translator.translate(SENTENCES, max_new_tokens=6))
     assert list(loaded.translate(SENTENCES, max_new_tokens=6)) == expected
     assert Translator.from_pretrained(folder, dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
+def test_the_faster_precision_is_taken(folder, monkeypatch, faster):
+    seen = []
+
+    def seconds(model, words):
+        seen.append(model.dtype)
+        first = seen.count(model.dtype) == 1  # the one that warms up is slow for all
+        return 9.0 if first else 1.0 if model.dtype == faster else 2.0
+
+    monkeypatch.setattr(loading, "_seconds", seconds)
+    assert Translator.from_pretrained(folder, device="cpu", dtype="fastest").model.dtype == faster
+    assert seen.count(torch.float32) == seen.count(torch.bfloat16) >= 3
+
+
+def test_precision_is_really_measured(folder):
+    found = Translator.from_pretrained(folder, device="cpu", dtype="fastest")
+    assert found.model.dtype in (torch.float32, torch.bfloat16) and not found.model.training
+
+
+def test_members_of_an_ensemble_share_a_tokenizer(folder, tmp_path, tokenizer):
+    found = Translator.from_pretrained(folder, device="cpu", ensemble=[folder])
+    assert len(found.models) == 2
+    save_tokenizers(tmp_path, train_tokenizer(["another text"] * 3, 290))
+    with pytest.raises(UserError, match="its tokenizer differs"):
+        Translator.from_pretrained(folder, device="cpu", ensemble=[tmp_path])
 
 
 @pytest.mark.parametrize(

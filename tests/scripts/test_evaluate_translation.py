@@ -90,6 +90,7 @@ def test_model(run, work, model_folder):
     assert score_translations(translations, REFERENCES).items() <= results.items()
     assert results["settings"] == {
         "batch_size": 2,
+        "max_tokens_per_batch": 4096,
         "num_beams": 2,
         "max_new_tokens": 5,
         "length_penalty": "((5 + length) / 6)^0.6",

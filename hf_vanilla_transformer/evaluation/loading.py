@@ -1,0 +1,135 @@
+"""A model folder becomes a model: on a device, in a precision, and whole."""
+
+import copy
+import os
+import time
+from pathlib import Path
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+
+from ..errors import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+#: float32 or bfloat16, whichever translates faster here. ("auto" is the checkpoint's own precision in transformers.)
+FASTEST = "fastest"
+
+_TRIAL_SENTENCES, _TRIAL_WORDS, _TRIALS = 16, 16, 3
+
+
+def load_model(
+    directory: str | os.PathLike, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+) -> PreTrainedModel:
+    """Load a sequence-to-sequence model from a folder that `save_pretrained` or a training run has written.
+
+    Args:
+        directory: the folder.
+        device: such as "cpu" or "cuda:1"; None is the machine's accelerator if it has one.
+        dtype: "float32", "bfloat16", "float16", a torch dtype, or "fastest", which measures; None is the
+            checkpoint's own.
+
+    Returns:
+        The model, ready to translate.
+
+    Raises:
+        UserError: no such folder, no whole model in it, a device that is not there, an unknown dtype.
+    """
+    folder = _model_folder(directory)
+    target_device, target_dtype = _device(device), _dtype(dtype)
+    model = _from_folder(folder, target_dtype).to(target_device)
+    return model.to(faster_dtype(model)) if dtype == FASTEST else model
+
+
+def faster_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Float32 or bfloat16: the one in which a few short translations take less time.
+
+    A processor's name does not tell it: a small model loses more by conversions than it gains by narrower numbers.
+
+    Args:
+        model: in float32; it stays as it is. A copy in bfloat16 lives for a moment.
+    """
+    last = max(4, model.config.vocab_size - 1)
+    words = torch.arange(_TRIAL_SENTENCES * _TRIAL_WORDS, device=model.device) % last
+    words = words.view(_TRIAL_SENTENCES, _TRIAL_WORDS)  # (B, S)
+    models = {torch.float32: model, torch.bfloat16: copy.deepcopy(model).to(torch.bfloat16)}
+    seconds = dict.fromkeys(models, float("inf"))
+    for trial in range(1 + _TRIALS):  # the first one warms up
+        for dtype, candidate in models.items():
+            taken = _seconds(candidate, words)
+            if trial:
+                # the best of them is the least disturbed
+                seconds[dtype] = min(seconds[dtype], taken)
+    return min(models, key=lambda dtype: seconds[dtype])
+
+
+@torch.inference_mode()
+def _seconds(model: PreTrainedModel, words: torch.Tensor) -> float:
+    start = time.perf_counter()
+    output = model.generate(
+        input_ids=words,
+        attention_mask=torch.ones_like(words),
+        min_new_tokens=_TRIAL_WORDS,
+        max_new_tokens=_TRIAL_WORDS,
+    )
+    output[0, 0].item()  # waits for the device
+    return time.perf_counter() - start
+
+
+def one_line(error: Exception) -> str:
+    """What an error of a library says, short enough for a line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + " …"
+
+
+def _model_folder(directory: str | os.PathLike) -> Path:
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder}: no such folder; give the folder of a trained model "
+            "(one on the Hub is fetched by: hf download NAME --local-dir FOLDER)"
+        )
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: this folder has no config.json, so it holds no model; give a run's output_dir")
+    return folder
+
+
+def _from_folder(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
+    try:
+        model, info = AutoModelForSeq2SeqLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    # what damaged files, another kind of model or weights of another shape raise; our own faults keep their traceback
+    except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+        raise UserError(f"{folder}: cannot load the model ({one_line(error)})") from error
+    if missing := sorted(info["missing_keys"]):
+        # transformers would fill them with random numbers and only warn
+        raise UserError(
+            f"{folder}: the weights lack {len(missing)} tensors, such as {missing[0]}; save the model again"
+        )
+    return model
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    try:
+        chosen = torch.device(device or accelerator or "cpu")
+        torch.zeros(1, device=chosen).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        known = ["cpu"]
+        if accelerator:
+            known += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+        raise UserError(f"device: {str(device)!r} cannot be used here; there is {', '.join(known)}") from error
+    return chosen
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype or "auto"
+    if dtype == FASTEST:
+        return torch.float32
+    if dtype not in DTYPES:
+        raise UserError(f"dtype: {dtype!r} is none of {', '.join(DTYPES)}, {FASTEST}")
+    return DTYPES[dtype]

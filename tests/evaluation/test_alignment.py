@@ -1,0 +1,111 @@
+"""Alignments are those of Marian's own attention weights, counted in words by hand."""
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.evaluation.alignment import align, word_numbers
+from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.interop.marian import to_marian
+from tests.model_helpers import tiny_model
+
+PAIRS = [
+    ("a small dog runs", "ein kleiner Hund läuft"),
+    ("seven", "zwei  hundert 日本"),
+    ("two hundred and one , quickly", "x"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([text for pair in PAIRS for text in pair] * 3, 300)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    model = tiny_model(vocab_size=len(tokenizer), decoder_layers=3, tie_word_embeddings=False)
+    with torch.no_grad():
+        for layer in model.model.decoder.layers:
+            layer.cross_attn.q_proj.weight *= 4  # a clear best source word for each target word
+    return model
+
+
+def words_by_hand(tokenizer, text):
+    """The word of each token: the tokenizer says which characters are the token's, and spaces end words."""
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    numbers = []
+    for token, (start, end) in zip(encoded.tokens(), encoded["offset_mapping"], strict=True):
+        inside = [place for place in range(start, end) if not text[place].isspace() and token != "Ġ"]
+        numbers.append(len(text[: inside[0] + 1].split()) - 1 if inside else None)
+    return encoded["input_ids"], numbers
+
+
+@pytest.mark.parametrize("text", [text for pair in PAIRS for text in pair] + ["  a  dog 🙂🙂 ", "é \t中 e\u0301"])
+def test_words_are_what_spaces_separate(tokenizer, text):
+    ids, numbers = words_by_hand(tokenizer, text)
+    found = word_numbers(tokenizer, ids)
+    assert found == numbers
+    assert found[-1] is None  # the end of the sentence
+    assert max(number for number in found if number is not None) == len(text.split()) - 1
+
+
+def test_wide_space_ends_a_word_too(tokenizer):
+    numbers = word_numbers(tokenizer, tokenizer("日\u3000本")["input_ids"])  # each character is three tokens
+    assert numbers[1:4] == [0, 0, 0] and numbers[-4:] == [1, 1, 1, None]
+
+
+@pytest.mark.parametrize("layer", [None, 1, 3])
+def test_links_are_those_of_marians_attention(model, tokenizer, layer):
+    ids = [[tokenizer(text)["input_ids"] for text in side] for side in zip(*PAIRS, strict=True)]
+    implementation = model.config._attn_implementation
+    found = align(model.train(), tokenizer, tokenizer, *ids, layer)
+    assert model.training and model.config._attn_implementation == implementation
+    marian = to_marian(model.eval())
+    marian.set_attn_implementation("eager")
+    chosen = (layer or 2) - 1  # of three layers the last but one is the second
+    seen = set()
+    for (source, target), source_ids, target_ids, links in zip(PAIRS, *ids, found, strict=True):
+        with torch.no_grad():
+            attention = marian(
+                input_ids=torch.tensor([source_ids]),
+                decoder_input_ids=torch.tensor([[model.config.decoder_start_token_id, *target_ids[:-1]]]),
+                output_attentions=True,
+            ).cross_attentions[chosen][0]  # (H, T, S)
+        source_words, target_words = words_by_hand(tokenizer, source)[1], words_by_hand(tokenizer, target)[1]
+        expected = set()
+        for row, word in zip(attention.double().mean(dim=0).numpy(), target_words, strict=True):
+            real = {place: row[place] for place, number in enumerate(source_words) if number is not None}
+            if word is not None:
+                expected.add((source_words[max(real, key=real.get)], word))
+        assert links == sorted(expected)
+        seen |= expected
+    assert len({source for source, _ in seen}) > 2  # else anything would do
+
+
+def test_translations_are_aligned_word_by_word(model, tokenizer):
+    translator = Translator(model, tokenizer)
+    lines = [source for source, _ in PAIRS] + [""]
+    settings = {"num_beams": 3, "max_new_tokens": 6}
+    found = list(translator.translate_nbest(lines, 2, alignment=True, **settings))
+    plain = list(translator.translate_nbest(lines, 2, **settings))
+    assert [[one.text for one in some] for some in found] == [[one.text for one in some] for some in plain]
+    for line, hypotheses in zip(lines[:-1], found, strict=False):
+        for one in hypotheses:
+            assert {target for _, target in one.alignment} == set(range(len(one.text.split())))
+            assert {source for source, _ in one.alignment} <= set(range(len(line.split())))
+            assert one.pharaoh == " ".join(f"{source}-{target}" for source, target in one.alignment)
+    assert found[-1][0].alignment == [] and found[-1][0].pharaoh == ""
+    alone = [next(translator.translate_nbest([line], 2, alignment=True, **settings)) for line in lines]
+    assert [[one.alignment for one in some] for some in alone] == [[one.alignment for one in some] for some in found]
+
+
+@pytest.mark.parametrize("layer", [0, 4])
+def test_layer_that_is_not_there(model, tokenizer, layer):
+    with pytest.raises(UserError, match=f"decoder layers 1 to 3, not {layer}"):
+        align(model, tokenizer, tokenizer, [[5, 2]], [[5, 2]], layer)
+
+
+def test_other_models_are_named(model, tokenizer):
+    with pytest.raises(UserError, match="MarianMTModel"):
+        Translator(to_marian(model), tokenizer).translate_nbest(["seven"], alignment=True)
