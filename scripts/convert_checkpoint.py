@@ -14,6 +14,7 @@ from typing import Any
 
 FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
+  fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
 """
 
 

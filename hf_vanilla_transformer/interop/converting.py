@@ -18,6 +18,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 #: The module here, and its function, that reads each format.
 FORMATS = {
     "marian": ("marian", "from_marian"),
+    "fsmt": ("fsmt", "from_fsmt"),
 }
 
 

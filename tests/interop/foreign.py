@@ -70,7 +70,8 @@ def assert_same_logits(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
     source = random_ids([7, 3, 9], config.vocab_size, config.pad_token_id)
     target = random_ids([4, 8, 5], config.target_vocab_size, config.pad_token_id, seed=1)
     batch = {"input_ids": source, "attention_mask": source.ne(config.pad_token_id).long()}
-    expected = theirs(**batch, decoder_input_ids=target).logits
+    # FSMT shows a word all later ones where it has a cache
+    expected = theirs(**batch, decoder_input_ids=target, use_cache=False).logits
     actual = ours(**batch, decoder_input_ids=target).logits
     written = target.ne(config.pad_token_id)
     assert_near(actual[written], expected[written], tolerance)
