@@ -1,4 +1,4 @@
-"""Publishing a finished run: its model card."""
+"""Publishing a finished run: its model card, and the way to the Hub (`hub.publishing`)."""
 
 from .card import CardFacts, describe_hardware, versions, write_model_card
 

@@ -107,8 +107,26 @@ def write_model_card(directory: Path, facts: CardFacts) -> Path:
         OSError: it cannot be written.
     """
     directory = Path(directory)
+    card = model_card(directory, facts)
+    path = directory / "README.md"
+    part = directory / ".README.md.part"
+    try:
+        card.save(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def model_card(directory: Path, facts: CardFacts) -> ModelCard:
+    """The card of a model folder, without writing it.
+
+    Args:
+        directory: where the model, its code and its pictures lie.
+        facts: what the run measured.
+    """
     results = _results(facts)
-    card = ModelCard.from_template(
+    return ModelCard.from_template(
         _metadata(facts, results),
         template_str=TEMPLATE.read_text(encoding="utf-8") + "\n",  # jinja takes the last one away
         **_model_section(directory, facts),
@@ -121,14 +139,31 @@ def write_model_card(directory: Path, facts: CardFacts) -> Path:
         data=_data(facts),
         limits=_limits(facts),
     )
-    path = directory / "README.md"
-    part = directory / ".README.md.part"
-    try:
-        card.save(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+
+
+def card_for_repository(text: str, repo_id: str, license: str | None = None) -> str:
+    """A card in which the model has the name that it has on the Hub, so that the usage lines load it from there.
+
+    Args:
+        text: a card; only one of this package has usage lines to change.
+        repo_id: the model's name on the Hub.
+        license: as the Hub names it; None keeps what the card says.
+    """
+    usage = re.search(r'^name = "([^"\n]+)"', text, re.MULTILINE)
+    if usage is None and license is None:
+        return text
+    card = ModelCard(text, ignore_metadata_errors=True)
+    data: Any = card.data
+    if license is not None:
+        data.license = license
+    if usage is not None:
+        old, short = usage[1], repo_id.rpartition("/")[2]
+        if data.model_name is not None:
+            data.model_name = short
+        named = re.sub(rf"^# {re.escape(old)}$", lambda _: f"# {short}", card.text, count=1, flags=re.MULTILINE)
+        lines = re.compile(rf'^name = "{re.escape(old)}"', re.MULTILINE)
+        card.text = lines.sub(lambda _: f'name = "{repo_id}"', named)
+    return str(card)
 
 
 def describe_hardware() -> str:

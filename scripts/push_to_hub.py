@@ -1,0 +1,79 @@
+"""Send a model folder to the Hugging Face Hub, in one commit.
+
+  python scripts/push_to_hub.py runs/quickstart --repo-id me/numbers-en-de --dry-run
+  python scripts/push_to_hub.py runs/quickstart --repo-id me/numbers-en-de --private
+
+What goes: weights, configuration, tokenizers, the code for trust_remote_code, card, pictures and results. What stays:
+everything else, above all checkpoints, the state of the optimizer and text. Run again after a failure, it goes on
+where it stopped.
+
+Log in once with `hf auth login`, or put a token with write access into HF_TOKEN; there is no flag for it, since
+command lines end up in logs.
+"""
+
+import argparse
+import re
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that does not repeat what it was given by mistake: it may be a token."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments"):
+            message = "there is an unknown flag or a second folder; --help lists the flags (there is none for a token)"
+        super().error(re.sub(r"hf_\w+", "hf_…", message))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("folder", metavar="DIR", help="a run's output_dir, or what save_pretrained wrote")
+    parser.add_argument(
+        "--repo-id", required=True, metavar="NAME", help="name on the Hub: model or organisation/model"
+    )
+    parser.add_argument("--private", action="store_true", help="make the new repository private")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would go and what stays; ask the Hub nothing"
+    )
+    parser.add_argument("--max-shard-size", metavar="SIZE", help="larger weights go in shards of this size, as 5GB")
+    parser.add_argument("--revision", "--branch", metavar="BRANCH", help="branch, made if there is none")
+    parser.add_argument("--commit-message", default="Upload model", metavar="TEXT", help="(default: Upload model)")
+    parser.add_argument("--license", metavar="ID", help="the model's license for the card, as apache-2.0")
+    parser.add_argument("--base-model", metavar="NAME", help="of an adapter: the name on the Hub of what it adapts")
+    parser.add_argument(
+        "--include", nargs="+", default=[], metavar="FILE", help="more files to send, by their paths in DIR"
+    )
+    return parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.hub.publishing import prepared_files, publish
+
+    choices = {name: getattr(arguments, name) for name in ("include", "max_shard_size", "license", "base_model")}
+    if arguments.dry_run:
+        with prepared_files(arguments.folder, arguments.repo_id, **choices) as files:
+            sizes = files.sizes()
+        print(f"to {arguments.repo_id}:")
+        for name, size in sizes.items():
+            print(f"  {size:>15,}  {name}")
+        print(f"  {sum(sizes.values()):>15,}  bytes in {len(sizes)} files")
+        print("stays here:", ", ".join(files.left) or "nothing")
+        return
+    commit = publish(
+        arguments.folder,
+        arguments.repo_id,
+        private=True if arguments.private else None,
+        revision=arguments.revision,
+        commit_message=arguments.commit_message,
+        **choices,
+    )
+    print(commit)
+
+
+if __name__ == "__main__":
+    # parsed before the package is imported: importing torch takes seconds, and --help should not
+    parsed = parse_arguments()
+
+    from hf_vanilla_transformer.errors import run_command
+
+    run_command(lambda: main(parsed))

@@ -1,0 +1,414 @@
+"""Publishing with the real client to a Hub on loopback: one commit of the right files, whatever the network does."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.hub.publishing import prepared_files, publish
+from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
+from tests.hub.conftest import PRIVATE
+from tests.hub.loopback_hub import TOKEN
+from tests.model_helpers import tiny_model
+
+CODE = {path.name for path in Path("hf_vanilla_transformer").resolve().glob("*_vanilla_transformer.py")}
+PUBLIC = CODE | {
+    *("config.json", "generation_config.json", "model.safetensors", "README.md", "curve.png", "all_results.json"),
+    *("tokenizer.json", "tokenizer_config.json"),
+    *("target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"),
+}
+
+
+def copy_of(folder: Path, where: Path) -> Path:
+    return Path(shutil.copytree(folder, where / "copy"))
+
+
+def written(files: dict[str, bytes], where: Path) -> Path:
+    """A repository's files as a folder."""
+    for name, content in files.items():
+        (where / name).parent.mkdir(parents=True, exist_ok=True)
+        (where / name).write_bytes(content)
+    return where
+
+
+def test_one_commit_holds_the_whole_model_and_nothing_else(hub, saved) -> None:
+    before = {path: path.read_bytes() for path in saved.folder.rglob("*") if path.is_file()}
+    address = publish(saved.folder, "translator", commit_message="First words")
+    commits = hub.repositories["me/translator"].branches["main"]
+    assert [commit.message for commit in commits] == ["initial commit", "First words"]
+    assert address == f"{hub.endpoint}/me/translator/commit/{commits[-1].oid}"
+    assert commits[-1].files.keys() == PUBLIC | {".gitattributes"}
+    assert not hub.repositories["me/translator"].private
+    changed = {"README.md", "config.json", "pipeline_vanilla_transformer.py"}
+    for name in PUBLIC - changed:
+        assert commits[-1].files[name] == (saved.folder / name).read_bytes(), name
+    assert {path: path.read_bytes() for path in saved.folder.rglob("*") if path.is_file()} == before
+
+
+def test_what_stays_is_told(saved) -> None:
+    with prepared_files(saved.folder, "me/x") as files:
+        sizes, left = files.sizes(), files.left
+    assert sizes.keys() == PUBLIC and sizes["curve.png"] == len(b"a picture")
+    whole = {"checkpoint-5/", "runs/", "notes/", ".git/"}
+    assert set(left) == whole | {name for name in PRIVATE if not name.startswith(tuple(whole))}
+
+
+def test_a_named_file_goes_too(hub, saved) -> None:
+    publish(saved.folder, "x", include=["trainer_state.json", "notes/README.md"])
+    assert hub.files("me/x").keys() == PUBLIC | {".gitattributes", "trainer_state.json", "notes/README.md"}
+
+
+@pytest.mark.parametrize("name", ["nowhere.txt", "*", "../saved", "/etc/passwd", "checkpoint-5"])
+def test_only_a_file_of_the_folder_can_be_named(saved, name) -> None:
+    with pytest.raises(UserError, match="no such file"), prepared_files(saved.folder, "me/x", include=[name]):
+        pass
+
+
+def test_the_card_has_the_name_that_the_hub_gave(hub, saved) -> None:
+    publish(saved.folder, "translator", license="apache-2.0")
+    text = hub.files("me/translator")["README.md"].decode()
+    card = ModelCard(text)
+    assert card.data.model_name == "translator" and card.data.license == "apache-2.0"
+    assert card.data.eval_results[0].metric_value == 12.3
+    assert re.findall(r'^name = "(.*?)"', text, re.MULTILINE) == ["me/translator"] * 2
+    assert "\n# translator\n" in text and '"run"' not in text
+
+
+def test_a_foreign_card_stays_as_it_is_and_a_missing_one_is_made(hub, saved, tmp_path) -> None:
+    folder = copy_of(saved.folder, tmp_path)
+    (folder / "README.md").write_text("# Mine\n\nno front matter\n", encoding="utf-8")
+    publish(folder, "foreign")
+    assert hub.files("me/foreign")["README.md"] == (folder / "README.md").read_bytes()
+    (folder / "README.md").unlink()
+    publish(folder, "missing")
+    card = ModelCard(hub.files("me/missing")["README.md"].decode())
+    assert card.data.pipeline_tag == "translation" and 'name = "me/missing"' in card.text
+
+
+# Where the network or the Hub says no
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "waited"),
+    [
+        ("create", (429, {"Retry-After": "7"}), 7),
+        ("create", (503, {}), 1),
+        ("info", (503, {"Retry-After": "2"}), 2),
+        ("yaml", (502, {}), 1),
+        ("commit", (500, {}), 1),
+        ("commit", "lost", 1),
+        ("preupload", (429, {"Retry-After": "7"}), 8),  # the client itself waits a second more
+        ("batch", (502, {}), 1),
+        ("put", (500, {}), 1),
+        ("put", "cut", 1),
+        ("put", "lost", 1),
+    ],
+)
+def test_a_busy_hub_and_a_cut_connection_are_waited_out(hub, saved, kind, fault, waited) -> None:
+    hub.faults[kind] = [fault]
+    publish(saved.folder, "x")
+    assert hub.faults[kind] == [] and hub.slept == [waited]
+    (_, commit) = hub.repositories["me/x"].branches["main"]  # one, even where its answer was lost
+    assert commit.files.keys() >= PUBLIC
+    assert commit.files["model.safetensors"] == (saved.folder / "model.safetensors").read_bytes()
+
+
+def test_a_hub_that_stays_busy_is_left_with_one_line(hub, saved) -> None:
+    hub.faults["commit"] = [(503, {})] * 9
+    with pytest.raises(UserError, match=r"^the Hub is busy \(503: as ordered\).*goes on where it stopped$"):
+        publish(saved.folder, "x")
+    assert len(hub.slept) == 5
+
+
+def test_a_cut_upload_goes_on_where_it_stopped(hub, saved) -> None:
+    hub.faults["put"] = [(400, {})]
+    with pytest.raises(UserError, match="refused.*400"):
+        publish(saved.folder, "x", max_shard_size="20KB")
+    arrived = len(hub.objects)
+    assert arrived > 0 and len(hub.repositories["me/x"].branches["main"]) == 1
+    before = hub.count("put")
+    publish(saved.folder, "x", max_shard_size="20KB")
+    assert hub.count("put") - before == len(hub.objects) - arrived
+    assert len(hub.repositories["me/x"].branches["main"]) == 2
+
+
+def test_an_unknown_token_and_missing_rights_are_one_line(hub, saved, monkeypatch) -> None:
+    with pytest.raises(UserError, match=r"^the token may not write to google/x: .*\(403: You don't have the rights"):
+        publish(saved.folder, "google/x")
+    hub.faults["commit"] = [(403, {})]
+    with pytest.raises(UserError, match="^the token may not write to x: "):
+        publish(saved.folder, "x")
+    other = "hf_" + "unknownTOKEN" * 3
+    monkeypatch.setenv("HF_TOKEN", other)
+    with pytest.raises(UserError, match=r"^the Hub does not know the token: run `hf auth login`") as raised:
+        publish(saved.folder, "y")
+    assert other not in str(raised.value) and "\n" not in str(raised.value)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UserError, match="^the Hub does not know the token"):
+        publish(saved.folder, "y")
+    assert "me/y" not in hub.repositories
+
+
+def test_offline_and_out_of_reach_are_one_line(hub, saved, monkeypatch) -> None:
+    constants = sys.modules["huggingface_hub.constants"]
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="^the connection to http://127.0.0.1:9 failed"):
+        publish(saved.folder, "x")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="^HF_HUB_OFFLINE is set"):
+        publish(saved.folder, "x")
+
+
+# A repository that is there already
+
+
+def test_parts_of_an_older_model_go_and_other_files_stay(hub, saved, tmp_path) -> None:
+    publish(saved.folder, "x")
+    hub.files("me/x")["samples.txt"] = b"somebody's"
+    folder = copy_of(saved.folder, tmp_path)
+    shutil.rmtree(folder / "target_tokenizer")
+    publish(folder, "me/x", max_shard_size="20KB")
+    last = hub.repositories["me/x"].branches["main"][-1]
+    gone = {"model.safetensors", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
+    assert set(last.deleted) == gone
+    assert last.files["samples.txt"] == b"somebody's"
+    # the card and what has not changed are not sent again
+    assert {name for name in last.changed if not name.startswith("model")} == set()
+
+
+def test_the_same_model_again_is_no_commit(hub, saved) -> None:
+    first = publish(saved.folder, "x")
+    assert publish(saved.folder, "x") == first
+    assert len(hub.repositories["me/x"].branches["main"]) == 2
+
+
+def test_a_branch_is_made_and_the_default_one_left_alone(hub, saved) -> None:
+    for _ in range(2):
+        publish(saved.folder, "x", revision="v2")
+    assert hub.files("me/x", "v2").keys() >= PUBLIC
+    assert hub.files("me/x").keys() == {".gitattributes"}
+
+
+def test_private_is_private(hub, saved) -> None:
+    publish(saved.folder, "secret", private=True)
+    assert hub.repositories["me/secret"].private
+    publish(saved.folder, "secret", private=True)
+    hub.make("me/open")
+    with pytest.raises(UserError, match="^me/open is there already and public"):
+        publish(saved.folder, "open", private=True)
+    assert hub.files("me/open").keys() == {".gitattributes"}
+
+
+# Folders that are refused before the Hub is asked
+
+
+def damage_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def link(name: str, target: str):
+    def make(folder: Path) -> None:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
+    return make
+
+
+def write(name: str, text: str):
+    return lambda folder: (folder / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (link("LICENSE", "/etc/passwd"), "LICENSE is a link to /etc/passwd"),
+        (link("README.md", "../../outside.md"), "README.md is a link to"),
+        (link("target_tokenizer", "/etc"), "is a link to /etc"),
+        (link("model.safetensors", "missing"), "is no file"),
+        (damage_weights, "model.safetensors is damaged"),
+        (write("config.json", "{"), "config.json is damaged"),
+        (write("README.md", f"see {TOKEN}"), "README.md holds what looks like an access token"),
+        (lambda folder: (folder / "layers_vanilla_transformer.py").unlink(), "lacks layers_vanilla_transformer.py"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no model"),
+        (lambda folder: (folder / "config.json").unlink(), "holds no model"),
+    ],
+)
+def test_a_folder_that_cannot_be_published_is_refused_at_once(hub, saved, tmp_path, change, message) -> None:
+    folder = copy_of(saved.folder, tmp_path)
+    change(folder)
+    with pytest.raises(UserError, match=re.escape(message)) as raised:
+        publish(folder, "x")
+    assert hub.requests == [] and "\n" not in str(raised.value) and TOKEN not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"repo_id": "a/b/c"}, "repo_id='a/b/c' is no name for the Hub"),
+        ({"repo_id": "https://huggingface.co/me/x"}, "is no name for the Hub"),
+        ({"max_shard_size": "much"}, "max_shard_size='much' is no size"),
+        ({"folder": "/nowhere"}, "/nowhere: no such folder"),
+    ],
+)
+def test_arguments_that_cannot_be(hub, saved, changes, message) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        publish(**{"folder": saved.folder, "repo_id": "x", **changes})
+    assert hub.requests == []
+
+
+# Shards
+
+
+def test_large_weights_go_in_shards_that_load(hub, saved, tmp_path) -> None:
+    publish(saved.folder, "x", max_shard_size="20KB")
+    files = hub.files("me/x")
+    shards = sorted(name for name in files if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name))
+    assert len(shards) > 1 and "model.safetensors" not in files
+    index = json.loads(files["model.safetensors.index.json"])
+    assert set(index["weight_map"].values()) == set(shards)
+    folder = written(files, tmp_path / "downloaded")
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
+    assert all(tensor.equal(loaded[name]) for name, tensor in saved.model.state_dict().items())
+    # a folder that has shards is sent as it is; one that misses a shard is not sent
+    publish(folder, "again")
+    assert {name for name in hub.files("me/again") if name.startswith("model-")} == set(shards)
+    (folder / shards[0]).unlink()
+    with pytest.raises(UserError, match=f"lacks {shards[0]}"):
+        publish(folder, "again")
+
+
+# What comes back
+
+STRANGER = """
+import json
+import sys
+
+
+class Nobody:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hf_vanilla_transformer":
+            raise ModuleNotFoundError("not installed here", name=name)
+
+
+sys.meta_path.insert(0, Nobody())
+
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+name, sentences = "me/translator", json.loads(sys.argv[1])
+model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True)
+source = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+target = AutoTokenizer.from_pretrained(name, subfolder="target_tokenizer")
+ids = model.generate(**source(sentences, padding=True, return_tensors="pt"))
+translate = pipeline(model=name, trust_remote_code=True, device="cpu")
+print(json.dumps({
+    "ids": ids.tolist(),
+    "texts": target.batch_decode(ids, skip_special_tokens=True),
+    "pipeline": translate(sentences, batch_size=3),
+}))
+"""
+
+
+def test_a_stranger_downloads_it_and_gets_the_same_translations(hub, saved, tmp_path) -> None:
+    publish(saved.folder, "translator")
+    sentences = ["one two", "three", "two one three"]
+    (tmp_path / "stranger.py").write_text(STRANGER, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1"}
+    # -I: neither the working directory nor PYTHONPATH
+    command = [sys.executable, "-I", "stranger.py", json.dumps(sentences)]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    batch = saved.source(sentences, padding=True, return_tensors="pt")
+    ids = saved.model.generate(**batch)
+    assert found["ids"] == ids.tolist()
+    assert found["texts"] == saved.target.batch_decode(ids, skip_special_tokens=True)
+    assert [each["translation_text"] for each in found["pipeline"]] == found["texts"]
+    assert len(set(found["texts"])) > 1 and hub.count("resolve") > 0
+
+
+def test_transformers_own_push_sends_a_model_that_loads(hub, saved, tmp_path) -> None:
+    # `model.push_to_hub` and `tokenizer.push_to_hub`: one commit each, and no card of ours
+    saved.model.push_to_hub("own")
+    saved.source.push_to_hub("own")
+    files = hub.files("me/own")
+    assert files.keys() >= {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json"}
+    assert files.keys() & PRIVATE.keys() == set()
+    folder = written(files, tmp_path / "downloaded")
+    batch = saved.source(["one two"], return_tensors="pt")
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    assert loaded.generate(**batch).equal(saved.model.generate(**batch))
+
+
+# Adapters
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """LoRA of the two projections of the paper that adapters usually take, as peft saves it."""
+    peft = pytest.importorskip("peft", reason="PEFT is not installed; it comes with the extra 'dev'")
+    base = tmp_path / "base"
+    tiny_model().save_pretrained(base)
+    model = AutoModelForSeq2SeqLM.from_pretrained(base)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_()
+    adapted.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter", base, adapted.eval()
+
+
+def test_an_adapter_goes_alone_and_comes_back_the_same(hub, adapter, tmp_path) -> None:
+    folder, base, adapted = adapter
+    with pytest.raises(UserError, match="names its base model .*which nobody else has"):
+        publish(folder, "adapter")
+    publish(folder, "adapter", base_model="me/base")
+    files = hub.files("me/adapter")
+    assert files.keys() == {".gitattributes", "README.md", "adapter_config.json", "adapter_model.safetensors"}
+    config = json.loads(files["adapter_config.json"])
+    assert config["base_model_name_or_path"] == "me/base"
+    assert set(config["target_modules"]) == {"q_proj", "v_proj"}
+    assert not any(str(tmp_path).encode() in content for content in files.values())
+
+    peft = pytest.importorskip("peft")
+    downloaded = written(files, tmp_path / "downloaded")
+    again = peft.PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(base), downloaded).eval()
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "decoder_input_ids": torch.tensor([[0, 8, 9]])}
+    with torch.no_grad():
+        logits = again(**batch).logits
+        assert logits.equal(adapted(**batch).logits)
+        assert not logits.allclose(AutoModelForSeq2SeqLM.from_pretrained(base).eval()(**batch).logits, atol=1e-3)
+
+
+def test_the_pipeline_is_written_as_transformers_writes_it(saved, tmp_path) -> None:
+    pipe = TranslationPipeline(saved.model, saved.source, target_tokenizer=saved.target, device="cpu")
+    pipe.save_pretrained(tmp_path)
+    with prepared_files(saved.folder, "me/x") as files:
+        ours = json.loads(files.chosen["config.json"])
+        code = files.chosen["pipeline_vanilla_transformer.py"]
+    assert json.loads((tmp_path / "config.json").read_text())["custom_pipelines"] == ours["custom_pipelines"]
+    assert (tmp_path / "pipeline_vanilla_transformer.py").read_bytes() == code
+    assert AutoTokenizer.from_pretrained(tmp_path / "target_tokenizer").get_vocab() == saved.target.get_vocab()
+
+
+def test_weights_that_are_no_model_of_ours_go_without_our_pipeline(hub, saved, tmp_path) -> None:
+    folder = tmp_path / "classifier"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}), encoding="utf-8")
+    save_file({"weight": torch.ones(2)}, folder / "model.safetensors")
+    publish(folder, "bert")
+    assert hub.files("me/bert").keys() == {".gitattributes", "README.md", "config.json", "model.safetensors"}
+    assert load_file(written(hub.files("me/bert"), tmp_path / "x") / "model.safetensors")["weight"].tolist() == [1, 1]

@@ -1,0 +1,87 @@
+"""`scripts/push_to_hub.py`: it shows, it sends, and it says nothing of tokens."""
+
+import os
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+from tests.hub import conftest as publishing
+from tests.hub.conftest import PRIVATE
+from tests.hub.loopback_hub import TOKEN
+
+hub, saved = publishing.hub, publishing.saved  # the fixtures
+
+
+@pytest.fixture
+def push(repository, monkeypatch, capfd):
+    """Run the script in this process; give its exit status, its standard output and its standard error."""
+
+    def push(*arguments):
+        monkeypatch.setattr(sys, "argv", ["push_to_hub.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(str(repository / "scripts" / "push_to_hub.py"), run_name="__main__")
+        return leaving.value.code, *capfd.readouterr()
+
+    return push
+
+
+def test_a_dry_run_shows_each_file_and_what_stays_and_asks_nothing(push, hub, saved):
+    status, printed, errors = push(saved.folder, "--repo-id", "me/x", "--dry-run")
+    assert status == 0 and errors == "" and hub.requests == []
+    lines = printed.splitlines()
+    sizes = {line.split()[1]: int(line.split()[0].replace(",", "")) for line in lines[1:-2]}
+    assert sizes["model.safetensors"] == (saved.folder / "model.safetensors").stat().st_size
+    assert {"config.json", "README.md", "modeling_vanilla_transformer.py"} < sizes.keys()
+    assert lines[-2].split()[0].replace(",", "") == str(sum(sizes.values()))
+    stays = lines[-1].removeprefix("stays here: ").split(", ")
+    assert {"optimizer.pt", "train.en", ".env", "checkpoint-5/"} <= set(stays)
+    assert not sizes.keys() & PRIVATE.keys()
+
+
+def test_it_sends_the_folder_and_prints_the_commit(push, hub, saved, caplog):
+    flags = ["--private", "--branch", "v2", "--commit-message", "Second words", "--max-shard-size", "20KB"]
+    status, printed, errors = push(saved.folder, "--repo-id", "x", *flags, "--include", "train.en", "--license", "mit")
+    assert status == 0, errors
+    repository = hub.repositories["me/x"]
+    commit = repository.branches["v2"][-1]
+    assert printed.strip() == f"{hub.endpoint}/me/x/commit/{commit.oid}"
+    assert repository.private and commit.message == "Second words"
+    assert {"train.en", "model.safetensors.index.json"} <= commit.files.keys()
+    assert "license: mit" in commit.files["README.md"].decode()
+    said = printed + errors + caplog.text
+    assert TOKEN not in said and not any(TOKEN.encode() in content for content in commit.files.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [((401, {}), "the Hub does not know the token"), ((403, {}), "the token may not write"), (None, "holds no model")],
+)
+def test_an_error_is_one_line(push, hub, saved, tmp_path, fault, message):
+    folder = saved.folder
+    if fault is None:
+        folder = tmp_path
+    else:
+        hub.faults["create"] = [fault]
+    status, printed, errors = push(folder, "--repo-id", "x")
+    assert status == 2 and printed == ""
+    assert errors.count("\n") == 1 and errors.startswith("error: ") and message in errors
+
+
+def test_a_token_given_by_mistake_is_not_repeated(push, hub, saved):
+    for wrong in (["--token", TOKEN], [f"--token={TOKEN}"], [TOKEN], [f"--private={TOKEN}"]):
+        status, printed, errors = push(saved.folder, "--repo-id", "x", *wrong)
+        assert status == 2 and TOKEN not in printed + errors
+    assert hub.requests == []
+
+
+@pytest.mark.slow  # a process of its own, which must import torch
+def test_a_process_finds_the_hub_by_its_environment(hub, saved, repository, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, repository / "scripts" / "push_to_hub.py", saved.folder, "--repo-id", "x"]
+    run = subprocess.run(command, env=environment | {"HF_TOKEN": TOKEN}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "me/x/commit/" in run.stdout and "model.safetensors" in hub.files("me/x")
+    assert TOKEN not in run.stdout + run.stderr
