@@ -3,8 +3,8 @@
 `VanillaTransformerForConditionalGeneration.generate` comes here for greedy and beam search; everything else that
 `generate` can do is done by transformers' own loops.
 
-Shapes: B sentences still open, K beams, T words written so far, N = K · T entries in the cache, S source length,
-V target vocabulary, R hypotheses wanted of each sentence.
+Shapes: B sentences still open, K beams, T words written so far, S source length, V target vocabulary, R hypotheses
+wanted of each sentence.
 """
 
 import math
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import (
     GenerateBeamEncoderDecoderOutput,
     GenerateEncoderDecoderOutput,
@@ -24,10 +23,10 @@ from transformers.generation import (
     LogitsProcessorList,
 )
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .decoding_vanilla_transformer import BeamPlaces, Reader, reader_for
 
 BEAMS, ALPHA = 4, 0.6
 MAX_LENGTH_OVER_SOURCE = 50  # tokens
@@ -40,6 +39,7 @@ _FINISHED_SHARE = 0.2
 
 _NOTHING = -1  # where a hypothesis has no word
 _BLOCK = 64  # numbers, in `_largest`
+_NUMBERS_AT_ONCE = 2**18  # a megabyte, in `likeliest`
 
 # What `search_for` understands among the arguments of `generate` and the fields of its configuration. With anything
 # else that is switched on, transformers' own loop runs.
@@ -213,16 +213,17 @@ def beam_search(
     beams = generation_config.num_beams
     mask = model_kwargs.get("attention_mask")
     mask = None if mask is None else mask[::beams]
-    readers = [_Reader(model, model_kwargs["encoder_outputs"][0][::beams], mask)]
+    source = model_kwargs["encoder_outputs"][0][::beams]
+    readers = [reader_for(model, source, mask)]
     for member in ensemble:
         if member.config.target_vocab_size != model.config.target_vocab_size:
             raise ValueError(
                 f"ensemble: a model with {member.config.target_vocab_size} target words beside one with "
                 f"{model.config.target_vocab_size}; they need the same tokenizer"
             )
-        readers.append(_Reader(member, member.get_encoder()(inputs_tensor, mask).last_hidden_state, mask))
+        readers.append(reader_for(member, member.get_encoder()(inputs_tensor, mask).last_hidden_state, mask))
     # where the source is, since a model that waits on a disk is nowhere
-    prefix = input_ids[::beams].to(readers[0].source.device)
+    prefix = input_ids[::beams].to(source.device)
     search = _Search(readers, prefix, logits_processor, generation_config, score)
     words, scores = search.run()  # (B, R, T), (B, R)
     words = words.flatten(0, 1)
@@ -233,104 +234,19 @@ def beam_search(
     return GenerateBeamEncoderDecoderOutput(sequences=words, sequences_scores=scores.flatten())
 
 
-# The models
-
-
-class GrowingLayer(DynamicLayer):
-    """Keys and values of one layer, each written once, into a buffer that doubles when it is full.
-
-    The beams of a sentence are places of one sequence: (B, H, N, ·) holds the entries of all beams, in the order in
-    which they were written, and a mask says which of them belong to a beam's own past. So nothing is moved when a
-    beam dies and another takes its place.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.buffers: list[Tensor] = []
-        self.length = 0
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append (B, H, n, ·) keys and values; all of them, (B, H, N + n, ·), come back."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.buffers = [states[:, :, :0] for states in (key_states, value_states)]
-        start, self.length = self.length, self.length + key_states.shape[2]
-        if self.length > self.buffers[0].shape[2]:
-            more = max(self.length, 16 * key_states.shape[2])  # places
-            self.buffers = [F.pad(buffer, (0, 0, 0, more)) for buffer in self.buffers]
-        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start : self.length] = states
-        self._show()
-        return self.keys, self.values
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these sentences."""
-        self.buffers = [buffer[rows] for buffer in self.buffers]
-        self._show()
-
-    def _show(self) -> None:
-        self.keys, self.values = (buffer[:, :, : self.length] for buffer in self.buffers)
-
-
-class _Reader:
-    """A model, what its encoder made of the open sentences (B, S, D), and its cache."""
-
-    def __init__(self, model: PreTrainedModel, source: Tensor, source_mask: Tensor | None):
-        self.model, self.source = model, source
-        self.source_mask = None
-        if source_mask is not None and not bool(source_mask.all()):
-            self.source_mask = self.added(source_mask.to(source.device)[:, None, None].bool())  # (B, 1, 1, S)
-        self.cache = EncoderDecoderCache(Cache(layer_class_to_replicate=GrowingLayer), DynamicCache())
-
-    def added(self, shown: Tensor) -> Tensor:
-        """What is added to the scores of an attention: 0 for what it is shown, else the lowest number."""
-        lowest = torch.finfo(self.source.dtype).min
-        return torch.zeros_like(shown, dtype=self.source.dtype).masked_fill_(~shown, lowest)
-
-    def read(self, words: Tensor, seen: Tensor | None = None, position: int | None = None) -> Tensor:
-        """Logits (B, K, V) after the next word (B, K) of each beam, or after each word of a prefix (B, P).
-
-        Args:
-            seen: (B, K, N + K), which entries of the cache, these words' own included, belong to each beam; None
-                for a prefix, where every word sees those before it.
-            position: of these words in their sentences.
-        """
-        output = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=self.source),
-            attention_mask=self.source_mask,
-            decoder_input_ids=words,
-            decoder_attention_mask=None if seen is None else self.added(seen)[:, None],
-            decoder_position_ids=None if position is None else words.new_full((1, 1), position),
-            past_key_values=self.cache,
-            use_cache=True,
-            return_dict=True,
-        )
-        return output.logits.float()
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these sentences only."""
-        self.source = self.source[rows]
-        if self.source_mask is not None:
-            self.source_mask = self.source_mask[rows]
-        for layer in self.cache.self_attention_cache.layers:
-            layer.select(rows)
-        for layer in self.cache.cross_attention_cache.layers:
-            layer.batch_select_indices(rows)
-
-
 # The search
 
 
 class _Search:
     """The hypotheses of all sentences that are still open.
 
-    `words` (B, K, T) and `log_p` (B, K) are the running ones, the best first; `seen` (B, K, N) says which entries
-    of the caches are a beam's own past; `ended_words` and `ended_scores` hold the K best that have come to an end.
+    `words` (B, K, T) and `log_p` (B, K) are the running ones, the best first; `pasts` says where in the caches their
+    pasts stand; `ended_words` and `ended_scores` hold the K best that have come to an end.
     """
 
     def __init__(
         self,
-        readers: Sequence[_Reader],
+        readers: Sequence[Reader],
         prefix: Tensor,
         processors: LogitsProcessorList,
         settings: GenerationConfig,
@@ -347,14 +263,11 @@ class _Search:
 
         batch, self.prefix_length = prefix.shape  # B, P
         self.longest = settings.max_length
-        # Only one beam has begun. But processors may count rows, and a tiny vocabulary has not K words to go on with.
-        vocabulary = readers[0].model.config.target_vocab_size
-        first = self.beams if processors or vocabulary < self.candidates else 1
         device = prefix.device
-        self.words = prefix[:, None].expand(-1, first, -1)  # (B, K, P)
-        self.log_p = torch.zeros(batch, first, device=device)
-        self.log_p[:, 1:] = -1e9
-        self.seen = torch.ones(batch, first, self.prefix_length, dtype=torch.bool, device=device)  # (B, K, N)
+        self.words = prefix[:, None].expand(-1, self.beams, -1)  # (B, K, P)
+        self.log_p = torch.zeros(batch, self.beams, device=device)
+        self.log_p[:, 1:] = -1e9  # only one has begun
+        self.pasts = BeamPlaces(batch, self.prefix_length, device)
         self.ended_words = prefix.new_full((batch, self.beams, self.longest), _NOTHING)
         self.ended_scores = self.log_p.new_full((batch, self.beams), -torch.inf)
 
@@ -366,29 +279,25 @@ class _Search:
     def run(self) -> tuple[Tensor, Tensor]:
         """The best words (B, R, T), padded behind their ends, and their scores (B, R)."""
         prefix = self.words[:, 0]  # (B, P)
-        logits = self.read(prefix)[:, -1:].expand(-1, self.words.shape[1], -1)  # (B, K, V)
+        logits = self.mean([reader.read_prefix(prefix) for reader in self.readers])  # (B, 1, V)
+        logits = logits.expand(-1, self.beams, -1)  # (B, K, V)
+        self.pasts.spread(self.beams)
         while True:
             parents, words = self.advance(logits)  # (B, K) each
             if not len(self.rows):
                 break
-            logits = self.read(words, self.own_past(parents), self.words.shape[2] - 1)
+            places, position = self.pasts.append(parents), self.words.shape[2] - 1
+            logits = self.mean([reader.read(words, places, self.pasts.seen, position) for reader in self.readers])
         longest = int(self.best_words.ne(_NOTHING).sum(dim=2).max())
         words = self.best_words[:, :, :longest]
         return words.masked_fill(words == _NOTHING, self.pad), self.best_scores
 
-    def read(self, *args: Any) -> Tensor:
-        """`_Reader.read`; of an ensemble, the logarithm of the mean of their probabilities."""
-        logits = [reader.read(*args) for reader in self.readers]
+    def mean(self, logits: list[Tensor]) -> Tensor:
+        """Of an ensemble (B, K, V), the logarithm of the mean of their probabilities."""
         if len(logits) == 1:
             return logits[0]
-        return torch.stack(logits).log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(logits))
-
-    def own_past(self, parents: Tensor) -> Tensor:
-        """(B, K, N + K): each beam sees what its parent saw, and its own new word."""
-        past = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))  # (B, K, N)
-        own = torch.eye(self.beams, dtype=torch.bool, device=past.device)
-        self.seen = torch.cat([past, own.expand(len(past), -1, -1)], dim=2)
-        return self.seen
+        log_p = torch.stack([each.float() for each in logits]).log_softmax(dim=-1)
+        return log_p.logsumexp(dim=0) - math.log(len(logits))
 
     def advance(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the next words; the parents and the new words (B, K) of the beams that go on."""
@@ -419,12 +328,11 @@ class _Search:
         each = min(self.candidates, logits.shape[2])
         if self.processors:
             # transformers shows them logits in a greedy search, log-probabilities in a beam search
-            scores = logits if self.beams == 1 else logits.log_softmax(dim=-1)
+            scores = logits.float() if self.beams == 1 else logits.float().log_softmax(dim=-1)
             scores = self.processors(self.words.flatten(0, 1), scores.flatten(0, 1)).unflatten(0, logits.shape[:2])
             values, words = scores.topk(each, dim=2)
         else:
-            values, words = _largest(logits, each)  # (B, K, 2 K)
-            values = values - logits.logsumexp(dim=2, keepdim=True)
+            values, words = likeliest(logits, each, normalised=self.beams > 1)  # (B, K, 2 K)
         total, words = (values + self.log_p[..., None]).flatten(1), words.flatten(1)  # (B, K · 2 K)
         missing = max(0, self.candidates - total.shape[1])  # in a vocabulary of one word
         total, words = F.pad(total, (0, missing), value=-2e9), F.pad(words, (0, missing))
@@ -457,11 +365,35 @@ class _Search:
         kept = self.open.nonzero().squeeze(1)
         if len(kept) > (1 - _FINISHED_SHARE) * len(self.rows):
             return None
-        for name in ("rows", "open", "words", "log_p", "seen", "ended_words", "ended_scores"):
+        for name in ("rows", "open", "words", "log_p", "ended_words", "ended_scores"):
             setattr(self, name, getattr(self, name)[kept])
-        for reader in self.readers:
-            reader.keep(kept)
+        for holder in (self.pasts, *self.readers):
+            holder.select(kept)
         return kept
+
+
+def likeliest(logits: Tensor, count: int, normalised: bool = True) -> tuple[Tensor, Tensor]:
+    """The words with the highest log-probabilities, (…, count) each, of logits (…, V).
+
+    A row's likeliest words are those with the largest logits, so only they need the logarithm of the sum.
+
+    Args:
+        normalised: otherwise the logits themselves come back, whose order is the same.
+    """
+    rows = logits.flatten(0, -2)
+    # On a CPU some rows at a time, which then stay in its cache.
+    some = max(1, _NUMBERS_AT_ONCE // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
+    found = [_likeliest(part.float(), count, normalised) for part in rows.split(some)]
+    values, words = (torch.cat(parts).unflatten(0, logits.shape[:-1]) for parts in zip(*found, strict=True))
+    return values, words
+
+
+def _likeliest(logits: Tensor, count: int, normalised: bool) -> tuple[Tensor, Tensor]:
+    values, words = _largest(logits, count)
+    if normalised:
+        top = values[:, :1]
+        values = values - top - (logits - top).exp_().sum(dim=-1, keepdim=True).log_()
+    return values, words
 
 
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

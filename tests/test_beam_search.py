@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.generation_vanilla_transformer import GrowingLayer, Score, _largest
+from hf_vanilla_transformer.generation_vanilla_transformer import Score, _largest
 from tests.model_helpers import EOS, FIRST_WORD, PAD, START, assert_near, padded, sentences, tiny_model
 
 Translator = VanillaTransformerForConditionalGeneration
@@ -343,41 +343,12 @@ def test_what_is_not_covered_goes_to_transformers(settings: dict, monkeypatch: p
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The cache
+# The batch
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_growing_layer_holds_what_it_was_given() -> None:
-    layer, rows = GrowingLayer(), list(range(5))
-    given: list[tuple[Tensor, Tensor]] = []
-    for places in (3, 1, 4, 4, 40, 1):
-        given.append((torch.randn(len(rows), 2, places, 3), torch.randn(len(rows), 2, places, 5)))
-        keys, values = layer.update(*given[-1])
-        assert keys.equal(torch.cat([k for k, _ in given], dim=2))
-        assert values.equal(torch.cat([v for _, v in given], dim=2))
-        assert layer.get_seq_length() == keys.shape[2]
-        if places == 4:
-            kept = torch.arange(len(rows)) != 1
-            rows = [row for row, keep in zip(rows, kept.tolist(), strict=True) if keep]
-            given = [(k[kept], v[kept]) for k, v in given]
-            layer.select(kept.nonzero().squeeze(1))
-
-
-def test_nothing_is_copied_for_a_beam() -> None:
-    # Entries of the cache are written once, and the source's are held once per sentence.
-    model = eloquent_model(end=-100.0)
-    calls: list[tuple[int, ...]] = []
-    layer = model.model.decoder.layers[0]
-    layer.self_attn.k_proj.register_forward_hook(lambda _, inputs, output: calls.append(tuple(output.shape)))
-    sources: list[tuple[int, ...]] = []
-    layer.cross_attn.k_proj.register_forward_hook(lambda _, inputs, output: sources.append(tuple(output.shape)))
-    model.generate(**source([6, 3]), max_new_tokens=7)
-    assert calls == [(2, 1, 32)] + [(2, 4, 32)] * 6
-    assert sources == [(2, 6, 32)]
-
-
 def test_finished_sentences_leave_the_batch() -> None:
-    model, sizes = eloquent_model(), []
+    model, sizes = eloquent_model(), []  # a hook, so the modules are asked
     model.model.decoder.layers[0].fc1.register_forward_hook(lambda _, inputs, output: sizes.append(len(output)))
     words = model.generate(**source([1 + i % 9 for i in range(20)]), num_beams=1, max_new_tokens=30)
     assert sizes == sorted(sizes, reverse=True)

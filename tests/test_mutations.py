@@ -23,6 +23,7 @@ JUDGES = [
     "test_parity_fsmt.py",
     "test_generation.py",
     "test_beam_search.py",
+    "test_decoding.py",
     "test_promises.py",
 ]
 
@@ -91,10 +92,25 @@ FAULTS = {
         "loss", "shifted = labels.roll(1, dims=-1)", "shifted = labels.copy_(labels.roll(1, dims=-1))"
     ),
     "beams see each other's words": Fault(
-        "generation",
-        "past = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))",
-        "past = self.seen.expand(-1, self.beams, -1)",
+        "decoding",
+        "seen = self.seen.gather(1, parents[..., None].expand(-1, -1, size))",
+        "seen = self.seen.expand(-1, beams, -1)",
     ),
+    "a beam's past is written over": Fault(
+        "decoding", "free = (~seen.any(dim=1)).cumsum(dim=1)", "free = (~seen[:, 0]).cumsum(dim=1)"
+    ),
+    "a step sees padding of the source": Fault(
+        "decoding",
+        "self.source_mask = None if source_mask is None else _added(source_mask, decoder.dtype)",
+        "self.source_mask = None",
+    ),
+    "a step has the position of the word before": Fault(
+        "decoding",
+        "positions = words.new_full((1, 1), position)",
+        "positions = words.new_full((1, 1), max(0, position - 1))",
+    ),
+    "a step computes with old weights": Fault("decoding", "or not known[1].equal(sums)", "or False"),
+    "a step forgets an adapter": Fault("decoding", "return known and not hooks and", "return not hooks and"),
     "length penalty without the 5": Fault(
         "generation", "((5 + length) / 6) ** self.alpha", "(length / 6) ** self.alpha"
     ),

@@ -1,0 +1,382 @@
+"""The decoder word by word: what a beam search asks of a model, and where the pasts of its beams stand.
+
+Two readers give the same logits. `ModuleReader` calls the model as everybody does. `StepReader` computes what the
+layers compute, from weights that are laid out once for reading one word of many beams; so it serves a decoder that
+is nothing but our modules. The formulas are in layers_vanilla_transformer.py.
+
+Shapes: B sentences, K beams, R = B · K rows, M places in the cache of a sentence, S source length, D d_model, H heads,
+d_k and d_v the widths of a head, V target vocabulary.
+"""
+
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import PreTrainedModel
+
+from .layers_vanilla_transformer import VanillaTransformerDecoderLayer
+
+# Where the pasts stand
+
+
+class BeamPlaces:
+    """Which places of a sentence's cache each of its beams sees.
+
+    Keys and values are written once and never moved: when a beam dies and another takes its place, only what they
+    see changes. A place that no beam sees any more is written again. Beams differ in their last few words, so a
+    sentence needs little more than the places of one past, where K separate caches need K times as many.
+    """
+
+    def __init__(self, batch: int, prefix_length: int, device: torch.device):
+        self.seen = torch.ones(batch, 1, prefix_length, dtype=torch.bool, device=device)  # (B, K, M)
+
+    def spread(self, beams: int) -> None:
+        """Let this many beams begin with what the first has seen."""
+        self.seen = self.seen[:, :1].expand(-1, beams, -1)
+
+    def append(self, parents: Tensor) -> Tensor:
+        """Go on from `parents` (B, K); the places (B, K) of the next words.
+
+        Each beam then sees what its parent saw, and its own new word.
+        """
+        size, beams = self.seen.shape[2], parents.shape[1]
+        seen = self.seen.gather(1, parents[..., None].expand(-1, -1, size))  # (B, K, M)
+        seen = F.pad(seen, (0, beams))
+        free = (~seen.any(dim=1)).cumsum(dim=1)  # (B, M + K), how many up to here
+        nth = torch.arange(1, beams + 1, device=parents.device).expand(len(parents), -1)
+        places = torch.searchsorted(free, nth.contiguous())  # the first K that are free
+        seen.scatter_(2, places[..., None], True)
+        self.seen = seen[..., : max(size, int(places.max()) + 1)]
+        return places
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these sentences."""
+        self.seen = self.seen[rows]
+
+
+def _added(shown: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of an attention: 0 for what it is shown, else the lowest number."""
+    return torch.zeros_like(shown, dtype=dtype).masked_fill_(~shown, torch.finfo(dtype).min)
+
+
+# Through the modules
+
+
+class PlacedLayer(DynamicLayer):
+    """Keys and values (B, H, M, ·) of one layer, at the places that `BeamPlaces` gives them."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.buffers: list[Tensor] = []
+        self.places: Tensor | None = None  # (B, K), of the next words; None: behind the others
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write (B, H, K, ·) keys and values; all of them, (B, H, M, ·), come back."""
+        new = key_states, value_states
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.buffers, self.size = [states[:, :, :0] for states in new], 0
+        if self.places is None:
+            self.places = torch.arange(key_states.shape[2], device=key_states.device).expand(len(key_states), -1)
+        self.size = max(self.size, int(self.places.max()) + 1)
+        rows = torch.arange(len(key_states), device=key_states.device)[:, None]  # (B, 1)
+        for i, states in enumerate(new):
+            self.buffers[i] = _with_room(self.buffers[i], self.size)
+            self.buffers[i].transpose(1, 2)[rows, self.places] = states.transpose(1, 2)
+        self._show()
+        return self.keys, self.values
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these sentences."""
+        self.buffers = [buffer[rows] for buffer in self.buffers]
+        self._show()
+
+    def _show(self) -> None:
+        self.keys, self.values = (buffer[:, :, : self.size] for buffer in self.buffers)
+
+
+def _with_room(buffer: Tensor, size: int) -> Tensor:
+    """The buffer (…, room, width), copied into one half as large again where it has fewer than `size` places."""
+    room = buffer.shape[-2]
+    return buffer if size <= room else F.pad(buffer, (0, 0, 0, max(size - room, room // 2, 16)))
+
+
+class ModuleReader:
+    """A model, what its encoder made of the open sentences (B, S, D), and its cache."""
+
+    def __init__(self, model: PreTrainedModel, source: Tensor, source_mask: Tensor | None):
+        self.model, self.source = model, source
+        self.source_mask = None if source_mask is None else _added(source_mask, source.dtype)  # (B, 1, 1, S)
+        self.cache = EncoderDecoderCache(Cache(layer_class_to_replicate=PlacedLayer), DynamicCache())
+
+    def read_prefix(self, words: Tensor) -> Tensor:
+        """Logits (B, 1, V) after the words (B, P) that every beam begins with."""
+        return self._forward(words)[:, -1:]
+
+    def read(self, words: Tensor, places: Tensor, seen: Tensor, position: int) -> Tensor:
+        """Logits (B, K, V) after the next word (B, K) of each beam.
+
+        Args:
+            places: (B, K), where to keep these words.
+            seen: (B, K, M), which places belong to each beam, those of these words included.
+            position: of these words in their sentences.
+        """
+        for layer in self.cache.self_attention_cache.layers:
+            layer.places = places
+        return self._forward(
+            words,
+            decoder_attention_mask=_added(seen, self.source.dtype)[:, None],
+            decoder_position_ids=words.new_full((1, 1), position),
+        )
+
+    def _forward(self, words: Tensor, **kwargs: Any) -> Tensor:
+        return self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=self.source),
+            attention_mask=self.source_mask,
+            decoder_input_ids=words,
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+            **kwargs,
+        ).logits
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these sentences only."""
+        self.source = self.source[rows]
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask[rows]
+        for layer in self.cache.self_attention_cache.layers:
+            layer.select(rows)
+        for layer in self.cache.cross_attention_cache.layers:
+            layer.batch_select_indices(rows)
+
+
+# Without the modules
+
+
+class Product:
+    """x W^T + b of linear layers with the same input, their outputs side by side.
+
+    On x86 processors oneDNN multiplies with a weight that it has laid out itself, in two thirds of the time for the
+    few rows that a beam search has.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype):
+        def side_by_side(weights: list[Tensor]) -> Tensor:
+            return (weights[0] if len(weights) == 1 else torch.cat(weights)).detach().to(dtype)
+
+        self.weight = side_by_side([linear.weight for linear in linears])
+        self.bias = None if linears[0].bias is None else side_by_side([linear.bias for linear in linears])
+        self.packed = _can_pack(self.weight)
+        if self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(R, D) to (R, outputs)."""
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
+
+
+def _can_pack(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return False
+    return weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+class StepLayer:
+    """A decoder layer for the next words of all beams: `VanillaTransformerDecoderLayer.forward`, on rows (R, D)."""
+
+    def __init__(self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype):
+        own, cross = layer.self_attn, layer.cross_attn
+        self.heads = own.q_proj.out_features // own.head_dim
+        self.query_width, self.key_width, self.scaling = own.q_proj.out_features, own.k_proj.out_features, own.scaling
+        self.own_projections = Product([own.q_proj, own.k_proj, own.v_proj], dtype)
+        self.own_output = Product([own.out_proj], dtype)
+        self.own_norm = _layer_norm(layer.self_attn_layer_norm, dtype)
+        self.cross_query = Product([cross.q_proj], dtype)
+        self.cross_entries = Product([cross.k_proj, cross.v_proj], dtype)
+        self.cross_output = Product([cross.out_proj], dtype)
+        self.cross_norm = _layer_norm(layer.cross_attn_layer_norm, dtype)
+        self.fc1, self.fc2 = Product([layer.fc1], dtype), Product([layer.fc2], dtype)
+        self.activation: Callable[[Tensor], Tensor] = layer.activation
+        self.final_norm = _layer_norm(layer.final_layer_norm, dtype)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (R, H · d_k), and what later words will see of these: keys and values, (R, H · (d_k + d_v))."""
+        query, entries = self.own_projections(x).tensor_split([self.query_width], dim=1)
+        return query, entries
+
+    def __call__(
+        self, x: Tensor, query: Tensor, own: Tensor, mask: Tensor | None, source: Tensor, source_mask: Tensor | None
+    ) -> Tensor:
+        """Read words (R, D).
+
+        Args:
+            query: (R, H · d_k). own: (B, M, H · (d_k + d_v)), keys and values, those of these words included.
+            mask: (B, 1, K, M), added to the scores.
+            source, source_mask: (B, S, H · (d_k + d_v)) and (B, 1, 1, S).
+        """
+        x = self.own_norm(x + self.own_output(self.attend(query, own, mask)))
+        x = self.cross_norm(x + self.cross_output(self.attend(self.cross_query(x), source, source_mask)))
+        return self.final_norm(x + self.fc2(self.activation(self.fc1(x))))
+
+    def attend(self, query: Tensor, entries: Tensor, mask: Tensor | None) -> Tensor:
+        """Eq. 1 for the rows (R, H · d_k) of all beams at once, over the entries (B, N, ·) that they share."""
+        keys, values = entries.tensor_split([self.key_width], dim=2)
+        output = F.scaled_dot_product_attention(
+            self._split_heads(query.unflatten(0, (len(entries), -1))),  # (R, ·) -> (B, K, ·) -> (B, H, K, d_k)
+            self._split_heads(keys),  # (B, H, N, d_k)
+            self._split_heads(values),  # (B, H, N, d_v)
+            attn_mask=mask,
+            scale=self.scaling,
+        )
+        return output.transpose(1, 2).flatten(2).flatten(0, 1)  # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v)
+
+    def _split_heads(self, states: Tensor) -> Tensor:
+        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, N, H · width) -> (B, H, N, width)
+
+
+def _layer_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    weight, bias = norm.weight.to(dtype), norm.bias.to(dtype)
+    return lambda x: F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+
+
+class StepDecoder:
+    """The weights of a decoder and its output layer, laid out for reading word by word."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
+        self.decoder, self.dtype = model.get_decoder(), dtype
+        self.layers = [StepLayer(layer, dtype) for layer in self.decoder.layers]
+        self.norm = _layer_norm(self.decoder.layer_norm, dtype) if self.decoder.config.final_layer_norm else None
+        self.output = Product([model.lm_head], dtype)
+
+    def embed(self, words: Tensor, position: int) -> Tensor:
+        """(B, K) words at one position, to rows (R, D)."""
+        positions = words.new_full((1, 1), position)
+        return self.decoder.embed(self.decoder.embed_tokens(words), positions).flatten(0, 1).to(self.dtype)
+
+
+class StepReader:
+    """A `StepDecoder`, what it needs of the open sentences, and the keys and values of their beams."""
+
+    def __init__(self, decoder: StepDecoder, source: Tensor, source_mask: Tensor | None):
+        self.decoder = decoder
+        source = source.to(decoder.dtype)
+        self.source = [
+            layer.cross_entries(source.flatten(0, 1)).unflatten(0, source.shape[:2])  # (B · S, ·) -> (B, S, ·)
+            for layer in decoder.layers
+        ]
+        self.source_mask = None if source_mask is None else _added(source_mask, decoder.dtype)  # (B, 1, 1, S)
+        self.own = [entries[:, :0] for entries in self.source]  # (B, room, H · (d_k + d_v))
+
+    def read_prefix(self, words: Tensor) -> Tensor:
+        """Logits (B, 1, V) after the words (B, P) that every beam begins with."""
+        for position, word in enumerate(words.split(1, dim=1)):
+            x = self._states(word, torch.full_like(word, position), position + 1, None, position)
+        return self._logits(x, word)
+
+    def read(self, words: Tensor, places: Tensor, seen: Tensor, position: int) -> Tensor:
+        """Logits (B, K, V) after the next word (B, K) of each beam; as `ModuleReader.read`."""
+        # a single beam sees every place
+        mask = None if seen.shape[1] == 1 else _added(seen, self.decoder.dtype)[:, None]  # (B, 1, K, M)
+        return self._logits(self._states(words, places, seen.shape[2], mask, position), words)
+
+    def _states(self, words: Tensor, places: Tensor, size: int, mask: Tensor | None, position: int) -> Tensor:
+        self.own = [_with_room(entries, size) for entries in self.own]
+        room = self.own[0].shape[1]
+        starts = room * torch.arange(len(places), device=places.device)[:, None]  # (B, 1)
+        rows = (places + starts).flatten()  # (B, K) -> (R,), among all places of all sentences
+        x = self.decoder.embed(words, position)
+        for layer, own, source in zip(self.decoder.layers, self.own, self.source, strict=True):
+            query, entries = layer.project(x)
+            own.view(-1, own.shape[2]).index_copy_(0, rows, entries)  # (B, room, ·) -> (B · room, ·)
+            x = layer(x, query, own[:, :size], mask, source, self.source_mask)
+        return x if self.decoder.norm is None else self.decoder.norm(x)
+
+    def _logits(self, x: Tensor, words: Tensor) -> Tensor:
+        return self.decoder.output(x).unflatten(0, words.shape)  # (R, V) -> (B, K, V)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these sentences only."""
+        self.source = [entries[rows] for entries in self.source]
+        self.own = [entries[rows] for entries in self.own]
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask[rows]
+
+
+# Which of them
+
+Reader = ModuleReader | StepReader
+
+# For each model its weights as they were laid out: where they stood, their sums, and what was made of them.
+_STEP_DECODERS: WeakKeyDictionary[PreTrainedModel, tuple[Any, Tensor, StepDecoder]] = WeakKeyDictionary()
+
+
+def reader_for(model: PreTrainedModel, source: Tensor, source_mask: Tensor | None) -> Reader:
+    """A reader of `source` (B, S, D), what the model's encoder made of the sentences.
+
+    Args:
+        source_mask: (B, S), 0 for padding.
+    """
+    if source_mask is not None:
+        source_mask = source_mask.to(source.device)[:, None, None].bool()  # (B, 1, 1, S)
+        if bool(source_mask.all()):
+            source_mask = None
+    if not _can_step(model):
+        return ModuleReader(model, source, source_mask)
+    return StepReader(_step_decoder(model), source, source_mask)
+
+
+def _can_step(model: PreTrainedModel) -> bool:
+    """Whether the decoder is nothing but our modules.
+
+    An adapter, a hook (of offloading, sharding or a user), a quantised layer or a subclass does something more.
+    With eager attention the modules are asked too: who chooses it wants to see the formula at work.
+    """
+    if model.training or model.config._attn_implementation != "sdpa":
+        return False
+    package = __name__.rpartition(".")[0]
+    modules = [model, model.model, *model.get_decoder().modules(), model.lm_head]
+    return all(_is_plain(module, package) for module in modules)
+
+
+def _is_plain(module: nn.Module, package: str) -> bool:
+    kind = type(module).__module__
+    known = kind.startswith(("torch.nn.modules.", "transformers.activations")) or kind.rpartition(".")[0] == package
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    weights = module._parameters.values()
+    ours = all(weight is None or (type(weight) is nn.Parameter and not weight.is_meta) for weight in weights)
+    return known and not hooks and "forward" not in vars(module) and ours
+
+
+def _step_decoder(model: PreTrainedModel) -> StepDecoder:
+    """The model's weights laid out, as they are now."""
+    decoder, weight = model.get_decoder(), model.lm_head.weight
+    device = weight.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    modules = decoder.layers, model.lm_head, getattr(decoder, "layer_norm", None)
+    weights = [weight.detach() for module in modules if module is not None for weight in module.parameters()]
+    places = [(weight.data_ptr(), weight.dtype) for weight in weights]
+    sums = torch.cat([_sums(weight) for weight in weights])
+    known = _STEP_DECODERS.get(model)
+    if known is None or known[0] != (dtype, places) or not known[1].equal(sums):
+        known = _STEP_DECODERS[model] = (dtype, places), sums, StepDecoder(model, dtype)
+    return known[2]
+
+
+def _sums(weight: Tensor) -> Tensor:
+    """A number for each row that changes with any of its numbers: all have to be read, which takes milliseconds."""
+    per_number = 8 // weight.element_size()
+    rows = weight.view(torch.int64) if per_number and weight.shape[-1] % per_number == 0 else weight.double()
+    return rows.sum(dim=-1).double().flatten()
