@@ -15,6 +15,8 @@ from typing import Any
 FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
   fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
+  torch    a state dictionary with a torch.nn.Transformer, or of a well-known tutorial; it needs --set heads=N, and
+           --set activation=gelu or norm_first=true where that was so
 """
 
 

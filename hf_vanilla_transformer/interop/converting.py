@@ -19,6 +19,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 FORMATS = {
     "marian": ("marian", "from_marian"),
     "fsmt": ("fsmt", "from_fsmt"),
+    "torch": ("torch_transformer", "from_torch"),
 }
 
 

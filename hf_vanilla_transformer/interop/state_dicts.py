@@ -41,6 +41,17 @@ class Place(NamedTuple):
     transposed: bool = False
 
 
+# Patterns of our names and what stands there in another program's, each applied in turn.
+Names = tuple[tuple[str, str], ...]
+
+
+def rename(name: str, names: Names) -> str:
+    """`name` with every pattern of the table replaced."""
+    for ours, theirs in names:
+        name = re.sub(ours, theirs, name)
+    return name
+
+
 class WordMatrices(NamedTuple):
     """Which of the three matrices of words (§3.4) are one.
 

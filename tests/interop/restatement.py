@@ -1,0 +1,107 @@
+"""A post-norm Transformer restated in NumPy and float64, for programs that cannot be installed beside the tests.
+
+Each test says where its program keeps its matrices, as that program's source has it, and what it does otherwise:
+positions, activation, epsilon. Nothing of the converters is used.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tests.model_helpers import assert_near
+from tests.paper import ACTIVATIONS, paper_attention
+
+# A matrix W and a vector b: x W + b, or the gain and the bias of a normalisation.
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass
+class Program:
+    """What a program computes.
+
+    Attributes:
+        pair: from a name to its numbers. Names are "encoder.0.self.q" (k, v, o), "decoder.1.cross.q",
+            "encoder.0.ffn.1" (2), with "norm" for the normalisation after each ("encoder.0.self.norm"),
+            "encoder.norm" for one after the stack, "output".
+        words: from "source" or "target" to a matrix (V, D).
+        position: from the number of a word in its sentence, from 0, to a row (D,); of "source" or "target".
+        layers: of the encoder, of the decoder. heads: of both stacks.
+        starts_from_nothing: the first word that the decoder reads is a zero instead of an embedding (Marian).
+    """
+
+    pair: Callable[[str], Pair]
+    words: Callable[[str], np.ndarray]
+    position: Callable[[int, str], np.ndarray]
+    layers: tuple[int, int]
+    heads: int
+    activation: str = "relu"
+    eps: float = 1e-5
+    scale: bool = True
+    final_norm: bool = False
+    starts_from_nothing: bool = False
+
+    def logits(self, source: list[int], target: list[int]) -> np.ndarray:
+        """(T, V) for the words that the decoder has read, (T,)."""
+        memory = self.stack("encoder", self.layers[0], self.embed("source", source), None)
+        states = self.stack("decoder", self.layers[1], self.embed("target", target), memory)
+        return self.linear("output", states)
+
+    def embed(self, side: str, ids: list[int]) -> np.ndarray:
+        table = self.words(side)
+        rows = table[ids] * (math.sqrt(table.shape[1]) if self.scale else 1)
+        if side == "target" and self.starts_from_nothing:
+            rows[0] = 0
+        return rows + np.stack([self.position(place, side) for place in range(len(ids))])
+
+    def stack(self, name: str, depth: int, x: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
+        causal = None if memory is None else np.tril(np.ones((len(x), len(x)), dtype=bool))
+        for i in range(depth):
+            layer = f"{name}.{i}"
+            x = self.norm(f"{layer}.self.norm", x + self.attend(f"{layer}.self", x, x, causal))
+            if memory is not None:
+                x = self.norm(f"{layer}.cross.norm", x + self.attend(f"{layer}.cross", x, memory, None))
+            hidden = ACTIVATIONS[self.activation](self.linear(f"{layer}.ffn.1", x))
+            x = self.norm(f"{layer}.ffn.norm", x + self.linear(f"{layer}.ffn.2", hidden))
+        return self.norm(f"{name}.norm", x) if self.final_norm else x
+
+    def attend(self, name: str, x: np.ndarray, y: np.ndarray, visible: np.ndarray | None) -> np.ndarray:
+        q, k, v = self.linear(f"{name}.q", x), self.linear(f"{name}.k", y), self.linear(f"{name}.v", y)
+        parts = (np.split(each, self.heads, axis=1) for each in (q, k, v))
+        heads = [paper_attention(*each, visible) for each in zip(*parts, strict=True)]
+        return self.linear(f"{name}.o", np.concatenate(heads, axis=1))
+
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        matrix, bias = self.pair(name)
+        return x @ matrix + bias
+
+    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        gain, bias = self.pair(name)
+        centred = x - x.mean(axis=-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + self.eps) * gain + bias
+
+
+@torch.no_grad()
+def assert_restated(
+    ours: torch.nn.Module, program: Program, start: int | None = None, tolerance: float = 1e-5
+) -> None:
+    """Our model gives the program's logits, sentence by sentence, and in a batch."""
+    vocabulary, generator = ours.config.vocab_size, np.random.default_rng(5)
+    pad, start = ours.config.pad_token_id, ours.config.decoder_start_token_id if start is None else start
+    sources = [drawn(generator, length, vocabulary, pad) for length in (5, 1, 8)]
+    targets = [[start, *drawn(generator, length, ours.config.target_vocab_size, pad)] for length in (6, 3, 2)]
+    longest = max(map(len, sources)), max(map(len, targets))
+    ids = torch.tensor([row + [pad] * (longest[0] - len(row)) for row in sources])
+    written = torch.tensor([row + [pad] * (longest[1] - len(row)) for row in targets])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest[0] - len(row)) for row in sources])
+    logits = ours(input_ids=ids, attention_mask=mask, decoder_input_ids=written).logits
+    for row, source, target in zip(logits, sources, targets, strict=True):
+        expected = torch.from_numpy(program.logits(source, target))
+        # Marian's padding is a word that only we have
+        assert_near(row[: len(target), : expected.shape[1]], expected, tolerance)
+
+
+def drawn(generator: np.random.Generator, length: int, vocabulary: int, pad: int) -> list[int]:
+    return [int(word) for word in generator.choice([i for i in range(vocabulary) if i != pad], length)]

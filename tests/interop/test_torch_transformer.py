@@ -1,0 +1,225 @@
+"""State dictionaries of `torch.nn.Transformer` give its numbers, under the names of the tutorials that use it."""
+
+import math
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.torch_transformer import from_torch
+from tests.interop.foreign import assert_same_logits, converted
+from tests.interop.restatement import Program, assert_restated
+from tests.model_helpers import randomise
+from tests.paper import paper_position
+
+SIZES = {"d_model": 32, "nhead": 4, "num_encoder_layers": 2, "num_decoder_layers": 3, "dim_feedforward": 40}
+
+
+class Output(dict):
+    __getattr__ = dict.__getitem__
+
+
+class AroundTorch(nn.Module):
+    """What the tutorials put around `nn.Transformer`, under names that each chooses."""
+
+    def __init__(self, names: dict[str, str], shared: bool = False, scale: bool = True, **settings: Any):
+        super().__init__()
+        self.transformer = nn.Transformer(**{**SIZES, "dropout": 0.0, **settings})
+        width, self.names, self.scale = SIZES["d_model"], names, math.sqrt(SIZES["d_model"]) if scale else 1.0
+        self.place(names["source"], nn.Embedding(41, width))
+        self.place(names["target"], self.get_submodule(names["source"]) if shared else nn.Embedding(37, width))
+        self.place(names["output"], nn.Linear(width, 41 if shared else 37, bias=settings.get("bias", True)))
+        for side in ("source_positions", "target_positions"):
+            if side in names:
+                self.place(names[side], nn.Embedding(20, width))
+        self.sines = torch.tensor(np.stack([paper_position(i, width) for i in range(100)])).float()
+        if "table" in names:
+            holder, name = names["table"].split(".")
+            self.place(holder, nn.Module())
+            self.get_submodule(holder).register_buffer(name, self.sines[:, None])  # (P, 1, D)
+
+    def place(self, name: str, module: nn.Module) -> None:
+        *path, last = name.split(".")
+        parent = self
+        for part in path:
+            if not hasattr(parent, part):
+                parent.add_module(part, nn.Module())
+            parent = getattr(parent, part)
+        parent.add_module(last, module)
+
+    def embed(self, side: str, ids: Tensor) -> Tensor:
+        rows = self.get_submodule(self.names[side])(ids) * self.scale
+        learned = self.names.get(f"{side}_positions")
+        return rows + (self.get_submodule(learned).weight if learned else self.sines)[: ids.shape[1]]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor, **_: Any) -> Output:
+        padding, length = attention_mask.eq(0), decoder_input_ids.shape[1]
+        states = [self.embed("source", input_ids), self.embed("target", decoder_input_ids)]
+        if not self.transformer.batch_first:
+            states = [each.transpose(0, 1) for each in states]
+        decoded = self.transformer(
+            *states,
+            tgt_mask=torch.ones(length, length, dtype=torch.bool).triu(1),
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+        decoded = decoded if self.transformer.batch_first else decoded.transpose(0, 1)
+        return Output(logits=self.get_submodule(self.names["output"])(decoded))
+
+
+PYTORCH_TUTORIAL = {"source": "src_tok_emb.embedding", "target": "tgt_tok_emb.embedding", "output": "generator"}
+PERSSON = {
+    "source": "src_word_embedding",
+    "target": "trg_word_embedding",
+    "output": "fc_out",
+    "source_positions": "src_position_embedding",
+    "target_positions": "trg_position_embedding",
+}
+OWN = {"source": "words_in", "target": "words_out", "output": "head"}
+OWN_OPTIONS = {
+    **{"source_embedding": "words_in", "target_embedding": "words_out", "output_layer": "head"},
+    **{"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "scale_embedding": True},
+}
+
+
+def saved(model: nn.Module, path: Path) -> nn.Module:
+    model = randomise(model).eval()
+    torch.save(model.state_dict(), path)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*nested.tensor")
+@pytest.mark.parametrize(
+    ("names", "settings", "options"),
+    [
+        (PYTORCH_TUTORIAL | {"table": "positional_encoding.pos_embedding"}, {}, {}),
+        (PYTORCH_TUTORIAL, {"activation": "gelu", "batch_first": True}, {"activation": "gelu"}),
+        (PERSSON, {"scale": False}, {}),
+        (OWN, {"layer_norm_eps": 1e-3}, OWN_OPTIONS | {"layer_norm_eps": 1e-3}),
+        (OWN, {"shared": True}, OWN_OPTIONS),
+        (OWN, {"bias": False}, OWN_OPTIONS),
+    ],
+    ids=["PyTorch's tutorial", "gelu", "learned positions", "own names", "shared", "no biases"],
+)
+def test_a_translator_around_torch_transformer_gives_its_logits(
+    names: dict, settings: dict, options: dict, tmp_path: Path
+) -> None:
+    theirs = saved(AroundTorch(names, **settings), tmp_path / "model.pt")
+    ours, tokenizer, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **options)
+    assert_same_logits(ours, theirs)
+    assert tokenizer is None and ours.config.final_layer_norm
+    assert ours.config.share_encoder_decoder_embeddings is settings.get("shared", False)
+
+
+def test_stacks_without_a_last_norm(tmp_path: Path) -> None:
+    common = {"d_model": 32, "nhead": 4, "dim_feedforward": 40, "dropout": 0.0, "batch_first": True}
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**common), 2, enable_nested_tensor=False)
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**common), 3)
+    settings = {"custom_encoder": encoder, "custom_decoder": decoder, "batch_first": True}
+    theirs = saved(AroundTorch(PYTORCH_TUTORIAL, **settings), tmp_path / "model.pt")
+    ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4)
+    assert_same_logits(ours, theirs)
+    assert not ours.config.final_layer_norm
+    weights = theirs.state_dict() | {f"transformer.encoder.norm.{part}": torch.ones(32) for part in ("weight", "bias")}
+    with pytest.raises(UserError, match="one stack ends with a normalisation"):
+        from_torch(weights, 4)
+
+
+@pytest.mark.parametrize("wrap", ["state_dict", "model_state_dict", "module.", "_orig_mod."])
+def test_what_trainers_put_around_is_taken_off(wrap: str, tmp_path: Path) -> None:
+    weights = randomise(AroundTorch(PYTORCH_TUTORIAL)).state_dict()
+    plain = from_torch(weights, 4).model
+    wrapped: Any = {wrap: weights, "epoch": 3}
+    if wrap.endswith("."):
+        wrapped = OrderedDict((wrap + name, weight) for name, weight in weights.items())
+    torch.save(wrapped, tmp_path / "model.pt")
+    other = from_torch(tmp_path / "model.pt", 4).model
+    assert all(a.equal(b) for a, b in zip(plain.parameters(), other.parameters(), strict=True))
+
+
+def trevett_weights() -> dict[str, np.ndarray]:
+    """pytorch-seq2seq, tutorial 6: its modules' names; positions are learned."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for stack, words in (("encoder", 23), ("decoder", 29)):
+        shapes[f"{stack}.tok_embedding.weight"], shapes[f"{stack}.pos_embedding.weight"] = (words, 12), (15, 12)
+        attentions = ["self_attention"] + ["encoder_attention"] * (stack == "decoder")
+        norms = ["self_attn_layer_norm", "ff_layer_norm"] + ["enc_attn_layer_norm"] * (stack == "decoder")
+        for i in range(2):
+            layer = f"{stack}.layers.{i}"
+            linear = {f"{layer}.{a}.fc_{part}": (12, 12) for a in attentions for part in "qkvo"}
+            linear[f"{layer}.positionwise_feedforward.fc_1"] = (20, 12)
+            linear[f"{layer}.positionwise_feedforward.fc_2"] = (12, 20)
+            shapes |= with_biases(linear) | {
+                f"{layer}.{n}.{part}": (12,) for n in norms for part in ("weight", "bias")
+            }
+    return drawn(shapes | with_biases({"decoder.fc_out": (29, 12)}))
+
+
+def with_biases(linear: dict[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
+    weights = {f"{name}.weight": shape for name, shape in linear.items()}
+    return weights | {f"{name}.bias": shape[:1] for name, shape in linear.items()}
+
+
+def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_trevetts_tutorial_gives_its_logits(tmp_path: Path) -> None:
+    weights = trevett_weights()
+    attention = {"self": "self_attention", "cross": "encoder_attention"}
+    norm = {"self": "self_attn_layer_norm", "cross": "enc_attn_layer_norm", "ffn": "ff_layer_norm"}
+
+    def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
+        if name == "output":
+            theirs = "decoder.fc_out"
+        else:
+            stack, layer, kind, part = name.split(".")
+            if part == "norm":
+                theirs = f"{stack}.layers.{layer}.{norm[kind]}"
+                return weights[f"{theirs}.weight"], weights[f"{theirs}.bias"]
+            module = "positionwise_feedforward" if kind == "ffn" else attention[kind]
+            theirs = f"{stack}.layers.{layer}.{module}.fc_{part}"
+        return weights[f"{theirs}.weight"].T.astype(float), weights[f"{theirs}.bias"]
+
+    stacks = {"source": "encoder", "target": "decoder"}
+    program = Program(
+        pair,
+        words=lambda side: weights[f"{stacks[side]}.tok_embedding.weight"].astype(float),
+        position=lambda place, side: weights[f"{stacks[side]}.pos_embedding.weight"][place],
+        layers=(2, 2),
+        heads=3,
+    )
+    torch.save({name: torch.from_numpy(weight) for name, weight in weights.items()}, tmp_path / "tut6-model.pt")
+    ours, _, _ = converted("torch", tmp_path / "tut6-model.pt", tmp_path / "ours", heads=3)
+    assert_restated(ours, program)
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (PYTORCH_TUTORIAL, {}, "heads is missing"),
+        (PYTORCH_TUTORIAL, {"heads": 4, "norm_first": True}, "norm_first=True"),
+        (PYTORCH_TUTORIAL, {"heads": 5}, "d_model=32 cannot be divided"),
+        (OWN, {"heads": 4}, "source_embedding"),
+        (OWN, {"heads": 4, **OWN_OPTIONS, "pad_token_id": None}, "pad_token_id is missing"),
+        (PYTORCH_TUTORIAL, {"heads": 4, "activation": "swiglu"}, "activation_function"),
+        (PYTORCH_TUTORIAL, {"heads": 4, "positions": "rotary"}, "position_encoding_type"),
+    ],
+)
+def test_what_is_missing_or_refused_is_named(names: dict, options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        from_torch(AroundTorch(names).state_dict(), **options)
+
+
+@pytest.mark.parametrize(
+    "name", ["encoder.layers.0.sublayer.0.norm.a_2", "encoder.layer_stack.0.slf_attn.w_qs.weight"]
+)
+def test_tutorials_with_another_architecture_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=name.replace(".", r"\.") + ".*normalises"):
+        from_torch({name: torch.ones(2)}, 4)
