@@ -12,13 +12,15 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from translate import add_decoding_arguments, decoding_settings, quiet
+from translate import add_decoding_arguments, decoding_settings, load_translator, quiet
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="DIR", help="folder of the trained model; needs --source")
+    what.add_argument(
+        "--model", nargs="+", metavar="DIR", help="folder of the trained model, or several to average; needs --source"
+    )
     what.add_argument("--hypothesis", metavar="F", help="a finished translation, one sentence a line")
     parser.add_argument("--source", metavar="F", help="text to translate, one sentence a line, .gz too")
     parser.add_argument("--reference", required=True, metavar="F", help="the right translations, one a line, .gz too")
@@ -39,17 +41,16 @@ def parse_arguments() -> argparse.Namespace:
 def translate_source(arguments: argparse.Namespace, references: int) -> tuple[list[str], dict[str, Any]]:
     """Translate --source; give the translations and how they were made."""
     from hf_vanilla_transformer.evaluation.text_lines import read_lines
-    from hf_vanilla_transformer.evaluation.translating import Translator
 
     sources = list(read_lines(arguments.source))
     check_lengths(arguments.source, len(sources), arguments.reference, references)
-    translator = Translator.from_pretrained(arguments.model, arguments.device, arguments.dtype)
+    translator = load_translator(arguments)
     settings = decoding_settings(arguments)
     start = time.perf_counter()
     translations = list(translator.translate(sources, **settings))
     seconds = time.perf_counter() - start
     return translations, {
-        "model": arguments.model,
+        "model": arguments.model if len(arguments.model) > 1 else arguments.model[0],
         "source": arguments.source,
         "settings": translator.describe(**settings),
         "seconds": round(seconds, 3),

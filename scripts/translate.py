@@ -3,11 +3,18 @@
   python scripts/translate.py --model runs/numbers_en_de < source.txt > translation.txt
   python scripts/translate.py --model runs/numbers_en_de --input source.txt.gz --output translation.txt
   python scripts/translate.py --model runs/numbers_en_de --input source.txt --score translation.txt > scores.tsv
+  python scripts/translate.py --model runs/first runs/second --input source.txt --n_best 4 > best.txt
 
 As many lines come out as go in, in the same order; an empty line stays an empty line. Text is UTF-8, and only a line
 feed ends a line. Lines are read some batches ahead and sorted by length; --batch_size 1 answers each line at once.
 What goes into a file survives being killed: the same command again goes on where it stopped. Several processes share
 the work: accelerate launch --num_processes 4 scripts/translate.py --model DIR --input F --output F
+
+--n_best N writes up to N lines for each line of the input, the best first, as Moses, fairseq and Marian do:
+  i ||| translation ||| score
+where i counts the lines of the input from 0 and the score is the natural logarithm of the probability over the length
+penalty. --alignment adds " ||| " and, in Pharaoh format, which word comes from which: 0-0 1-2 links the first word of
+the source with the first of the translation, the second with the third. Words are what spaces separate.
 --score writes, for each pair of lines, the natural logarithm of the translation's probability, a tab, and those of its
 words (the end of the sentence is the last of them).
 """
@@ -33,17 +40,31 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest translation (default: longest source of the batch + 50)",
     )
     group.add_argument(
-        "--batch_size", type=int, default=64, metavar="N", help="sentences per batch (default: %(default)s)"
+        "--batch_size", type=int, default=64, metavar="N", help="sentences per batch, at most (default: %(default)s)"
     )
+    group.add_argument(
+        "--max_tokens_per_batch", type=int, default=4096, metavar="N",
+        help="source tokens per batch, padding included, at most; less needs less memory (default: %(default)s)",
+    )  # fmt: skip
     group.add_argument("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
     group.add_argument(
-        "--dtype", choices=["float32", "bfloat16", "float16"], help="precision (default: that of the checkpoint)"
-    )
+        "--dtype", choices=["float32", "bfloat16", "float16", "fastest"],
+        help="precision; fastest tries float32 and bfloat16 for a moment (default: that of the checkpoint)",
+    )  # fmt: skip
 
 
 def decoding_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Those flags of `add_decoding_arguments` that `Translator.translate` takes."""
-    return {name: getattr(arguments, name) for name in ("num_beams", "length_penalty", "max_new_tokens", "batch_size")}
+    names = ("num_beams", "length_penalty", "max_new_tokens", "batch_size", "max_tokens_per_batch")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def load_translator(arguments: argparse.Namespace, device: str | None = None) -> Any:
+    """The models of --model, ready to translate."""
+    from hf_vanilla_transformer.evaluation.translating import Translator
+
+    first, *others = arguments.model
+    return Translator.from_pretrained(first, device or arguments.device, arguments.dtype, others)
 
 
 def quiet() -> None:
@@ -56,12 +77,50 @@ def quiet() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, metavar="DIR", help="folder of the trained model")
+    parser.add_argument(
+        "--model", required=True, nargs="+", metavar="DIR",
+        help="folder of the trained model; of several, which share a tokenizer, the probabilities are averaged",
+    )  # fmt: skip
     parser.add_argument("--input", metavar="F", help="text to translate, .gz too (default: standard input)")
     parser.add_argument("--output", metavar="F", help="file for the translations (default: standard output)")
+    parser.add_argument("--n_best", type=int, metavar="N", help="write N translations of each line, with their scores")
+    parser.add_argument(
+        "--prefix", metavar="F",
+        help="what each translation must begin with, one a line; an empty line forces nothing, and the last word of a "
+        "prefix may come out longer",
+    )  # fmt: skip
+    parser.add_argument("--alignment", action="store_true", help="write which word comes from which")
+    parser.add_argument(
+        "--alignment_layer", type=int, metavar="N",
+        help="decoder layer whose attention tells it, counted from 1 (default: the last but one)",
+    )  # fmt: skip
     parser.add_argument("--score", metavar="F", help="finished translations, one a line: say how likely they are")
     add_decoding_arguments(parser)
     return parser.parse_args()
+
+
+def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `translated_lines` needs to know, as far as it is given."""
+    settings = decoding_settings(arguments) | {
+        "n_best": arguments.n_best,
+        "alignment_layer": arguments.alignment_layer,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return given | {"alignment": True} if arguments.alignment else given
+
+
+def check_combination(arguments: argparse.Namespace) -> None:
+    """Refuse flags that would have no effect, and two files from one pipe."""
+    from hf_vanilla_transformer.errors import UserError
+
+    asked = [name for name in ("n_best", "prefix", "alignment", "alignment_layer") if getattr(arguments, name)]
+    if arguments.score and asked:
+        raise UserError(f"--score judges finished translations; --{asked[0]} is for new ones")
+    if arguments.alignment_layer is not None and not arguments.alignment:
+        raise UserError("--alignment_layer says where --alignment looks; give both, or neither")
+    for name in ("prefix", "score"):
+        if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
+            raise UserError(f"--{name} and --input cannot both be standard input; name a file")
 
 
 def translate_to_file(arguments: argparse.Namespace) -> None:
@@ -69,23 +128,26 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
     from accelerate import PartialState
     from tqdm import tqdm
 
+    from hf_vanilla_transformer.errors import Interrupted
     from hf_vanilla_transformer.evaluation.large_jobs import translate_file
-    from hf_vanilla_transformer.evaluation.translating import Translator
 
     processes = PartialState(cpu=arguments.device == "cpu")
     device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
-    translator = Translator.from_pretrained(arguments.model, device, arguments.dtype)
-    settings = {name: value for name, value in decoding_settings(arguments).items() if value is not None}
+    translator = load_translator(arguments, device)
     hidden = processes.process_index > 0 or not sys.stderr.isatty()
     with tqdm(unit=" sentences", disable=hidden) as bar:
-        translate_file(
-            translator,
-            arguments.input,
-            arguments.output,
-            processes,
-            progress=lambda lines, _: bar.update(lines * processes.num_processes),
-            **settings,
-        )
+        try:
+            translate_file(
+                translator,
+                arguments.input,
+                arguments.output,
+                processes,
+                prefixes=arguments.prefix,
+                progress=lambda lines, _: bar.update(lines * processes.num_processes),
+                **output_settings(arguments),
+            )
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; what is finished is kept, and the same command goes on there") from None
 
 
 def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
@@ -98,16 +160,18 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
     if len(sources) != len(targets):
         name = arguments.input or "standard input"
         raise UserError(f"{name} has {len(sources)} lines, {arguments.score} has {len(targets)}: each needs its other")
-    for scored in score_translations_of(translator, zip(sources, targets, strict=True), arguments.batch_size):
+    pairs, limits = zip(sources, targets, strict=True), (arguments.batch_size, arguments.max_tokens_per_batch)
+    for scored in score_translations_of(translator, pairs, *limits):
         words = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
         yield f"{scored.log_probability:.4f}\t{words}"
 
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.evaluation.text_lines import line_writer, read_lines
-    from hf_vanilla_transformer.evaluation.translating import Translator
+    from hf_vanilla_transformer.evaluation.translating import translated_lines
 
     quiet()
+    check_combination(arguments)
     if (
         arguments.output
         and not arguments.score
@@ -115,14 +179,15 @@ def main(arguments: argparse.Namespace) -> None:
     ):
         return translate_to_file(arguments)
     with line_writer(arguments.output) as write:
-        translator = Translator.from_pretrained(arguments.model, arguments.device, arguments.dtype)
+        translator = load_translator(arguments)
         if arguments.score:
-            for line in scores(translator, arguments):
-                write(line)
-            return
-        for translation in translator.translate(read_lines(arguments.input), **decoding_settings(arguments)):
-            # a model can make any character, but a line has to stay one line
-            write(translation.replace("\n", " "))
+            lines = scores(translator, arguments)
+        else:
+            prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
+            settings = output_settings(arguments)
+            lines = translated_lines(translator, read_lines(arguments.input), prefixes=prefixes, **settings)
+        for line in lines:
+            write(line)
 
 
 if __name__ == "__main__":

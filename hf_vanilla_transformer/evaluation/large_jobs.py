@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ..errors import UserError
 from .text_lines import read_lines
-from .translating import Translator
+from .translating import MAX_TOKENS, Translator, translated_lines, with_prefixes
 
 BATCHES_PER_CHUNK = 8
 
@@ -37,7 +37,9 @@ def translate_file(
     output: str | Path,
     processes: Processes,
     *,
+    prefixes: str | Path | None = None,
     batch_size: int = 64,
+    max_tokens_per_batch: int = MAX_TOKENS,
     progress: Any = None,
     **settings: Any,
 ) -> int:
@@ -46,36 +48,39 @@ def translate_file(
     Args:
         translator: of this process.
         source: text, `.gz` too; None is standard input. Every process reads all of it and translates its share.
-        output: as many lines in the same order; packed if its name ends in `.gz`. It appears when it is whole.
+        output: the lines of `translated_lines`; packed if its name ends in `.gz`. It appears when it is whole.
         processes: this one's number, and how many there are.
-        batch_size, settings: those of `Translator.translate`.
+        prefixes: a file with what each translation must begin with, as many lines as the source has.
+        batch_size, max_tokens_per_batch, settings: those of `translated_lines`. A job that goes on may have another
+            `max_tokens_per_batch`, because the memory may have been too small for the last one.
         progress: called with the number of lines of each chunk that is done, and the seconds it took; 0 seconds for
             one that an earlier run left.
 
     Returns:
-        The number of lines.
+        The number of lines of the source.
 
     Raises:
         UserError: another job has left its parts beside this output, or what `Translator.translate` raises.
     """
-    if batch_size < 1:
-        raise UserError(f"batch_size: must be at least 1, not {batch_size}")
+    limits: dict[str, Any] = {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
+    translated_lines(translator, [], **limits, **settings)  # refuses what is wrong before anything is read
     target = Path(output).resolve()
     parts = target.with_name(f".{target.name}.parts")
     size = batch_size * BATCHES_PER_CHUNK
     if processes.process_index == 0:
-        _claim(parts, {"source": str(source), "size": size, "model": _model(translator), **settings})
+        _claim(parts, {"source": str(source), "size": size, **_identity(translator, prefixes), **settings})
     processes.wait_for_everyone()
-    lines = 0
+    settings |= limits
+    pairs, lines = with_prefixes(read_lines(source), None if prefixes is None else read_lines(prefixes)), 0
     try:
-        for number, chunk in enumerate(_chunks(read_lines(source), size)):
-            lines += len(chunk)
+        for number, chunk in enumerate(_chunks(pairs, size)):
             if number % processes.num_processes == processes.process_index:
                 start, part = time.perf_counter(), parts / f"{number:09d}"
                 if not (old := part.exists()):
-                    _write(part, translator.translate(chunk, batch_size=batch_size, **settings))
+                    _write(part, _translated(translator, chunk, lines + 1, prefixes is not None, settings))
                 if progress is not None:
                     progress(len(chunk), 0.0 if old else time.perf_counter() - start)
+            lines += len(chunk)
     except UserError:
         if not _finished(parts):  # nothing is lost
             shutil.rmtree(parts, ignore_errors=True)
@@ -87,14 +92,25 @@ def translate_file(
     return lines
 
 
-def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    lines = iter(lines)
-    while chunk := list(islice(lines, size)):
+def _chunks(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
+    while chunk := list(islice(pairs, size)):
         yield chunk
 
 
-def _model(translator: Translator) -> str:
-    return str(translator.model.config.name_or_path)
+def _translated(
+    translator: Translator, chunk: list[tuple[str, str]], first_line: int, forced: bool, settings: dict[str, Any]
+) -> Iterator[str]:
+    sentences, prefixes = map(list, zip(*chunk, strict=True))
+    return translated_lines(
+        translator, sentences, first_line=first_line, prefixes=prefixes if forced else None, **settings
+    )
+
+
+def _identity(translator: Translator, prefixes: str | Path | None) -> dict[str, Any]:
+    """What else must be the same when a job goes on."""
+    names = [str(model.config.name_or_path) for model in translator.models]
+    identity: dict[str, Any] = {"model": names[0] if len(names) == 1 else names}
+    return identity if prefixes is None else identity | {"prefixes": str(prefixes)}
 
 
 def _claim(parts: Path, job: dict[str, Any]) -> None:
@@ -113,8 +129,7 @@ def _write(path: Path, lines: Iterable[str], end: str = "\n") -> None:
     beside = path.with_name(f"{path.name}.new")
     with open(beside, "w", encoding="utf-8", newline="\n") as file:
         for line in lines:
-            # a model can make any character, but a line has to stay one line
-            file.write(line.replace("\n", " ") + end)
+            file.write(line + end)
     os.replace(beside, path)
 
 

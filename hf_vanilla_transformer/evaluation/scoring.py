@@ -1,5 +1,6 @@
 """How likely a model finds translations that somebody else made."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -7,7 +8,8 @@ from itertools import islice
 import torch
 
 from ..errors import UserError
-from .translating import BATCHES_AHEAD, Translator
+from .alignment import decoder_inputs
+from .translating import BATCHES_AHEAD, MAX_TOKENS, Translator, length_batches
 
 
 @dataclass
@@ -24,36 +26,41 @@ class ScoredTranslation:
 
 
 def score_translations_of(
-    translator: Translator, pairs: Iterable[tuple[str, str]], batch_size: int = 64
+    translator: Translator,
+    pairs: Iterable[tuple[str, str]],
+    batch_size: int = 64,
+    max_tokens_per_batch: int = MAX_TOKENS,
 ) -> Iterator[ScoredTranslation]:
     """Score given translations, in their order.
 
     Args:
-        translator: a model with its tokenizers.
+        translator: a model with its tokenizers; of an ensemble, a word's probability is the mean of all models'.
         pairs: source and target text.
-        batch_size: pairs per batch; `BATCHES_AHEAD` times as many are read ahead and sorted by length.
+        batch_size: pairs per batch, at most; `BATCHES_AHEAD` times as many are read ahead and sorted by length.
+        max_tokens_per_batch: tokens per batch, padding included, at most, of the side that has more; a longer pair
+            goes alone.
 
     Raises:
-        UserError: a batch size below 1; a source longer than learned positions.
+        UserError: a limit below 1; a source longer than learned positions.
     """
-    if batch_size < 1:
-        raise UserError(f"batch_size: must be at least 1, not {batch_size}")
+    for name, value in (("batch_size", batch_size), ("max_tokens_per_batch", max_tokens_per_batch)):
+        if value < 1:
+            raise UserError(f"{name}: must be at least 1, not {value}")
     pairs, done = iter(pairs), 0
     while window := list(islice(pairs, batch_size * BATCHES_AHEAD)):
-        yield from _score_window(translator, window, done, batch_size)
+        yield from _score_window(translator, window, done, (batch_size, max_tokens_per_batch))
         done += len(window)
 
 
 def _score_window(
-    translator: Translator, window: list[tuple[str, str]], done: int, batch_size: int
+    translator: Translator, window: list[tuple[str, str]], done: int, limits: tuple[int, int]
 ) -> list[ScoredTranslation]:
     targets = translator.target_tokenizer(text_target=[target for _, target in window])["input_ids"]
     # an empty target is its end alone
     sources = [translator.encode(source, done + i + 1) for i, (source, _) in enumerate(window)]
-    order = sorted(range(len(window)), key=lambda i: (len(targets[i]), len(sources[i])), reverse=True)
+    lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
     scored: dict[int, ScoredTranslation] = {}
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
+    for batch in length_batches(lengths, *limits):
         rows = _log_probabilities(translator, [sources[i] for i in batch], [targets[i] for i in batch])
         for i, row in zip(batch, rows, strict=True):
             scored[i] = ScoredTranslation(translator.target_tokenizer.convert_ids_to_tokens(targets[i]), row)
@@ -64,11 +71,13 @@ def _score_window(
 def _log_probabilities(
     translator: Translator, sources: list[list[int]], targets: list[list[int]]
 ) -> list[list[float]]:
-    model = translator.model.eval()
-    source = translator.source_tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(model.device)
+    source = translator.source_tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(translator.model.device)
     longest = max(map(len, targets))
-    labels = torch.tensor([row + [-100] * (longest - len(row)) for row in targets], device=model.device)  # (B, T)
-    logits = model(**source, labels=labels).logits  # (B, T, V)
-    words = labels.clamp(min=0)[..., None]
-    chosen = logits.float().log_softmax(dim=-1).gather(2, words).squeeze(2)  # (B, T)
-    return [row[: len(target)] for row, target in zip(chosen.tolist(), targets, strict=True)]
+    words = torch.tensor([row + [0] * (longest - len(row)) for row in targets], device=translator.model.device)
+    each = []
+    for model in translator.models:
+        logits = model.eval()(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False).logits
+        chosen = logits.gather(2, words[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
+        each.append(chosen - logits.float().logsumexp(dim=2))
+    mean = torch.stack(each).logsumexp(dim=0) - math.log(len(each))  # of the probabilities
+    return [row[: len(target)] for row, target in zip(mean.tolist(), targets, strict=True)]

@@ -211,7 +211,7 @@ class Translator:
         if len(self.models) > 1:
             settings["ensemble"] = self.models[1:]
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
-        pairs = _with_prefixes(sentences, prefixes, first_line)
+        pairs = with_prefixes(sentences, prefixes, first_line)
         return self._stream(pairs, first_line, (batch_size, max_tokens_per_batch), layer, settings)
 
     def describe(
@@ -373,19 +373,27 @@ def translated_lines(
             A number gives a line for each hypothesis: `i ||| text ||| score`, or `i ||| text ||| score ||| alignment`,
             where i counts the sentences from 0.
         others: those of `Translator.translate_nbest`.
+
+    Raises:
+        UserError: what that raises, and as early; scores of a greedy search, which has none.
     """
+    if n_best is not None and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1:
+        raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
     if n_best is None and not alignment:
-        yield from map(_on_one_line, translator.translate(sentences, first_line=first_line, **settings))
-        return
+        return map(_on_one_line, translator.translate(sentences, first_line=first_line, **settings))
     found = translator.translate_nbest(sentences, n_best or 1, alignment=alignment, first_line=first_line, **settings)
-    for number, hypotheses in enumerate(found, start=first_line - 1):
-        for one in hypotheses:
-            fields = [_on_one_line(one.text)]
-            if n_best is not None:
-                if one.score is None:
-                    raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
-                fields = [str(number), *fields, f"{one.score:.4f}"]
-            yield " ||| ".join([*fields, one.pharaoh] if alignment else fields)
+    return (
+        _line(None if n_best is None else number, one)
+        for number, hypotheses in enumerate(found, start=first_line - 1)
+        for one in hypotheses
+    )
+
+
+def _line(number: int | None, one: Hypothesis) -> str:
+    fields = [_on_one_line(one.text)]
+    if number is not None:
+        fields = [str(number), *fields, "" if one.score is None else f"{one.score:.4f}"]
+    return " ||| ".join(fields if one.alignment is None else [*fields, one.pharaoh])
 
 
 def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:
@@ -414,9 +422,14 @@ def _batches(sentences: dict[int, _Sentence], batch_size: int, max_tokens: int) 
         yield from length_batches(group, batch_size, max_tokens)
 
 
-def _with_prefixes(
-    sentences: Iterable[str], prefixes: Iterable[str] | None, first_line: int
+def with_prefixes(
+    sentences: Iterable[str], prefixes: Iterable[str] | None, first_line: int = 1
 ) -> Iterator[tuple[str, str]]:
+    """Each sentence with what its translation must begin with; "" where there are no prefixes.
+
+    Raises:
+        UserError: where one of the two ends before the other.
+    """
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)
         return

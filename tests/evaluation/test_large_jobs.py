@@ -16,7 +16,7 @@ import torch
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation.large_jobs import BATCHES_PER_CHUNK, translate_file
-from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.evaluation.translating import Translator, translated_lines
 from tests.model_helpers import tiny_model
 
 LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(60)]
@@ -98,6 +98,28 @@ def test_processes_share_the_chunks(translator: Translator, source: Path) -> Non
     assert sum(done.values()) == len(LINES)
     assert max(done.values()) - min(done.values()) <= CHUNK
     assert output.read_text(encoding="utf-8") == expected(translator)
+
+
+def test_mistakes_name_the_line_of_the_file(folder: Path, source: Path) -> None:
+    model = tiny_model(
+        vocab_size=300, tie_word_embeddings=False, position_encoding_type="learned", max_position_embeddings=64
+    )
+    translator = Translator(model, Translator.from_pretrained(folder, device="cpu").source_tokenizer)
+    source.write_text("\n".join(LINES[:CHUNK] + ["two hundred " * 80]), encoding="utf-8")
+    with pytest.raises(UserError, match=f"line {CHUNK + 1}: .* tokens, but the model has positions for 64"):
+        translate_file(translator, source, source.with_name("out"), process(), **SETTINGS)
+
+
+def test_best_translations_are_counted_through_all_chunks(translator: Translator, source: Path) -> None:
+    output, prefixes = source.with_name("out"), source.with_name("prefixes")
+    begin = ["zwei" if i % 3 else "" for i in range(len(LINES))]
+    prefixes.write_text("\n".join(begin) + "\n", encoding="utf-8")
+    settings = {**SETTINGS, "num_beams": 2, "n_best": 2}
+    translate_file(translator, source, output, process(), prefixes=prefixes, alignment=True, **settings)
+    lines = output.read_text(encoding="utf-8").splitlines()
+    wanted = list(translated_lines(translator, LINES, prefixes=begin, alignment=True, **settings))
+    assert lines == wanted
+    assert sorted({int(line.split(" ||| ")[0]) for line in lines}) == list(range(len(LINES)))
 
 
 def test_parts_of_another_job_are_not_mixed_in(translator: Translator, source: Path) -> None:

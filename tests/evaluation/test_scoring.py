@@ -1,5 +1,6 @@
 """Given translations are as likely as their words, one sentence at a time."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,9 +19,9 @@ def translator() -> Translator:
     return Translator(tiny_model(vocab_size=len(tokenizer), label_smoothing=0.1), tokenizer)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_scores_are_those_of_each_pair_alone(translator: Translator, batch_size: int) -> None:
-    found = list(score_translations_of(translator, iter(PAIRS), batch_size))
+@pytest.mark.parametrize(("batch_size", "max_tokens"), [(1, 100), (3, 100), (64, 4096), (64, 1), (64, 12)])
+def test_scores_are_those_of_each_pair_alone(translator: Translator, batch_size: int, max_tokens: int) -> None:
+    found = list(score_translations_of(translator, iter(PAIRS), batch_size, max_tokens))
     assert len(found) == len(PAIRS)
     for (source, target), scored in zip(PAIRS, found, strict=True):
         ids = translator.target_tokenizer(target)["input_ids"]
@@ -35,6 +36,18 @@ def test_scores_are_those_of_each_pair_alone(translator: Translator, batch_size:
         assert scored.tokens == translator.target_tokenizer.convert_ids_to_tokens(ids)
 
 
-def test_batch_size_is_checked(translator: Translator) -> None:
-    with pytest.raises(UserError, match="batch_size"):
-        list(score_translations_of(translator, PAIRS, 0))
+def test_ensemble_scores_by_the_mean_probability(translator: Translator) -> None:
+    other = tiny_model(1, vocab_size=translator.model.config.vocab_size, d_model=16)
+    both = Translator(translator.model, translator.source_tokenizer, ensemble=[other])
+    alone = [
+        list(score_translations_of(Translator(model, translator.source_tokenizer), PAIRS)) for model in both.models
+    ]
+    for scored, *each in zip(score_translations_of(both, PAIRS), *alone, strict=True):
+        probabilities = np.exp([one.log_probabilities for one in each]).mean(axis=0)
+        assert scored.log_probabilities == pytest.approx(np.log(probabilities).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("limits", [(0,), (1, 0)])
+def test_limits_are_checked(translator: Translator, limits: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="must be at least 1, not 0"):
+        list(score_translations_of(translator, PAIRS, *limits))

@@ -3,6 +3,7 @@
 import gzip
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -121,12 +122,21 @@ def test_what_libraries_print_stays_out_of_the_translation(run, model_folder, tm
         ({"--output": "."}, "is a folder"),
         ({"--output": "no/such/out.txt"}, "No such file or directory"),
         ({"--batch_size": "0"}, "batch_size: must be at least 1"),
+        ({"--max_tokens_per_batch": "0"}, "max_tokens_per_batch: must be at least 1"),
+        ({"--n_best": "5"}, "n_best: 5 translations need num_beams to be at least 5; it is 4"),
+        ({"--n_best": "1", "--num_beams": "1"}, "greedy search gives no scores"),
+        ({"--n_best": "2", "--score": "out.txt"}, "--score judges finished translations; --n_best is for new ones"),
+        ({"--prefix": "out.txt", "--score": "out.txt"}, "--prefix is for new ones"),
+        ({"--alignment_layer": "1"}, "--alignment_layer says where --alignment looks"),
+        ({"--input": "-", "--prefix": "-"}, "--prefix and --input cannot both be standard input"),
+        ({"--input": "out.txt", "--prefix": "two.txt"}, "prefixes: line 2 has a prefix but no sentence"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(run, model_folder, tmp_path, monkeypatch, wrong, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "latin1.txt").write_bytes("gut\nfür\n".encode("latin-1"))
     (tmp_path / "out.txt").write_text("old\n")
+    (tmp_path / "two.txt").write_text("a\nb\n")
     arguments = {
         "--model": model_folder,
         "--input": "latin1.txt",
@@ -137,7 +147,7 @@ def test_mistakes_are_one_line_and_leave_nothing(run, model_folder, tmp_path, mo
     assert status == 2 and printed == b""
     assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
     assert (tmp_path / "out.txt").read_text() == "old\n"
-    assert sorted(os.listdir(tmp_path)) == ["latin1.txt", "out.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["latin1.txt", "out.txt", "two.txt"]
 
 
 @pytest.mark.parametrize("name", ["translate.py", "evaluate_translation.py", "plot_attention.py"])
@@ -168,3 +178,131 @@ def test_scores_of_given_translations(run, model_folder, tmp_path):
     (tmp_path / "target").write_text("seven\n", encoding="utf-8")
     status, _, errors = run("--model", model_folder, "--input", tmp_path / "source", "--score", tmp_path / "target")
     assert status == 2 and "has 2 lines" in errors and "has 1:" in errors
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    return tmp_path / "source"
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_best_translations_and_their_alignment(run, model_folder, source, to_file):
+    output = source.with_name("best")
+    place = ("--output", output) if to_file else ()
+    status, printed, errors = run(
+        "--model", model_folder, "--input", source, "--n_best", 3, "--num_beams", 4, "--max_new_tokens", 5,
+        "--alignment", "--batch_size", 1, *place,
+    )  # fmt: skip
+    assert status == 0, errors
+    lines = (output.read_bytes() if to_file else printed).decode("utf-8").split("\n")[:-1]
+    found = {}
+    for line in lines:
+        number, text, score, links = line.split(" ||| ")
+        found.setdefault(int(number), []).append((text, score, links))
+    translator = Translator.from_pretrained(model_folder, device="cpu")
+    wanted = translator.translate_nbest(LINES, 3, alignment=True, num_beams=4, max_new_tokens=5)
+    assert found == {
+        number: [(one.text.replace("\n", " "), f"{one.score:.4f}", one.pharaoh) for one in hypotheses]
+        for number, hypotheses in enumerate(wanted)
+    }
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_forced_beginnings(run, model_folder, source, to_file):
+    output, prefixes = source.with_name("out"), source.with_name("prefixes")
+    beginnings = ["zwei", "x", "", "fünf", "", "日"]
+    prefixes.write_text("".join(f"{line}\n" for line in beginnings), encoding="utf-8")
+    place = ("--output", output) if to_file else ()
+    status, printed, errors = run(
+        "--model", model_folder, "--input", source, "--prefix", prefixes, "--max_new_tokens", 5, *place
+    )
+    assert status == 0, errors
+    lines = (output.read_bytes() if to_file else printed).decode("utf-8").split("\n")[:-1]
+    assert lines == expected(model_folder, prefixes=beginnings, max_new_tokens=5)
+    assert all(line.startswith(beginning) for line, beginning in zip(lines, beginnings, strict=True))
+    assert lines != expected(model_folder, max_new_tokens=5)
+
+
+def test_several_models_search_together(run, model_folder, source, tmp_path):
+    other = VanillaTransformerForConditionalGeneration.from_pretrained(model_folder)
+    with torch.no_grad():
+        other.lm_head.weight.copy_(other.lm_head.weight.roll(1, dims=0))
+    other.save_pretrained(tmp_path / "other")
+    save_tokenizers(tmp_path / "other", Translator.from_pretrained(model_folder).source_tokenizer)
+    command = ("--input", source, "--max_new_tokens", 4, "--model", model_folder)
+    status, printed, errors = run(*command, tmp_path / "other")
+    assert status == 0, errors
+    translator = Translator.from_pretrained(model_folder, device="cpu", ensemble=[tmp_path / "other"])
+    lines = [line.replace("\n", " ") for line in translator.translate(LINES, max_new_tokens=4)]
+    assert printed.decode("utf-8").split("\n") == [*lines, ""]
+    assert run(*command)[1] != printed
+
+
+def test_job_with_other_settings_is_another_job(run, model_folder, source, monkeypatch):
+    output = source.with_name("out")
+    monkeypatch.setattr(Translator, "translate", interrupted)
+    command = ("--model", model_folder, "--input", source, "--output", output, "--batch_size", 1)
+    assert run(*command)[0] == 130
+    monkeypatch.undo()
+    for more in (("--n_best", 2), ("--alignment",), ("--prefix", source), ("--num_beams", 2)):
+        status, _, errors = run(*command, *more)
+        assert status == 2 and "holds parts of another translation" in errors and errors.count("\n") == 1
+
+
+def interrupted(self, sentences, **_):
+    yield next(iter(sentences))
+    raise KeyboardInterrupt
+
+
+def test_interrupted_file_is_one_line_and_goes_on(run, model_folder, tmp_path, monkeypatch):
+    source, output = tmp_path / "source", tmp_path / "out"
+    source.write_text("".join(f"{line}\n" for line in LINES * 4), encoding="utf-8")
+    original, chunks = Translator.translate, []
+
+    def stopped_in_the_second(self, sentences, **settings):
+        chunks.append(sentences)
+        return interrupted(self, sentences) if len(chunks) == 2 else original(self, sentences, **settings)
+
+    monkeypatch.setattr(Translator, "translate", stopped_in_the_second)
+    command = ("--model", model_folder, "--input", source, "--output", output, "--batch_size", 1)
+    status, printed, errors = run(*command, "--max_new_tokens", 3)
+    assert (status, printed, output.exists()) == (130, b"", False)
+    assert errors == "error: interrupted; what is finished is kept, and the same command goes on there\n"
+    # less memory for a batch is no other job
+    assert run(*command, "--max_new_tokens", 3, "--max_tokens_per_batch", 7)[0] == 0
+    monkeypatch.undo()
+    assert output.read_text(encoding="utf-8").split("\n") == [*expected(model_folder, max_new_tokens=3) * 4, ""]
+    assert sum(map(len, chunks)) == 4 * len(LINES) + len(chunks[1])
+
+
+def translating(repository, model_folder, **options):
+    """The script, answering each line at once."""
+    command = [sys.executable, repository / "scripts" / "translate.py", "--model", model_folder]
+    command += ["--batch_size", "1", "--max_new_tokens", "3", "--device", "cpu"]
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options)
+
+
+def test_interrupt_ends_a_stream_with_one_line(repository, model_folder):
+    with translating(repository, model_folder, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"seven\n")
+        process.stdin.flush()
+        assert process.stdout.readline().endswith(b"\n")  # what is finished has been written
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stdout.read() == b"" and process.stderr.read() == b"error: interrupted\n"
+
+
+def test_reader_that_leaves_is_no_mistake(repository, model_folder):
+    reading, writing = os.pipe()
+    with translating(repository, model_folder, stdout=writing) as process:
+        os.close(writing)
+        process.stdin.write(b"seven\n")
+        process.stdin.flush()
+        with os.fdopen(reading, "rb") as pipe:
+            assert pipe.readline().endswith(b"\n")
+        process.stdin.write(b"seven\nseven\n")  # into a pipe that nobody reads any more
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+        assert process.stderr.read() == b""
