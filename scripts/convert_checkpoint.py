@@ -17,6 +17,8 @@ FORMATS = """\
   fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
   torch    a state dictionary with a torch.nn.Transformer, or of a well-known tutorial; it needs --set heads=N, and
            --set activation=gelu or norm_first=true where that was so
+  fairseq  a .pt of a post-norm transformer, with dict.*.txt beside it or in --set data=FOLDER; give --set codes=FILE
+           (subword-nmt, fastBPE; text then goes through Moses) or sentencepiece=FILE for a tokenizer of raw text
 """
 
 

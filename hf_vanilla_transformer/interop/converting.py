@@ -20,6 +20,7 @@ FORMATS = {
     "marian": ("marian", "from_marian"),
     "fsmt": ("fsmt", "from_fsmt"),
     "torch": ("torch_transformer", "from_torch"),
+    "fairseq": ("fairseq", "from_fairseq"),
 }
 
 
@@ -31,11 +32,13 @@ class Converted:
         model: with the peer's generation settings, where it has any.
         tokenizer, target_tokenizer: those of source and target; None where the files have no tokenizer, or where one
             serves both.
+        note: what the user should know about the tokenizer.
     """
 
     model: VanillaTransformerForConditionalGeneration
     tokenizer: PreTrainedTokenizerBase | None = None
     target_tokenizer: PreTrainedTokenizerBase | None = None
+    note: str = ""
 
 
 def convert(
@@ -68,7 +71,7 @@ def convert(
     save(converted, output)
     parameters = sum(parameter.numel() for parameter in converted.model.parameters())
     words = "with its tokenizer" if converted.tokenizer is not None else "without a tokenizer: the files have none"
-    return f"{output}: {parameters:,} parameters, {words}"
+    return f"{output}: {parameters:,} parameters, {words}{converted.note and f' ({converted.note})'}"
 
 
 def reader(source_format: str) -> Callable[..., Converted]:

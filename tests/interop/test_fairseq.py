@@ -1,0 +1,296 @@
+"""fairseq's checkpoints. fairseq does not run beside the tests: the judges are FSMT, which is its port and has its
+names, and the NumPy restatement; subword-nmt and SentencePiece for the tokens.
+"""
+
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sacremoses
+import sentencepiece
+import torch
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
+from torch import Tensor
+from transformers import FSMTConfig, FSMTForConditionalGeneration
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.fairseq import from_fairseq
+from tests.interop.foreign import SOURCES, TARGETS, assert_same_logits, converted, train_sentencepiece
+from tests.interop.restatement import Program, assert_restated
+from tests.model_helpers import randomise
+from tests.paper import fairseq_position
+
+D, FFN, LAYERS, HEADS = 12, 20, (2, 1), 3
+# What fairseq writes: the arguments of `transformer_iwslt_de_en`, and of the translation task.
+OPTIONS = {
+    "arch": "transformer_iwslt_de_en",
+    "task": "translation",
+    "source_lang": "en",
+    "target_lang": "de",
+    "encoder_embed_dim": D,
+    "decoder_embed_dim": D,
+    "decoder_input_dim": D,
+    "decoder_output_dim": D,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_normalize_before": False,
+    "decoder_normalize_before": False,
+    "adaptive_softmax_cutoff": None,
+    "activation_fn": "relu",
+    "dropout": 0.3,
+    "no_scale_embedding": False,
+}
+
+
+def weights(source_words: int, target_words: int, shared: bool = False) -> dict[str, Tensor]:
+    """Random numbers under fairseq's names, as `TransformerModel.state_dict()` of version 0.12 has them."""
+    shapes: dict[str, tuple[int, ...]] = {"encoder.embed_tokens.weight": (source_words, D)}
+    shapes["decoder.embed_tokens.weight"] = (target_words, D)
+    shapes["decoder.output_projection.weight"] = (target_words, D)
+    for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
+        attentions = ["self_attn"] + ["encoder_attn"] * (stack == "decoder")
+        for layer in (f"{stack}.layers.{i}" for i in range(depth)):
+            for attention in attentions:
+                for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                    shapes[f"{layer}.{attention}.{projection}.weight"] = (D, D)
+                    shapes[f"{layer}.{attention}.{projection}.bias"] = (D,)
+            shapes[f"{layer}.fc1.weight"], shapes[f"{layer}.fc1.bias"] = (FFN, D), (FFN,)
+            shapes[f"{layer}.fc2.weight"], shapes[f"{layer}.fc2.bias"] = (D, FFN), (D,)
+            for norm in [f"{attention}_layer_norm" for attention in attentions] + ["final_layer_norm"]:
+                shapes[f"{layer}.{norm}.weight"] = shapes[f"{layer}.{norm}.bias"] = (D,)
+    generator = torch.Generator().manual_seed(3)
+    drawn = {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()}
+    if shared:
+        for name in ("decoder.embed_tokens.weight", "decoder.output_projection.weight"):
+            drawn[name] = drawn["encoder.embed_tokens.weight"]
+    # what is saved beside the weights
+    drawn |= {f"{stack}.version": torch.tensor([3.0]) for stack in ("encoder", "decoder")}
+    return drawn | {f"{stack}.embed_positions._float_tensor": torch.zeros(1) for stack in ("encoder", "decoder")}
+
+
+def save(path: Path, model: dict[str, Tensor], **options: Any) -> None:
+    """As fairseq before 0.10 did: options in a namespace."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    extra = {"optimizer_history": [{"num_updates": 7}], "extra_state": {"epoch": 1, "val_loss": 2.5}}
+    torch.save({"args": Namespace(**{**OPTIONS, **options}), "model": model, **extra}, path)
+
+
+def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool) -> None:
+    """As fairseq 0.12 does: options in sections, the model's in a namespace or, for `transformer` itself, in parts."""
+    options: Any = Namespace(**OPTIONS)
+    if nested:
+        side = {"embed_dim": D, "ffn_embed_dim": FFN, "attention_heads": HEADS, "normalize_before": False}
+        own = {"_name": "transformer", "activation_fn": "relu", "no_scale_embedding": False, "dropout": 0.3}
+        options = {**own, "encoder": side, "decoder": {**side, "input_dim": D, "output_dim": D}, "base_layers": 0}
+    task = {"_name": "translation", "source_lang": "en", "target_lang": "de"}
+    search = {"beam": 7, "lenpen": 0.8, "max_len_a": 0.0, "max_len_b": 33}
+    torch.save({"args": None, "cfg": {"model": options, "task": task, "generation": search}, "model": model}, path)
+
+
+def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True) -> Program:
+    numbers = {name: tensor.double().numpy() for name, tensor in model.items()}
+    attention = {"self": "self_attn", "cross": "encoder_attn"}
+
+    def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
+        if name == "output":
+            return numbers["decoder.output_projection.weight"].T, np.zeros(1)
+        stack, layer, kind, part = name.split(".")
+        theirs = f"{stack}.layers.{layer}."
+        if part == "norm":
+            theirs += "final_layer_norm" if kind == "ffn" else f"{attention[kind]}_layer_norm"
+            return numbers[f"{theirs}.weight"], numbers[f"{theirs}.bias"]
+        theirs += f"fc{part}" if kind == "ffn" else f"{attention[kind]}.{'out' if part == 'o' else part}_proj"
+        return numbers[f"{theirs}.weight"].T, numbers[f"{theirs}.bias"]
+
+    stacks = {"source": "encoder", "target": "decoder"}
+    return Program(
+        pair,
+        words=lambda side: numbers[f"{stacks[side]}.embed_tokens.weight"],
+        # its first word stands after the padding, which is 1
+        position=position or (lambda place, _: fairseq_position(place + 2, D)),
+        layers=LAYERS,
+        heads=HEADS,
+        scale=scale,
+    )
+
+
+@pytest.mark.parametrize(("name", "formula"), [("gelu", "none"), ("gelu_accurate", "tanh"), ("gelu_fast", "tanh")])
+def test_its_names_of_activations(name: str, formula: str, tmp_path: Path) -> None:
+    save(tmp_path / "model.pt", weights(9, 8), activation_fn=name)
+    ours, x = from_fairseq(tmp_path / "model.pt").model, torch.linspace(-3, 3, 50)
+    actual = ours.model.encoder.layers[0].activation(x)
+    torch.testing.assert_close(actual, torch.nn.functional.gelu(x, approximate=formula))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_new_checkpoint_gives_its_logits(nested: bool, shared: bool, tmp_path: Path) -> None:
+    model = weights(23, 23 if shared else 29, shared)
+    save_with_sections(tmp_path / "checkpoint_best.pt", model, nested)
+    ours, tokenizer, _ = converted("fairseq", tmp_path / "checkpoint_best.pt", tmp_path / "ours")
+    assert_restated(ours, restated(model))
+    assert tokenizer is None
+    assert ours.config.share_encoder_decoder_embeddings is ours.config.tie_word_embeddings is shared
+    search = ours.generation_config
+    assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (7, 0.8, 33)
+
+
+def test_an_old_checkpoint_gives_its_logits(tmp_path: Path) -> None:
+    """Names of version 0.6: projections in one, numbered normalisations, `embed_out`; positions that were learned."""
+    model = weights(23, 29)
+    old = {name: tensor for name, tensor in model.items() if "_float_tensor" not in name}
+    for name in [name for name in old if re.search(r"\.q_proj\.", name)]:
+        fused = name.replace("q_proj.", "in_proj_")
+        old[fused] = torch.cat([old.pop(name.replace("q_proj", f"{each}_proj")) for each in "qkv"])
+    numbers = {
+        "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+        "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+    }
+    for name in list(old):
+        stack, norm = name.split(".")[0], name.split(".")[-2]
+        if norm in numbers[stack]:
+            old[name.replace(norm, f"layer_norms.{numbers[stack].index(norm)}")] = old.pop(name)
+    old["decoder.embed_out"] = old.pop("decoder.output_projection.weight")
+    tables = {f"{stack}.embed_positions.weight": torch.randn(12 + 2, D) for stack in ("encoder", "decoder")}
+    save(tmp_path / "old.pt", old | tables, no_scale_embedding=True)
+    ours, _, _ = converted("fairseq", tmp_path / "old.pt", tmp_path / "ours")
+    stacks = {"source": "encoder", "target": "decoder"}
+
+    def learned(place: int, side: str) -> np.ndarray:
+        return tables[f"{stacks[side]}.embed_positions.weight"][place + 2].double().numpy()
+
+    assert_restated(ours, restated(model, learned, scale=False))
+    assert ours.config.max_position_embeddings == 12
+
+
+@torch.no_grad()
+def test_its_port_gives_the_same_logits(tmp_path: Path) -> None:
+    shape = {"d_model": D, "encoder_ffn_dim": FFN, "decoder_ffn_dim": FFN, "encoder_layers": 2, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS}
+    port = FSMTForConditionalGeneration(FSMTConfig(**shape, **heads, src_vocab_size=23, tgt_vocab_size=29))
+    tables = {name: table.clone() for name, table in port.state_dict().items() if "embed_positions" in name}
+    randomise(port).load_state_dict(tables, strict=False)
+    model = {name.removeprefix("model."): weight for name, weight in port.state_dict().items() if name not in tables}
+    save(tmp_path / "model.pt", model)
+    ours, _, _ = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours")
+    assert_same_logits(ours, port.eval())
+
+
+def write_dictionaries(folder: Path, sides: dict[str, list[str]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for language, words in sides.items():
+        (folder / f"dict.{language}.txt").write_text("".join(f"{word} 9\n" for word in words), encoding="utf-8")
+
+
+def ids_of(line: str, words: list[str]) -> list[int]:
+    """`Dictionary.encode_line`: the special words come first, what is unknown is 3, the end is 2."""
+    numbers = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *words])}
+    return [numbers.get(word, 3) for word in line.split()] + [2]
+
+
+def test_text_in_pieces(tmp_path: Path) -> None:
+    sides = {"en": ["a", "do@@", "g", "runs", "."], "de": ["ein", "Hu@@", "nd", "läuft"]}
+    write_dictionaries(tmp_path / "bin", sides)
+    save(tmp_path / "model.pt", weights(9, 8))
+    _, tokenizer, target = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours", data=tmp_path / "bin")
+    lines = ["a do@@ g runs .", "  a\tcat </s> runs", ""]
+    assert tokenizer(lines)["input_ids"] == [ids_of(line, sides["en"]) for line in lines]
+    assert target("ein Hu@@ nd läuft")["input_ids"] == ids_of("ein Hu@@ nd läuft", sides["de"])
+    # as --remove-bpe
+    assert target.batch_decode([[2, 4, 5, 6, 7, 2, 1], [5, 2], [2]], skip_special_tokens=True) == [
+        "ein Hund läuft",
+        "Hu",
+        "",
+    ]
+
+
+def learnt_codes(path: Path, lines: list[str]) -> BPE:
+    path.with_suffix(".txt").write_text("\n".join(lines), encoding="utf-8")
+    with path.with_suffix(".txt").open(encoding="utf-8") as text, path.open("w", encoding="utf-8") as codes:
+        learn_bpe(text, codes, 30)
+    with path.open(encoding="utf-8") as codes:
+        return BPE(codes)
+
+
+@pytest.mark.parametrize("program", ["subword-nmt", "fastBPE"])
+def test_raw_text_through_moses_and_byte_pairs(program: str, tmp_path: Path) -> None:
+    moses = sacremoses.MosesTokenizer("en")
+    tokenised = [moses.tokenize(line, aggressive_dash_splits=True, return_str=True) for line in SOURCES]
+    bpe = learnt_codes(tmp_path / "codes", [*tokenised, *TARGETS])
+    pieces = sorted({piece for line in tokenised[:2] for piece in bpe.process_line(line).split()})
+    target_pieces = sorted({piece for line in TARGETS for piece in bpe.process_line(line).split()})
+    if program == "fastBPE":  # no header, and a count in each line
+        lines = (tmp_path / "codes").read_text().splitlines()[1:]
+        (tmp_path / "codes").write_text("".join(f"{line} 5\n" for line in lines))
+    write_dictionaries(tmp_path, {"en": pieces, "de": target_pieces})
+    save(tmp_path / "model.pt", weights(len(pieces) + 4, len(target_pieces) + 4))
+    _, tokenizer, target = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours", codes=tmp_path / "codes")
+    texts = ["two dogs run in the snow, and a cat doesn't!", "thirty-four children sleep.", *SOURCES[:2]]
+    for text in texts:
+        line = bpe.process_line(moses.tokenize(text, aggressive_dash_splits=True, return_str=True))
+        assert tokenizer(text)["input_ids"] == ids_of(line, pieces)
+    written = ids_of(bpe.process_line("ein Hund läuft im Schnee ."), target_pieces)
+    assert target.decode([2, *written], skip_special_tokens=True) == "ein Hund läuft im Schnee."
+
+
+def test_raw_text_through_sentencepiece(tmp_path: Path) -> None:
+    pieces = train_sentencepiece(tmp_path / "spm.model", SOURCES + TARGETS)
+    words = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")][::-1]
+    write_dictionaries(tmp_path, {"en": words[:-3], "de": words})
+    save(tmp_path / "model.pt", weights(len(words) + 1, len(words) + 4))
+    options = {"sentencepiece": tmp_path / "spm.model"}
+    _, tokenizer, target = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours", **options)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
+    for text in [*SOURCES, "", "Žluťoučký dogs"]:
+        line = " ".join(processor.encode(text, out_type=str))
+        assert tokenizer(text)["input_ids"] == ids_of(line, words[:-3])
+    for text in TARGETS:
+        written = ids_of(" ".join(processor.encode(text, out_type=str)), words)
+        assert target(text_target=text)["input_ids"] == written
+        assert target.decode([2, *written], skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder_normalize_before": True}, "--encoder-normalize-before=True.*pre-norm"),
+        ({"decoder_normalize_before": True}, "--decoder-normalize-before=True"),
+        ({"layernorm_embedding": True}, "--layernorm-embedding"),
+        ({"adaptive_softmax_cutoff": "1000,5000"}, "--adaptive-softmax-cutoff=1000,5000"),
+        ({"no_token_positional_embeddings": True}, "positions"),
+        ({"decoder_output_dim": 6}, "--decoder-output-dim=6"),
+        ({"arch": "transformer_lm"}, "arch=transformer_lm"),
+        ({"arch": "fconv_wmt_en_de"}, "arch=fconv_wmt_en_de"),
+        ({"encoder_attention_heads": None}, "number of heads"),
+        ({"activation_fn": "relu_squared"}, "activation_function='relu_squared'"),
+    ],
+)
+def test_other_architectures_are_refused(options: dict, message: str, tmp_path: Path) -> None:
+    save(tmp_path / "model.pt", weights(9, 8), **options)
+    with pytest.raises(UserError, match=message):
+        from_fairseq(tmp_path / "model.pt")
+
+
+def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
+    save(tmp_path / "model.pt", weights(9, 8))
+    with pytest.raises(UserError, match=r"dict\.SOURCE\.txt"):
+        from_fairseq(tmp_path / "model.pt", codes=tmp_path / "codes")
+    write_dictionaries(tmp_path, {"en": ["a"], "de": ["ein"]})
+    with pytest.raises(UserError, match=r"dict\.en\.txt: 5 words .* the model has 9"):
+        from_fairseq(tmp_path / "model.pt")
+    write_dictionaries(tmp_path, {"en": list("abcda"), "de": list("abcd")})
+    with pytest.raises(UserError, match="'a' is there twice"):
+        from_fairseq(tmp_path / "model.pt")
+    write_dictionaries(tmp_path, {"en": list("abcde"), "de": list("abcd")})
+    (tmp_path / "codes").write_text("a b\nc d</w>\n")
+    with pytest.raises(UserError, match=r"subword-nmt 0\.1"):
+        from_fairseq(tmp_path / "model.pt", codes=tmp_path / "codes")
+    (tmp_path / "codes").write_text("#version: 0.2\na b\nc\n")
+    with pytest.raises(UserError, match="line 2 of the merges"):
+        from_fairseq(tmp_path / "model.pt", codes=tmp_path / "codes")
+    with pytest.raises(UserError, match="no SentencePiece model"):
+        from_fairseq(tmp_path / "model.pt", sentencepiece=tmp_path / "codes")
