@@ -22,6 +22,9 @@ from transformers.modeling_utils import PreTrainedModel
 
 from .layers_vanilla_transformer import VanillaTransformerDecoderLayer
 
+# Numbers of a float32 matrix below which calling oneDNN costs more than it saves.
+_LEAST_LAID_OUT = 2**19
+
 # Where the pasts stand
 
 
@@ -163,8 +166,8 @@ class ModuleReader:
 class Product:
     """x W^T + b of linear layers with the same input, their outputs side by side.
 
-    On x86 processors oneDNN multiplies with a weight that it has laid out itself, in two thirds of the time for the
-    few rows that a beam search has.
+    On x86 processors oneDNN multiplies by a weight that it has laid out itself, in about two thirds of the time for
+    the few rows of a beam search. The layout is a second copy of the weight.
     """
 
     def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype):
@@ -173,25 +176,27 @@ class Product:
 
         self.weight = side_by_side([linear.weight for linear in linears])
         self.bias = None if linears[0].bias is None else side_by_side([linear.bias for linear in linears])
-        self.packed = _can_pack(self.weight)
-        if self.packed:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
+        self.laid_out = (
+            torch.ops.mkldnn._reorder_linear_weight(self.weight, None) if _can_lay_out(self.weight) else None
+        )
+        # A float32 row by a matrix only waits for the weights, which are as many in either layout.
+        self.least_rows = 2 if dtype == torch.float32 else 1
 
     def __call__(self, x: Tensor) -> Tensor:
         """(R, D) to (R, outputs)."""
-        if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return F.linear(x, self.weight, self.bias)
+        if self.laid_out is None or len(x) < self.least_rows:
+            return F.linear(x, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.laid_out, self.bias, "none", [], "")
 
 
-def _can_pack(weight: Tensor) -> bool:
+def _can_lay_out(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
         return False
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
-    return weight.dtype == torch.float32 or (
-        weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    if weight.dtype == torch.float32:
+        return weight.numel() >= _LEAST_LAID_OUT
+    return weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class StepLayer:

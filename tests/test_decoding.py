@@ -86,11 +86,15 @@ def test_steps_are_what_the_modules_compute(fields: dict[str, Any]) -> None:
             assert_near(ours, theirs)
 
 
+@pytest.mark.parametrize("least", [0, 2**19])
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("prefix", [1, 4])
 @pytest.mark.parametrize("lengths", [[4], [3, 3, 3], [1, 9, 4]])
 @torch.no_grad()
-def test_steps_in_batches_of_any_shape(beams: int, prefix: int, lengths: list[int]) -> None:
+def test_steps_in_batches_of_any_shape(
+    beams: int, prefix: int, lengths: list[int], least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "_LEAST_LAID_OUT", least)
     steps, modules = readers(tiny_model(1), lengths)
     for ours, theirs in zip(
         walk(steps, len(lengths), beams, prefix), walk(modules, len(lengths), beams, prefix), strict=True
