@@ -1,0 +1,136 @@
+"""A language more: what was known stays as it was, and the new text takes fewer tokens."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.vocabulary import extend_embeddings, extend_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from tests.model_helpers import TYING_MODES, assert_near, tiny_model
+
+OLD = ["the old words and the new words of a language", "a language of words"] * 3
+NEW = ["les mots nouveaux de la langue française", "encore des mots français, et puis d'autres"] * 3
+SETTINGS = ["padding_side", "model_input_names", "split_special_tokens", "special_tokens_map"]
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    old = train_tokenizer(OLD, 290)
+    return old, extend_tokenizer(old, NEW, 30)
+
+
+def length(tokenizer, texts):
+    return sum(len(ids) for ids in tokenizer(texts)["input_ids"])
+
+
+def test_old_tokens_keep_their_ids_and_new_text_gets_shorter(tokenizers):
+    old, new = tokenizers
+    assert len(new) == len(old) + 30
+    assert all(new.get_vocab()[token] == index for token, index in old.get_vocab().items())
+    assert sorted(new.get_vocab().values()) == list(range(len(new)))
+    assert length(new, NEW) < 0.6 * length(old, NEW)
+    assert length(new, OLD) <= length(old, OLD)
+    assert all(getattr(new, name) == getattr(old, name) for name in SETTINGS)
+
+
+@pytest.mark.parametrize("text", [*NEW[:2], *OLD[:2], " déjà  vu\n", "日本 </s> 🙂", ""])
+def test_every_text_comes_back_exactly(text, tokenizers):
+    for tokenizer in tokenizers:
+        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_an_extended_tokenizer_is_saved_like_any_other(tokenizers, tmp_path):
+    _, new = tokenizers
+    save_tokenizers(tmp_path, new)
+    assert AutoTokenizer.from_pretrained(tmp_path)(NEW + OLD)["input_ids"] == new(NEW + OLD)["input_ids"]
+
+
+@pytest.mark.parametrize("tied", TYING_MODES)
+@torch.no_grad()
+def test_the_logits_of_old_words_stay(tied, tokenizers, tmp_path):
+    old, new = tokenizers
+    shared, tie = tied
+    sizes = {} if shared else {"decoder_vocab_size": 50}
+    model = tiny_model(
+        vocab_size=len(old),
+        share_encoder_decoder_embeddings=shared,
+        tie_word_embeddings=tie,
+        lm_head_bias=True,
+        **sizes,
+    )
+    ids = old(OLD[:2], padding=True, return_tensors="pt")
+    batch = {**ids, "decoder_input_ids": torch.tensor([[0, 7, 45], [0, 9, 4]])}
+    before = model(**batch).logits
+    extend_embeddings(model, old, new)
+    after = model(**batch).logits
+    assert_near(after[..., : before.shape[-1]], before, 1e-6)
+    assert model.config.vocab_size == len(new)
+    assert after.shape[-1] == (len(new) if shared else 50)
+    # a new token starts as the mean of what it was read as
+    (word, _), pieces = new("mots")["input_ids"], old("mots")["input_ids"][:-1]
+    assert word >= len(old) and len(pieces) > 1
+    matrices = [model.get_encoder().embed_tokens.weight]
+    if shared:
+        matrices += [model.get_decoder().embed_tokens.weight, model.lm_head.weight, model.lm_head.bias]
+    for matrix in matrices:
+        assert_near(matrix[word], matrix[pieces].mean(dim=0), 1e-6)
+    assert (model.lm_head.weight is model.get_decoder().embed_tokens.weight) == tie
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert again(**batch).logits.equal(after)
+
+
+@torch.no_grad()
+def test_the_targets_own_vocabulary_grows_alone(tokenizers):
+    old, new = tokenizers
+    sizes = {"vocab_size": 40, "decoder_vocab_size": len(old), "share_encoder_decoder_embeddings": False}
+    model = tiny_model(lm_head_bias=True, tie_word_embeddings=False, **sizes)
+    batch = {"input_ids": torch.tensor([[5, 6, 2]]), "decoder_input_ids": torch.tensor([[0, 200, 250]])}
+    before = model(**batch).logits
+    extend_embeddings(model, old, new, side="target")
+    after = model(**batch).logits
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (40, len(new))
+    assert_near(after[..., : len(old)], before, 1e-6)
+    assert torch.isfinite(after).all() and after.shape[-1] == len(new)
+
+
+def test_the_merges_are_those_of_the_algorithm():
+    # Sennrich et al. 2016: the most frequent pair of neighbours is joined; here restated without any index
+    old = train_tokenizer(OLD, 270)
+    found = extend_tokenizer(old, NEW, 12)
+    merges = json.loads(found.backend_tokenizer.to_str())["model"]["merges"]
+    added = merges[len(json.loads(old.backend_tokenizer.to_str())["model"]["merges"]) :]
+    lines = [old.convert_ids_to_tokens(old(text)["input_ids"][:-1]) for text in NEW]
+    for left, right in added:
+        pairs = Counter(
+            pair for line in lines for pair in zip(line, line[1:], strict=False) if not pair[1].startswith("Ġ")
+        )
+        # neighbours of different words are no pair: of these texts each word and comma begins with a space or stands
+        # alone, and "'" begins a word of its own
+        pairs = Counter({pair: n for pair, n in pairs.items() if pair[1] not in (",", "'") and pair[0] != "'"})
+        assert pairs[left, right] == max(pairs.values())
+        for line in lines:
+            index = 0
+            while index < len(line) - 1:
+                if (line[index], line[index + 1]) == (left, right):
+                    line[index : index + 2] = [left + right]
+                index += 1
+
+
+def test_what_cannot_be_is_one_line(tokenizers):
+    old, new = tokenizers
+    with pytest.raises(UserError, match="more is 0"):
+        extend_tokenizer(old, NEW, 0)
+    with pytest.raises(UserError, match="only a byte-pair encoding"):
+        extend_tokenizer(object(), NEW, 5)
+    model = tiny_model(vocab_size=len(old))
+    with pytest.raises(UserError, match="side='both'"):
+        extend_embeddings(model, old, new, side="both")
+    with pytest.raises(UserError, match="do not fit: token .* has moved"):
+        extend_embeddings(model, old, train_tokenizer(NEW, 300))
+    with pytest.raises(UserError, match="do not fit: the old one has"):
+        extend_embeddings(tiny_model(vocab_size=40), old, new)

@@ -1,0 +1,144 @@
+"""Word vectors: the three text formats as their programs write them, which tokens are words, and what is told."""
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from hf_vanilla_transformer.data import train_tokenizer
+from hf_vanilla_transformer.data.word_vectors import load_word_vectors
+from hf_vanilla_transformer.errors import UserError
+from tests.model_helpers import tiny_model
+
+D = 8
+WORDS = ["the", "dog", "hotdog", "für", "snow", "New"]
+rng = np.random.default_rng(3)
+VECTORS = {word: rng.normal(0.3, 0.4, D).astype(np.float32) for word in [*WORDS, "unused"]}
+
+
+def lines(vectors, end=""):
+    return [word + " " + " ".join(f"{number:.6f}" for number in vector) + end for word, vector in vectors.items()]
+
+
+def written(path, format="glove", vectors=VECTORS, extra=()):
+    """A file as GloVe, word2vec and fastText write it: those two with a first line, word2vec with a last space."""
+    rows = [*lines(vectors, " " if format == "word2vec" else ""), *extra]
+    head = [] if format == "glove" else [f"{len(rows)} {D}"]
+    path.write_bytes(("\n".join(head + rows) + "\n").encode())
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    text = "the dog the hotdog für snow New London the dog snow für hotdog London New"
+    return train_tokenizer([text] * 5, 320)
+
+
+@pytest.fixture
+def embedding(tokenizer):
+    torch.manual_seed(0)
+    return nn.Embedding(len(tokenizer), D)
+
+
+def token_of(tokenizer, word):
+    (index, _) = tokenizer(word)["input_ids"]  # one token, and the end
+    return index
+
+
+@pytest.mark.parametrize("format", ["glove", "word2vec", "fasttext"])
+def test_every_format_gives_its_words_their_vectors(format, tokenizer, embedding, tmp_path):
+    before = embedding.weight.clone()
+    report = load_word_vectors(embedding, tokenizer, written(tmp_path / "v.txt", format), rescale=False)
+    assert (report.words, report.width, report.dropped) == (len(VECTORS), D, {})
+    ids = {word: token_of(tokenizer, word) for word in WORDS}
+    assert report.found == {index: word for word, index in ids.items()}
+    for word, index in ids.items():
+        np.testing.assert_allclose(embedding.weight[index].detach().numpy(), VECTORS[word], atol=1e-6)
+    others = [index for index in range(len(tokenizer)) if index not in report.found]
+    assert embedding.weight[others].equal(before[others])
+    assert "London" in report.missing and not set(report.missing) & set(WORDS)
+    assert report.pieces + len(report.missing) + len(report.found) == len(tokenizer)
+
+
+def test_mean_and_size_as_the_formulas_say(tokenizer, embedding, tmp_path):
+    size = embedding.weight.std().item()
+    report = load_word_vectors(embedding, tokenizer, written(tmp_path / "v.txt"))
+    rows = np.stack([VECTORS[word] for word in report.found.values()]).astype(np.float64)
+    centred = rows - rows.mean(axis=0)
+    scale = size / np.sqrt((centred**2).mean())
+    assert report.mean == pytest.approx(np.linalg.norm(rows.mean(axis=0)), rel=1e-4)
+    assert report.scale == pytest.approx(scale, rel=1e-4)
+    found = embedding.weight[list(report.found)].detach().numpy()
+    np.testing.assert_allclose(found, centred * scale, atol=1e-5)
+
+
+def test_gzip_lower_case_and_the_first_of_two(tokenizer, embedding, tmp_path):
+    vectors = {"new": VECTORS["New"], "The": VECTORS["dog"], "the": VECTORS["the"]}
+    rows = [*lines(vectors), *lines({"the": VECTORS["snow"]})]
+    path = tmp_path / "v.vec.gz"
+    path.write_bytes(gzip.compress("\n".join([f"4 {D}", *rows]).encode()))
+    report = load_word_vectors(embedding, tokenizer, path, rescale=False)
+    assert report.lowered == 1 and set(report.found.values()) == {"new", "the"}
+    np.testing.assert_allclose(embedding.weight[token_of(tokenizer, "New")].detach(), VECTORS["New"], atol=1e-6)
+    np.testing.assert_allclose(embedding.weight[token_of(tokenizer, "the")].detach(), VECTORS["the"], atol=1e-6)
+
+
+def test_bad_lines_are_counted_and_words_may_hold_spaces(tokenizer, embedding, tmp_path):
+    numbers = " ".join(["0.5"] * D)
+    bad = ["dog 1 2 3", f"snow {numbers[:-4]} nan", f"für {numbers[:-4]} x", "", f". . . {numbers}"]
+    vectors = {word: VECTORS[word] for word in ("the", "hotdog")}
+    report = load_word_vectors(embedding, tokenizer, written(tmp_path / "v.txt", vectors=vectors, extra=bad))
+    assert report.dropped == {"not a word and its numbers": 2, "not numbers": 2}
+    assert report.words == 3 and set(report.found.values()) == {"the", "hotdog"}
+    assert report.summary() == (
+        f"v.txt: 3 words of 8 numbers; 2 of the {len(report.missing) + 2} tokens that can be words have one (0 in "
+        f"lower case), {report.pieces} are other parts; without: {', '.join(report.missing[:5])} …; "
+        "2 lines dropped: not a word and its numbers; 2 lines dropped: not numbers"
+    )
+
+
+def test_vocabularies_of_words_and_of_sentencepiece(tmp_path):
+    path = written(tmp_path / "v.txt")
+    vocabulary = {"<unk>": 0, "the": 1, "dog": 2, "moon": 3}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    assert load_word_vectors(nn.Embedding(4, D), words, path).found == {1: "the", 2: "dog"}
+    pieces = {"<unk>": 0, "▁the": 1, "dog": 2, "▁hot": 3, "▁hotdog": 4, "▁": 5}
+    backend = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    marked = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    report = load_word_vectors(nn.Embedding(6, D), marked, path)
+    assert report.found == {1: "the", 4: "hotdog"} and report.missing == ["hot"] and report.pieces == 3
+
+
+def test_the_shared_matrix_of_a_model_stays_one(tokenizer, tmp_path):
+    model = tiny_model(vocab_size=len(tokenizer), d_model=D)
+    report = load_word_vectors(model.get_input_embeddings(), tokenizer, written(tmp_path / "v.txt"), rescale=False)
+    for matrix in (model.get_encoder().embed_tokens, model.get_decoder().embed_tokens, model.lm_head):
+        for index, word in report.found.items():
+            np.testing.assert_allclose(matrix.weight[index].detach(), VECTORS[word], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("the 1 2 3\n", "has vectors of 3 numbers, and the embedding takes 8"),
+        ("10 300\nthe " + "1 " * 300 + "\n", "has vectors of 300 numbers"),
+        ("", "has no vectors"),
+        (f"5 {D}\n", "none of its 0 words is a token"),
+        (f"1 {D}\nzzz " + "1 " * D + "\n", "none of its 1 words is a token"),
+    ],
+)
+def test_files_that_are_of_no_use_are_one_line(text, message, tokenizer, embedding, tmp_path):
+    before = embedding.weight.clone()
+    (tmp_path / "v.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message) as raised:
+        load_word_vectors(embedding, tokenizer, tmp_path / "v.txt")
+    assert "\n" not in str(raised.value) and embedding.weight.equal(before)
+    with pytest.raises(UserError, match="no such file"):
+        load_word_vectors(embedding, tokenizer, tmp_path / "nowhere.txt")
