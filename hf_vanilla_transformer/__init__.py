@@ -3,6 +3,9 @@
 Importing this package registers the model with the Auto classes of `transformers`.
 """
 
+import importlib
+from typing import Any
+
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -55,4 +58,19 @@ __all__ = [
     "VanillaTransformerForSequenceClassification",
     "VanillaTransformerModel",
     "VanillaTransformerPreTrainedModel",
+    "VanillaTransformerTrainer",
+    "VanillaTransformerTrainingArguments",
 ]
+
+# Loaded when they are asked for: they need datasets and accelerate, which a model does not.
+_TRAINING = {"VanillaTransformerTrainer": "trainer", "VanillaTransformerTrainingArguments": "arguments"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _TRAINING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".training.{_TRAINING[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_TRAINING})

@@ -1,19 +1,21 @@
 """Sentence pairs as ids, with the length of each pair beside it, and BPE-dropout for training."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
+from .bpe_dropout import BpeDropout, dice
 from .corpora import describe_dropped
-from .tokenizer_training import copy_with_bpe_dropout
 
 _LINES_TOLD = 5
 _ROWS_COMPARED = 1000
+_COLUMNS = ["input_ids", "labels", "length", "line"]
 
 
 @dataclass
@@ -71,7 +73,7 @@ def encode_pairs(
             would be of another test set.
 
     Returns:
-        Columns `input_ids`, `labels` and `length` (tokens of the longer side), from the cache of `datasets`
+        Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, from the cache of `datasets`
         where it knows them; and the report.
 
     Raises:
@@ -94,7 +96,7 @@ def encode_pairs(
         if too_long.all():
             raise UserError(f"every pair is longer than the limits: {report.summary()}")
         encoded = encoded.select(np.flatnonzero(~too_long))
-    return encoded.select_columns(["input_ids", "labels", "length"]), report
+    return encoded.select_columns(_COLUMNS), report
 
 
 class _Encode:
@@ -133,7 +135,7 @@ def _encode_stream(
         too_long = over(encoded["source_length"], encoded["target_length"])
         report.count(encoded["line"], too_long)
         keep = np.flatnonzero(~too_long) if report.dropped else range(len(too_long))
-        return {name: [encoded[name][i] for i in keep] for name in ("input_ids", "labels", "length")}
+        return {name: [encoded[name][i] for i in keep] for name in _COLUMNS}
 
     return pairs.map(read, batched=True, with_indices=True, remove_columns=pairs.column_names)
 
@@ -143,63 +145,119 @@ def with_bpe_dropout(
     tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     dropout: float = 0.1,
-) -> Dataset | IterableDataset:
-    """Segment the text anew at each access (BPE-dropout, Provilkov et al. 2020, arXiv 1910.13267).
+    seed: int = 0,
+) -> Any:
+    """Segment the text anew in each epoch (BPE-dropout, Provilkov et al. 2020, arXiv 1910.13267).
 
-    The text is what the ids decode to, so only `input_ids` and `labels` are needed: the `Trainer` may remove
-    the other columns. `length` stays the length without dropout, with which batches are made; what comes
-    out is longer (1.14 times at 0.1 and 1.6 times at 0.3 on Multi30k with 10,000 tokens). To read `length`
-    alone, read it from the data set that went in: here each access segments the row as well.
-
-    The random numbers are drawn inside `tokenizers`, which takes no seed: two runs with the same seed see
-    different segmentations. With worker processes set TOKENIZERS_PARALLELISM=false, or `tokenizers` warns that
-    it was forked.
+    The text is what the ids decode to. How a pair is segmented depends on nothing but `seed`, the epoch
+    (`set_epoch`, which `VanillaTransformerTrainer` calls) and the pair's `line`: not on the process or worker that
+    reads it, nor on what was read before. `length` stays the length without dropout, with which batches are made;
+    what comes out is longer (1.14 times at 0.1 and 1.6 times at 0.3 on Multi30k with 10,000 tokens).
 
     Args:
         encoded: from `encode_pairs`.
-        tokenizer, target_tokenizer: the ones that encoded it; they stay without dropout.
+        tokenizer, target_tokenizer: the ones that encoded it.
         dropout: probability of leaving out a merge; 0.1 in the paper. 0 gives `encoded` back.
+        seed: of the random numbers.
 
     Returns:
-        The same rows, freshly segmented each time. For training only.
+        The same rows, freshly segmented in each epoch: a `torch` data set with `encoded` as an attribute, or an
+        iterable one where that is a stream. For training only.
 
     Raises:
         UserError: `dropout` is not in [0, 1), a tokenizer is no BPE, or its ids do not decode to the text.
     """
+    if not 0 <= dropout < 1:
+        raise UserError(f"bpe_dropout is {dropout}; it must be at least 0 and below 1")
     if dropout == 0:
         return encoded
-    sides = {"input_ids": tokenizer, "labels": target_tokenizer or tokenizer}
-    if isinstance(encoded, Dataset):
-        _require_round_trip(encoded, sides)
-    segment = _Segment({side: copy_with_bpe_dropout(each, dropout) for side, each in sides.items()})
+    segment = _Segment(tokenizer, target_tokenizer or tokenizer, dropout, seed)
     if isinstance(encoded, IterableDataset):
-        return encoded.map(segment, batched=True, batch_size=100)
-    return encoded.with_transform(segment)
+        return FreshStream(encoded, segment)
+    segment.require_round_trip(encoded.with_format(None)[:_ROWS_COMPARED])
+    return FreshPairs(encoded, segment)
+
+
+class FreshPairs(torch.utils.data.Dataset):
+    """Rows of a data set, segmented anew in each epoch; see `with_bpe_dropout`."""
+
+    def __init__(self, encoded: Dataset, segment: "_Segment"):
+        self.encoded, self.segment = encoded, segment
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the segmentation; worker processes that already run hear of it, too."""
+        self.segment.epoch.fill_(epoch)
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
+        return [self.segment(row) for row in self.encoded.__getitems__(rows)]
+
+
+class FreshStream(torch.utils.data.IterableDataset):
+    """Rows of a stream, segmented anew in each epoch; see `with_bpe_dropout`."""
+
+    def __init__(self, stream: IterableDataset, segment: "_Segment"):
+        self.stream, self.segment = stream, segment
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the segmentation, and the order if the stream shuffles."""
+        self.segment.epoch.fill_(epoch)
+        self.stream.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands."""
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there when it is read next."""
+        self.stream.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.segment, self.stream)
 
 
 class _Segment:
-    """Takes a batch of ids back to text and encodes it again, with tokenizers that drop merges."""
+    """Takes the ids of a pair back to text and segments that again, with some merges left out."""
 
-    def __init__(self, sides: dict[str, PreTrainedTokenizerBase]) -> None:
-        self.sides = sides
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase,
+        dropout: float,
+        seed: int,
+    ) -> None:
+        self.sides = {"input_ids": tokenizer, "labels": target_tokenizer}
+        self.dropout, self.seed = dropout, seed
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        try:
+            self.encoders = {side: BpeDropout(each) for side, each in self.sides.items()}
+        except ValueError as error:
+            raise UserError(f"BPE-dropout needs a byte-pair encoding; the tokenizer has {error}") from None
 
-    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        fresh = dict(batch)
-        for side in self.sides.keys() & batch.keys():
-            fresh[side] = _segment(self.sides[side], batch[side], target=side == "labels")
-        return fresh
+    def __call__(self, pair: dict[str, Any]) -> dict[str, Any]:
+        draw = dice(self.seed, int(self.epoch), pair["line"])
+        return {**pair, **{side: self.fresh(side, pair[side], self.dropout, draw) for side in self.sides}}
 
+    def fresh(self, side: str, ids: list[int], dropout: float, draw: Any = None) -> list[int]:
+        """The ids of one side, segmented again between the special tokens at its ends."""
+        tokenizer = self.sides[side]
+        special = set(tokenizer.all_special_ids)
+        start = next((place for place, each in enumerate(ids) if each not in special), 0)
+        end = len(ids) - next((place for place, each in enumerate(reversed(ids)) if each not in special), 0)
+        text = tokenizer.decode(ids[start:end])
+        return [*ids[:start], *self.encoders[side](text, dropout, draw), *ids[end:]]
 
-def _segment(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], target: bool) -> list[list[int]]:
-    return _ids(tokenizer, tokenizer.batch_decode(rows, skip_special_tokens=True), target)
-
-
-def _require_round_trip(encoded: Dataset, sides: dict[str, PreTrainedTokenizerBase]) -> None:
-    """A foreign tokenizer may not give its text back (unknown words, cleaned spaces): look before training."""
-    head = encoded.with_format(None)[:_ROWS_COMPARED]
-    for side, tokenizer in sides.items():
-        if _segment(copy_with_bpe_dropout(tokenizer, None), head[side], target=side == "labels") != head[side]:
-            raise UserError(
-                f"BPE-dropout is not possible with this {type(tokenizer).__name__}: {side} decoded and encoded "
-                "again differ; train one with scripts/train_tokenizer.py or set bpe_dropout to 0"
-            )
+    def require_round_trip(self, head: dict[str, list[list[int]]]) -> None:
+        """A foreign tokenizer may not give its text back (unknown words, cleaned spaces), or segment in ways that
+        `BpeDropout` does not know: look before training."""
+        for side, tokenizer in self.sides.items():
+            if any(self.fresh(side, ids, 0.0) != ids for ids in head[side]):
+                raise UserError(
+                    f"BPE-dropout is not possible with this {type(tokenizer).__name__}: {side} decoded and encoded "
+                    "again differ; train one with scripts/train_tokenizer.py or set bpe_dropout to 0"
+                )

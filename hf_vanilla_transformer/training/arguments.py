@@ -84,8 +84,54 @@ class DataArguments:
 
 
 @dataclass
-class RunArguments(Seq2SeqTrainingArguments):
-    """`Seq2SeqTrainingArguments` with the paper's optimizer and schedule (§5.3) as defaults, and a little more."""
+class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
+    """`Seq2SeqTrainingArguments`, and batches of tokens (§5.1) for `VanillaTransformerTrainer`.
+
+    Raises:
+        ValueError: a number below 1, or settings that count batches or sentences beside those that count tokens.
+    """
+
+    max_tokens_per_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Batches of at most this many source tokens and this many target tokens, padding included, on "
+            "each device; in place of per_device_train_batch_size"
+        },
+    )
+    tokens_per_update: int | None = field(
+        default=None,
+        metadata={
+            "help": "About this many target tokens an update, in as many batches and processes as that takes (§5.1: "
+            "25000); None for one batch on each device"
+        },
+    )
+    stream_window: int = field(
+        default=20_000, metadata={"help": "Pairs of a stream that are held to make batches of tokens of"}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens_per_batch", "tokens_per_update", "stream_window"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.max_tokens_per_batch is None:
+            if self.tokens_per_update is not None:
+                raise ValueError(f"tokens_per_update={self.tokens_per_update} needs max_tokens_per_batch")
+        elif self.gradient_accumulation_steps != 1:
+            raise ValueError(
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps} counts batches; with "
+                "max_tokens_per_batch give tokens_per_update in its place"
+            )
+        elif self.dataloader_drop_last or self.auto_find_batch_size:
+            name = "dataloader_drop_last" if self.dataloader_drop_last else "auto_find_batch_size"
+            raise ValueError(f"{name}=True does not go with max_tokens_per_batch")
+        super().__post_init__()
+
+
+@dataclass
+class RunArguments(VanillaTransformerTrainingArguments):
+    """`VanillaTransformerTrainingArguments` with the paper's optimizer and schedule (§5.3) as defaults, and a little
+    more."""
 
     learning_rate: float | None = field(
         default=None, metadata={"help": "Peak learning rate; None is the paper's d_model^-0.5 · warmup_steps^-0.5"}

@@ -2,29 +2,13 @@
 
 import signal
 import time
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from ..data import save_tokenizers
-
-
-class SaveTokenizers(TrainerCallback):
-    """Put both tokenizers into each checkpoint; `Trainer` itself knows only one.
-
-    Args:
-        source, target: one and the same object where the vocabulary is joint.
-    """
-
-    def __init__(self, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase):
-        self.tokenizers = source, target
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.is_world_process_zero:
-            save_tokenizers(Path(args.output_dir) / f"checkpoint-{state.global_step}", *self.tokenizers)
+from .processes import anywhere, is_first
 
 
 class StopWithCheckpoint(TrainerCallback, ExportableState):
@@ -65,13 +49,16 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
-        print("\nstopping: this step is finished and saved first (Ctrl-C again stops at once)", flush=True)
+        if is_first():
+            print("\nstopping: this step is finished and saved first (Ctrl-C again stops at once)", flush=True)
         signal.signal(signal.SIGINT, self._previous)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
+        # Clocks differ and Ctrl-C comes between any two instructions: all processes must stop after the same step.
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
+        self.interrupted, over = anywhere(self.interrupted, over, device=args.device)
         if over or self.interrupted:
             control.should_training_stop = True
             control.should_save = True

@@ -15,7 +15,10 @@ from safetensors.torch import save_file
 from ..errors import UserError
 
 WEIGHTS = "model.safetensors"
-STATE = "trainer_state.json"  # `Trainer` writes it last
+STATE = "trainer_state.json"
+POSITION = "data_position.json"  # where in the data a checkpoint is, for batches of tokens
+SHARDS = "pytorch_model_fsdp_0"  # accelerate's folder of weights that several processes wrote
+WAITING_ROOM = ".saving"  # where a checkpoint is written before it appears
 
 
 def whole_checkpoints(run: Path) -> list[Path]:
@@ -37,11 +40,51 @@ def _is_whole(checkpoint: Path) -> bool:
         json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return (checkpoint / WEIGHTS).is_file()
+    return (checkpoint / WEIGHTS).is_file() or (checkpoint / SHARDS).is_dir()
+
+
+def move_in(beside: Path, target: Path) -> None:
+    """Let a finished folder take its place, at once; what was written is on the disk before.
+
+    Args:
+        beside: the folder, on the same file system.
+        target: its place; a folder that is there already (of an earlier attempt at the same step) goes.
+    """
+    for path in (*beside.rglob("*"), beside):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    if target.exists():
+        old = beside.with_name(f"old-{target.name}")
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(target, old)
+        os.replace(beside, target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(beside, target)
+
+
+def remove_old_checkpoints(run: Path, limit: int, newest: Path, best: str | Path | None = None) -> None:
+    """Keep the `limit` youngest whole checkpoints, the newest and the best one among them.
+
+    Args:
+        run: the folder that they are in.
+        limit: how many to keep, at least; 1 keeps the newest and the best.
+        newest: the one that was just written: it stays even if those of an abandoned run have higher numbers.
+        best: the best one so far, if there is one.
+    """
+    kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
+    others = [path for path in whole_checkpoints(run) if path.resolve() not in kept]
+    others.sort(key=lambda path: (path / STATE).stat().st_mtime)
+    for path in others[: max(0, len(others) + len(kept) - limit)]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_broken_checkpoints(run: Path) -> None:
     """Delete what a crash or a full disk left of a checkpoint, so that it is neither resumed from nor counted."""
+    shutil.rmtree(run / WAITING_ROOM, ignore_errors=True)
     whole = set(whole_checkpoints(run))
     for path in run.glob("checkpoint-*"):
         if _step(path) and path not in whole:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate.utils import wait_for_everyone
 from datasets import Dataset, IterableDataset
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -38,7 +40,7 @@ from ..evaluation.metrics import score_translations, translation_metrics
 from ..hub.card import CardFacts, describe_hardware, versions, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import DataArguments, RunArguments, chosen_values
-from .callbacks import SaveTokenizers, StopWithCheckpoint
+from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     STATE,
     WEIGHTS,
@@ -49,6 +51,7 @@ from .checkpoints import (
 )
 from .curve import plot_curve
 from .precision import bf16_is_faster
+from .processes import from_first, is_first, one_voice, say
 from .trainer import VanillaTransformerTrainer
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
@@ -77,20 +80,22 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         UserError: anything that the user can mend.
         Interrupted: Ctrl-C; a checkpoint is saved.
     """
-    if args.world_size > 1:
-        raise UserError(f"a run is one process here, not {args.world_size}: start it without a launcher")
     run = Path(args.output_dir)
-    checkpoint = find_checkpoint(run, args)
-    set_seed(args.seed)
-    corpus = load_corpus(data_args, args)
-    tokenizers = choose_tokenizers(corpus, model_args, data_args, checkpoint)
-    encoded, encoding = encode_corpus(corpus, tokenizers, data_args)
-    model = build_model(model_args, tokenizers, checkpoint)
-    say(f"model: {model.num_parameters():,} parameters")
-    settle_arguments(model, args)
-    trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, checkpoint)
-    if checkpoint is None:
+    with one_voice():
+        checkpoint = find_checkpoint(run, args)
+        set_seed(args.seed)
+        with args.main_process_first(desc="reading"):  # the others find it in the cache
+            corpus = load_corpus(data_args, args)
+        tokenizers = from_first(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
+        with args.main_process_first(desc="encoding"):
+            encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
+        model = build_model(model_args, tokenizers, checkpoint)
+        say(f"model: {model.num_parameters():,} parameters")
+        settle_arguments(model, args)
+        trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, checkpoint)
+    if checkpoint is None and is_first():
         start_folder(run, tokenizers)
+    wait_for_everyone()
     results = train(trainer, stop, run, checkpoint)
     if data_args.streaming:
         say(f"train (streamed, last pass): {corpus.reports['train'].summary()}; {encoding['train'].summary()}")
@@ -99,13 +104,9 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
     if "test" in encoded:
         results |= test(trainer, tokenizers[1], corpus, encoded["test"], data_args)
     save(trainer, tokenizers, run, results)
-    write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
+    if is_first():
+        write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
     return results
-
-
-def say(message: str) -> None:
-    """Tell the user, on standard output."""
-    print(message, flush=True)
 
 
 # 1. Where the run lives
@@ -233,10 +234,11 @@ def choose_tokenizers(
 
 
 def encode_corpus(
-    corpus: Corpus, tokenizers: Tokenizers, data_args: DataArguments
-) -> tuple[dict[str, Dataset | IterableDataset], dict[str, EncodingReport]]:
+    corpus: Corpus, tokenizers: Tokenizers, data_args: DataArguments, seed: int = 0
+) -> tuple[dict[str, Any], dict[str, EncodingReport]]:
     """Turn text into ids; too long training pairs are dropped and counted, evaluation keeps every pair."""
-    encoded, reports = {}, {}
+    encoded: dict[str, Any] = {}
+    reports = {}
     for split, pairs in corpus.pairs.items():
         training = split == "train"
         data, report = encode_pairs(
@@ -249,7 +251,7 @@ def encode_corpus(
         if report.too_long:
             say(f"{split}: {report.summary()}")
         if training and data_args.bpe_dropout:
-            data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout)
+            data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
         encoded[split], reports[split] = data, report
     if "validation" in encoded and data_args.max_eval_samples:
         size = min(data_args.max_eval_samples, len(encoded["validation"]))
@@ -295,14 +297,16 @@ def settle_arguments(model: VanillaTransformerForConditionalGeneration, args: Ru
         if 0 < args.warmup_steps < 1:
             raise UserError(f"warmup_steps={args.warmup_steps} is a share of the run; give steps, or a learning_rate")
         args.learning_rate = model.config.d_model**-0.5 * max(args.warmup_steps, 1) ** -0.5
-    if args.auto_bf16 and not (args.bf16 or args.fp16) and bf16_is_faster(model.to(args.device)):
+    if not args.auto_bf16 or args.bf16 or args.fp16:
+        return
+    if from_first(lambda: bf16_is_faster(model.to(args.device))):
         args.bf16, args.mixed_precision = True, "bf16"
         say("bf16: measured to be faster here")
 
 
 def refuse_what_cannot_be(encoded: dict[str, Any], args: RunArguments) -> None:
     """Say in one line, before any training, what the trainer would meet in its middle."""
-    if isinstance(encoded["train"], IterableDataset):
+    if isinstance(encoded["train"], torch.utils.data.IterableDataset):
         if args.max_steps <= 0:
             raise UserError("streaming=True needs max_steps: nobody knows how long a stream is")
         if args.dataloader_num_workers:
@@ -329,7 +333,7 @@ def make_trainer(
     if checkpoint is not None:
         kept = json.loads((checkpoint / STATE).read_text(encoding="utf-8")).get("stateful_callbacks", {})
         stop.spent = kept.get("StopWithCheckpoint", {}).get("attributes", {}).get("spent", 0.0)
-    callbacks: list[Any] = [stop, SaveTokenizers(*tokenizers)]
+    callbacks: list[Any] = [stop]
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     trainer = VanillaTransformerTrainer(
@@ -339,6 +343,7 @@ def make_trainer(
         eval_dataset=encoded.get("validation"),
         data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=model),
         processing_class=tokenizers[0],
+        target_tokenizer=tokenizers[1],
         compute_metrics=translation_metrics(
             tokenizers[1], tokenize=data_args.bleu_tokenize, lowercase=data_args.bleu_lowercase
         ),
@@ -354,7 +359,9 @@ def train(
     trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: Path | None
 ) -> dict[str, Any]:
     """Train; whatever ends it, the last whole checkpoint stays and can be resumed from."""
-    remove_broken_checkpoints(run)
+    if is_first():
+        remove_broken_checkpoints(run)
+    wait_for_everyone()
     with disk_may_fill(run, "training stopped"):
         outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = stop.seconds()
@@ -404,12 +411,16 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
     if len(checkpoints) < 2:
         return single
     averaged = run / f"average-of-{len(checkpoints)}.safetensors"
-    with disk_may_fill(run, "the average was not made"):
-        average_weights(checkpoints, averaged)
+    if is_first():
+        with disk_may_fill(run, "the average was not made"):
+            average_weights(checkpoints, averaged)
+    wait_for_everyone()
     kept = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     load_weights(trainer.model, averaged)
+    wait_for_everyone()
+    if is_first():
+        averaged.unlink()
     average = trainer.evaluate()
-    averaged.unlink()
     say(f"validation BLEU: {single['eval_bleu']:.2f} single, {average['eval_bleu']:.2f} averaged")
     better = average["eval_bleu"] >= single["eval_bleu"]
     if not better:

@@ -41,7 +41,7 @@ def test_ids_labels_and_length(pairs, tokenizer):
     assert [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in rows] == SOURCES
     assert [tokenizer.decode(row["labels"], skip_special_tokens=True) for row in rows] == TARGETS
     for row in rows:
-        assert sorted(row) == ["input_ids", "labels", "length"]
+        assert sorted(row) == ["input_ids", "labels", "length", "line"]
         assert row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id
         assert row["length"] == max(len(row["input_ids"]), len(row["labels"]))
     assert report.summary() == "encoded 5 of 5 pairs"
@@ -93,16 +93,21 @@ def test_encoding_comes_from_the_cache_until_the_tokenizer_changes(tmp_path, tok
     assert files[0] and files[0] == files[1] != files[2]
 
 
-def test_dropout_draws_anew_at_each_access_and_keeps_the_text(pairs, tokenizer, german):
+def epoch_of(fresh, epoch):
+    fresh.set_epoch(epoch)
+    return rows_of(fresh[i] for i in range(len(fresh))) if hasattr(fresh, "__len__") else rows_of(fresh)
+
+
+def test_dropout_draws_anew_in_each_epoch_and_keeps_the_text(pairs, tokenizer, german):
     encoded, _ = encode_pairs(pairs, tokenizer, german, drop_too_long=True)
     plain = rows_of(encoded)
     fresh = with_bpe_dropout(encoded, tokenizer, german, dropout=0.4)
-    epochs = [rows_of(fresh) for _ in range(8)]
+    epochs = [epoch_of(fresh, epoch) for epoch in range(8)]
     for rows in epochs:
         decoded = [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in rows]
         assert decoded == SOURCES
         assert [german.decode(row["labels"], skip_special_tokens=True) for row in rows] == TARGETS
-        assert [row["length"] for row in rows] == [row["length"] for row in plain]
+        assert [(row["length"], row["line"]) for row in rows] == [(row["length"], row["line"]) for row in plain]
         assert all(row["labels"][-1] == german.eos_token_id for row in rows)
     for side in ("input_ids", "labels"):
         assert len({tuple(rows[4][side]) for rows in epochs}) > 3
@@ -111,20 +116,30 @@ def test_dropout_draws_anew_at_each_access_and_keeps_the_text(pairs, tokenizer, 
     assert tokenizer(SOURCES)["input_ids"] == [row["input_ids"] for row in plain]
 
 
-def test_dropout_lives_with_the_trainers_ways(tokenizer):
+def test_dropout_depends_on_seed_epoch_and_line_alone(pairs, tokenizer, german):
+    encoded, _ = encode_pairs(pairs, tokenizer, german, drop_too_long=True)
+    first, again, other = (with_bpe_dropout(encoded, tokenizer, german, dropout=0.5, seed=seed) for seed in (1, 1, 2))
+    expected = {epoch: epoch_of(first, epoch) for epoch in (0, 1)}
+    assert epoch_of(again, 1) == expected[1] and epoch_of(again, 0) == expected[0]
+    assert epoch_of(other, 0) != expected[0] != expected[1]
+    if hasattr(first, "__len__"):  # in any order, and in any process
+        first.set_epoch(1)
+        loader = DataLoader(first, batch_size=2, sampler=[4, 2, 0], collate_fn=list, num_workers=1)
+        assert [row for batch in loader for row in batch] == [expected[1][row] for row in (4, 2, 0)]
+
+
+def test_workers_that_stay_hear_of_the_epoch(tokenizer):
     pairs = Dataset.from_dict({"source": SOURCES, "target": TARGETS})
-    encoded, _ = encode_pairs(pairs, tokenizer, drop_too_long=True)
-    fresh = with_bpe_dropout(encoded, tokenizer, dropout=0.5)
-    assert list(fresh["length"]) == encoded["length"][:]
-    bare = fresh.remove_columns("length")  # `remove_unused_columns`
-    loader = DataLoader(bare, batch_size=2, sampler=[4, 2, 0], collate_fn=list)
-    rows = [row for batch in loader for row in batch]
-    assert [sorted(row) for row in rows] == [["input_ids", "labels"]] * 3
-    assert [tokenizer.decode(row["labels"], skip_special_tokens=True) for row in rows] == [
-        TARGETS[4],
-        TARGETS[2],
-        TARGETS[0],
-    ]
+    fresh = with_bpe_dropout(encode_pairs(pairs, tokenizer, drop_too_long=True)[0], tokenizer, dropout=0.5)
+    expected = [epoch_of(fresh, epoch) for epoch in (0, 1)]
+    loader = DataLoader(fresh, batch_size=5, collate_fn=list, num_workers=1, persistent_workers=True)
+    for epoch in (0, 1):
+        fresh.set_epoch(epoch)
+        assert [row for batch in loader for row in batch] == expected[epoch]
+
+
+def test_without_dropout_nothing_changes(tokenizer):
+    encoded, _ = encode_pairs(Dataset.from_dict({"source": SOURCES, "target": TARGETS}), tokenizer, drop_too_long=True)
     assert with_bpe_dropout(encoded, tokenizer, dropout=0) is encoded
 
 

@@ -28,7 +28,8 @@ def clock(monkeypatch):
 
 
 def step(stop, eval_strategy="steps"):
-    return stop.on_step_end(SimpleNamespace(eval_strategy=eval_strategy), None, TrainerControl())
+    args = SimpleNamespace(eval_strategy=eval_strategy, device=torch.device("cpu"))
+    return stop.on_step_end(args, None, TrainerControl())
 
 
 def test_time_is_counted_from_the_start_of_training(clock):

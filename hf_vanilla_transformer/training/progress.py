@@ -1,0 +1,74 @@
+"""What a training log tells beside the loss: speed in real tokens, padding, perplexity, time left."""
+
+import math
+import time
+from typing import Any
+
+import torch
+from transformers import TrainerState
+
+IGNORED = -100  # the label of what does not count
+
+
+class Meter:
+    """Counts the tokens between two lines of the log."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything: training starts."""
+        self._start: float | None = None
+        self._updates = 0
+        self._words: Any = 0  # target tokens of all processes; a tensor, so that no device is waited for
+        self._real: Any = 0
+        self._padded = 0
+
+    def count(self, batches: list[Any], words: torch.Tensor | int | None) -> None:
+        """Count the batches of an update.
+
+        Args:
+            batches: of this process, each with `input_ids`, `labels` and perhaps `attention_mask`.
+            words: target tokens of the update, over all processes; None where nobody counted.
+        """
+        if self._start is None:
+            self._start = time.monotonic()
+        self._updates += 1
+        if words is not None:
+            self._words = self._words + words
+        for batch in batches:
+            if not {"labels", "attention_mask"} <= batch.keys():
+                continue
+            labels, mask = batch["labels"], batch["attention_mask"]
+            self._real = self._real + labels.ne(IGNORED).sum() + mask.sum()
+            self._padded += labels.numel() + mask.numel()
+
+    def read(self, state: TrainerState) -> dict[str, float]:
+        """What happened since the last reading: `tokens_per_second` (target tokens, without padding),
+        `padding` (share of source and target tokens, of this process), and `minutes_left` to the last step."""
+        if self._start is None:
+            return {}
+        updates, now = self._updates, time.monotonic()
+        seconds = max(now - self._start, 1e-9)
+        found = {"tokens_per_second": round(float(self._words) / seconds, 1)}
+        if self._padded:
+            found["padding"] = round(1 - float(self._real) / self._padded, 4)
+        if updates and state.max_steps > 0:
+            found["minutes_left"] = round((state.max_steps - state.global_step) * seconds / updates / 60, 1)
+        self.begin()
+        self._start = now
+        return found
+
+
+def perplexities(logs: dict[str, float], but: str | None = None) -> dict[str, float]:
+    """exp(loss) of a line of the log: `perplexity` of `loss`, `eval_perplexity` of `eval_loss`.
+
+    Args:
+        logs: what is logged. but: a name to leave out: a smoothed loss is no cross-entropy.
+    """
+    losses = [name for name in logs if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
+    return {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != but}
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,93 @@
+"""The pairs of updates out of tables and streams, and a stream that goes on where it stopped."""
+
+import json
+
+import pytest
+from datasets import IterableDataset
+
+from hf_vanilla_transformer.data.updates import UpdateDataset, UpdateStream
+
+
+def rows(count=50):
+    return [{"input_ids": [9] * (1 + i % 7), "labels": [i + 1] * (1 + i % 5), "line": i + 1} for i in range(count)]
+
+
+class Stream:
+    """A stream that cannot jump."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __iter__(self):
+        for row in rows():
+            self.read += 1
+            yield row
+
+
+def lines(updates):
+    return [[[row["line"] for row in batch] for batch in update] for update in updates]
+
+
+def stream(source, **plan):
+    return UpdateStream(source, 16, 0, **{"max_tokens": 20, "tokens_per_update": 12, **plan})
+
+
+def test_a_pair_that_does_not_count_has_no_label():
+    data = UpdateDataset(rows())
+    ((first, second), (third,)) = data.__getitems__([[3, ~4], [5]])
+    assert (first["line"], second["line"], third["line"]) == (4, 5, 6)
+    assert second["labels"] == [-100] * 5 and second["input_ids"] == data.dataset[4]["input_ids"]
+    assert first["labels"] == [4] * 4 and data.dataset[4]["labels"] == [5] * 5
+    assert len(data) == 50
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_every_pair_of_a_stream_is_seen_once(processes):
+    shares = [list(stream(Stream(), processes=processes, process=process)) for process in range(processes)]
+    assert len({len(share) for share in shares}) == 1
+    seen = [row["line"] for share in shares for update in share for batch in update for row in batch
+            if row["labels"][0] != -100]  # fmt: skip
+    assert sorted(seen) == list(range(1, 51))
+
+
+def test_epochs_of_a_stream_differ():
+    updates = stream(Stream())
+    first = lines(updates)
+    updates.set_epoch(1)
+    assert lines(updates) != first
+    updates.set_epoch(0)
+    assert lines(updates) == first
+
+
+@pytest.mark.parametrize("kind", ["datasets", "plain"])
+@pytest.mark.parametrize("given", [1, 4, 7, 11, "all"])
+def test_a_stream_goes_on_where_it_was(kind, given):
+    def fresh():
+        return IterableDataset.from_generator(lambda: iter(rows())) if kind == "datasets" else Stream()
+
+    whole = stream(fresh())
+    whole.set_epoch(2)
+    expected = lines(whole)
+    assert len(expected) > 11
+    given = len(expected) if given == "all" else given
+    stopped = stream(fresh())
+    stopped.set_epoch(2)
+    iterator = iter(stopped)
+    begun = [next(iterator) for _ in range(given)]
+    position = json.loads(json.dumps(stopped.state_dict()))
+    resumed = stream(fresh())
+    resumed.load_state_dict(position)
+    if given < len(expected):
+        assert lines(begun) + lines(resumed) == expected
+    assert resumed.state_dict()["epoch"] == 3
+    # and the next epoch begins at the start
+    resumed.set_epoch(3)
+    whole.set_epoch(3)
+    assert lines(resumed) == lines(whole)
+
+
+def test_no_more_than_a_window_is_held():
+    source = Stream()
+    iterator = iter(stream(source))
+    next(iterator)
+    assert source.read == 16 + 1  # one more tells whether there is another

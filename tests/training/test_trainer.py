@@ -1,0 +1,361 @@
+"""`VanillaTransformerTrainer`: exact updates of token batches, checkpoints that are whole, runs that go on exactly."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from safetensors.torch import load_file
+from transformers import MarianConfig, MarianMTModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+import hf_vanilla_transformer
+from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_bpe_dropout
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from tests.model_helpers import PAD, padded, sentences, tiny_model
+
+QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
+# Plain gradient descent: Adam would divide rounding errors by themselves.
+DESCENT = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
+
+
+def pairs(count=32, seed=0):
+    dice = random.Random(seed)
+    sources = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed)
+    targets = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed + 1)
+    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
+
+
+def collate(rows):
+    source = padded([row["input_ids"] for row in rows])
+    labels = padded([row["labels"] for row in rows], value=-100)
+    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+
+
+def flat(model):
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+def trainer(folder, data, model=None, kind=VanillaTransformerTrainer, collator=collate, **settings):
+    arguments = Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else VanillaTransformerTrainingArguments
+    args = arguments(output_dir=str(folder), **{**QUIET, **settings})
+    return kind(model=model or tiny_model(), args=args, train_dataset=data, data_collator=collator)
+
+
+def trained(*arguments, resume=None, **settings):
+    torch.manual_seed(7)
+    made = trainer(*arguments, **settings)
+    made.train(resume_from_checkpoint=resume)
+    return made
+
+
+def losses(made):
+    return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+
+def relative(actual, expected):
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+# 1. Exact
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_an_update_is_the_same_in_1_4_or_16_batches(tmp_path, smoothing):
+    """All 32 sentences are one update; after 20 of them."""
+    moved, counts = [], []
+    for max_tokens in (1000, 90, 22):
+        model = tiny_model(label_smoothing=smoothing)
+        before = flat(model)
+        settings = {"max_tokens_per_batch": max_tokens, "tokens_per_update": 1001, "max_steps": 20} | DESCENT
+        made = trained(tmp_path, pairs(), model, **settings)
+        moved.append((flat(model) - before, losses(made)))
+        counts.append(len(made._updates.batches(0)))
+    assert counts[0] == 1 and 3 <= counts[1] <= 5 and 14 <= counts[2] <= 18
+    (expected, their_losses), *others = moved
+    for update, each in others:
+        assert relative(update, expected) <= 1e-5
+        assert each == pytest.approx(their_losses, rel=1e-4)
+
+
+def test_an_update_is_that_of_the_stock_trainer(tmp_path):
+    """The same 32 sentences in one batch of 32."""
+    update = {"max_tokens_per_batch": 60, "tokens_per_update": 1000, "max_steps": 5}
+    ours = trained(tmp_path, pairs(), **update, **DESCENT)
+    theirs = trained(tmp_path, pairs(), kind=Seq2SeqTrainer, per_device_train_batch_size=32, max_steps=5, **DESCENT)
+    start = flat(tiny_model())
+    assert relative(flat(ours.model) - start, flat(theirs.model) - start) <= 1e-5
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["random", "sequential"])
+def test_without_token_batches_it_is_the_stock_trainer(tmp_path, strategy):
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 6}
+    weights = []
+    for kind in (VanillaTransformerTrainer, Seq2SeqTrainer):
+        model = tiny_model(dropout=0.2)
+        trained(tmp_path, pairs(), model, kind, train_sampling_strategy=strategy, **settings)
+        weights.append(flat(model))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_sentence_is_seen_once_an_epoch(tmp_path, streaming, workers):
+    rows = [{**row, "input_ids": [4 + number % 30, 4 + number // 30, 2]} for number, row in enumerate(pairs(50))]
+    data = IterableDataset.from_generator(lambda: iter(rows)) if streaming else Dataset.from_list(rows)
+    seen = []
+
+    class Watching(VanillaTransformerTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            seen.extend(map(tuple, inputs["input_ids"].tolist()))
+            assert all(inputs[side].numel() <= 40 for side in ("input_ids", "labels"))
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    settings = {"max_tokens_per_batch": 40, "tokens_per_update": 60, "dataloader_num_workers": workers}
+    if streaming and workers:
+        with pytest.raises(UserError, match="dataloader_num_workers to 0"):
+            trained(tmp_path, data, kind=Watching, **settings, max_steps=1)
+        return
+    steps = {"max_steps": 12, "stream_window": 20} if streaming else {"num_train_epochs": 2}
+    made = trained(tmp_path, data, kind=Watching, **settings, **steps)
+    everything = sorted(tuple(row["input_ids"]) for row in rows)
+    if streaming:
+        assert len(set(seen[:50])) == 50 and sorted(seen[:50]) == everything
+    else:
+        assert sorted(seen[:50]) == everything == sorted(seen[50:])
+        assert made.state.global_step == 2 * len(made._updates) and made.state.epoch == 2
+
+
+# 2. What cannot be, and what is said
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_tokens_per_batch": 0}, "max_tokens_per_batch is 0"),
+        ({"tokens_per_update": 100}, "tokens_per_update=100 needs max_tokens_per_batch"),
+        ({"max_tokens_per_batch": 9, "gradient_accumulation_steps": 4}, "give tokens_per_update in its place"),
+        ({"max_tokens_per_batch": 9, "dataloader_drop_last": True}, "dataloader_drop_last=True does not go with"),
+        ({"max_tokens_per_batch": 9, "stream_window": -1}, "stream_window is -1"),
+    ],
+)
+def test_settings_that_do_not_go_together(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        VanillaTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **settings)
+
+
+def test_a_model_whose_loss_cannot_be_normalised_is_refused(tmp_path):
+    sizes = {"vocab_size": 40, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 1}
+    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    marian = MarianMTModel(MarianConfig(**sizes, **heads, decoder_start_token_id=1, eos_token_id=2))
+    with pytest.raises(UserError, match="divided by num_items_in_batch: give MarianMTModel a compute_loss_func"):
+        trainer(tmp_path, pairs(), marian, max_tokens_per_batch=40)
+
+
+def test_a_sentence_over_the_limit_is_told_and_trained(tmp_path, capsys):
+    rows = [*pairs(10), {"input_ids": [5] * 70, "labels": [6, 2]}]
+    made = trained(tmp_path, rows, max_tokens_per_batch=30, num_train_epochs=1)
+    said = capsys.readouterr().out
+    assert "warning: 1 pairs are longer than max_tokens_per_batch=30 (the longest: 70 tokens)" in said
+    assert [10] in [batch for number in range(len(made._updates)) for batch in made._updates.batches(number)]
+
+
+@pytest.mark.parametrize("by_tokens", [True, False])
+def test_a_loss_that_is_not_a_number_names_the_lines(tmp_path, by_tokens):
+    class Broken(VanillaTransformerTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+            return loss * float("nan") if (inputs["input_ids"] == 39).any() else loss
+
+    rows = [{**row, "input_ids": [4, 5, 2], "line": 100 + number} for number, row in enumerate(pairs(20))]
+    rows[13]["input_ids"] = [39, 2]
+    tokens = {"max_tokens_per_batch": 12, "tokens_per_update": 40}
+    settings = (
+        tokens if by_tokens else {"per_device_train_batch_size": 4, "train_sampling_strategy": "group_by_length"}
+    )
+    with pytest.raises(UserError) as raised:
+        trained(tmp_path, Dataset.from_list(rows), kind=Broken, num_train_epochs=1, **settings)
+    message = str(raised.value)
+    assert message.startswith("the loss of update ") and " is nan; its batch is made of the lines " in message
+    lines = [int(line) for line in message.split("lines ")[1].split(", ")]
+    assert 113 in lines and len(lines) <= 4 and "\n" not in message
+
+
+def test_the_log_tells_speed_padding_and_perplexity(tmp_path):
+    made = trained(tmp_path, pairs(), max_tokens_per_batch=60, max_steps=3)
+    made.eval_dataset = pairs(6)
+    made.evaluate()
+    first = next(entry for entry in made.state.log_history if "loss" in entry)
+    assert first["perplexity"] == pytest.approx(torch.tensor(first["loss"]).exp().item(), rel=1e-5)
+    assert 0 < first["padding"] < 0.5 and first["tokens_per_second"] > 0 and first["minutes_left"] >= 0
+    assert {"grad_norm", "learning_rate"} <= first.keys()
+    last = made.state.log_history[-1]
+    assert last["eval_perplexity"] == pytest.approx(torch.tensor(last["eval_loss"]).exp().item(), rel=1e-5)
+
+
+def test_a_smoothed_loss_has_no_perplexity(tmp_path):
+    made = trained(tmp_path, pairs(), tiny_model(label_smoothing=0.1), max_tokens_per_batch=60, max_steps=1)
+    assert "perplexity" not in made.state.log_history[0]
+
+
+def test_public_names_are_loaded_when_they_are_asked_for():
+    assert {"VanillaTransformerTrainer", "VanillaTransformerTrainingArguments"} <= set(hf_vanilla_transformer.__all__)
+    assert {"VanillaTransformerTrainer"} <= set(dir(hf_vanilla_transformer))
+    with pytest.raises(AttributeError, match="VanillaTransformerTrainee"):
+        _ = hf_vanilla_transformer.VanillaTransformerTrainee
+
+
+# 3. Going on
+
+
+@pytest.fixture(scope="module")
+def text():
+    dice = random.Random(3)
+    sources = [" ".join(dice.choices(WORDS, k=dice.randint(1, 6))) for _ in range(40)]
+    data = Dataset.from_dict({"source": sources, "target": [each[::-1] for each in sources]})
+    tokenizer = train_tokenizer(sources + data["target"][:], 300)
+    return encode_pairs(data, tokenizer, drop_too_long=True)[0], tokenizer
+
+
+SAVING = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
+
+
+@pytest.mark.parametrize("kind", ["table", "stream"])
+@pytest.mark.parametrize("step", [3, 5, 8])
+def test_a_resumed_run_ends_bit_for_bit_like_one_that_was_not_stopped(tmp_path, text, kind, step):
+    """With shuffling, dropout and BPE-dropout, in the middle of an epoch and at its end."""
+    encoded, tokenizer = text
+    stream = kind == "stream"
+    tokens = {"max_tokens_per_batch": 60, "tokens_per_update": 80, "stream_window": 30}
+
+    def run(folder, resume=None):
+        data = encoded.to_iterable_dataset() if stream else encoded
+        fresh = with_bpe_dropout(data, tokenizer, dropout=0.3, seed=1)
+        model = tiny_model(vocab_size=300, dropout=0.3, encoder_layers=1, decoder_layers=1)
+        return trained(folder, fresh, model, resume=resume, max_steps=11, **tokens, **SAVING)
+
+    whole = run(tmp_path / "whole")
+    if not stream:
+        assert 3 < len(whole._updates) < 8  # steps 3 and 5 are within an epoch
+    checkpoint = tmp_path / "whole" / f"checkpoint-{step}"
+    again = run(tmp_path / "again", str(checkpoint))
+    assert again.state.global_step == 11
+    assert losses(again)[step:] == losses(whole)[step:]
+    assert torch.equal(flat(again.model), flat(whole.model))
+
+
+def test_another_plan_is_refused(tmp_path):
+    settings = {"max_tokens_per_batch": 40, "max_steps": 2, **SAVING}
+    trained(tmp_path, pairs(), **settings)
+    checkpoint = str(tmp_path / "checkpoint-2")
+    with pytest.raises(UserError, match="was trained with max_tokens_per_batch=40, and with 50 the data would come"):
+        trained(tmp_path, pairs(), **settings | {"max_tokens_per_batch": 50}, resume=checkpoint)
+    made = trained(
+        tmp_path,
+        pairs(),
+        **settings | {"max_tokens_per_batch": 50, "ignore_data_skip": True, "max_steps": 3},
+        resume=checkpoint,
+    )
+    assert made.state.global_step == 3
+
+
+def test_resuming_reads_no_skipped_data(tmp_path):
+    class Counted(torch.utils.data.Dataset):
+        def __init__(self):
+            self.rows, self.read = pairs(200), 0
+
+        def __len__(self):
+            return len(self.rows)
+
+        def __getitem__(self, row):
+            self.read += 1
+            return self.rows[row]
+
+    settings = {"max_tokens_per_batch": 40, "max_steps": 20, "save_strategy": "steps", "save_steps": 19}
+    trained(tmp_path, Counted(), **settings)
+    data = Counted()
+    made = trainer(tmp_path, data, **settings)
+    made.get_train_dataloader()
+    data.read = 0  # the lengths
+    lengths = made._updates
+    data.read = -len(data)  # they are read again
+    made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-19"))
+    assert 0 < data.read <= 2 * max(len(batch) for update in lengths for batch in update)
+
+
+# 4. Checkpoints
+
+
+def test_a_checkpoint_appears_when_it_is_whole(tmp_path, monkeypatch):
+    seen = []
+    original = VanillaTransformerTrainer._save_rng_state
+
+    def look(self, folder):
+        seen.append((sorted(path.name for path in tmp_path.glob("checkpoint-*")), Path(folder).parent.name))
+        original(self, folder)
+
+    monkeypatch.setattr(VanillaTransformerTrainer, "_save_rng_state", look)
+    trained(tmp_path, pairs(), max_tokens_per_batch=60, max_steps=2, **SAVING)
+    assert seen == [([], ".saving"), (["checkpoint-1"], ".saving")]
+    assert [path.name for path in whole_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert "data_position.json" in {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
+
+
+def test_a_save_that_fails_leaves_the_checkpoints_before(tmp_path, monkeypatch):
+    original = VanillaTransformerTrainer._save_optimizer_and_scheduler
+
+    def full(self, folder):
+        if self.state.global_step == 2:
+            raise OSError(28, "No space left on device")
+        original(self, folder)
+
+    monkeypatch.setattr(VanillaTransformerTrainer, "_save_optimizer_and_scheduler", full)
+    with pytest.raises(OSError, match="No space"):
+        trained(tmp_path, pairs(), max_tokens_per_batch=60, max_steps=3, save_total_limit=1, **SAVING)
+    assert [path.name for path in tmp_path.iterdir()] in (["checkpoint-1"], ["checkpoint-1", ".saving"])
+    assert not (tmp_path / ".saving").exists()
+    assert whole_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
+
+
+def test_the_limit_spares_the_best_checkpoint(tmp_path, monkeypatch):
+    class Judged(VanillaTransformerTrainer):
+        def evaluate(self, *args, **kwargs):
+            scores = {"eval_score": {2: 9.0}.get(self.state.global_step, 1.0)}
+            self.log(dict(scores))
+            return scores
+
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
+    steps = {"eval_strategy": "steps", "eval_steps": 1, "save_total_limit": 2, "max_steps": 5}
+    monkeypatch.setattr(VanillaTransformerTrainer, "_validate_args", lambda self: None)  # there is no data to judge by
+    made = trained(tmp_path, pairs(), kind=Judged, max_tokens_per_batch=60, **SAVING, **best, **steps)
+    assert {path.name for path in whole_checkpoints(tmp_path)} == {"checkpoint-2", "checkpoint-5"}
+    assert made.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    written = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
+    assert written["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
+    weights = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    assert all(torch.equal(tensor, made.model.state_dict()[name]) for name, tensor in weights.items())
+
+
+def test_the_limit_spares_what_was_just_written(tmp_path):
+    """Gone on from an earlier checkpoint than the last: the new ones have lower numbers than what they replace."""
+    settings = {"max_tokens_per_batch": 60, **SAVING}
+    trained(tmp_path, pairs(), max_steps=5, **settings)
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    resume = str(tmp_path / "checkpoint-2")
+    trained(tmp_path, pairs(), max_steps=3, save_total_limit=1, **settings, resume=resume)
+    assert [path.name for path in whole_checkpoints(tmp_path)] == ["checkpoint-3"]
+
+
+def test_a_checkpoint_written_twice_is_the_second(tmp_path):
+    settings = {"max_tokens_per_batch": 60, **SAVING}
+    trained(tmp_path, pairs(), max_steps=2, **settings)
+    before = (tmp_path / "checkpoint-2" / "model.safetensors").read_bytes()
+    trained(tmp_path, pairs(seed=5), max_steps=2, **settings)
+    assert (tmp_path / "checkpoint-2" / "model.safetensors").read_bytes() != before
+    assert [path.name for path in whole_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
