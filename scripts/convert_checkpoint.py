@@ -15,6 +15,7 @@ from typing import Any
 FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
   fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
+  marian-npz  a .npz of Marian itself, or the folder that it is in, with the vocabularies that its options name
   torch    a state dictionary with a torch.nn.Transformer, or of a well-known tutorial; it needs --set heads=N, and
            --set activation=gelu or norm_first=true where that was so
   fairseq  a .pt of a post-norm transformer, with dict.*.txt beside it or in --set data=FOLDER; give --set codes=FILE

@@ -19,6 +19,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 FORMATS = {
     "marian": ("marian", "from_marian"),
     "fsmt": ("fsmt", "from_fsmt"),
+    "marian-npz": ("marian_npz", "from_marian_npz"),
     "torch": ("torch_transformer", "from_torch"),
     "fairseq": ("fairseq", "from_fairseq"),
 }

@@ -124,7 +124,7 @@ def width_and_depth(tensors: Mapping[str, Tensor], embedding: str, layers: Mappi
     """
     found = {"d_model": _matrix(tensors, embedding).shape[1]}
     for field, prefix in layers.items():
-        numbers = {int(match[1]) for name in tensors if (match := re.match(re.escape(prefix) + r"(\d+)\b", name))}
+        numbers = {int(match[1]) for name in tensors if (match := re.match(re.escape(prefix) + r"(\d+)", name))}
         if not numbers:
             raise UserError(f"there is no tensor {prefix}…: this is no encoder-decoder Transformer of that program")
         found[field] = max(numbers) + 1

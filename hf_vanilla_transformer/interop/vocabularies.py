@@ -101,6 +101,21 @@ def sentencepiece_tokenizer(
             raise UserError(f"{source_model}, {target_model}: no SentencePiece model ({error})") from None
 
 
+def sentencepiece_pieces(path: Path) -> list[str]:
+    """The pieces of a SentencePiece model, in the order of their numbers."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        import sentencepiece
+
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except ImportError as error:
+        raise UserError("SentencePiece models need sentencepiece: pip install sentencepiece") from error
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"{path}: no SentencePiece model ({error})") from None
+    return [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+
+
 def bpe_tokenizer(
     codes: Path, words: Sequence[str], target_words: Sequence[str], languages: tuple[str, str], origin: str
 ) -> PreTrainedTokenizerBase:

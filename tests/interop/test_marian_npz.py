@@ -1,0 +1,283 @@
+"""Marian's own files. Marian does not run beside the tests: the judges are the NumPy restatement, with the formulas of
+Marian's source, and CTranslate2's converter of the same files.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+import yaml
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.marian_npz import NEVER, from_marian_npz
+from tests.interop.foreign import SOURCES, TARGETS, converted, train_sentencepiece
+from tests.interop.restatement import Program, assert_restated
+from tests.model_helpers import assert_near
+
+D, FFN, LAYERS, HEADS = 12, 20, (2, 1), 3
+# What Marian writes for `--task transformer-base`, as far as it is of the architecture.
+OPTIONS = {
+    "type": "transformer",
+    "enc-depth": LAYERS[0],
+    "dec-depth": LAYERS[1],
+    "dim-emb": D,
+    "transformer-heads": HEADS,
+    "transformer-ffn-activation": "swish",
+    "transformer-preprocess": "",
+    "transformer-postprocess": "dan",
+    "transformer-postprocess-emb": "d",
+    "transformer-postprocess-top": "",
+    "transformer-decoder-autoreg": "self-attention",
+    "transformer-no-projection": False,
+    "transformer-ffn-depth": 2,
+    "transformer-tied-layers": [],
+    "transformer-train-positions": False,
+    "transformer-guided-alignment-layer": "last",
+    "tied-embeddings-all": True,
+    "ulr": False,
+    "version": "v1.12.0",
+}
+
+
+def weights(words: tuple[int, int], tying: str = "all") -> dict[str, np.ndarray]:
+    """Random numbers under Marian's names. `tying`: its option, "all", "src" (and not the output) or "none"."""
+    shapes: dict[str, tuple[int, ...]] = {"decoder_ff_logit_out_b": (1, words[1])}
+    if tying == "none":
+        shapes |= {"encoder_Wemb": (words[0], D), "decoder_Wemb": (words[1], D)}
+        shapes["decoder_ff_logit_out_Wt"] = (words[1], D)
+    else:
+        shapes["Wemb"] = (words[0], D)
+        if tying == "src":  # an old model, with its output in the other direction
+            shapes["decoder_ff_logit_out_W"] = (D, words[1])
+    for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
+        for layer in (f"{stack}_l{number}" for number in range(1, depth + 1)):
+            for attention in ["self"] + ["context"] * (stack == "decoder"):
+                for letter in "qkvo":
+                    shapes[f"{layer}_{attention}_W{letter}"] = (D, D)
+                    shapes[f"{layer}_{attention}_b{letter}"] = (1, D)
+                for part in ("scale", "bias"):
+                    shapes[f"{layer}_{attention}_Wo_ln_{part}"] = (1, D)
+            shapes |= {f"{layer}_ffn_W1": (D, FFN), f"{layer}_ffn_b1": (1, FFN)}
+            shapes |= {f"{layer}_ffn_W2": (FFN, D), f"{layer}_ffn_b2": (1, D)}
+            shapes |= {f"{layer}_ffn_ffn_ln_{part}": (1, D) for part in ("scale", "bias")}
+    generator = np.random.default_rng(4)
+    return {name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def save(path: Path, arrays: dict[str, np.ndarray], beside: bool = False, **options: Any) -> None:
+    """As Marian does: the options are text in an array that ends with a zero."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    given = {name.replace("_", "-"): value for name, value in options.items()}
+    text = yaml.safe_dump({**OPTIONS, **given})
+    if beside:
+        path.with_name(f"{path.name}.yml").write_text(text)
+    else:
+        arrays = arrays | {"special:model.yml": np.frombuffer(text.encode() + b"\0", dtype=np.int8)}
+    np.savez(path, **arrays)
+
+
+def marian_position(place: int, _: str = "") -> np.ndarray:
+    """`sinusoidalPositionEmbeddings` of its node_initializers.cpp."""
+    timescales = D / 2
+    increment = math.log(10000) / (timescales - 1)
+    angles = place * np.exp(np.arange(timescales) * -increment)
+    return np.concatenate([np.sin(angles), np.cos(angles)])
+
+
+def restated(arrays: dict[str, np.ndarray], **changes: Any) -> Program:
+    numbers = {name: array.astype(float) for name, array in arrays.items()}
+    attention = {"self": "self", "cross": "context"}
+
+    def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
+        if name == "output":
+            tied = numbers.get("Wemb", numbers.get("decoder_ff_logit_out_Wt"))
+            matrix = numbers.get("decoder_ff_logit_out_W", None if tied is None else tied.T)
+            return matrix, numbers["decoder_ff_logit_out_b"]
+        stack, layer, kind, part = name.split(".")
+        theirs = f"{stack}_l{int(layer) + 1}_"
+        theirs += "ffn" if kind == "ffn" else attention[kind]
+        if part == "norm":
+            theirs += "_ffn_ln" if kind == "ffn" else "_Wo_ln"
+            return numbers[f"{theirs}_scale"], numbers[f"{theirs}_bias"]
+        return numbers[f"{theirs}_W{part}"], numbers[f"{theirs}_b{part}"]
+
+    stacks = {"source": "encoder", "target": "decoder"}
+    program = Program(
+        pair,
+        words=lambda side: numbers.get("Wemb", numbers.get(f"{stacks[side]}_Wemb")).copy(),
+        position=marian_position,
+        layers=LAYERS,
+        heads=HEADS,
+        activation="silu",
+        eps=1e-6,
+        # the word before the first is a zero, whatever its number
+        starts_from_nothing=True,
+    )
+    for name, value in changes.items():
+        setattr(program, name, value)
+    return program
+
+
+@torch.no_grad()
+def assert_marians_logits(ours: torch.nn.Module, arrays: dict[str, np.ndarray], **changes: Any) -> None:
+    """The decoder reads the padding first, which Marian has not; it never comes out."""
+    program = restated(arrays, **changes)
+    start = ours.config.decoder_start_token_id
+    plain = program.embed
+    program.embed = lambda side, ids: plain(side, [0 if word == start else word for word in ids])  # type: ignore
+    assert_restated(ours, program)
+    logits = ours(input_ids=torch.tensor([[5, 0]]), decoder_input_ids=torch.tensor([[start, 3]])).logits
+    added = logits[..., arrays["decoder_ff_logit_out_b"].shape[1] :]
+    assert added.numel() and added.max() < NEVER / 2
+
+
+@pytest.mark.parametrize("tying", ["all", "src", "none"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_its_models_give_its_logits(tying: str, beside: bool, tmp_path: Path) -> None:
+    arrays = weights((23, 29) if tying == "none" else (23, 23), tying)
+    save(tmp_path / "model.npz", arrays, beside=beside)
+    ours, tokenizer, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours")
+    assert_marians_logits(ours, arrays)
+    assert tokenizer is None and ours.config.pad_token_id == len(arrays.get("decoder_Wemb", arrays.get("Wemb")))
+    shared = tying != "none"
+    assert ours.config.share_encoder_decoder_embeddings is shared
+    assert ours.config.tie_word_embeddings is (tying == "all")
+
+
+def test_learned_positions_and_another_activation(tmp_path: Path) -> None:
+    arrays = weights((23, 23)) | {"Wpos": np.random.default_rng(1).normal(size=(16, D)).astype(np.float32)}
+    save(tmp_path / "model.npz", arrays, transformer_train_positions=True, transformer_ffn_activation="relu")
+    ours, _, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours")
+    # it does not scale the embeddings then
+    changes = {"position": lambda place, _: arrays["Wpos"][place].astype(float), "scale": False, "activation": "relu"}
+    assert_marians_logits(ours, arrays, **changes)
+
+
+def test_its_gelu_is_an_approximation(tmp_path: Path) -> None:
+    save(tmp_path / "model.npz", weights((23, 23)), transformer_ffn_activation="gelu")
+    model, x = from_marian_npz(tmp_path / "model.npz").model, torch.linspace(-3, 3, 40)
+    torch.testing.assert_close(model.model.encoder.layers[0].activation(x), x * torch.sigmoid(1.702 * x))
+
+
+WORDS = ["</s>", "<unk>", "▁a", "▁dog", "yes", "null", "1", "'", '"', "#", "a: b", "~", "▁runs", "é", "<<", "="]
+
+
+def write_vocabulary(path: Path, words: list[str]) -> None:
+    """As marian-vocab does: YAML with quotes."""
+    path.write_text(yaml.safe_dump({w: n for n, w in enumerate(words)}, sort_keys=False, allow_unicode=True))
+
+
+@torch.no_grad()
+def test_ctranslate2_reads_the_same_files(tmp_path: Path) -> None:
+    arrays = weights((len(WORDS), len(WORDS)))
+    save(tmp_path / "model.npz", arrays)
+    write_vocabulary(tmp_path / "vocab.yml", WORDS)
+    paths = [str(tmp_path / "vocab.yml")] * 2
+    ctranslate2.converters.MarianConverter(str(tmp_path / "model.npz"), paths).convert(str(tmp_path / "ct2"))
+    engine = ctranslate2.Translator(str(tmp_path / "ct2"), "cpu")
+    options = {"source_vocabulary": tmp_path / "vocab.yml"}
+    ours, tokenizer, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours", **options)
+    # It has other sinusoids than Marian, those of transformers, and another epsilon.
+    for stack in (ours.model.encoder, ours.model.decoder):
+        stack.config.position_encoding_type = "sinusoidal_split"
+    for module in ours.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 1e-5
+    source, target = ["▁a", "▁dog", "null", "é"], ["yes", "1", "▁runs", "'"]
+    scored = engine.score_batch([source], [target])[0].log_probs
+    ids = tokenizer(" ".join(source), return_tensors="pt")
+    written = tokenizer(" ".join(target), return_tensors="pt")["input_ids"]
+    assert ids["input_ids"].tolist() == [[WORDS.index(word) for word in source] + [0]]
+    read = ours.prepare_decoder_input_ids_from_labels(written)
+    log_probs = ours(**ids, decoder_input_ids=read).logits.log_softmax(-1)[0]
+    actual = log_probs.gather(1, written[0][:, None])[:, 0]
+    assert_near(actual, torch.tensor(scored), 1e-4)
+
+
+def test_a_folder_of_opus(tmp_path: Path) -> None:
+    """decoder.yml, a vocabulary of both languages, and the SentencePiece models that made its pieces."""
+    folder = tmp_path / "opus"
+    folder.mkdir()
+    pieces = train_sentencepiece(folder / "source.spm", SOURCES) + train_sentencepiece(folder / "target.spm", TARGETS)
+    words = ["</s>", "<unk>", *sorted(set(pieces) - {"</s>", "<unk>", "<s>", "▁dog"})]
+    write_vocabulary(folder / "opus.vocab.yml", words)
+    save(folder / "opus.npz", weights((len(words), len(words))))
+    decoder = {"models": ["/home/me/opus.npz"], "vocabs": ["opus.vocab.yml"] * 2, "beam-size": 6, "normalize": 0.6}
+    (folder / "decoder.yml").write_text(yaml.safe_dump(decoder))
+    ours, tokenizer, target = converted("marian-npz", folder, tmp_path / "ours")
+    search = ours.generation_config
+    assert (search.num_beams, search.length_penalty, search.decoder_start_token_id) == (6, 0.6, len(words))
+    processors = [
+        sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{s}.spm")) for s in ("source", "target")
+    ]
+    numbers = {word: number for number, word in enumerate(words)}
+    for text in [*SOURCES, "Žluťoučký dog"]:
+        expected = [numbers.get(piece, 1) for piece in processors[0].encode(text, out_type=str)] + [0]
+        assert tokenizer(text)["input_ids"] == expected
+    for text in TARGETS:
+        expected = [numbers.get(piece, 1) for piece in processors[1].encode(text, out_type=str)] + [0]
+        assert target(text_target=text)["input_ids"] == expected
+        assert target.decode([len(words), *expected, len(words)], skip_special_tokens=True) == text
+
+
+def test_vocabularies_that_are_sentencepiece_models(tmp_path: Path) -> None:
+    settings = {"eos_id": 0, "unk_id": 1, "bos_id": -1}
+    source = train_sentencepiece(tmp_path / "vocab.en.spm", SOURCES, 70, **settings)
+    target = train_sentencepiece(tmp_path / "vocab.de.spm", TARGETS, 75, **settings)
+    save(tmp_path / "model.npz", weights((len(source), len(target)), "none"), vocabs=["vocab.en.spm", "vocab.de.spm"])
+    _, tokenizer, for_target = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours")
+    processors = [
+        sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / f"vocab.{s}.spm")) for s in ("en", "de")
+    ]
+    for text in SOURCES:
+        assert tokenizer(text)["input_ids"] == [*processors[0].encode(text), 0]
+    for text in TARGETS:
+        ids = [*processors[1].encode(text), 0]
+        assert for_target(text_target=text)["input_ids"] == ids
+        assert for_target.decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("type", "s2s"),
+        ("transformer_preprocess", "n"),
+        ("transformer_postprocess", "da"),
+        ("transformer_postprocess_emb", "nd"),
+        ("transformer_postprocess_top", "n"),
+        ("transformer_decoder_autoreg", "average-attention"),
+        ("transformer_no_projection", True),
+        ("transformer_ffn_depth", 3),
+        ("transformer_tied_layers", [1, 1]),
+        ("transformer_ffn_activation", "prelu"),
+        ("lemma_dim_emb", 8),
+        ("vocabs", ["vocab.fsv", "vocab.fsv"]),
+    ],
+)
+def test_other_architectures_are_refused(option: str, value: Any, tmp_path: Path) -> None:
+    save(tmp_path / "model.npz", weights((9, 9)), **{option: value})
+    with pytest.raises(UserError, match=f"--{option.replace('_', '-')}"):
+        from_marian_npz(tmp_path / "model.npz")
+
+
+def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
+    save(tmp_path / "model.npz", weights((9, 9)))
+    given = {"source_vocabulary": tmp_path / "vocab.yml"}
+    for text, message in [
+        ("</s>: 0\n<unk>: 1\n" + "".join(f"w{n}: {n}\n" for n in range(2, 12)), "12 words, but the model has 9"),
+        ("</s>: 0\n<unk>: 5\n", "count from 0"),
+        ("a: 0\nb: 1\n", "</s> has to be in both"),
+        ("- a\n- b\n", "no vocabulary"),
+        ("a: [", "no vocabulary"),
+        ("!!python/object/apply:os.system ['true']: 0\n", "no vocabulary"),
+    ]:
+        (tmp_path / "vocab.yml").write_text(text)
+        with pytest.raises(UserError, match=message):
+            from_marian_npz(tmp_path / "model.npz", **given)
+    with pytest.raises(UserError, match="no vocabularies beside the model"):
+        from_marian_npz(tmp_path / "model.npz", source_sentencepiece=tmp_path / "a.spm")
