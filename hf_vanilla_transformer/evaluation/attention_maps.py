@@ -97,16 +97,28 @@ def plot_attention(
     heads = list(weights[layer - 1])  # H of (T, S)
     panels = [("mean of the heads", torch.stack(heads).mean(0))]
     panels += [(f"head {number}", head) for number, head in enumerate(heads, start=1)]
-    with _matplotlib() as figure_class:
+    with figures() as figure_class:
         figure = _draw(figure_class, panels, source_tokens, target_tokens)
         figure.suptitle(f"Cross-attention, decoder layer {layer} of {layers}", fontsize=13)
-        try:
-            figure.savefig(path, dpi=min(150, MAX_PIXELS / max(figure.get_size_inches())))
-        except ValueError as error:
-            raise UserError(
-                f"{path}: matplotlib cannot write this kind of picture; name it .png, .pdf or .svg"
-            ) from error
+        save_figure(figure, path)
     return Path(path)
+
+
+def save_figure(figure: Any, path: str | os.PathLike) -> None:
+    """Write a picture beside its place and move it there, so that it appears whole.
+
+    Raises:
+        UserError: a kind of picture that matplotlib does not know.
+    """
+    target = Path(path)
+    beside = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        figure.savefig(beside, dpi=min(150, MAX_PIXELS / max(figure.get_size_inches())))
+        os.replace(beside, target)
+    except ValueError as error:
+        raise UserError(f"{path}: matplotlib cannot write this kind of picture; name it .png, .pdf or .svg") from error
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _draw(
@@ -150,7 +162,7 @@ def _label(axis: Any, source_tokens: Sequence[str], target_tokens: Sequence[str]
 
 
 @contextmanager
-def _matplotlib():
+def figures():
     """Matplotlib's figure class, without a window and with fonts for many scripts; nothing global is changed."""
     try:
         import matplotlib

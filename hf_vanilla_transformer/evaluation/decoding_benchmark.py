@@ -1,15 +1,18 @@
 """How fast sentences are translated: this package, Marian in transformers and CTranslate2, with the same weights.
 
-Each engine lives in a process of its own, so that its memory is its own, and all of them get the same batches in
+Each engine lives in a process of its own, so that its memory is its own, and all of them get the same sentences in
 turn (A B C A B C …), so that a noisy machine is noisy for all.
 """
 
 import multiprocessing
+import re
 import resource
+import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,13 +20,12 @@ from typing import Any
 
 import torch
 
+from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
-from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
+from .decoding_engines import ENGINES, Ids
+from .metrics import score_translations
 
-LENGTH_PENALTY = 1.0  # log P / length, which all three engines have
-
-Ids = list[list[int]]
-Translate = Callable[[Ids, int], Ids]
+ORDERS = ("sorted", "file")
 
 
 @dataclass
@@ -31,18 +33,31 @@ class Measurement:
     """One engine under one setting; seconds are one figure a round."""
 
     engine: str
+    order: str
     batch_size: int
     num_beams: int
     sentences: int
     target_tokens: int
     seconds: list[float]
-    peak_mib: float
+    peak_mib: float  # of the process, the model included, while it worked under this setting
     same_output: float  # share of sentences with the tokens of the first engine
+    bleu: float | None = None
+    bleu_signature: str | None = None
 
     @property
     def tokens_per_second(self) -> float:
         """Of the median round; the end of a sentence is a token."""
         return self.target_tokens / statistics.median(self.seconds)
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """Of the median round, and the mean batch."""
+        return statistics.median(self.seconds) * self.batch_size / self.sentences
+
+    @property
+    def setting(self) -> tuple[str, int, int]:
+        """What the engines of one row of bars have in common."""
+        return self.order, self.batch_size, self.num_beams
 
 
 def compare(
@@ -54,6 +69,9 @@ def compare(
     rounds: int = 3,
     threads: int = 1,
     limit_single: int = 100,
+    orders: Sequence[str] = ("sorted",),
+    references: Sequence[str] | None = None,
+    **bleu_settings: Any,
 ) -> list[Measurement]:
     """Translate the same sentences with every engine, `rounds` times in turn, after one round that does not count.
 
@@ -61,143 +79,123 @@ def compare(
         folder: a trained model with its tokenizer.
         sentences: source text.
         engines: keys of `ENGINES`; the first is the one whose output the others are compared with.
-        batch_sizes, beams: every pair of them is measured.
+        batch_sizes, beams: every pair of them is measured. CTranslate2 gets all sentences at once and the batch size
+            as its limit, because it sorts and cuts them itself; the others get batch by batch.
         threads: of each engine.
         limit_single: sentences in a row with batches of one, which take long.
+        orders: "sorted" gives sentences of like length together, the longest first; "file" as they come. (Batches of
+            one are measured once.)
+        references: the right translations, for BLEU where all sentences are translated; `bleu_settings` are those of
+            `score_translations`.
 
     Raises:
-        UserError: no such engine, or one whose library is missing.
+        UserError: no such engine or order, one whose library is missing, or references of another number.
     """
-    from ..data.tokenizer_training import load_tokenizers
-
-    unknown = set(engines) - ENGINES.keys()
-    if unknown:
-        raise UserError(f"engines: {', '.join(sorted(unknown))} is none of {', '.join(ENGINES)}")
-    tokenizer, _ = load_tokenizers(folder)
-    ids = tokenizer(list(sentences))["input_ids"]
-    with tempfile.TemporaryDirectory() as work:
-        workers = {name: _Worker(name, str(folder), work, threads) for name in engines}
-        try:
-            return [
-                measurement
-                for size in batch_sizes
-                for width in beams
-                for measurement in _setting(workers, _batches(ids, size, limit_single), size, width, rounds)
-            ]
-        finally:
-            for worker in workers.values():
-                worker.stop()
-
-
-def _batches(ids: Ids, size: int, limit_single: int) -> list[Ids]:
-    """Sentences of like length together, the longest first."""
-    chosen = ids[:limit_single] if size == 1 else ids
-    ordered = sorted(chosen, key=len, reverse=True)
-    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    _check(sentences, engines, orders, references)
+    settings = [
+        (order, size, width)
+        for order in dict.fromkeys(orders)
+        for size in batch_sizes
+        for width in beams
+        if size > 1 or order == orders[0]
+    ]
+    ids, decode = _tokenizers(folder, sentences)
+    found = []
+    with _workers(folder, engines, threads) as workers:
+        for order, size, width in settings:
+            chosen = ids[:limit_single] if size == 1 else ids
+            measured, outputs = _measure(workers, chosen, (order, size, width), rounds)
+            if references is not None and len(chosen) == len(ids):
+                for one in measured:
+                    scores = score_translations(decode(outputs[one.engine]), list(references), **bleu_settings)
+                    one.bleu, one.bleu_signature = scores["bleu"], scores["bleu_signature"]
+            found += measured
+    return found
 
 
-def _setting(
-    workers: dict[str, "_Worker"], batches: list[Ids], size: int, beams: int, rounds: int
-) -> list[Measurement]:
+def cache_bytes(
+    folder: str | Path, sentences: Sequence[str], engines: Sequence[str], beams: int = 8, threads: int = 1
+) -> dict[str, int]:
+    """The most that each engine's caches of keys and values hold while it translates the sentences as one batch.
+
+    Counted from the tensors, of source and target; copies that live for a moment are left out on all sides.
+    CTranslate2 does not tell, so it is not there.
+    """
+    _check(sentences, engines, ORDERS, None)
+    ids, _ = _tokenizers(folder, sentences)
+    with _workers(folder, engines, threads) as workers:
+        answers = {name: worker.ask("cache_bytes", ids, beams) for name, worker in workers.items()}
+    return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _check(
+    sentences: Sequence[str], engines: Sequence[str], orders: Sequence[str], references: Sequence[str] | None
+) -> None:
+    for name, given, known in (("engines", engines, ENGINES), ("order", orders, ORDERS)):
+        if unknown := set(given) - set(known):
+            raise UserError(f"{name}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+    if not sentences:
+        raise UserError("sentences: there are none to translate")
+    if references is not None and len(references) != len(sentences):
+        raise UserError(f"references: {len(references)} of them for {len(sentences)} sentences; each needs its own")
+
+
+def _tokenizers(folder: str | Path, sentences: Sequence[str]) -> tuple[Ids, Any]:
+    """Source ids, and what makes text of target ids."""
+    source, target = load_tokenizers(folder)
+    return source(list(sentences))["input_ids"], lambda rows: target.batch_decode(rows, skip_special_tokens=True)
+
+
+def _measure(
+    workers: dict[str, "_Worker"], ids: Ids, setting: tuple[str, int, int], rounds: int
+) -> tuple[list[Measurement], dict[str, Ids]]:
+    """Measurements, and each engine's output in the order of the file."""
+    order, size, beams = setting
+    places = list(range(len(ids)))
+    if order == "sorted":
+        places.sort(key=lambda place: len(ids[place]), reverse=True)
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     outputs: dict[str, Ids] = {}
+    for worker in workers.values():
+        worker.ask("forget_peak")
     for number in range(rounds + 1):
         for name, worker in workers.items():
-            taken, outputs[name] = worker.translate(batches, beams)
+            taken, rows = worker.ask("translate", [ids[place] for place in places], size, beams)
+            outputs[name] = [row for _, row in sorted(zip(places, rows, strict=True))]
             if number:
                 seconds[name].append(taken)
     first = outputs[next(iter(workers))]
-    return [
+    measured = [
         Measurement(
             engine=name,
+            order=order,
             batch_size=size,
             num_beams=beams,
-            sentences=len(first),
+            sentences=len(ids),
             target_tokens=sum(map(len, outputs[name])),
             seconds=seconds[name],
-            peak_mib=worker.peak_mib(),
+            peak_mib=worker.ask("peak_mib"),
             same_output=sum(a == b for a, b in zip(first, outputs[name], strict=True)) / len(first),
         )
         for name, worker in workers.items()
     ]
-
-
-# Engines
-
-
-def _ours(folder: str, work: str, dtype: torch.dtype) -> Translate:
-    from transformers import AutoModelForSeq2SeqLM
-
-    return _generate(AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).eval())
-
-
-def _marian(folder: str, work: str, dtype: torch.dtype) -> Translate:
-    from transformers import AutoModelForSeq2SeqLM
-
-    from ..interop.marian import to_marian
-
-    return _generate(to_marian(AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)).to(dtype))
-
-
-def _generate(model: Any) -> Translate:
-    """transformers' interface, and ours."""
-    pad, eos = model.config.pad_token_id, model.config.eos_token_id
-
-    def translate(batch: Ids, beams: int) -> Ids:
-        longest = max(map(len, batch))
-        rows = torch.tensor([row + [pad] * (longest - len(row)) for row in batch])
-        mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
-        words = model.generate(
-            rows,
-            attention_mask=mask,
-            num_beams=beams,
-            length_penalty=LENGTH_PENALTY,
-            max_new_tokens=longest + MAX_LENGTH_OVER_SOURCE,
-        )
-        return [row[: row.index(eos) + 1] if eos in row else row for row in words[:, 1:].tolist()]
-
-    return translate
-
-
-def _ctranslate2(folder: str, work: str, quantization: str) -> Translate:
-    from ..data.tokenizer_training import load_tokenizers
-    from ..interop.ctranslate2 import convert
-
-    output = Path(work) / quantization
-    convert(folder, output, quantization)
-    import ctranslate2
-
-    source, target = load_tokenizers(folder)
-    engine = ctranslate2.Translator(
-        str(output), "cpu", inter_threads=1, intra_threads=torch.get_num_threads(), compute_type=quantization
-    )
-
-    def translate(batch: Ids, beams: int) -> Ids:
-        results = engine.translate_batch(
-            [source.convert_ids_to_tokens(row) for row in batch],
-            beam_size=beams,
-            length_penalty=LENGTH_PENALTY,
-            max_decoding_length=max(map(len, batch)) + MAX_LENGTH_OVER_SOURCE,
-            return_end_token=True,
-        )
-        return [target.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
-
-    return translate
-
-
-#: engine → how to make it, from the model's folder and a folder for its own files
-ENGINES: dict[str, Callable[[str, str], Translate]] = {
-    "ours_fp32": lambda folder, work: _ours(folder, work, torch.float32),
-    "ours_bf16": lambda folder, work: _ours(folder, work, torch.bfloat16),
-    "marian_fp32": lambda folder, work: _marian(folder, work, torch.float32),
-    "marian_bf16": lambda folder, work: _marian(folder, work, torch.bfloat16),
-    "ctranslate2_fp32": lambda folder, work: _ctranslate2(folder, work, "float32"),
-    "ctranslate2_int8": lambda folder, work: _ctranslate2(folder, work, "int8"),
-    "ctranslate2_bf16": lambda folder, work: _ctranslate2(folder, work, "bfloat16"),
-}
+    return measured, outputs
 
 
 # Processes
+
+
+@contextmanager
+def _workers(folder: str | Path, engines: Sequence[str], threads: int) -> Iterator[dict[str, "_Worker"]]:
+    workers: dict[str, _Worker] = {}
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            for name in engines:
+                workers[name] = _Worker(name, str(folder), work, threads)
+            yield workers
+        finally:
+            for worker in workers.values():
+                worker.stop()
 
 
 class _Worker:
@@ -208,21 +206,18 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, engine, folder, work, threads), daemon=True)
         self.process.start()
+        theirs.close()  # the other end is the process' alone, so that its end can be seen here
         self._receive()
 
-    def translate(self, batches: list[Ids], beams: int) -> tuple[float, Ids]:
-        """Seconds, and the translations in the order of the batches."""
-        self.pipe.send((batches, beams))
-        return self._receive()
-
-    def peak_mib(self) -> float:
-        self.pipe.send("memory")
+    def ask(self, what: str, *args: Any) -> Any:
+        """The answer of the method of that name of `_Server`."""
+        self.pipe.send((what, args))
         return self._receive()
 
     def stop(self) -> None:
         self.pipe.close()
-        self.process.join(timeout=10)
-        if self.process.is_alive():
+        self.process.join(timeout=2)
+        if self.process.is_alive():  # in the middle of its work
             self.process.kill()
 
     def _receive(self) -> Any:
@@ -235,25 +230,53 @@ class _Worker:
         return answer
 
 
+class _Server:
+    """What a process can be asked for."""
+
+    def __init__(self, engine: str, folder: str, work: str):
+        self.engine = ENGINES[engine](folder, work)
+
+    def translate(self, sentences: Ids, size: int, beams: int) -> tuple[float, Ids]:
+        """Seconds, and the translations."""
+        start = time.perf_counter()
+        outputs = self.engine.translate(sentences, size, beams)
+        return time.perf_counter() - start, outputs
+
+    def cache_bytes(self, batch: Ids, beams: int) -> int | None:
+        return self.engine.cache_bytes(batch, beams)
+
+    def forget_peak(self) -> None:
+        """Let the highest memory be counted anew; only Linux can, elsewhere it is that of the whole run."""
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def peak_mib(self) -> float:
+        """The most memory that the process has held since then."""
+        with suppress(OSError):
+            status = Path("/proc/self/status").read_text(encoding="utf-8")
+            if found := re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE):
+                return int(found[1]) / 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def _serve(pipe: Connection, engine: str, folder: str, work: str, threads: int) -> None:
     import hf_vanilla_transformer  # noqa: F401  (registers the model)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that asks, who ends the others
     torch.set_num_threads(threads)
     try:
-        translate = ENGINES[engine](folder, work)
+        server = _Server(engine, folder, work)
     except UserError as error:
         pipe.send(error)
         return
     pipe.send("ready")
     while True:
         try:
-            request = pipe.recv()
+            what, args = pipe.recv()
         except (EOFError, OSError):
             return
-        if request == "memory":
-            pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # KiB on Linux
-            continue
-        batches, beams = request
-        start = time.perf_counter()
-        outputs = [row for batch in batches for row in translate(batch, beams)]
-        pipe.send((time.perf_counter() - start, outputs))
+        try:
+            answer = getattr(server, what)(*args)
+        except UserError as error:
+            answer = error
+        pipe.send(answer)

@@ -1,0 +1,163 @@
+"""The engines that the benchmark compares: this package, Marian in transformers, and CTranslate2, all in one way."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+from unittest import mock
+
+import torch
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from .. import generation_vanilla_transformer
+from ..errors import UserError
+from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
+
+LENGTH_PENALTY = 1.0  # log P / length, which all three engines have
+
+Ids = list[list[int]]
+
+
+class Engine(Protocol):
+    """What the benchmark asks of an engine."""
+
+    def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
+        """Target ids, their ends included, in the order of the sentences, of which `size` form a batch."""
+
+    def cache_bytes(self, batch: Ids, beams: int) -> int | None:
+        """The most that the decoder's caches hold while they translate a batch; None where nobody can tell."""
+
+
+class GenerateEngine:
+    """A model with transformers' interface: `generate` on so many sentences at a time, as they come."""
+
+    def __init__(self, model: Any):
+        self.model = model.eval()
+
+    def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
+        batches = [sentences[start : start + size] for start in range(0, len(sentences), size)]
+        return [row for batch in batches for row in self._generate(batch, beams)]
+
+    def cache_bytes(self, batch: Ids, beams: int) -> int | None:
+        # in transformers' loop nothing leaves a cache, so that it is largest at the end
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self._generate(batch, beams, past_key_values=cache)
+        both = cache.self_attention_cache.layers + cache.cross_attention_cache.layers
+        return storage_bytes(states for layer in both for states in (layer.keys, layer.values))
+
+    def _generate(self, batch: Ids, beams: int, **settings: Any) -> Ids:
+        pad, eos = self.model.config.pad_token_id, self.model.config.eos_token_id
+        longest = max(map(len, batch))
+        rows = torch.tensor([row + [pad] * (longest - len(row)) for row in batch])  # (B, S)
+        mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
+        words = self.model.generate(
+            rows,
+            attention_mask=mask,
+            num_beams=beams,
+            length_penalty=LENGTH_PENALTY,
+            max_new_tokens=longest + MAX_LENGTH_OVER_SOURCE,
+            **settings,
+        )
+        return [row[: row.index(eos) + 1] if eos in row else row for row in words[:, 1:].tolist()]
+
+
+class OurEngine(GenerateEngine):
+    """This package's search, whose caches lose the sentences that are finished."""
+
+    def __init__(self, model: Any):
+        super().__init__(model)
+        # the peers know nothing of what the checkpoint's own has to say
+        self.model.generation_config = paper_generation_config(model.config)
+
+    def cache_bytes(self, batch: Ids, beams: int) -> int | None:
+        largest, original = 0, generation_vanilla_transformer.reader_for
+
+        def watched(*args: Any) -> Any:
+            reader = original(*args)
+            read = reader.read
+
+            def read_and_look(*args: Any) -> torch.Tensor:
+                nonlocal largest
+                logits = read(*args)
+                largest = max(largest, storage_bytes(_entries(reader)))
+                return logits
+
+            setattr(reader, "read", read_and_look)  # noqa: B010  (mypy wants no method replaced)
+            return reader
+
+        with mock.patch.object(generation_vanilla_transformer, "reader_for", watched):
+            self._generate(batch, beams)
+        if not largest:
+            raise UserError("cache_bytes: the search of this package has not run; its caches cannot be counted")
+        return largest
+
+
+class CTranslate2Engine:
+    """All sentences at once: CTranslate2 sorts them by length and cuts the batches itself."""
+
+    def __init__(self, folder: str, work: str, quantization: str):
+        from ..data.tokenizer_training import load_tokenizers
+        from ..interop.ctranslate2 import convert
+
+        output = Path(work) / quantization
+        convert(folder, output, quantization)
+        import ctranslate2
+
+        self.source, self.target = load_tokenizers(folder)
+        self.translator = ctranslate2.Translator(
+            str(output), "cpu", inter_threads=1, intra_threads=torch.get_num_threads(), compute_type=quantization
+        )
+
+    def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
+        results = self.translator.translate_batch(
+            [self.source.convert_ids_to_tokens(row) for row in sentences],
+            max_batch_size=size,
+            batch_type="examples",
+            beam_size=beams,
+            length_penalty=LENGTH_PENALTY,
+            min_decoding_length=0,  # its default forbids a translation that ends at once
+            max_decoding_length=max(map(len, sentences)) + MAX_LENGTH_OVER_SOURCE,
+            return_end_token=True,
+        )
+        return [self.target.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+
+    def cache_bytes(self, batch: Ids, beams: int) -> int | None:
+        return None
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """What these tensors keep in memory, each storage counted once and whole."""
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
+    return sum(storages.values())
+
+
+def _entries(reader: Any) -> list[torch.Tensor]:
+    """The keys and values that a reader of `decoding_vanilla_transformer` holds, of source and target."""
+    if hasattr(reader, "own"):  # a StepReader
+        return [*reader.source, *reader.own]
+    cache = reader.cache
+    own = [buffer for layer in cache.self_attention_cache.layers for buffer in layer.buffers]
+    return own + [states for layer in cache.cross_attention_cache.layers for states in (layer.keys, layer.values)]
+
+
+def _load(folder: str, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForSeq2SeqLM
+
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype)
+
+
+def _marian(folder: str, dtype: torch.dtype) -> GenerateEngine:
+    from ..interop.marian import to_marian
+
+    return GenerateEngine(to_marian(_load(folder, torch.float32)).to(dtype))
+
+
+#: engine → how to make it, from the model's folder and a folder for its own files
+ENGINES: dict[str, Callable[[str, str], Engine]] = {
+    "ours_fp32": lambda folder, work: OurEngine(_load(folder, torch.float32)),
+    "ours_bf16": lambda folder, work: OurEngine(_load(folder, torch.bfloat16)),
+    "marian_fp32": lambda folder, work: _marian(folder, torch.float32),
+    "marian_bf16": lambda folder, work: _marian(folder, torch.bfloat16),
+    "ctranslate2_fp32": lambda folder, work: CTranslate2Engine(folder, work, "float32"),
+    "ctranslate2_int8": lambda folder, work: CTranslate2Engine(folder, work, "int8"),
+    "ctranslate2_bf16": lambda folder, work: CTranslate2Engine(folder, work, "bfloat16"),
+}

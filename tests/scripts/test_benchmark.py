@@ -1,0 +1,88 @@
+"""`scripts/benchmark.py decode`: what it prints, what it writes, what it refuses before it measures anything."""
+
+import json
+import runpy
+import sys
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.evaluation import decoding_benchmark
+from tests.model_helpers import tiny_model
+
+SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run"]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    model = tiny_model(vocab_size=300, tie_word_embeddings=False, lm_head_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[2] += 2
+    model.save_pretrained(folder)
+    save_tokenizers(folder, train_tokenizer(SENTENCES * 3, 300))
+    return folder
+
+
+@pytest.fixture
+def run(repository, tmp_path, monkeypatch, capfd):
+    """Run the script in this process; give its exit status, its standard output and its standard error."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("source", "reference"):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
+    verbosity = logging.get_verbosity()
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["benchmark.py", "decode", *map(str, arguments)])
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(str(repository / "scripts" / "benchmark.py"), run_name="__main__")
+        return leaving.value.code, *capfd.readouterr()
+
+    yield run
+    logging.set_verbosity(verbosity)
+
+
+def test_everything_is_printed_and_written(run, model_folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    status, printed, errors = run(
+        "--model", model_folder, "--source", "source", "--reference", "reference", "--tokenize", "none",
+        "--engines", "ours_fp32", "--batch_sizes", 2, "--num_beams", 1, 4, "--rounds", 1, "--threads", 1,
+        "--order", "both", "--output", "found.json", "--plot", "found.png",
+    )  # fmt: skip
+    assert status == 0, errors
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert [(one["order"], one["num_beams"]) for one in found["measurements"]] == [
+        ("sorted", 1), ("sorted", 4), ("file", 1), ("file", 4),
+    ]  # fmt: skip
+    assert all("tok:none" in one["bleu_signature"] and one["seconds"] for one in found["measurements"])
+    assert [one["larger"] for one in found["scaling"]] == [[2, 4], [2, 4]]
+    assert found["cache_bytes"]["ours_fp32"] > 0 and found["machine"]["threads"] == 1
+    assert printed.count("| ours_fp32 |") == 4 + 2 + 1
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "found.png", "reference", "source"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--engines", "fairseq"), "engines: fairseq is none of ours_fp32"),
+        (("--batch_sizes", "0"), "batch_sizes: must be at least 1, not 0"),
+        (("--rounds", "0"), "rounds: must be at least 1"),
+        (("--source", "missing"), "missing is not there"),
+        (("--reference", "short"), "references: 1 of them for 3 sentences"),
+        (("--tokenize", "13b"), "no tokenizer '13b'"),
+        (("--output", "."), "is a folder"),
+        (("--plot", "found.xyz"), "found.xyz: matplotlib cannot write this kind of picture"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_measured(run, model_folder, tmp_path, monkeypatch, wrong, message):
+    def refuse(*_):
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(decoding_benchmark, "_Worker", refuse)
+    (tmp_path / "short").write_text("one\n")
+    status, printed, errors = run("--model", model_folder, "--source", "source", *wrong)
+    assert status == 2 and printed == ""
+    assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
