@@ -36,8 +36,11 @@ from ..data import (
     with_bpe_dropout,
 )
 from ..errors import Interrupted, UserError
+from ..evaluation.attention_maps import cross_attention, plot_attention
 from ..evaluation.metrics import score_translations, translation_metrics
 from ..hub.card import CardFacts, describe_hardware, versions, write_model_card
+from ..hub.finished_run import destination, publish_run
+from ..hub.remote_pipeline import pipeline_files
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import DataArguments, RunArguments, chosen_values
 from .callbacks import StopWithCheckpoint
@@ -91,6 +94,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
             encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
         model = build_model(model_args, tokenizers, checkpoint)
         say(f"model: {model.num_parameters():,} parameters")
+        published = destination(args)
         settle_arguments(model, args)
         trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, checkpoint)
     if checkpoint is None and is_first():
@@ -105,7 +109,10 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         results |= test(trainer, tokenizers[1], corpus, encoded["test"], data_args)
     save(trainer, tokenizers, run, results)
     if is_first():
+        draw_attention(model, tokenizers, corpus, run)
         write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
+    if published is not None:
+        say(f"published: {publish_run(run, published)}")
     return results
 
 
@@ -489,6 +496,8 @@ def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, 
         with disk_may_fill(run, "the model was not saved"):
             trainer.model.save_pretrained(beside)
             save_tokenizers(beside, *tokenizers)
+            for name, content in pipeline_files(beside).items():
+                (beside / name).write_bytes(content)
         for path in sorted(beside.rglob("*")):
             if path.is_file():
                 target = run / path.relative_to(beside)
@@ -499,6 +508,25 @@ def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, 
     trainer.save_state()
     with written_beside(run / "all_results.json") as part:
         part.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+# A longer sentence is no picture for a card.
+_DRAWN_CHARACTERS = 150
+
+
+def draw_attention(
+    model: VanillaTransformerForConditionalGeneration, tokenizers: Tokenizers, corpus: Corpus, run: Path
+) -> None:
+    """Where the model looks while it reads the translation of the first test sentence that is not too long."""
+    rows = iter(corpus.pairs.get("test", ()))
+    row = next((row for row in rows if max(len(row["source"]), len(row["target"])) <= _DRAWN_CHARACTERS), None)
+    if row is None:
+        return
+    try:
+        *tokens, weights = cross_attention(model, *tokenizers, row["source"], row["target"])
+        say(f"attention map: {plot_attention(*tokens, weights, run / 'attention.png')}")
+    except UserError as error:
+        print(f"no attention map: {error}", file=sys.stderr)
 
 
 def write_card_and_curve(
