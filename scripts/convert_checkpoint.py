@@ -20,6 +20,8 @@ FORMATS = """\
            --set activation=gelu or norm_first=true where that was so
   fairseq  a .pt of a post-norm transformer, with dict.*.txt beside it or in --set data=FOLDER; give --set codes=FILE
            (subword-nmt, fastBPE; text then goes through Moses) or sentencepiece=FILE for a tokenizer of raw text
+  joeynmt  the model_dir of a Transformer with layer_norm: post, or a .ckpt in it
+  opennmt  a .pt of OpenNMT-py: refused with the reason, as its Transformers are all pre-norm
 """
 
 

@@ -22,6 +22,8 @@ FORMATS = {
     "marian-npz": ("marian_npz", "from_marian_npz"),
     "torch": ("torch_transformer", "from_torch"),
     "fairseq": ("fairseq", "from_fairseq"),
+    "joeynmt": ("joeynmt", "from_joeynmt"),
+    "opennmt": ("opennmt", "from_opennmt"),
 }
 
 

@@ -1,0 +1,29 @@
+"""OpenNMT-py: every Transformer of it normalises before its sub-layers, so that none can be converted.
+
+Its `layer_norm` chooses a formula, "standard" or "rms", and no option the place (versions 0.1 to 3.5).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import UserError
+from .converting import Converted
+from .state_dicts import read_torch_file
+
+
+def from_opennmt(checkpoint: str | Path) -> Converted:
+    """Refuse a checkpoint of OpenNMT-py, and say why.
+
+    Raises:
+        UserError: always.
+    """
+    found = read_torch_file(checkpoint)
+    if not isinstance(found, Mapping) or not {"model", "generator", "opt"} <= found.keys():
+        raise UserError(f"{checkpoint}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed")
+    kind = getattr(found["opt"], "encoder_type", None)
+    if kind != "transformer":
+        raise UserError(f"{checkpoint}: encoder_type={kind}: only a Transformer could be converted")
+    raise UserError(
+        f"{checkpoint}: encoder_type=transformer: OpenNMT-py's Transformer normalises before each sub-layer "
+        f"(pre-norm; no option changes it), this architecture after (§3.1)"
+    )

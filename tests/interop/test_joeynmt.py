@@ -1,0 +1,215 @@
+"""JoeyNMT's model folders. It does not run beside the tests: the judge is the NumPy restatement, with its names."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+import yaml
+from torch import Tensor
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.joeynmt import from_joeynmt
+from tests.interop.foreign import SOURCES, TARGETS, converted, train_sentencepiece
+from tests.interop.restatement import Program, assert_restated
+from tests.paper import paper_position
+
+D, FFN, LAYERS, HEADS = 12, 20, (2, 1), 3
+SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
+
+
+def weights(words: tuple[int, int], tied: bool = False) -> dict[str, Tensor]:
+    """Random numbers under JoeyNMT's names (2.3)."""
+    shapes: dict[str, tuple[int, ...]] = {"src_embed.lut.weight": (words[0], D), "trg_embed.lut.weight": (words[1], D)}
+    shapes["decoder.output_layer.weight"] = (words[1], D)
+    for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
+        attentions = ["src_src_att"] if stack == "encoder" else ["trg_trg_att", "src_trg_att"]
+        norms = ["layer_norm"] if stack == "encoder" else ["x_layer_norm", "dec_layer_norm"]
+        for layer in (f"{stack}.layers.{i}" for i in range(depth)):
+            linear = {f"{layer}.{a}.{part}_layer": (D, D) for a in attentions for part in ("q", "k", "v", "output")}
+            linear[f"{layer}.feed_forward.pwff_layer.0"] = (FFN, D)
+            linear[f"{layer}.feed_forward.pwff_layer.3"] = (D, FFN)
+            for name, shape in linear.items():
+                shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+            for norm in [*norms, "feed_forward.layer_norm"]:
+                shapes |= {f"{layer}.{norm}.{part}": (D,) for part in ("weight", "bias")}
+    generator = torch.Generator().manual_seed(6)
+    drawn = {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()}
+    if tied:
+        drawn["trg_embed.lut.weight"] = drawn["decoder.output_layer.weight"] = drawn["src_embed.lut.weight"]
+    table = torch.tensor(np.stack([paper_position(i, D) for i in range(50)])).float()[None]  # (1, P, D)
+    return drawn | {f"{stack}.pe.pe": table for stack in ("encoder", "decoder")}
+
+
+def options() -> dict[str, Any]:
+    """A configuration as in JoeyNMT's examples."""
+    stack = {
+        "type": "transformer",
+        "num_heads": HEADS,
+        "embeddings": {"embedding_dim": D, "scale": True},
+        "hidden_size": D,
+        "ff_size": FFN,
+        "dropout": 0.1,
+        "layer_norm": "post",
+    }
+    side = {"level": "word", "lowercase": False, "normalize": False}
+    return {
+        "name": "test",
+        "data": {"src": {"lang": "en", **side}, "trg": {"lang": "de", **side}},
+        "testing": {"beam_size": 5, "beam_alpha": 1.0, "max_output_length": 40},
+        "training": {"model_dir": "models/test"},
+        "model": {"encoder": {**stack, "num_layers": 2}, "decoder": {**stack, "num_layers": 1}},
+    }
+
+
+def save(
+    folder: Path, model: dict[str, Tensor], words: tuple[list[str], list[str]], given: dict[str, Any] | None = None
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(given or options()))
+    for side, lines in zip(("src", "trg"), words, strict=True):
+        (folder / f"{side}_vocab.txt").write_text("\n".join([*SPECIAL, *lines]) + "\n", encoding="utf-8")
+    state = {"model_state": model, "optimizer_state": {"state": {}, "param_groups": []}, "stats_state": {"steps": 7}}
+    torch.save(state, folder / "best.ckpt")
+
+
+def restated(model: dict[str, Tensor], **settings: Any) -> Program:
+    numbers = {name: tensor.double().numpy() for name, tensor in model.items()}
+    attention = {
+        ("encoder", "self"): "src_src_att",
+        ("decoder", "self"): "trg_trg_att",
+        ("decoder", "cross"): "src_trg_att",
+    }
+    norm = {
+        ("encoder", "self"): "layer_norm",
+        ("decoder", "self"): "x_layer_norm",
+        ("decoder", "cross"): "dec_layer_norm",
+    }
+
+    def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
+        if name == "output":
+            return numbers["decoder.output_layer.weight"].T, np.zeros(1)
+        stack, layer, kind, part = name.split(".")
+        theirs = f"{stack}.layers.{layer}."
+        if part == "norm":
+            theirs += "feed_forward.layer_norm" if kind == "ffn" else norm[stack, kind]
+            return numbers[f"{theirs}.weight"], numbers[f"{theirs}.bias"]
+        if kind == "ffn":
+            theirs += f"feed_forward.pwff_layer.{0 if part == '1' else 3}"
+        else:
+            theirs += f"{attention[stack, kind]}.{'output' if part == 'o' else part}_layer"
+        return numbers[f"{theirs}.weight"].T, numbers[f"{theirs}.bias"]
+
+    sides = {"source": "src", "target": "trg"}
+    return Program(
+        pair,
+        words=lambda side: numbers[f"{sides[side]}_embed.lut.weight"],
+        position=lambda place, _: paper_position(place, D),
+        layers=LAYERS,
+        heads=HEADS,
+        eps=1e-6,
+        **settings,
+    )
+
+
+def named(count: int, letter: str) -> list[str]:
+    return [f"{letter}{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_folder_gives_its_logits(tied: bool, tmp_path: Path) -> None:
+    model = weights((23, 23 if tied else 29), tied)
+    save(tmp_path / "joey", model, (named(19, "a"), named(19, "a") if tied else named(25, "b")))
+    ours, _, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
+    assert_restated(ours, restated(model))
+    assert ours.config.share_encoder_decoder_embeddings is ours.config.tie_word_embeddings is tied
+    search = ours.generation_config
+    # ((5 + length) / 6)^alpha is the paper's, and has no length_penalty
+    assert (search.num_beams, search.paper_length_penalty, search.max_new_tokens) == (5, 1.0, 40)
+    assert search.length_penalty is None and search.decoder_start_token_id == 2
+
+
+def test_other_settings(tmp_path: Path) -> None:
+    given, model = options(), weights((23, 29))
+    for stack in ("encoder", "decoder"):
+        given["model"][stack] |= {"activation": "gelu", "embeddings": {"embedding_dim": D}}
+    save(tmp_path, model, (named(19, "a"), named(25, "b")), given)
+    (tmp_path / "best.ckpt").rename(tmp_path / "500.ckpt")
+    ours, _, _ = converted("joeynmt", tmp_path / "500.ckpt", tmp_path / "ours")
+    assert_restated(ours, restated(model, activation="gelu", scale=False))
+
+
+def ids_of(pieces: list[str], words: list[str]) -> list[int]:
+    numbers = {word: number for number, word in enumerate([*SPECIAL, *words])}
+    return [numbers.get(piece, 0) for piece in pieces] + [3]
+
+
+def test_words(tmp_path: Path) -> None:
+    words, given = (["a", "dog", "runs"], ["ein", "Hund"]), options()
+    given["data"]["src"]["lowercase"] = True
+    save(tmp_path / "joey", weights((7, 6)), words, given)
+    _, tokenizer, target = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
+    assert tokenizer("A Dog sleeps")["input_ids"] == ids_of(["a", "dog", "sleeps"], words[0])
+    assert target("ein Hund")["input_ids"] == ids_of(["ein", "Hund"], words[1])
+    assert target("Ein Hund")["input_ids"] == ids_of(["Ein", "Hund"], words[1])
+    assert target.decode([2, 4, 5, 3], skip_special_tokens=True) == "ein Hund"
+
+
+def test_sentencepiece(tmp_path: Path) -> None:
+    (tmp_path / "joey").mkdir()
+    pieces = train_sentencepiece(tmp_path / "joey" / "sp.model", SOURCES + TARGETS)
+    words, given = [piece for piece in pieces if piece not in SPECIAL], options()
+    for side in ("src", "trg"):
+        steps = {"model_file": "/home/me/sp.model", "pretokenizer": "none"}
+        given["data"][side] |= {"level": "bpe", "tokenizer_type": "sentencepiece", "tokenizer_cfg": steps}
+    model = weights((len(words) + 4, len(words) + 4), tied=True)
+    save(tmp_path / "joey", model, (words, words), given)
+    _, tokenizer, target = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "joey" / "sp.model"))
+    for text in [*SOURCES, *TARGETS, "Žluťoučký dog"]:
+        ids = ids_of(processor.encode(text, out_type=str), words)
+        assert tokenizer(text)["input_ids"] == ids
+    for text in TARGETS:
+        ids = target(text_target=text)["input_ids"]
+        assert target.decode([2, *ids], skip_special_tokens=True) == text
+    # a piece that is no word is forbidden there, and would be unknown here: text has to come in pieces
+    longest = max(words, key=len)
+    fewer = [word for word in words if word != longest]
+    save(tmp_path / "joey", weights((len(words) + 3,) * 2, tied=True), (fewer, fewer), given)
+    _, tokenizer, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "pieces")
+    assert tokenizer(" ".join(fewer[:5]))["input_ids"] == ids_of(fewer[:5], fewer)
+
+
+@pytest.mark.parametrize(
+    ("stack", "change", "message"),
+    [
+        ("encoder", {"layer_norm": "pre"}, "model.encoder.layer_norm=pre"),
+        ("encoder", {"layer_norm": None}, "model.encoder.layer_norm=pre"),
+        ("decoder", {"layer_norm": "pre"}, "model.decoder.layer_norm=pre"),
+        ("decoder", {"alpha": 0.8}, "model.decoder.alpha=0.8"),
+        ("encoder", {"type": "recurrent"}, "model.encoder.type=recurrent"),
+        ("decoder", {"activation": "gelu"}, "activation is gelu and relu"),
+        ("decoder", {"embeddings": {"scale": False}}, "embeddings.scale differs"),
+    ],
+)
+def test_other_architectures_are_refused(stack: str, change: dict, message: str, tmp_path: Path) -> None:
+    given = options()
+    given["model"][stack] |= change
+    given["model"][stack] = {name: value for name, value in given["model"][stack].items() if value is not None}
+    save(tmp_path, weights((7, 6)), (named(3, "a"), named(2, "b")), given)
+    with pytest.raises(UserError, match=message):
+        from_joeynmt(tmp_path)
+
+
+def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
+    save(tmp_path, weights((7, 6)), (named(3, "a"), named(9, "b")))
+    with pytest.raises(UserError, match="trg_vocab.txt: 13 words with the special ones, but the model has 6"):
+        from_joeynmt(tmp_path)
+    (tmp_path / "config.yaml").write_text("data: {src: {}}")
+    with pytest.raises(UserError, match=r"data\.trg is missing"):
+        from_joeynmt(tmp_path)
+    (tmp_path / "config.yaml").write_text("!!python/object/apply:os.system ['true']")
+    with pytest.raises(UserError, match="no configuration of JoeyNMT"):
+        from_joeynmt(tmp_path)
