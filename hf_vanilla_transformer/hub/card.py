@@ -137,6 +137,7 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         command=_public_command(facts.command) if facts.command else None,
         recipe=_yaml(facts.recipe),
         data=_data(facts),
+        fingerprints=any(facts.data_fingerprints.values()),
         limits=_limits(facts),
     )
 
@@ -270,7 +271,8 @@ def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
 
 def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
     sizes = {label: facts.config.get(name) for name, label in SIZES.items()}
-    translate = ["sentences = [" + json.dumps(facts.example or "Put your text here.", ensure_ascii=False) + "]"]
+    example = json.dumps(facts.example or "Put your text here.", ensure_ascii=False)
+    translate = [f"sentences = [{example}]"]
     translate.append('inputs = tokenizer(sentences, padding=True, return_tensors="pt")')
     translate.append("outputs = model.generate(**inputs)")
     decoder = "tokenizer"
@@ -284,7 +286,9 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
         "parameters": f"{facts.parameters:,}" if facts.parameters is not None else None,
         "sizes": [(label, f"{size:,}" if isinstance(size, int) else size) for label, size in sizes.items() if size],
         "translate": "\n".join(translate),
+        "example": example,
         "ships_code": (directory / "modeling_vanilla_transformer.py").is_file(),
+        "ships_pipeline": (directory / "pipeline_vanilla_transformer.py").is_file(),
     }
 
 

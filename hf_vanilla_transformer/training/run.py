@@ -109,7 +109,8 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         results |= test(trainer, tokenizers[1], corpus, encoded["test"], data_args)
     save(trainer, tokenizers, run, results)
     if is_first():
-        draw_attention(model, tokenizers, corpus, run)
+        if args.world_size == 1:  # a sharded model answers to all its processes only
+            draw_attention(model, tokenizers, corpus, run)
         write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
     if published is not None:
         say(f"published: {publish_run(run, published)}")

@@ -1,5 +1,6 @@
 """The model card: valid for the Hub, true to the run, silent about what was not measured and about the machine."""
 
+import ast
 import importlib.metadata
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import IntervalStrategy
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.hub import CardFacts, describe_hardware, versions, write_model_card
+from hf_vanilla_transformer.hub.remote_pipeline import pipeline_files
 
 BLEU_SIGNATURE = "BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 CHRF_SIGNATURE = "chrF2|nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
@@ -123,6 +125,7 @@ def test_what_was_measured_is_told(full_card) -> None:
         "- versions: python 3.11.2, torch 2.13.0",
         "- train: train.en, train.de; kept 28,998 of 29,000 pairs; dropped 2 of x.en: empty (lines 7, 31); "
         "fingerprint `00112233445566778899aabbccddeeff`",
+        "A fingerprint is the BLAKE2b hash",
         "Vaswani, Ashish",
     ):
         assert line in full_card
@@ -250,16 +253,20 @@ def test_the_usage_lines_run(tmp_path, monkeypatch, capsys, separate) -> None:
     model.generation_config.max_new_tokens = 3
     model.save_pretrained(folder)
     save_tokenizers(folder, source, target if separate else source)
+    for name, content in pipeline_files(folder).items():
+        (folder / name).write_bytes(content)
     facts = full_facts(model_name="tiny", example='a "b"')
     card = write_model_card(folder, facts).read_text(encoding="utf-8")
     usage = blocks(card, "python")
-    assert len(usage) == 2
-    assert all(('subfolder="target_tokenizer"' in code) == separate for code in usage)
+    assert len(usage) == 3
+    assert all(('subfolder="target_tokenizer"' in code) == separate for code in usage[:2])
     monkeypatch.chdir(tmp_path)
     for code in usage:
         exec(code, {})
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, third = capsys.readouterr().out.splitlines()
     assert first == second and first.startswith("[")
+    (found,) = ast.literal_eval(third)
+    assert [found["translation_text"]] == ast.literal_eval(first) and found["score"] < 0
 
 
 def test_a_card_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, monkeypatch) -> None:
