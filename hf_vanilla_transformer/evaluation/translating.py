@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
-from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
+from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, search_for
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .alignment import Link, align, chosen_layer
 from .loading import load_model, one_line
 
@@ -156,6 +157,7 @@ class Translator:
             max_new_tokens=max_new_tokens,
             length_penalty=length_penalty,
             first_line=first_line,
+            scores=False,
             **generate_kwargs,
         )
         return (hypotheses[0].text for hypotheses in best)
@@ -167,6 +169,7 @@ class Translator:
         *,
         alignment: bool = False,
         alignment_layer: int | None = None,
+        scores: bool = True,
         prefixes: Iterable[str] | None = None,
         batch_size: int = 64,
         max_tokens_per_batch: int = MAX_TOKENS,
@@ -183,13 +186,16 @@ class Translator:
             alignment: whether to find the source word of each target word (`alignment.align`), by the first model
                 of an ensemble.
             alignment_layer: the decoder layer whose attention tells it, counted from 1; None is the last but one.
+            scores: whether they are wanted from transformers' own search too, which keeps the log-probabilities of
+                all words at every step for them. It runs where ours does not cover the settings.
             others: those of `translate`.
 
         Returns:
             An iterator of as many lists as sentences, each with the best hypothesis first. A blank sentence has one.
 
         Raises:
-            UserError: what `translate` raises; more hypotheses than beams, a layer that is not there.
+            UserError: what `translate` raises; more hypotheses than beams, a layer that is not there, an ensemble
+                with settings that only transformers' own search covers.
         """
         _check_sentences(sentences)
         counts = {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch, "num_beams": num_beams}
@@ -208,8 +214,16 @@ class Translator:
             | {"return_dict_in_generate": True}
             | ({"num_return_sequences": n_best} if n_best > 1 else {})
         )
+        own = self._is_covered(settings)
         if len(self.models) > 1:
+            if not own:
+                raise UserError(
+                    "ensemble: these settings, or those of the checkpoint's generation_config.json, are left to "
+                    "transformers' own search, which takes one model; drop what is not beam search"
+                )
             settings["ensemble"] = self.models[1:]
+        if scores and beams > 1 and not own:
+            settings["output_scores"] = True
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
         pairs = with_prefixes(sentences, prefixes, first_line)
         return self._stream(pairs, first_line, (batch_size, max_tokens_per_batch), layer, settings)
@@ -243,6 +257,12 @@ class Translator:
             if penalty is not None:
                 return penalty
         return 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
+
+    def _is_covered(self, settings: dict[str, Any]) -> bool:
+        """Whether this package's search does it."""
+        if not isinstance(self.model, VanillaTransformerForConditionalGeneration):
+            return False
+        return search_for(self.model, settings.get("generation_config"), settings)[0] is not None
 
     def _stream(
         self,

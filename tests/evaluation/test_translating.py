@@ -148,6 +148,18 @@ def test_best_translations_are_those_of_transformers(translator, batch_size):
     assert best == list(translator.translate(SENTENCES, **settings))
 
 
+def test_settings_that_only_transformers_knows(translator, tokenizer):
+    settings = {"num_beams": 3, "max_new_tokens": 5, "length_penalty": 1.0, "early_stopping": True}
+    left = settings | {"use_cache": False}  # left to transformers' own search, which finds the same
+    found = list(translator.translate_nbest(SENTENCES, 2, **left))
+    for mine, theirs in zip(translator.translate_nbest(SENTENCES, 2, **settings), found, strict=True):
+        assert [one.text for one in mine] == [one.text for one in theirs]
+        assert [one.score for one in mine] == pytest.approx([one.score for one in theirs], abs=1e-5)
+    assert list(translator.translate(SENTENCES, **left)) == [hypotheses[0].text for hypotheses in found]
+    with pytest.raises(UserError, match="ensemble: .* transformers' own search, which takes one model"):
+        Translator(translator.model, tokenizer, ensemble=[translator.model]).translate(["seven"], **left)
+
+
 PREFIXES = ["zw", "", "x", "leer", "  a b c ", "", "abc", ""]
 
 
