@@ -44,6 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     decode.add_argument("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")
     decode.add_argument("--rounds", type=int, default=3, metavar="N", help="measured, after one that is not")
     decode.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each engine")
+    decode.add_argument("--device", default="cpu", help='of each engine, such as "cuda:0" (default: %(default)s)')
     decode.add_argument(
         "--cache_beams", type=int, default=8, metavar="N",
         help="count the bytes in the caches with N beams and the largest batch; 0 does not (default: %(default)s)",
@@ -93,13 +94,16 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Any], dict[str, int]]:
         arguments.threads,
         orders=ORDERS if arguments.order == "both" else [arguments.order],
         references=references,
+        device=arguments.device,
         tokenize=arguments.tokenize,
         lowercase=arguments.lowercase,
     )
     caches: dict[str, int] = {}
     if arguments.cache_beams > 0:
         batch, engines = sentences[: max(arguments.batch_sizes)], arguments.engines
-        caches = cache_bytes(arguments.model, batch, engines, arguments.cache_beams, arguments.threads)
+        caches = cache_bytes(
+            arguments.model, batch, engines, arguments.cache_beams, arguments.threads, arguments.device
+        )
     return found, caches
 
 
@@ -112,7 +116,8 @@ def main(arguments: argparse.Namespace) -> None:
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:
         found, caches = measure(arguments)
         if write:
-            machine = {"hardware": describe_hardware(), "threads": arguments.threads, **versions()}
+            machine = {"hardware": describe_hardware(), "device": arguments.device, "threads": arguments.threads}
+            machine |= versions()
             if any(name.startswith("ctranslate2") for name in arguments.engines):
                 machine["ctranslate2"] = importlib.metadata.version("ctranslate2")
             results = {

@@ -2,10 +2,11 @@
 
 from .attention_maps import cross_attention, plot_attention
 from .metrics import TRANSLATION_SCORE, score_translations, translation_metrics
-from .translating import Translator
+from .translating import Hypothesis, Translator
 
 __all__ = [
     "TRANSLATION_SCORE",
+    "Hypothesis",
     "Translator",
     "cross_attention",
     "plot_attention",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
@@ -39,7 +40,7 @@ class Measurement:
     sentences: int
     target_tokens: int
     seconds: list[float]
-    peak_mib: float  # of the process, the model included, while it worked under this setting
+    peak_mib: float | None  # the model included, while it worked under this setting: of the process, or on the GPU
     same_output: float  # share of sentences with the tokens of the first engine
     bleu: float | None = None
     bleu_signature: str | None = None
@@ -71,6 +72,7 @@ def compare(
     limit_single: int = 100,
     orders: Sequence[str] = ("sorted",),
     references: Sequence[str] | None = None,
+    device: str = "cpu",
     **bleu_settings: Any,
 ) -> list[Measurement]:
     """Translate the same sentences with every engine, `rounds` times in turn, after one round that does not count.
@@ -87,6 +89,7 @@ def compare(
             one are measured once.)
         references: the right translations, for BLEU where all sentences are translated; `bleu_settings` are those of
             `score_translations`.
+        device: of every engine.
 
     Raises:
         UserError: no such engine or order, one whose library is missing, or references of another number.
@@ -101,7 +104,7 @@ def compare(
     ]
     ids, decode = _tokenizers(folder, sentences)
     found = []
-    with _workers(folder, engines, threads) as workers:
+    with _workers(folder, engines, threads, device) as workers:
         for order, size, width in settings:
             chosen = ids[:limit_single] if size == 1 else ids
             measured, outputs = _measure(workers, chosen, (order, size, width), rounds)
@@ -114,7 +117,12 @@ def compare(
 
 
 def cache_bytes(
-    folder: str | Path, sentences: Sequence[str], engines: Sequence[str], beams: int = 8, threads: int = 1
+    folder: str | Path,
+    sentences: Sequence[str],
+    engines: Sequence[str],
+    beams: int = 8,
+    threads: int = 1,
+    device: str = "cpu",
 ) -> dict[str, int]:
     """The most that each engine's caches of keys and values hold while it translates the sentences as one batch.
 
@@ -123,7 +131,7 @@ def cache_bytes(
     """
     _check(sentences, engines, ORDERS, None)
     ids, _ = _tokenizers(folder, sentences)
-    with _workers(folder, engines, threads) as workers:
+    with _workers(folder, engines, threads, device) as workers:
         answers = {name: worker.ask("cache_bytes", ids, beams) for name, worker in workers.items()}
     return {name: answer for name, answer in answers.items() if answer is not None}
 
@@ -186,12 +194,12 @@ def _measure(
 
 
 @contextmanager
-def _workers(folder: str | Path, engines: Sequence[str], threads: int) -> Iterator[dict[str, "_Worker"]]:
+def _workers(folder: str | Path, engines: Sequence[str], threads: int, device: str) -> Iterator[dict[str, "_Worker"]]:
     workers: dict[str, _Worker] = {}
     with tempfile.TemporaryDirectory() as work:
         try:
             for name in engines:
-                workers[name] = _Worker(name, str(folder), work, threads)
+                workers[name] = _Worker(name, str(folder), work, threads, device)
             yield workers
         finally:
             for worker in workers.values():
@@ -201,10 +209,11 @@ def _workers(folder: str | Path, engines: Sequence[str], threads: int) -> Iterat
 class _Worker:
     """An engine in a process of its own, which waits while others work."""
 
-    def __init__(self, engine: str, folder: str, work: str, threads: int):
+    def __init__(self, engine: str, folder: str, work: str, threads: int, device: str):
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, engine, folder, work, threads), daemon=True)
+        arguments = theirs, engine, folder, work, threads, device
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()  # the other end is the process' alone, so that its end can be seen here
         self._receive()
@@ -233,8 +242,9 @@ class _Worker:
 class _Server:
     """What a process can be asked for."""
 
-    def __init__(self, engine: str, folder: str, work: str):
-        self.engine = ENGINES[engine](folder, work)
+    def __init__(self, engine: str, folder: str, work: str, device: str):
+        self.engine = ENGINES[engine](folder, work, device)
+        self.on_gpu = torch.device(device).type == "cuda"
 
     def translate(self, sentences: Ids, size: int, beams: int) -> tuple[float, Ids]:
         """Seconds, and the translations."""
@@ -247,11 +257,15 @@ class _Server:
 
     def forget_peak(self) -> None:
         """Let the highest memory be counted anew; only Linux can, elsewhere it is that of the whole run."""
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
-    def peak_mib(self) -> float:
-        """The most memory that the process has held since then."""
+    def peak_mib(self) -> float | None:
+        """The most memory that has been held since then, by the process or, there, by torch on the GPU."""
+        if self.on_gpu:  # where CTranslate2 does not tell
+            return torch.cuda.max_memory_allocated() / 2**20 or None
         with suppress(OSError):
             status = Path("/proc/self/status").read_text(encoding="utf-8")
             if found := re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE):
@@ -259,13 +273,14 @@ class _Server:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _serve(pipe: Connection, engine: str, folder: str, work: str, threads: int) -> None:
+def _serve(pipe: Connection, engine: str, folder: str, work: str, threads: int, device: str) -> None:
     import hf_vanilla_transformer  # noqa: F401  (registers the model)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that asks, who ends the others
     torch.set_num_threads(threads)
+    logging.disable_progress_bar()
     try:
-        server = _Server(engine, folder, work)
+        server = _Server(engine, folder, work, device)
     except UserError as error:
         pipe.send(error)
         return

@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from .. import generation_vanilla_transformer
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
+from .loading import load_model
 
 LENGTH_PENALTY = 1.0  # log P / length, which all three engines have
 
@@ -50,8 +51,8 @@ class GenerateEngine:
         rows = torch.tensor([row + [pad] * (longest - len(row)) for row in batch])  # (B, S)
         mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
         words = self.model.generate(
-            rows,
-            attention_mask=mask,
+            rows.to(self.model.device),
+            attention_mask=mask.to(self.model.device),
             num_beams=beams,
             length_penalty=LENGTH_PENALTY,
             max_new_tokens=longest + MAX_LENGTH_OVER_SOURCE,
@@ -94,7 +95,7 @@ class OurEngine(GenerateEngine):
 class CTranslate2Engine:
     """All sentences at once: CTranslate2 sorts them by length and cuts the batches itself."""
 
-    def __init__(self, folder: str, work: str, quantization: str):
+    def __init__(self, folder: str, work: str, device: str, quantization: str):
         from ..data.tokenizer_training import load_tokenizers
         from ..interop.ctranslate2 import convert
 
@@ -103,8 +104,14 @@ class CTranslate2Engine:
         import ctranslate2
 
         self.source, self.target = load_tokenizers(folder)
+        where = torch.device(device)
         self.translator = ctranslate2.Translator(
-            str(output), "cpu", inter_threads=1, intra_threads=torch.get_num_threads(), compute_type=quantization
+            str(output),
+            where.type,
+            device_index=where.index or 0,
+            inter_threads=1,
+            intra_threads=torch.get_num_threads(),
+            compute_type=quantization,
         )
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
@@ -139,25 +146,23 @@ def _entries(reader: Any) -> list[torch.Tensor]:
     return own + [states for layer in cache.cross_attention_cache.layers for states in (layer.keys, layer.values)]
 
 
-def _load(folder: str, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForSeq2SeqLM
-
-    return AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype)
+def _ours(folder: str, device: str, dtype: torch.dtype) -> OurEngine:
+    return OurEngine(load_model(folder, device, dtype))
 
 
-def _marian(folder: str, dtype: torch.dtype) -> GenerateEngine:
+def _marian(folder: str, device: str, dtype: torch.dtype) -> GenerateEngine:
     from ..interop.marian import to_marian
 
-    return GenerateEngine(to_marian(_load(folder, torch.float32)).to(dtype))
+    return GenerateEngine(to_marian(load_model(folder, device, torch.float32)).to(dtype))
 
 
-#: engine → how to make it, from the model's folder and a folder for its own files
-ENGINES: dict[str, Callable[[str, str], Engine]] = {
-    "ours_fp32": lambda folder, work: OurEngine(_load(folder, torch.float32)),
-    "ours_bf16": lambda folder, work: OurEngine(_load(folder, torch.bfloat16)),
-    "marian_fp32": lambda folder, work: _marian(folder, torch.float32),
-    "marian_bf16": lambda folder, work: _marian(folder, torch.bfloat16),
-    "ctranslate2_fp32": lambda folder, work: CTranslate2Engine(folder, work, "float32"),
-    "ctranslate2_int8": lambda folder, work: CTranslate2Engine(folder, work, "int8"),
-    "ctranslate2_bf16": lambda folder, work: CTranslate2Engine(folder, work, "bfloat16"),
+#: engine → how to make it, from the model's folder, a folder for its own files, and the device
+ENGINES: dict[str, Callable[[str, str, str], Engine]] = {
+    "ours_fp32": lambda folder, work, device: _ours(folder, device, torch.float32),
+    "ours_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16),
+    "marian_fp32": lambda folder, work, device: _marian(folder, device, torch.float32),
+    "marian_bf16": lambda folder, work, device: _marian(folder, device, torch.bfloat16),
+    "ctranslate2_fp32": lambda folder, work, device: CTranslate2Engine(folder, work, device, "float32"),
+    "ctranslate2_int8": lambda folder, work, device: CTranslate2Engine(folder, work, device, "int8"),
+    "ctranslate2_bf16": lambda folder, work, device: CTranslate2Engine(folder, work, device, "bfloat16"),
 }

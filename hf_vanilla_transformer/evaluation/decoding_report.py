@@ -115,7 +115,7 @@ def _speed_table(found: Sequence[Measurement]) -> str:
                 f"{(max(one.seconds) - min(one.seconds)) / median:.0%}",
                 f"{1000 * median / one.sentences:.1f}",
                 "" if ratio is None else f"{ratio.times:.2f} ({ratio.ours})",
-                f"{one.peak_mib:,.0f}",
+                "" if one.peak_mib is None else f"{one.peak_mib:,.0f}",
                 f"{one.same_output:.1%}",
                 "" if one.bleu is None else f"{one.bleu:.2f}",
             ]

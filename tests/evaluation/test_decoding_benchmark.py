@@ -36,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class InThisProcess:
     """Stands in for a process that holds an engine."""
 
-    def __init__(self, engine: str, folder: str, work: str, threads: int):
-        self.server = decoding_benchmark._Server(engine, folder, work)
+    def __init__(self, engine: str, folder: str, work: str, threads: int, device: str):
+        self.server = decoding_benchmark._Server(engine, folder, work, device)
 
     def ask(self, what: str, *args: Any) -> Any:
         return getattr(self.server, what)(*args)

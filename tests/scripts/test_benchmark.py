@@ -64,6 +64,13 @@ def test_everything_is_printed_and_written(run, model_folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "found.png", "reference", "source"]
 
 
+@pytest.mark.slow
+def test_device_that_is_not_there_is_one_line(run, model_folder):
+    status, printed, errors = run("--model", model_folder, "--source", "source", "--device", "cuda:99")
+    assert status == 2 and printed == ""
+    assert errors.startswith("error: device: 'cuda:99' cannot be used here") and errors.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

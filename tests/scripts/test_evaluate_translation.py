@@ -102,6 +102,13 @@ def test_model(run, work, model_folder):
     assert results["bleu_signature"] in printed and "sentences per second" in printed
 
 
+def test_several_models_are_named(run, work, model_folder):
+    files = ("--source", "hypotheses", "--reference", "references", "--output", "results.json")
+    status, _, errors = run("--model", model_folder, model_folder, *files, "--max_new_tokens", 2)
+    assert status == 0, errors
+    assert json.loads((work / "results.json").read_text(encoding="utf-8"))["model"] == [str(model_folder)] * 2
+
+
 def test_results_may_go_down_the_pipe(run, work):
     status, printed, errors = run("--hypothesis", "hypotheses", "--reference", "references", "--output", "-")
     assert status == 0 and json.loads(printed)["sentences"] == 3 and "exact match" in errors
