@@ -146,6 +146,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
     metric_for_best_model: str | None = field(
         default=None, metadata={"help": "What decides which checkpoint is best; BLEU unless given"}
     )
+    # No step leaves a parameter of the model out.
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Look for unused parameters"})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Delete the run that output_dir holds"})
     auto_bf16: bool = field(
         default=False, metadata={"help": "Train in bf16 if a few timed steps show that it is faster here"}

@@ -7,7 +7,9 @@ from typing import TypeVar
 
 import torch
 from accelerate.utils import broadcast_object_list
+from datasets.utils.logging import disable_progress_bar as disable_progress_bars
 from torch import distributed
+from transformers.utils import logging
 
 from ..errors import UserError
 
@@ -17,6 +19,14 @@ Value = TypeVar("Value")
 def is_first() -> bool:
     """Whether this process is the one that speaks and writes; the launchers number them in RANK."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def hush_others() -> None:
+    """Leave the progress bars and warnings of libraries to the first process."""
+    if not is_first():
+        disable_progress_bars()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
 
 
 def say(message: str) -> None:

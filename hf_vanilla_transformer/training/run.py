@@ -16,6 +16,7 @@ from accelerate.utils import wait_for_everyone
 from datasets import Dataset, IterableDataset
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import (
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
@@ -46,6 +47,7 @@ from .arguments import DataArguments, RunArguments, chosen_values
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     STATE,
+    WAITING_ROOM,
     WEIGHTS,
     average_weights,
     remove_broken_checkpoints,
@@ -54,7 +56,7 @@ from .checkpoints import (
 )
 from .curve import plot_curve
 from .precision import bf16_is_faster
-from .processes import from_first, is_first, one_voice, say
+from .processes import from_first, hush_others, is_first, one_voice, say
 from .trainer import VanillaTransformerTrainer
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
@@ -84,6 +86,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         Interrupted: Ctrl-C; a checkpoint is saved.
     """
     run = Path(args.output_dir)
+    hush_others()
     with one_voice():
         checkpoint = find_checkpoint(run, args)
         set_seed(args.seed)
@@ -103,17 +106,18 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
     results = train(trainer, stop, run, checkpoint)
     if data_args.streaming:
         say(f"train (streamed, last pass): {corpus.reports['train'].summary()}; {encoding['train'].summary()}")
-    results |= choose_weights(trainer, run, args)
-    set_decoding(model, args)
-    if "test" in encoded:
-        results |= test(trainer, tokenizers[1], corpus, encoded["test"], data_args)
-    save(trainer, tokenizers, run, results)
-    if is_first():
-        if args.world_size == 1:  # a sharded model answers to all its processes only
-            draw_attention(model, tokenizers, corpus, run)
-        write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
-    if published is not None:
-        say(f"published: {publish_run(run, published)}")
+    with one_voice():
+        results |= choose_weights(trainer, run, args)
+        set_decoding(trainer.model, args)
+        if "test" in encoded:
+            results |= test(trainer, tokenizers[1], corpus, encoded["test"], data_args)
+        save(trainer, tokenizers, run, results)
+        if is_first():
+            if not trainer.is_fsdp_enabled:  # the model is with all processes, and the others are not asked
+                draw_attention(model, tokenizers, corpus, run)
+            write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
+            if published is not None:
+                say(f"published: {publish_run(run, published)}")
     return results
 
 
@@ -423,8 +427,8 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
         with disk_may_fill(run, "the average was not made"):
             average_weights(checkpoints, averaged)
     wait_for_everyone()
-    kept = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    load_weights(trainer.model, averaged)
+    kept = all_weights(trainer.model)
+    load_weights(trainer.model, load_file(averaged))
     wait_for_everyone()
     if is_first():
         averaged.unlink()
@@ -432,7 +436,7 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
     say(f"validation BLEU: {single['eval_bleu']:.2f} single, {average['eval_bleu']:.2f} averaged")
     better = average["eval_bleu"] >= single["eval_bleu"]
     if not better:
-        trainer.model.load_state_dict(kept)
+        load_weights(trainer.model, kept)
     chosen = average if better else single
     return chosen | {
         "eval_bleu_single": single["eval_bleu"],
@@ -441,12 +445,19 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
     }
 
 
-def load_weights(model: VanillaTransformerForConditionalGeneration, file: Path) -> None:
-    """Read a safetensors file, in which tied weights stand once, into a model."""
-    missing = model.load_state_dict(load_file(file), strict=False).missing_keys
-    untied = set(missing) - set(model.all_tied_weights_keys)
+def all_weights(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+    """A copy of the weights as one process has them, where several share the model too; tied ones once."""
+    weights: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return {name: weights[name].clone() for name in weights.keys() - set(model.all_tied_weights_keys)}
+
+
+def load_weights(model: VanillaTransformerForConditionalGeneration, weights: dict[str, Any]) -> None:
+    """Give a model, each process's share of it if it is shared, these weights; of tied ones, one is enough."""
+    untied = model.state_dict().keys() - weights.keys() - set(model.all_tied_weights_keys)
     if untied:
-        raise UserError(f"{file} lacks {sorted(untied)[0]}")
+        raise UserError(f"the weights lack {sorted(untied)[0]}")
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(model, weights, options=options)
     model.tie_weights()
 
 
@@ -489,13 +500,16 @@ def test(
 
 def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, results: dict[str, Any]) -> None:
     """Make the run's folder a model folder. Each file is written beside and then renamed."""
-    beside = run / ".saving"
+    model, beside = trainer.model, run / WAITING_ROOM
+    weights = all_weights(model) if trainer.is_fsdp_enabled else None  # which all processes must ask for
+    if not is_first():
+        return
     shutil.rmtree(beside, ignore_errors=True)
     try:
-        trainer.model.generation_config.max_length = None  # the evaluations of Seq2SeqTrainer leave 20 here
-        trainer.model.config.use_cache = True  # the trainer switches it off
+        model.generation_config.max_length = None  # the evaluations of Seq2SeqTrainer leave 20 here
+        model.config.use_cache = True  # the trainer switches it off
         with disk_may_fill(run, "the model was not saved"):
-            trainer.model.save_pretrained(beside)
+            model.save_pretrained(beside, state_dict=weights)
             save_tokenizers(beside, *tokenizers)
             for name, content in pipeline_files(beside).items():
                 (beside / name).write_bytes(content)

@@ -257,6 +257,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             logs.update(perplexities(logs, but="loss" if smoothed else None))
         super().log(logs, *args, **kwargs)
 
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `Seq2SeqTrainer`, but that pairs which fill up the processes' last batches are not counted twice."""
+        self.gather_function = self.accelerator.gather_for_metrics
+        return super().evaluation_loop(*args, **kwargs)
+
     # Going on from a checkpoint
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:

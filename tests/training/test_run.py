@@ -346,8 +346,8 @@ def test_without_validation_nothing_is_chosen(tmp_path):
 
 def test_weights_of_another_model_are_refused(tmp_path):
     tiny_model(1, encoder_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"model.safetensors lacks model\.encoder\.layers\.1\."):
-        load_weights(tiny_model(2), tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"the weights lack model\.encoder\.layers\.1\."):
+        load_weights(tiny_model(2), load_file(tmp_path / "model.safetensors"))
 
 
 # 4. Tokenizers

@@ -1,0 +1,69 @@
+"""What test_several_processes.py runs in each of several processes: python -m torch.distributed.run … D
+
+Each job trains a tiny model with token batches, and the first process writes what came out into the folder D.
+"""
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from tests.model_helpers import PAD, padded, sentences, tiny_model
+
+STEPS = 20
+# Plain gradient descent: Adam would divide rounding errors by themselves.
+DESCENT = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+# name: pairs, and the settings that say how they are cut
+JOBS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one batch an update": (40, {"max_tokens_per_batch": 60, "tokens_per_update": 60}),
+    "several": (40, {"max_tokens_per_batch": 40, "tokens_per_update": 150}),
+    "fewer pairs than processes": (3, {"max_tokens_per_batch": 100, "tokens_per_update": 1000, "learning_rate": 0.1}),
+}
+
+
+def pairs(count: int) -> list[dict[str, list[int]]]:
+    dice = random.Random(1)
+    sources = sentences([dice.randint(1, 12) for _ in range(count)])
+    targets = sentences([dice.randint(1, 12) for _ in range(count)], seed=1)
+    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
+
+
+def collate(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+    source = padded([row["input_ids"] for row in rows])
+    labels = padded([row["labels"] for row in rows], value=-100)
+    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+
+
+def train(folder: Path, count: int, resume: Path | None = None, **settings: Any) -> tuple[Tensor, list[float]]:
+    """The weights after some updates, and the losses."""
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
+    settings = {"max_steps": STEPS, **quiet, **DESCENT, **settings}
+    args = VanillaTransformerTrainingArguments(output_dir=str(folder), ddp_find_unused_parameters=False, **settings)
+    model = tiny_model(label_smoothing=0.1)
+    trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=pairs(count), data_collator=collate)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    weights = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+    return weights, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def main(folder: Path) -> None:
+    results: dict[str, Any] = {name: train(folder, count, **settings) for name, (count, settings) in JOBS.items()}
+    # Begun by other processes, in the middle of an epoch; `batches_per_update` is theirs.
+    begun = folder / "begun"
+    results["gone on with"] = train(folder, 40, begun / "checkpoint-7", max_tokens_per_batch=60)
+    rank = distributed.get_rank()
+    results["processes"] = distributed.get_world_size()
+    save = {"save_strategy": "steps", "save_steps": 7, "max_tokens_per_batch": 60}
+    results["begun"] = train(folder / "ours", 40, **save)
+    if rank == 0:
+        torch.save(results, folder / "results.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
