@@ -202,28 +202,9 @@ class Translator:
         for name, value in (counts | {"max_new_tokens": max_new_tokens, "n_best": n_best}).items():
             if value is not None and value < 1:
                 raise UserError(f"{name}: must be at least 1, not {value}")
-        beams = num_beams or self.model.generation_config.num_beams or 1
-        if n_best > beams and not generate_kwargs.get("do_sample"):
-            raise UserError(f"n_best: {n_best} translations need num_beams to be at least {n_best}; it is {beams}")
-        if generate_kwargs.keys() & {"num_return_sequences", "return_dict_in_generate"}:
-            raise UserError("drop num_return_sequences and return_dict_in_generate; n_best of translate_nbest is both")
         given = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
-        settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        settings |= (
-            generate_kwargs
-            | {"return_dict_in_generate": True}
-            | ({"num_return_sequences": n_best} if n_best > 1 else {})
-        )
-        own = self._is_covered(settings)
-        if len(self.models) > 1:
-            if not own:
-                raise UserError(
-                    "ensemble: these settings, or those of the checkpoint's generation_config.json, are left to "
-                    "transformers' own search, which takes one model; drop what is not beam search"
-                )
-            settings["ensemble"] = self.models[1:]
-        if scores and beams > 1 and not own:
-            settings["output_scores"] = True
+        settings = {name: value for name, value in given.items() if value is not None} | generate_kwargs
+        settings = self._search_settings(settings, n_best, scores)
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
         pairs = with_prefixes(sentences, prefixes, first_line)
         return self._stream(pairs, first_line, (batch_size, max_tokens_per_batch), layer, settings)
@@ -257,6 +238,28 @@ class Translator:
             if penalty is not None:
                 return penalty
         return 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
+
+    def _search_settings(self, settings: dict[str, Any], n_best: int, scores: bool) -> dict[str, Any]:
+        """What `generate` is told, from what the caller says; a UserError where it makes no sense."""
+        beams = settings.get("num_beams") or self.model.generation_config.num_beams or 1
+        if n_best > beams and not settings.get("do_sample"):
+            raise UserError(f"n_best: {n_best} translations need num_beams to be at least {n_best}; it is {beams}")
+        if settings.keys() & {"num_return_sequences", "return_dict_in_generate"}:
+            raise UserError("drop num_return_sequences and return_dict_in_generate; n_best of translate_nbest is both")
+        settings = settings | {"return_dict_in_generate": True}
+        if n_best > 1:
+            settings["num_return_sequences"] = n_best
+        own = self._is_covered(settings)
+        if scores and beams > 1 and not own:
+            settings["output_scores"] = True
+        if len(self.models) > 1:
+            if not own:
+                raise UserError(
+                    "ensemble: these settings, or those of the checkpoint's generation_config.json, are left to "
+                    "transformers' own search, which takes one model; drop what is not beam search"
+                )
+            settings["ensemble"] = self.models[1:]
+        return settings
 
     def _is_covered(self, settings: dict[str, Any]) -> bool:
         """Whether this package's search does it."""
