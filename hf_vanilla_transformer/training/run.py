@@ -538,8 +538,8 @@ def draw_attention(
     if row is None:
         return
     try:
-        *tokens, weights = cross_attention(model, *tokenizers, row["source"], row["target"])
-        say(f"attention map: {plot_attention(*tokens, weights, run / 'attention.png')}")
+        source, target, weights = cross_attention(model, *tokenizers, row["source"], row["target"])
+        say(f"attention map: {plot_attention(source, target, weights, run / 'attention.png')}")
     except UserError as error:
         print(f"no attention map: {error}", file=sys.stderr)
 

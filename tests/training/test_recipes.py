@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_vanilla_transformer import VanillaTransformerConfig
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerPreTrainedModel
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.arguments import chosen_values
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import build_model
 
-RECIPES = sorted((Path(__file__).parents[2] / "scripts" / "recipes").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
+LAUNCHES = sorted(FOLDER.glob("accelerate_*.yaml"))
+RECIPES = sorted(set(FOLDER.glob("*.yaml")) - set(LAUNCHES))
 
 
 @pytest.fixture
@@ -40,7 +42,44 @@ def complaint(arguments):
 
 
 def test_there_are_recipes():
-    assert {"numbers_en_de.yaml", "multi30k_en_de_tiny.yaml"} <= {path.name for path in RECIPES}
+    wmt = {f"wmt14_en_{language}_{size}" for language in ("de", "fr") for size in ("base", "big")}
+    assert {"numbers_en_de", "multi30k_en_de_tiny", "iwslt14_de_en", *wmt} <= {path.stem for path in RECIPES}
+    assert {"accelerate_1_gpu", "accelerate_8_gpus", "accelerate_4_nodes_of_8_gpus"} <= {
+        path.stem for path in LAUNCHES
+    }
+
+
+# Table 3, §5.1, §5.3, §5.4 and §6.1: dropout, steps, checkpoints averaged, vocabulary
+PAPER = {
+    "wmt14_en_de_base": (0.1, 100_000, 5, 37_000),
+    "wmt14_en_de_big": (0.3, 300_000, 20, 37_000),
+    "wmt14_en_fr_base": (0.1, 100_000, 5, 32_000),
+    "wmt14_en_fr_big": (0.1, 300_000, 20, 32_000),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_recipes_of_the_paper_are_the_papers(name):
+    model, data, run = parse_recipe([str(FOLDER / f"{name}.yaml")])
+    assert (model.dropout, run.max_steps, run.average_last, model.vocab_size) == PAPER[name]
+    assert (run.tokens_per_update, run.warmup_steps, model.label_smoothing) == (25_000, 4000, 0.1)
+    assert (run.adam_beta1, run.adam_beta2, run.adam_epsilon, run.learning_rate) == (0.9, 0.98, 1e-9, None)
+    assert (run.test_num_beams, run.test_length_penalty) == (4, None)  # α = 0.6 is the model's own
+    assert model.preset == name.rsplit("_")[-1] and run.save_total_limit > run.average_last
+    assert data.dataset_config_name == f"{data.target_lang}-{data.source_lang}"
+
+
+@pytest.mark.parametrize("path", LAUNCHES, ids=lambda path: path.stem)
+def test_launch_files_are_read_by_accelerate(path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DISABLE_RICH", "1")
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config = load_config_from_file(str(path))  # it refuses unknown fields
+    assert config.num_processes == values["num_processes"] and config.num_machines == values["num_machines"]
+    assert config.distributed_type == values["distributed_type"] and config.mixed_precision == "no"
+    wrapped = config.fsdp_config.get("fsdp_transformer_layer_cls_to_wrap", "")
+    assert set(filter(None, wrapped.split(","))) <= set(VanillaTransformerPreTrainedModel._no_split_modules)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

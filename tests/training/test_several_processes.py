@@ -78,9 +78,9 @@ def test_one_process_goes_on_with_the_updates_of_several(several, tmp_path):
 def test_the_command_gives_the_same_model_in_two_processes(repository, tmp_path):
     recipe = ["scripts/train.py", "scripts/recipes/numbers_en_de.yaml", *TINY.split(), "--output_dir"]
     launch(repository, sys.executable, *recipe, str(tmp_path / "one"))
-    together = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    settings = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    said = launch(repository, *together, *settings, *recipe, str(tmp_path / "two")).stdout
+    together = [sys.executable, "-m", "accelerate.commands.launch"]
+    config = ["--config_file", "scripts/recipes/accelerate_2_cpus.yaml"]
+    said = launch(repository, *together, *config, *recipe, str(tmp_path / "two")).stdout
     one, two = (json.loads((tmp_path / name / "all_results.json").read_text()) for name in ("one", "two"))
     for name in ("eval_bleu", "eval_chrf", "test_chrf", "test_sentences", "averaged_checkpoints", "train_updates"):
         assert two[name] == pytest.approx(one[name], rel=1e-6), name
