@@ -70,7 +70,10 @@ def convert(
     output = Path(output)
     if not overwrite and output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"output {output} is there already; name a new folder, or give --overwrite")
-    converted = read(source, **options)
+    try:
+        converted = read(source, **options)
+    except UserError as error:
+        raise error if str(source) in str(error) else UserError(f"{source}: {error}") from None
     save(converted, output)
     parameters = sum(parameter.numel() for parameter in converted.model.parameters())
     words = "with its tokenizer" if converted.tokenizer is not None else "without a tokenizer: the files have none"

@@ -5,7 +5,7 @@ from pathlib import Path
 from transformers import FSMTForConditionalGeneration
 
 from .converting import Converted
-from .state_dicts import build_model, word_matrices
+from .state_dicts import build_model, require_tensors, word_matrices
 from .transformers_folders import decode_as, load_peer, load_tokenizer
 
 _SAME_FIELDS = (
@@ -29,7 +29,7 @@ def from_fsmt(folder: str | Path) -> Converted:
         UserError: another kind of model, damaged or missing files.
     """
     fsmt = load_peer(FSMTForConditionalGeneration, folder)
-    tensors = fsmt.state_dict()
+    tensors = require_tensors(fsmt.state_dict(), str(folder))
     words = word_matrices(tensors, "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", _OUTPUT)
     files = ("vocab-src.json", "vocab-tgt.json", "merges.txt")
     tokenizer = load_tokenizer("FSMTTokenizer", folder, files, "sacremoses")

@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .converting import Converted
 from .sinusoids import weights_with_split_sinusoids
-from .state_dicts import Place, build_model, position_layout, word_matrices
+from .state_dicts import Place, build_model, position_layout, require_tensors, word_matrices
 from .transformers_folders import decode_as, load_peer, load_tokenizer
 
 _SAME_FIELDS = (
@@ -61,7 +61,7 @@ def from_marian(folder: str | Path) -> Converted:
         UserError: another kind of model, damaged or missing files.
     """
     marian = load_peer(MarianMTModel, folder)
-    tensors, config = marian.state_dict(), marian.config
+    tensors, config = require_tensors(marian.state_dict(), str(folder)), marian.config
     words = word_matrices(
         tensors, "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
     )

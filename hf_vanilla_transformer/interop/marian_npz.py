@@ -141,9 +141,10 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise UserError(
-            f"{path}: no .npz of Marian, or a damaged one ({' '.join(str(error).split())[:120]})"
-        ) from None
+        reason = " ".join(str(error).split())[:120]
+        if "pickle" in reason:  # numpy's own advice would be to run it
+            reason = "it holds Python objects; nothing of it was run"
+        raise UserError(f"{path}: no .npz of Marian, or a damaged one ({reason})") from None
     except AttributeError:
         raise UserError(f"{path}: one array, not the .npz of Marian") from None
     stored, beside = arrays.pop(OPTIONS, None), path.with_name(f"{path.name}.yml")

@@ -24,7 +24,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 
 _SHOWN = 4  # names in a message
 _TABLE_ROUNDING = 2e-3  # float16; float32 at position 5,000 is off by 3e-4
-_UNSAFE = re.compile(r"(?:Unsupported (?:global|class|operand)|GLOBAL)\W+(?:GLOBAL )?([\w.]+)")
+_UNSAFE = re.compile(r"(?:Unsupported (?:global|class)|GLOBAL)\W+(?:GLOBAL )?([A-Za-z_][\w.]+)")
 
 
 class Place(NamedTuple):
@@ -84,7 +84,7 @@ def read_torch_file(path: str | Path) -> Any:
     except pickle.UnpicklingError as error:
         unsafe = _UNSAFE.search(str(error))
         if unsafe is None:
-            raise UserError(f"{path}: damaged, or not written by torch.save") from None
+            raise UserError(f"{path}: damaged, or not written by torch.save; nothing of it was run") from None
         raise UserError(
             f"{path}: it holds {unsafe[1]}, which is neither tensor nor plain data; nothing of it was run. "
             f"If you trust the file, load it where it was made and save only its weights and options"
@@ -92,12 +92,12 @@ def read_torch_file(path: str | Path) -> Any:
     # whatever cut or overwritten bytes lead to inside of torch
     except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, AssertionError) as error:
         raise UserError(f"{path}: damaged, or not written by torch.save ({_first_line(error)})") from None
-    except (SafetensorError, zipfile.BadZipFile, MemoryError) as error:
-        raise UserError(f"{path}: damaged ({_first_line(error)})") from None
+    except (SafetensorError, zipfile.BadZipFile, MemoryError, OSError) as error:
+        raise UserError(f"{path}: damaged, or cannot be read ({_first_line(error)})") from None
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0][:120]
 
 
 def require_tensors(found: Any, where: str) -> dict[str, Tensor]:
@@ -247,9 +247,9 @@ def _require_all(places: Mapping[str, Place], tensors: Mapping[str, Tensor], unu
     wanted = {place.name for place in places.values()}
     missing, surplus = wanted - tensors.keys(), tensors.keys() - wanted - unused
     if missing:
-        raise UserError(f"{len(missing)} tensors are missing, such as {_some(missing)}")
+        raise UserError(f"tensors are missing ({len(missing)}): {_some(missing)}")
     if surplus:
-        raise UserError(f"{len(surplus)} tensors have no place in this architecture, such as {_some(surplus)}")
+        raise UserError(f"tensors that have no place in this architecture ({len(surplus)}): {_some(surplus)}")
 
 
 def _some(names: Iterable[str]) -> str:

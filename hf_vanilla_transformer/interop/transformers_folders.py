@@ -25,9 +25,9 @@ def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
     if found != kind:
         raise UserError(f"{folder}: its config.json says model_type={found!r}, not {kind!r}")
     try:
-        model, info = model_class.from_pretrained(
-            folder, local_files_only=True, dtype="auto", output_loading_info=True
-        )
+        settings = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
+        settings["ignore_mismatched_sizes"] = True  # to name them below
+        model, info = model_class.from_pretrained(folder, **settings)
     except pickle.UnpicklingError:
         raise UserError(
             f"{folder}: the weights hold something that is neither tensor nor plain data, or are damaged; "
@@ -38,7 +38,7 @@ def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
         raise UserError(f"{folder}: cannot load the model ({' '.join(str(error).split())[:300]})") from None
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := sorted(map(str, info[what])):
-            raise UserError(f"{folder}: {len(names)} {what.replace('_', ' ')} in the weights, such as {names[0]}")
+            raise UserError(f"{folder}: {what.replace('_', ' ')} in the weights ({len(names)}): {names[0]} …")
     return model.eval()
 
 

@@ -1,9 +1,7 @@
-"""What the tests of the converters share: texts, SentencePiece models of them, files that must not be trusted."""
+"""What the tests of the converters share: texts, SentencePiece models of them, comparisons."""
 
 import io
 import json
-import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +83,3 @@ def random_ids(lengths: list[int], vocab_size: int, pad: int, seed: int = 0) -> 
     for row, length in zip(ids, lengths, strict=True):
         row[:length] = torch.randint(vocab_size - 1, (length,), generator=generator)
     return torch.where((ids == pad) & (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]), pad - 1, ids)
-
-
-class Attack:
-    """Unpickled by a careless reader, it makes a file."""
-
-    def __init__(self, mark: Path):
-        self.mark = mark
-
-    def __reduce__(self) -> tuple:
-        return os.system, (f"touch {self.mark}",)
-
-
-def write_attack(path: Path, mark: Path, by_torch: bool) -> None:
-    """A checkpoint that runs a command where it is read with a plain unpickler."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if by_torch:
-        torch.save({"model": Attack(mark)}, path)
-    else:
-        path.write_bytes(pickle.dumps({"model": Attack(mark)}))

@@ -1,0 +1,266 @@
+"""Files of others may be damaged or malicious: one line says what is wrong, nothing runs, and nothing is written."""
+
+import io
+import os
+import pickle
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop import converting
+from hf_vanilla_transformer.interop.converting import FORMATS, convert
+from hf_vanilla_transformer.interop.state_dicts import read_torch_file
+from tests.interop import test_fairseq, test_joeynmt, test_marian_npz, test_torch_transformer
+from tests.interop.test_fsmt import write_fsmt_folder
+from tests.interop.test_marian import write_opus_folder
+from tests.model_helpers import randomise
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Format:
+    """How a good checkpoint of a format is written, and its tensors changed.
+
+    Attributes:
+        write: into a folder; returns what is converted, and the file of the weights.
+        key: where the tensors stand in that file.
+        embedding: the name of a matrix of words. linear: of another one.
+    """
+
+    write: Callable[[Path], tuple[Path, Path]]
+    embedding: str
+    linear: str
+    key: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def change(self, path: Path, change: Callable[[Tensors], object]) -> None:
+        if path.suffix == ".npz":
+            arrays = dict(np.load(path))
+            options = {"special:model.yml": arrays.pop("special:model.yml")}
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            change(tensors)
+            np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()}, **options)
+        elif path.suffix == ".safetensors":
+            tensors = load_file(path)
+            change(tensors)
+            save_file(tensors, path, metadata={"format": "pt"})
+        else:
+            whole = read_torch_file(path)
+            change(whole[self.key] if self.key else whole)
+            torch.save(whole, path)
+
+
+def marian(folder: Path) -> tuple[Path, Path]:
+    write_opus_folder(folder)
+    return folder, folder / "model.safetensors"
+
+
+def fsmt(folder: Path) -> tuple[Path, Path]:
+    write_fsmt_folder(folder)
+    return folder, folder / "model.safetensors"
+
+
+def state_dict(folder: Path) -> tuple[Path, Path]:
+    model = randomise(test_torch_transformer.AroundTorch(test_torch_transformer.PYTORCH_TUTORIAL))
+    torch.save(model.state_dict(), folder / "model.pt")
+    return folder / "model.pt", folder / "model.pt"
+
+
+def fairseq(folder: Path) -> tuple[Path, Path]:
+    test_fairseq.save(folder / "model.pt", test_fairseq.weights(23, 29))
+    return folder / "model.pt", folder / "model.pt"
+
+
+def npz(folder: Path) -> tuple[Path, Path]:
+    test_marian_npz.save(folder / "model.npz", test_marian_npz.weights((23, 23)))
+    return folder / "model.npz", folder / "model.npz"
+
+
+def joeynmt(folder: Path) -> tuple[Path, Path]:
+    words = test_joeynmt.named(3, "a"), test_joeynmt.named(2, "b")
+    test_joeynmt.save(folder, test_joeynmt.weights((7, 6)), words)
+    return folder, folder / "best.ckpt"
+
+
+CASES = {
+    "marian": Format(marian, "model.shared.weight", "model.encoder.layers.0.fc1.weight"),
+    "fsmt": Format(fsmt, "model.encoder.embed_tokens.weight", "model.encoder.layers.0.fc1.weight"),
+    "torch": Format(
+        state_dict, "src_tok_emb.embedding.weight", "transformer.encoder.layers.0.linear1.weight", options={"heads": 4}
+    ),
+    "fairseq": Format(fairseq, "encoder.embed_tokens.weight", "encoder.layers.0.fc1.weight", "model"),
+    "marian-npz": Format(npz, "Wemb", "encoder_l1_ffn_W1"),
+    "joeynmt": Format(
+        joeynmt, "src_embed.lut.weight", "encoder.layers.0.feed_forward.pwff_layer.0.weight", "model_state"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """A checkpoint of every format that can be converted."""
+    return {name: case.write(tmp_path_factory.mktemp(name)) for name, case in CASES.items()}
+
+
+@pytest.fixture(params=CASES)
+def copied(request: pytest.FixtureRequest, good: dict, tmp_path: Path) -> tuple[str, Path, Path]:
+    """The format, and its checkpoint once more: what is converted, and the file of the weights."""
+    source, weights = good[request.param]
+    folder = source if source.is_dir() else source.parent
+    shutil.copytree(folder, tmp_path / "in")
+    return request.param, tmp_path / "in" / source.relative_to(folder), tmp_path / "in" / weights.relative_to(folder)
+
+
+def assert_refused(name: str, source: Path) -> str:
+    output = source.parent.parent / "out" / "model" if source.is_file() else source.parent / "out" / "model"
+    with pytest.raises(UserError) as raised:
+        convert(name, source, output, **CASES[name].options)
+    message = str(raised.value)
+    assert message and "\n" not in message and len(message) < 600
+    assert not output.exists() and not (output.parent.is_dir() and any(output.parent.iterdir()))
+    return message
+
+
+def test_every_format_is_here() -> None:
+    assert set(CASES) | {"opennmt"} == set(FORMATS)
+
+
+def test_whole_files_are_converted(copied: tuple[str, Path, Path], tmp_path: Path) -> None:
+    name, source, _ = copied
+    convert(name, source, tmp_path / "out", **CASES[name].options)
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("kept", [0, 20, 0.6, 0.98])
+def test_truncated_files(copied: tuple[str, Path, Path], kept: float) -> None:
+    name, source, weights = copied
+    content = weights.read_bytes()
+    weights.write_bytes(content[: int(kept if kept >= 1 else kept * len(content))])
+    assert_refused(name, source)
+
+
+@pytest.mark.parametrize("content", [b"<!DOCTYPE html><title>404</title>", b"PK\x03\x04" * 99])
+def test_files_of_another_kind(copied: tuple[str, Path, Path], content: bytes) -> None:
+    name, source, weights = copied
+    weights.write_bytes(content)
+    assert_refused(name, source)
+
+
+def test_missing_files(copied: tuple[str, Path, Path]) -> None:
+    name, source, weights = copied
+    weights.unlink()
+    assert_refused(name, source)
+
+
+def missing(tensors: Tensors, case: Format) -> None:
+    del tensors[case.linear]
+
+
+def surplus(tensors: Tensors, case: Format) -> None:
+    tensors["encoder.layers.0.adapter.weight"] = torch.ones(3)
+
+
+def transposed(tensors: Tensors, case: Format) -> None:
+    tensors[case.linear] = tensors[case.linear].T.contiguous()
+
+
+def narrower(tensors: Tensors, case: Format) -> None:
+    tensors[case.embedding] = tensors[case.embedding][:, :-1].contiguous()
+
+
+def flat(tensors: Tensors, case: Format) -> None:
+    tensors[case.embedding] = tensors[case.embedding].flatten()
+
+
+def not_finite(tensors: Tensors, case: Format) -> None:
+    tensors[case.linear][0, 0] = float("nan")
+
+
+def quantised(tensors: Tensors, case: Format) -> None:
+    for name, tensor in tensors.items():
+        tensors[name] = (100 * tensor).to(torch.int8)
+
+
+@pytest.mark.parametrize("change", [missing, surplus, transposed, narrower, flat, not_finite, quantised])
+def test_tensors_that_do_not_fit(copied: tuple[str, Path, Path], change: Callable) -> None:
+    name, source, weights = copied
+    if change is quantised and name in ("marian", "fsmt"):
+        pytest.skip("transformers reads whole numbers as any others, and so do we")
+    CASES[name].change(weights, lambda tensors: change(tensors, CASES[name]))
+    assert_refused(name, source)
+
+
+class Attack:
+    """Unpickled by a careless reader, it makes a file."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple:
+        return os.system, (f"touch {self.mark}",)
+
+
+def attack(path: Path, mark: Path, way: str) -> None:
+    if path.suffix == ".npz":
+        with io.BytesIO() as plain:
+            pickle.dump(Attack(mark), plain)
+            np.savez(path, **{"special:model.yml": np.array([Attack(mark)], dtype=object)})
+            if way == "pickle":
+                path.write_bytes(plain.getvalue())
+        return
+    content = {"model": Attack(mark), "model_state": Attack(mark)}
+    if way == "pickle":
+        path.write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=way == "torch")
+
+
+@pytest.mark.parametrize("way", ["pickle", "torch", "old torch"])
+def test_no_code_is_run(copied: tuple[str, Path, Path], way: str, tmp_path: Path) -> None:
+    name, source, weights = copied
+    if weights.suffix == ".safetensors":  # older folders have this instead
+        weights.unlink()
+        weights = weights.with_name("pytorch_model.bin")
+    attack(weights, tmp_path / "mark", way)
+    message = assert_refused(name, source)
+    assert not (tmp_path / "mark").exists()
+    if way != "pickle" and weights.suffix in (".pt", ".ckpt"):
+        assert "system" in message and "nothing of it was run" in message
+    if weights.suffix == ".npz" and way != "pickle":
+        attack(weights, tmp_path / "mark", way)
+        np.load(weights, allow_pickle=True)["special:model.yml"]
+    elif way == "pickle":
+        pickle.loads(weights.read_bytes())  # the attack is a real one
+    else:
+        torch.load(weights, weights_only=False)
+    assert (tmp_path / "mark").exists()
+
+
+def test_a_namespace_is_all_that_is_allowed_besides_tensors(tmp_path: Path) -> None:
+    options = {"args": Namespace(a=1), "n": [1, 2.5, "x", None, torch.float32]}
+    torch.save(options, tmp_path / "good.pt")
+    assert read_torch_file(tmp_path / "good.pt") == options
+    torch.save({"cfg": Path("x")}, tmp_path / "bad.pt")
+    with pytest.raises(UserError, match="pathlib"):
+        read_torch_file(tmp_path / "bad.pt")
+
+
+def test_a_full_disk_leaves_nothing(good: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(converting, "save_tokenizers", full)
+    with pytest.raises(OSError, match="No space"):
+        convert("marian", good["marian"][0], tmp_path / "out" / "model")
+    assert list((tmp_path / "out").iterdir()) == []
