@@ -6,6 +6,7 @@ carries this file, `pipeline(model=NAME, trust_remote_code=True)`.
 Shapes: B sentences, S source length, T target length, R translations of each sentence.
 """
 
+import copy
 import os
 from typing import Any
 
@@ -29,7 +30,6 @@ class TranslationPipeline(Pipeline):
         ValueError: no tokenizer, or one for the target whose words are not the model's.
     """
 
-    _pipeline_calls_generate = True
     _load_processor = False
     _load_image_processor = False
     _load_video_processor = False
@@ -101,8 +101,12 @@ class TranslationPipeline(Pipeline):
     def _forward(self, model_inputs: dict[str, Tensor], **generate_kwargs: Any) -> dict[str, Tensor]:
         """`sequences` (B, R, T), `blank` (B,) and, from a beam search, `scores` (B, R)."""
         blank = model_inputs.pop("blank")
-        settings = self._prepare_generate_kwargs(generate_kwargs, return_dict_in_generate=True)
-        output = self.model.generate(**model_inputs, **settings)
+        config = copy.deepcopy(generate_kwargs.pop("generation_config", None))
+        if config is None:
+            generate_kwargs["return_dict_in_generate"] = True
+        else:  # transformers warns of one beside the other
+            config.return_dict_in_generate = True
+        output = self.model.generate(**model_inputs, generation_config=config, **generate_kwargs)
         found = {"sequences": output.sequences.unflatten(0, (len(blank), -1)), "blank": blank}
         if output.get("sequences_scores") is not None:
             found["scores"] = output.sequences_scores.unflatten(0, (len(blank), -1))

@@ -1,7 +1,7 @@
 """Bring a model folder to the Hub in one commit, so that whoever loads it sees the old model or the new one.
 
-Uploads, their retries and their resumption are `huggingface_hub`'s. What it sends only once (making a repository or
-a branch, the commit itself) is sent again here when the Hub asks for it.
+Uploads, their resumption and most of the retries are `huggingface_hub`'s. What it sends only once (making a repository
+or a branch, the commit itself) is sent again here when the Hub asks for it, and all of it when the connection breaks.
 """
 
 import os
@@ -184,22 +184,26 @@ def _patiently(call: Callable[[], Result]) -> Result:
     for wait in _WAITS:
         try:
             return call()
-        except (HfHubHTTPError, _ConnectionFailed) as error:
-            response = getattr(error, "response", None)
-            if not _sent_once(error) or (response is not None and response.status_code not in _BUSY):
+        except (HfHubHTTPError, _ConnectionFailed, RuntimeError) as error:
+            response = getattr(_cause(error), "response", None)
+            if response is None and isinstance(_cause(error), _ConnectionFailed):
+                asked = ""
+            elif response is not None and response.status_code in _BUSY and _sent_once(response.request):
+                asked = response.headers.get("Retry-After", "")
+            else:
                 raise
-            asked = "" if response is None else response.headers.get("Retry-After", "")
             time.sleep(min(int(asked), _LONGEST_WAIT) if asked.isdigit() else wait)
     return call()
 
 
-def _sent_once(error: Any) -> bool:
-    """Whether it was a request that `huggingface_hub` does not repeat by itself."""
-    try:
-        request = getattr(error, "response", error).request
-    except RuntimeError:  # it failed before there was one
-        return False
+def _sent_once(request: Any) -> bool:
+    """Whether no version of `huggingface_hub` repeats this request by itself when the Hub is busy."""
     return any(part in request.url.path for part in _SENT_ONCE)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong with an upload; its thread wraps it."""
+    return error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
 
 
 @contextmanager
@@ -216,10 +220,9 @@ def _one_line_errors(repo_id: str) -> Iterator[None]:
     except OfflineModeIsEnabled:
         raise UserError("HF_HUB_OFFLINE is set; unset it to publish") from None
     except (HfHubHTTPError, _ConnectionFailed, RuntimeError) as error:
-        cause = error.__cause__ if isinstance(error, RuntimeError) else error  # an upload's thread wraps it
-        if not isinstance(cause, HfHubHTTPError | _ConnectionFailed):
+        if not isinstance(_cause(error), HfHubHTTPError | _ConnectionFailed):
             raise
-        raise UserError(_explained(cause, repo_id)) from None
+        raise UserError(_explained(_cause(error), repo_id)) from None
     except ValueError as error:
         if "README.md" not in str(error):
             raise

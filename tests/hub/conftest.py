@@ -67,6 +67,8 @@ def hub(monkeypatch):
     with LoopbackHub() as running:
         constants = huggingface_hub.constants
         monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
+        template = f"{running.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # it has servers of its own
         monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)  # remembers the endpoint

@@ -191,7 +191,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(403, {"error": f"You don't have the rights to create a model under {owner}"})
         if name in self.hub.repositories:
             return self.reply(409, {"error": "You already created this model repo", **url})
-        self.hub.make(name, asked.get("visibility") == "private")
+        # the client of huggingface_hub 2 says the one, that of 1 the other
+        self.hub.make(name, asked.get("visibility") == "private" or bool(asked.get("private")))
         return self.reply(200, url)
 
     def found(self, name: str, revision: str) -> Commit | None:
