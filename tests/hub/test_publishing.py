@@ -14,6 +14,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+import hf_vanilla_transformer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub.publishing import prepared_files, publish
 from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
@@ -21,7 +22,7 @@ from tests.hub.conftest import PRIVATE
 from tests.hub.loopback_hub import TOKEN
 from tests.model_helpers import tiny_model
 
-CODE = {path.name for path in Path("hf_vanilla_transformer").resolve().glob("*_vanilla_transformer.py")}
+CODE = {path.name for path in Path(hf_vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")}
 PUBLIC = CODE | {
     *("config.json", "generation_config.json", "model.safetensors", "README.md", "curve.png", "all_results.json"),
     *("tokenizer.json", "tokenizer_config.json"),
