@@ -36,12 +36,8 @@ class BeamPlaces:
     sentence needs little more than the places of one past, where K separate caches need K times as many.
     """
 
-    def __init__(self, batch: int, prefix_length: int, device: torch.device):
-        self.seen = torch.ones(batch, 1, prefix_length, dtype=torch.bool, device=device)  # (B, K, M)
-
-    def spread(self, beams: int) -> None:
-        """Let this many beams begin with what the first has seen."""
-        self.seen = self.seen[:, :1].expand(-1, beams, -1)
+    def __init__(self, batch: int, prefix_length: int, beams: int, device: torch.device):
+        self.seen = torch.ones(batch, beams, prefix_length, dtype=torch.bool, device=device)  # (B, K, M)
 
     def append(self, parents: Tensor) -> Tensor:
         """Go on from `parents` (B, K); the places (B, K) of the next words.
@@ -62,10 +58,27 @@ class BeamPlaces:
         """Keep these sentences."""
         self.seen = self.seen[rows]
 
+    def merge(self, other: "BeamPlaces") -> None:
+        """Take in the places of other sentences."""
+        size = max(self.seen.shape[2], other.seen.shape[2])
+        seen = torch.cat([F.pad(places.seen, (0, size - places.seen.shape[2])) for places in (self, other)])
+        self.seen = seen[:, :, : _end_of(seen)]
+
+
+def _end_of(shown: Tensor) -> int:
+    """How many places there are from the first to the last that anybody is shown."""
+    places = shown.flatten(0, -2).any(dim=0).nonzero()
+    return int(places.max()) + 1 if len(places) else shown.shape[-1]
+
 
 def _added(shown: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to the scores of an attention: 0 for what it is shown, else the lowest number."""
     return torch.zeros_like(shown, dtype=dtype).masked_fill_(~shown, torch.finfo(dtype).min)
+
+
+def _source_mask(shown: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """(B, S) as an attention wants it, (B, 1, 1, S); None where all of the source is shown to all."""
+    return None if bool(shown.all()) else _added(shown, dtype)[:, None, None]
 
 
 # Through the modules
@@ -113,29 +126,29 @@ def _with_room(buffer: Tensor, size: int) -> Tensor:
 class ModuleReader:
     """A model, what its encoder made of the open sentences (B, S, D), and its cache."""
 
-    def __init__(self, model: PreTrainedModel, source: Tensor, source_mask: Tensor | None):
+    def __init__(self, model: PreTrainedModel, source: Tensor, shown: Tensor):
         self.model, self.source = model, source
-        self.source_mask = None if source_mask is None else _added(source_mask, source.dtype)  # (B, 1, 1, S)
+        self.source_mask = _source_mask(shown, source.dtype)  # (B, 1, 1, S)
         self.cache = EncoderDecoderCache(Cache(layer_class_to_replicate=PlacedLayer), DynamicCache())
 
     def read_prefix(self, words: Tensor) -> Tensor:
         """Logits (B, 1, V) after the words (B, P) that every beam begins with."""
         return self._forward(words)[:, -1:]
 
-    def read(self, words: Tensor, places: Tensor, seen: Tensor, position: int) -> Tensor:
+    def read(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
         """Logits (B, K, V) after the next word (B, K) of each beam.
 
         Args:
             places: (B, K), where to keep these words.
             seen: (B, K, M), which places belong to each beam, those of these words included.
-            position: of these words in their sentences.
+            positions: (B,), of these words in their sentences.
         """
         for layer in self.cache.self_attention_cache.layers:
             layer.places = places
         return self._forward(
             words,
             decoder_attention_mask=_added(seen, self.source.dtype)[:, None],
-            decoder_position_ids=words.new_full((1, 1), position),
+            decoder_position_ids=positions[:, None],
         )
 
     def _forward(self, words: Tensor, **kwargs: Any) -> Tensor:
@@ -265,44 +278,57 @@ class StepDecoder:
         self.layers = [StepLayer(layer, dtype) for layer in self.decoder.layers]
         self.norm = _layer_norm(self.decoder.layer_norm, dtype) if self.decoder.config.final_layer_norm else None
         self.output = Product([model.lm_head], dtype)
+        self.positions = self.output.weight.new_empty(0, self.decoder.config.d_model)  # encodings so far, (n, D)
 
-    def embed(self, words: Tensor, position: int) -> Tensor:
-        """(B, K) words at one position, to rows (R, D)."""
-        positions = words.new_full((1, 1), position)
-        return self.decoder.embed(self.decoder.embed_tokens(words), positions).flatten(0, 1).to(self.dtype)
+    def embed(self, words: Tensor, positions: Tensor) -> Tensor:
+        """Words (B, K) at positions (B), to rows (R, D)."""
+        embedded = self.decoder.embed_tokens(words)
+        self._encode(int(positions.max()) + 1, embedded.dtype)
+        return (embedded * self.decoder.embed_scale + self.positions[positions][:, None]).flatten(0, 1).to(self.dtype)
+
+    def _encode(self, count: int, dtype: torch.dtype) -> None:
+        """Have so many positions encoded."""
+        if count <= len(self.positions) and self.positions.dtype == dtype:
+            return
+        known = self.decoder.config.max_position_embeddings
+        learned = self.decoder.config.position_encoding_type == "learned"
+        count = count if learned and count > known else min(2 * count, known) if learned else max(64, 2 * count)
+        ids = torch.arange(count, device=self.positions.device)[None]  # (1, n)
+        nothing = self.positions.new_zeros(1, count, self.positions.shape[1], dtype=dtype)
+        self.positions = self.decoder.embed(nothing, ids)[0]
 
 
 class StepReader:
     """A `StepDecoder`, what it needs of the open sentences, and the keys and values of their beams."""
 
-    def __init__(self, decoder: StepDecoder, source: Tensor, source_mask: Tensor | None):
-        self.decoder = decoder
+    def __init__(self, decoder: StepDecoder, source: Tensor, shown: Tensor):
+        self.decoder, self.shown = decoder, shown  # (B, S)
         source = source.to(decoder.dtype)
         self.source = [
             layer.cross_entries(source.flatten(0, 1)).unflatten(0, source.shape[:2])  # (B · S, ·) -> (B, S, ·)
             for layer in decoder.layers
         ]
-        self.source_mask = None if source_mask is None else _added(source_mask, decoder.dtype)  # (B, 1, 1, S)
+        self.source_mask = _source_mask(shown, decoder.dtype)  # (B, 1, 1, S)
         self.own = [entries[:, :0] for entries in self.source]  # (B, room, H · (d_k + d_v))
 
     def read_prefix(self, words: Tensor) -> Tensor:
         """Logits (B, 1, V) after the words (B, P) that every beam begins with."""
         for position, word in enumerate(words.split(1, dim=1)):
-            x = self._states(word, torch.full_like(word, position), position + 1, None, position)
+            places = torch.full_like(word, position)  # (B, 1)
+            x = self._states(word, places, position + 1, None, places[:, 0])
         return self._logits(x, word)
 
-    def read(self, words: Tensor, places: Tensor, seen: Tensor, position: int) -> Tensor:
+    def read(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
         """Logits (B, K, V) after the next word (B, K) of each beam; as `ModuleReader.read`."""
-        # a single beam sees every place
-        mask = None if seen.shape[1] == 1 else _added(seen, self.decoder.dtype)[:, None]  # (B, 1, K, M)
-        return self._logits(self._states(words, places, seen.shape[2], mask, position), words)
+        mask = None if bool(seen.all()) else _added(seen, self.decoder.dtype)[:, None]  # (B, 1, K, M)
+        return self._logits(self._states(words, places, seen.shape[2], mask, positions), words)
 
-    def _states(self, words: Tensor, places: Tensor, size: int, mask: Tensor | None, position: int) -> Tensor:
+    def _states(self, words: Tensor, places: Tensor, size: int, mask: Tensor | None, positions: Tensor) -> Tensor:
         self.own = [_with_room(entries, size) for entries in self.own]
         room = self.own[0].shape[1]
         starts = room * torch.arange(len(places), device=places.device)[:, None]  # (B, 1)
         rows = (places + starts).flatten()  # (B, K) -> (R,), among all places of all sentences
-        x = self.decoder.embed(words, position)
+        x = self.decoder.embed(words, positions)
         for layer, own, source in zip(self.decoder.layers, self.own, self.source, strict=True):
             query, entries = layer.project(x)
             own.view(-1, own.shape[2]).index_copy_(0, rows, entries)  # (B, room, ·) -> (B · room, ·)
@@ -314,10 +340,25 @@ class StepReader:
 
     def select(self, rows: Tensor) -> None:
         """Go on with these sentences only."""
-        self.source = [entries[rows] for entries in self.source]
-        self.own = [entries[rows] for entries in self.own]
-        if self.source_mask is not None:
-            self.source_mask = self.source_mask[rows]
+        self._hold(self.shown[rows], [each[rows] for each in self.source], [each[rows] for each in self.own])
+
+    def merge(self, other: "StepReader") -> None:
+        """Take in the sentences of another reader."""
+
+        def together(mine: Tensor, theirs: Tensor) -> Tensor:
+            size = max(mine.shape[1], theirs.shape[1])
+            return torch.cat([F.pad(each, (0, 0, 0, size - each.shape[1])) for each in (mine, theirs)])
+
+        self._hold(
+            together(self.shown[..., None], other.shown[..., None])[..., 0],
+            [together(mine, theirs) for mine, theirs in zip(self.source, other.source, strict=True)],
+            [together(mine, theirs) for mine, theirs in zip(self.own, other.own, strict=True)],
+        )
+
+    def _hold(self, shown: Tensor, source: list[Tensor], own: list[Tensor]) -> None:
+        size = _end_of(shown)
+        self.shown, self.source, self.own = shown[:, :size], [each[:, :size] for each in source], own
+        self.source_mask = _source_mask(self.shown, self.decoder.dtype)
 
 
 # Which of them
@@ -328,19 +369,14 @@ Reader = ModuleReader | StepReader
 _STEP_DECODERS: WeakKeyDictionary[PreTrainedModel, tuple[Any, Tensor, StepDecoder]] = WeakKeyDictionary()
 
 
-def reader_for(model: PreTrainedModel, source: Tensor, source_mask: Tensor | None) -> Reader:
+def reader_for(model: PreTrainedModel, source: Tensor, source_mask: Tensor) -> Reader:
     """A reader of `source` (B, S, D), what the model's encoder made of the sentences.
 
     Args:
         source_mask: (B, S), 0 for padding.
     """
-    if source_mask is not None:
-        source_mask = source_mask.to(source.device)[:, None, None].bool()  # (B, 1, 1, S)
-        if bool(source_mask.all()):
-            source_mask = None
-    if not _can_step(model):
-        return ModuleReader(model, source, source_mask)
-    return StepReader(_step_decoder(model), source, source_mask)
+    shown = source_mask.to(source.device).bool()
+    return StepReader(_step_decoder(model), source, shown) if _can_step(model) else ModuleReader(model, source, shown)
 
 
 def _can_step(model: PreTrainedModel) -> bool:

@@ -7,6 +7,7 @@ Shapes: B batch, S source length, T target length, D d_model, V target vocabular
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import paper_generation_config, paper_max_new_tokens, search_for
+from .generation_vanilla_transformer import paper_generation_config, paper_limit, search_for
 from .layers_vanilla_transformer import dropout
 from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
 from .stacks_vanilla_transformer import (
@@ -295,14 +296,19 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     ) -> Any:
         """Translate: `GenerationMixin.generate`, which by default searches as the paper did (§6.1).
 
-        That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 words more than the source. What the caller
+        That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 words more than its source. What the caller
         gives, or the model's generation config has, wins, and keeps Hugging Face's meaning: a `length_penalty` makes
         the score log P / length^length_penalty. Greedy and beam search are this package's (`beam_search`), faster
         than transformers' and with the same result; all else is left to transformers. Where there is no
         `attention_mask`, it is made from the pad token, as in `forward`.
+
+        Two arguments are ours. `ensemble`: more models, whose probabilities are averaged with this one's. `more`: a
+        function that is called with a number when some sentences are done, and brings ids and mask (n, S) of at most
+        so many others, or None. They take the room of the former, and their translations come after all others.
         """
         own = generation_config is None
-        settings = paper_max_new_tokens(self.generation_config if own else generation_config, inputs, kwargs, own)
+        limit = paper_limit(self.generation_config if own else generation_config, inputs, kwargs, own)
+        settings = {} if limit is None else {"max_new_tokens": limit[0]}
         if settings and self.config.position_encoding_type == "learned":
             settings["max_new_tokens"] = min(settings["max_new_tokens"], self.config.max_position_embeddings)
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
@@ -313,7 +319,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
         search, penalty = search_for(self, generation_config, kwargs)
         if search is not None:
-            kwargs["custom_generate"] = search
+            over = None if limit is None else limit[1]
+            kwargs["custom_generate"] = partial(search, over=over, more=kwargs.pop("more", None))
+        elif kwargs.get("more") is not None:
+            raise ValueError("more: with these settings transformers' own loop translates, which takes one batch")
         if generation_config is None:
             kwargs.update(settings, **penalty)
         else:  # transformers warns of one beside the other

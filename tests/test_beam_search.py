@@ -1,5 +1,6 @@
 """Our search against transformers' own, and the paper's against a naive one that keeps no cache."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.generation_vanilla_transformer import Score, _largest
+from hf_vanilla_transformer.search_vanilla_transformer import Score, _largest
 from tests.model_helpers import EOS, FIRST_WORD, PAD, START, assert_near, padded, sentences, tiny_model
 
 Translator = VanillaTransformerForConditionalGeneration
@@ -355,6 +356,91 @@ def test_finished_sentences_leave_the_batch() -> None:
     assert sizes[0] == 20
     assert sizes[-1] < 16, "seven sentences end early"
     assert len(words) == 20
+
+
+def arriving(rest: list[int], asked: list[int], seed: int = 9) -> Callable[[int], tuple[Tensor, Tensor] | None]:
+    """What `more` may be: sentences of these lengths, as many at a time as there is room."""
+    ids = sentences(rest, 24, seed)
+
+    def more(room: int) -> tuple[Tensor, Tensor] | None:
+        asked.append(room)
+        some, ids[:] = ids[:room], ids[room:]
+        return (padded(some), padded(some).ne(PAD).long()) if some else None
+
+    return more
+
+
+WAYS = {
+    "the paper's": {},
+    "Hugging Face's": {"length_penalty": 1.3, "max_new_tokens": 12},
+    "one beam": {"num_beams": 1},
+    "early stopping": {"length_penalty": 0.5, "early_stopping": True, "max_new_tokens": 9},
+    "several wanted": {"num_return_sequences": 3},
+    "learned positions": {"position_encoding_type": "learned", "max_position_embeddings": 30},
+    "processors": {"no_repeat_ngram_size": 2, "max_new_tokens": 10},
+    "eager": {"attn_implementation": "eager"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sentences_that_come_later_are_translated_as_if_alone(way: str) -> None:
+    settings = dict(WAYS[way])
+    fields = {name: settings.pop(name) for name in list(settings) if "position" in name or "attn" in name}
+    model = eloquent_model(**fields)
+    now, rest, asked = [7, 2, 5, 9, 1, 3], [4, 12, 1, 8, 8, 3, 2, 6, 10, 1, 5], []
+    found = model.generate(**source(now), **settings, more=arriving(rest, asked), **AS_DICT)
+    assert max(asked) <= len(now)
+    wanted = settings.get("num_return_sequences", 1)
+    rows = found.sequences.unflatten(0, (-1, wanted)).tolist()
+    alone = sentences(now, 24) + sentences(rest, 24, seed=9)
+    assert len(rows) == len(alone)
+    for i, words in enumerate(alone):
+        expected = model.generate(input_ids=torch.tensor([words]), **settings, **AS_DICT)
+        for row, one in zip(rows[i], expected.sequences.tolist(), strict=True):
+            assert row[: len(one)] == one
+            assert set(row[len(one) :]) <= {PAD}
+        if settings.get("num_beams") != 1:
+            assert_near(found.sequences_scores[i * wanted : (i + 1) * wanted], expected.sequences_scores)
+
+
+def test_room_is_given_to_others_while_the_search_goes_on() -> None:
+    asked: list[int] = []
+    eloquent_model().generate(**source([5] * 10), num_beams=2, more=arriving([5] * 20, asked))
+    assert 1 < min(asked) < 10  # not only when all are done
+
+
+def test_ensemble_takes_sentences_that_come_later() -> None:
+    models = [eloquent_model(0, end=-1.0), eloquent_model(1, d_model=16, decoder_layers=1)]
+    found = models[0].generate(**source([5, 2, 7]), ensemble=models[1:], more=arriving([3, 9, 4], []))
+    for row, words in zip(found.tolist(), sentences([5, 2, 7], 24) + sentences([3, 9, 4], 24, 9), strict=True):
+        alone = models[0].generate(input_ids=torch.tensor([words]), ensemble=models[1:])[0].tolist()
+        assert row[: len(alone)] == alone
+
+
+def test_later_sentences_need_our_search() -> None:
+    with pytest.raises(ValueError, match="more"):
+        eloquent_model().generate(**source([3]), do_sample=True, more=arriving([3], []))
+
+
+@pytest.mark.parametrize("lengths", [[3, 9, 5], [4, 4, 1]])
+def test_a_translation_ends_50_words_after_its_own_source(lengths: list[int]) -> None:
+    model = eloquent_model(end=-1e4)  # a sentence never ends by itself
+    model.generation_config.max_length_over_source = 5
+    words = model.generate(**source(lengths), num_beams=2)
+    assert words.ne(PAD).sum(dim=1).tolist() == [1 + length + 5 for length in lengths]
+
+
+@pytest.mark.parametrize("own", [{}, {"length_penalty": 1.7}, {"num_beams": 2}])
+def test_what_the_trainer_fills_in_says_nothing(own: dict[str, Any]) -> None:
+    # as `Seq2SeqTrainer.prediction_step` does after each evaluation
+    clean, filled = eloquent_model(), eloquent_model()
+    for model in (clean, filled):
+        model.generation_config.update(**own)
+    config = filled.generation_config
+    config.update(**config._get_default_generation_params(), defaults_only=True)
+    found, wanted = filled.generate(**source(LENGTHS), **AS_DICT), clean.generate(**source(LENGTHS), **AS_DICT)
+    assert found.sequences.tolist() == wanted.sequences.tolist()
+    assert found.sequences_scores.equal(wanted.sequences_scores)
 
 
 def test_long_translation() -> None:

@@ -22,7 +22,7 @@ from hf_vanilla_transformer.decoding_vanilla_transformer import (
     StepReader,
     reader_for,
 )
-from hf_vanilla_transformer.generation_vanilla_transformer import likeliest
+from hf_vanilla_transformer.search_vanilla_transformer import likeliest
 from tests.model_helpers import PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model
 
 Translator = VanillaTransformerForConditionalGeneration
@@ -62,9 +62,8 @@ def walk(reader: StepReader | ModuleReader, batch: int, beams: int, prefix: int,
     draw = torch.Generator().manual_seed(0)
     words = torch.randint(4, 40, (batch, prefix), generator=draw)
     words[:, 0] = START
-    places = BeamPlaces(batch, prefix, words.device)
+    places = BeamPlaces(batch, prefix, beams, words.device)
     logits = [reader.read_prefix(words)]
-    places.spread(beams)
     for step in range(8):
         if leave and step == 4:
             kept = torch.tensor([0, 2])
@@ -74,7 +73,7 @@ def walk(reader: StepReader | ModuleReader, batch: int, beams: int, prefix: int,
         parents = torch.randint(beams, (batch, beams), generator=draw)
         words = torch.randint(4, 40, (batch, beams), generator=draw)
         where = places.append(parents)
-        logits.append(reader.read(words, where, places.seen, prefix + step))
+        logits.append(reader.read(words, where, places.seen, torch.full((batch,), prefix + step)))
     return logits
 
 
@@ -247,8 +246,7 @@ def test_model_is_saved_without_its_laid_out_weights(tmp_path: Any) -> None:
 @settings(deadline=None, max_examples=60)
 def test_a_beam_sees_its_own_past(batch: int, beams: int, prefix: int, steps: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
-    places = BeamPlaces(batch, prefix, torch.device("cpu"))
-    places.spread(beams)
+    places = BeamPlaces(batch, prefix, beams, torch.device("cpu"))
     written = [{i: ("prefix", i) for i in range(prefix)} for _ in range(batch)]  # what stands at each place
     pasts = [[set(written[b].values()) for _ in range(beams)] for b in range(batch)]
     for step in range(steps):
@@ -267,8 +265,7 @@ def test_a_beam_sees_its_own_past(batch: int, beams: int, prefix: int, steps: in
 def test_places_are_written_again() -> None:
     # All beams go on from the first one: one past is alive, and the K words of the last step.
     beams, steps = 8, 100
-    places = BeamPlaces(2, 1, torch.device("cpu"))
-    places.spread(beams)
+    places = BeamPlaces(2, 1, beams, torch.device("cpu"))
     for _ in range(steps):
         places.append(torch.zeros(2, beams, dtype=torch.long))
     assert places.seen.shape[2] <= 1 + steps + 2 * beams

@@ -101,21 +101,29 @@ FAULTS = {
     ),
     "a step sees padding of the source": Fault(
         "decoding",
-        "self.source_mask = None if source_mask is None else _added(source_mask, decoder.dtype)",
-        "self.source_mask = None",
+        "return None if bool(shown.all()) else _added(shown, dtype)[:, None, None]",
+        "return None",
     ),
     "a step has the position of the word before": Fault(
         "decoding",
-        "positions = words.new_full((1, 1), position)",
-        "positions = words.new_full((1, 1), max(0, position - 1))",
+        "self.positions[positions][:, None]",
+        "self.positions[(positions - 1).clamp(min=0)][:, None]",
+    ),
+    "a sentence that comes later is read from the wrong position": Fault(
+        "search",
+        "torch.minimum(self.open.lengths, self.open.limits) - 1",
+        "self.open.lengths.amax().expand_as(self.open.lengths) - 1",
+    ),
+    "what an older sentence saw is shown to a later one": Fault(
+        "decoding",
+        "F.pad(places.seen, (0, size - places.seen.shape[2]))",
+        "F.pad(places.seen, (0, size - places.seen.shape[2]), value=True)",
     ),
     "a step computes with old weights": Fault("decoding", "or not known[1].equal(sums)", "or False"),
     "a step forgets an adapter": Fault("decoding", "return known and not hooks and", "return not hooks and"),
-    "length penalty without the 5": Fault(
-        "generation", "((5 + length) / 6) ** self.alpha", "(length / 6) ** self.alpha"
-    ),
+    "length penalty without the 5": Fault("search", "((5 + length) / 6) ** self.alpha", "(length / 6) ** self.alpha"),
     "search ends while a longer hypothesis could win": Fault(
-        "generation", "self.penalty(longest if may_grow and self.alpha > 0 else length)", "self.penalty(length)"
+        "search", "self.penalty(longest if may_grow and self.alpha > 0 else length)", "self.penalty(length)"
     ),
     "translations end after 20 words": Fault(
         "generation", "MAX_LENGTH_OVER_SOURCE = 50", "MAX_LENGTH_OVER_SOURCE = 20"
