@@ -1,6 +1,7 @@
 """The engines that the benchmark compares: this package, Marian in transformers, and CTranslate2, all in one way."""
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
@@ -46,28 +47,46 @@ class GenerateEngine:
         return storage_bytes(states for layer in both for states in (layer.keys, layer.values))
 
     def _generate(self, batch: Ids, beams: int, **settings: Any) -> Ids:
-        pad, eos = self.model.config.pad_token_id, self.model.config.eos_token_id
-        longest = max(map(len, batch))
-        rows = torch.tensor([row + [pad] * (longest - len(row)) for row in batch])  # (B, S)
-        mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
+        eos = self.model.config.eos_token_id
+        rows, mask = self._padded(batch)
         words = self.model.generate(
-            rows.to(self.model.device),
-            attention_mask=mask.to(self.model.device),
+            rows,
+            attention_mask=mask,
             num_beams=beams,
             length_penalty=LENGTH_PENALTY,
-            max_new_tokens=longest + MAX_LENGTH_OVER_SOURCE,
+            max_new_tokens=rows.shape[1] + MAX_LENGTH_OVER_SOURCE,
             **settings,
         )
         return [row[: row.index(eos) + 1] if eos in row else row for row in words[:, 1:].tolist()]
 
+    def _padded(self, batch: Ids) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids (B, S) and their mask."""
+        longest, pad = max(map(len, batch)), self.model.config.pad_token_id
+        rows = torch.tensor([row + [pad] * (longest - len(row)) for row in batch])
+        mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
+        return rows.to(self.model.device), mask.to(self.model.device)
+
 
 class OurEngine(GenerateEngine):
-    """This package's search, whose caches lose the sentences that are finished."""
+    """This package's search: the sentences by length, `size` at a time, others in the room of those that are done."""
 
     def __init__(self, model: Any):
         super().__init__(model)
         # the peers know nothing of what the checkpoint's own has to say
         self.model.generation_config = paper_generation_config(model.config)
+
+    def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
+        if size == 1:
+            return super().translate(sentences, size, beams)
+        order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
+        waiting = iter([sentences[index] for index in order])
+
+        def more(room: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+            some = list(islice(waiting, room))
+            return self._padded(some) if some else None
+
+        found = dict(zip(order, self._generate(list(islice(waiting, size)), beams, more=more), strict=True))
+        return [found[index] for index in range(len(sentences))]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
         largest, original = 0, generation_vanilla_transformer.reader_for

@@ -299,9 +299,9 @@ class Translator:
         for model in self.models:
             model.eval()
         try:
-            for batch in _batches(sentences, *limits):
-                found = self._translate_batch([sentences[index] for index in batch], layer, settings)
-                for index, hypotheses in zip(batch, found, strict=True):
+            for indices, at_once in _searches(sentences, *limits, self._is_covered(settings)):
+                found = self._translate_together([sentences[index] for index in indices], at_once, layer, settings)
+                for index, hypotheses in zip(indices, found, strict=True):
                     results[index] = hypotheses
         finally:
             for model, mode in zip(self.models, was_training, strict=True):
@@ -333,19 +333,31 @@ class Translator:
         return min(limits, default=None)
 
     @torch.inference_mode()
-    def _translate_batch(
-        self, batch: list[_Sentence], layer: int | None, settings: dict[str, Any]
+    def _translate_together(
+        self, batch: list[_Sentence], at_once: int, layer: int | None, settings: dict[str, Any]
     ) -> list[list[Hypothesis]]:
-        """Translate sentences whose prefixes are of one length."""
+        """Translate sentences whose prefixes are of one length, so many at once, in one search."""
         ids = [sentence.source for sentence in batch]
-        source = self.source_tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self.model.device)
+        waiting = iter(ids)
+
+        def more(room: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+            some = list(islice(waiting, room))
+            if not some:
+                return None
+            padded = self.source_tokenizer.pad({"input_ids": some}, return_tensors="pt").to(self.model.device)
+            return padded["input_ids"], padded["attention_mask"]
+
+        first = more(at_once)
+        assert first is not None
+        arguments: dict[str, Any] = {"input_ids": first[0], "attention_mask": first[1]}
+        if at_once < len(batch):
+            arguments["more"] = more
         prefix_length = len(batch[0].prefix)
-        arguments = {"input_ids": source["input_ids"], "attention_mask": source["attention_mask"]}
         if prefix_length:
             start = self.model.config.decoder_start_token_id
             rows = [[start, *sentence.prefix] for sentence in batch]
             arguments["decoder_input_ids"] = torch.tensor(rows, device=self.model.device)  # (B, 1 + P)
-        length = self._maximum_length(source["input_ids"].shape[1], prefix_length)
+        length = self._maximum_length(first[0].shape[1], prefix_length)
         output = self.model.generate(**arguments, **(length | settings))
         words, scores = output.sequences, getattr(output, "sequences_scores", None)
         texts = self.target_tokenizer.batch_decode(words, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -438,11 +450,25 @@ def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int)
         yield batch
 
 
-def _batches(sentences: dict[int, _Sentence], batch_size: int, max_tokens: int) -> Iterator[list[int]]:
-    """Batches whose prefixes are of one length: a search begins with as many words in every row."""
+def _searches(
+    sentences: dict[int, _Sentence], batch_size: int, max_tokens: int, joined: bool
+) -> Iterator[tuple[list[int], int]]:
+    """What is searched together, and how many of it at once.
+
+    Prefixes are of one length, since a search begins with as many words in every row.
+
+    Args:
+        joined: whether a search takes in sentences while it runs. Then the batches with `batch_size` sentences become
+            one search; those that are smaller have long sentences, which come first.
+    """
     for prefix_length in sorted({len(sentence.prefix) for sentence in sentences.values()}):
         group = {i: len(one.source) for i, one in sentences.items() if len(one.prefix) == prefix_length}
-        yield from length_batches(group, batch_size, max_tokens)
+        batches = list(length_batches(group, batch_size, max_tokens))
+        full = [len(batch) == batch_size for batch in batches]
+        if joined and not prefix_length and True in full:
+            start = full.index(True)
+            batches[start:] = [[index for batch in batches[start:] for index in batch]]
+        yield from ((batch, min(batch_size, len(batch))) for batch in batches)
 
 
 def with_prefixes(
