@@ -13,9 +13,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-# What a checkpoint holds for going on with training only; it does not belong to averaged weights.
 SCORES = ("README.md", "all_results.json", "*.png", "runs")  # of another model than the average
-TRAINING_STATE = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin")
+# What a checkpoint holds for going on with training only; it does not belong to averaged weights.
+TRAINING_STATE = (
+    *("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin"),
+    *("data_position.json", "pytorch_model_fsdp*"),
+)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -57,7 +57,7 @@ from .checkpoints import (
 from .curve import plot_curve
 from .precision import bf16_is_faster
 from .processes import from_first, hush_others, is_first, one_voice, say
-from .trainer import VanillaTransformerTrainer
+from .trainer import VanillaTransformerTrainer, as_itself
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 SPLITS = ("train", "validation", "test")
@@ -361,6 +361,12 @@ def make_trainer(
         ),
         callbacks=callbacks,
     )
+    if args.average_last > 1 and trainer.is_fsdp_enabled:
+        kind = trainer.accelerator.state.fsdp_plugin.state_dict_type
+        if "FULL" not in str(kind):
+            raise UserError(
+                f"average_last={args.average_last} needs whole checkpoints: use FULL_STATE_DICT, not {kind}"
+            )
     return trainer, stop
 
 
@@ -508,7 +514,7 @@ def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, 
     try:
         model.generation_config.max_length = None  # the evaluations of Seq2SeqTrainer leave 20 here
         model.config.use_cache = True  # the trainer switches it off
-        with disk_may_fill(run, "the model was not saved"):
+        with disk_may_fill(run, "the model was not saved"), as_itself(model):
             model.save_pretrained(beside, state_dict=weights)
             save_tokenizers(beside, *tokenizers)
             for name, content in pipeline_files(beside).items():

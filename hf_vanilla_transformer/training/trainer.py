@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 import torch
 from accelerate.utils import wait_for_everyone
 from datasets import Dataset
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers.utils import CONFIG_NAME
 
 from ..data.batching import GroupedPairSampler, UpdateSampler, pair_lengths
 from ..data.tokenizer_training import save_tokenizers
@@ -232,6 +236,22 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         start = self.state.global_step % -(-len(sampler) // sampler.batch_size) * sampler.batch_size
         return list(islice(sampler, start, start + sampler.batch_size))
 
+    def create_optimizer(self, model: Any = None) -> Any:
+        """As of `Seq2SeqTrainer`; with FSDP2, embeddings and output matrix that are one are sharded as one before.
+
+        accelerate thinks of one embedding beside the output, and torch refuses a matrix that the decoder's embedding,
+        too, has a part in (§3.4).
+        """
+        if self.accelerator.is_fsdp2:
+            plugin, mesh = self.accelerator.state.fsdp_plugin, self.accelerator.torch_device_mesh
+            share_as_one(
+                self.model if model is None else model,
+                mesh=mesh and mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)],
+                mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+                offload_policy=plugin.cpu_offload,
+            )
+        return super().create_optimizer(model)
+
     # What `Trainer` would do with the one batch of a step
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -304,7 +324,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         return str(self._saving_beside or super()._get_output_dir(trial))
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
+        with as_itself(self.model):
+            super()._save(output_dir, state_dict)
         if self.args.should_save and self.target_tokenizer is not None:
             save_tokenizers(output_dir or self.args.output_dir, self.processing_class, self.target_tokenizer)
 
@@ -325,6 +346,10 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             self.state.best_model_checkpoint = str(run / name)
         wait_for_everyone()  # each process writes its own random state
         if self.args.should_save:
+            if not (beside / CONFIG_NAME).is_file():  # sharded weights come without anything else
+                self.model.config.save_pretrained(beside)
+                if self.processing_class is not None:
+                    save_tokenizers(beside, self.processing_class, self.target_tokenizer)
             self._write_position(beside)
             self.state.save_to_json(str(beside / STATE))
             move_in(beside, run / name)
@@ -353,6 +378,33 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
 
 # What decides which pairs are in an update.
 _PLAN = "max_tokens_per_batch", "tokens_per_update", "seed", "data_seed"
+
+
+def share_as_one(model: torch.nn.Module, **settings: Any) -> None:
+    """Make an FSDP2 unit of each set of modules that hold one and the same matrix.
+
+    Args:
+        model: not sharded yet. settings: of `fully_shard`.
+    """
+    holders: dict[torch.Tensor, list[torch.nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.Linear) and not isinstance(module, FSDPModule):
+            holders.setdefault(module.weight, []).append(module)
+    for tied in holders.values():
+        if len(tied) > 1:
+            fully_shard(tied, reshard_after_forward=False, **settings)
+
+
+@contextmanager
+def as_itself(model: torch.nn.Module) -> Iterator[None]:
+    """Undo, for a while, that FSDP2 gives a model another class: its name and its code would go into checkpoints."""
+    sharded = type(model)
+    if issubclass(sharded, FSDPModule):
+        model.__class__ = sharded.__bases__[1]
+    try:
+        yield
+    finally:
+        model.__class__ = sharded
 
 
 def _table(dataset: Any) -> Any:

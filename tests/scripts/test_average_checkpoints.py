@@ -15,6 +15,8 @@ from hf_vanilla_transformer.evaluation.translating import Translator
 from hf_vanilla_transformer.training import checkpoints as checkpoints_module
 from tests.model_helpers import tiny_model
 
+TRAINING_STATE = "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "data_position.json"
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -26,7 +28,7 @@ def finished(tmp_path_factory):
         folder = run / f"checkpoint-{step}"
         tiny_model(seed, **sizes).save_pretrained(folder)
         save_tokenizers(folder, source)
-        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        for name in TRAINING_STATE:
             (folder / name).write_bytes(b"x")
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     save_tokenizers(run, source, target)
@@ -65,7 +67,7 @@ def test_the_last_of_a_run_become_a_model_that_translates(average, finished, tmp
     assert len(list(translator.translate(["one", "two"], max_new_tokens=3))) == 2
     names = {path.name for path in output.iterdir()}
     assert {"config.json", "generation_config.json", "tokenizer.json", "target_tokenizer"} <= names
-    assert not {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json"} & names
+    assert not {"trainer_state.json", *TRAINING_STATE} & names
     assert [path.name for path in output.parent.iterdir()] == ["averaged"]
 
 

@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTrainer,
+    VanillaTransformerTrainingArguments,
+)
 from tests.model_helpers import PAD, padded, sentences, tiny_model
 
 STEPS = 20
@@ -38,27 +42,29 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
     return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
 
 
-def train(folder: Path, count: int, resume: Path | None = None, **settings: Any) -> tuple[Tensor, list[float]]:
-    """The weights after some updates, and the losses."""
+def train(
+    folder: Path, count: int, resume: Path | None = None, tying: dict[str, bool] | None = None, **settings: Any
+) -> tuple[Tensor, list[float], VanillaTransformerForConditionalGeneration]:
+    """The weights after some updates, the losses and the model."""
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
     settings = {"max_steps": STEPS, **quiet, **DESCENT, **settings}
     args = VanillaTransformerTrainingArguments(output_dir=str(folder), ddp_find_unused_parameters=False, **settings)
-    model = tiny_model(label_smoothing=0.1)
+    model = tiny_model(label_smoothing=0.1, **tying or {})
     trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=pairs(count), data_collator=collate)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     weights = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
-    return weights, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return weights, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], model
 
 
 def main(folder: Path) -> None:
-    results: dict[str, Any] = {name: train(folder, count, **settings) for name, (count, settings) in JOBS.items()}
+    results: dict[str, Any] = {name: train(folder, count, **settings)[:2] for name, (count, settings) in JOBS.items()}
     # Begun by other processes, in the middle of an epoch; `batches_per_update` is theirs.
     begun = folder / "begun"
-    results["gone on with"] = train(folder, 40, begun / "checkpoint-7", max_tokens_per_batch=60)
+    results["gone on with"] = train(folder, 40, begun / "checkpoint-7", max_tokens_per_batch=60)[:2]
     rank = distributed.get_rank()
     results["processes"] = distributed.get_world_size()
     save = {"save_strategy": "steps", "save_steps": 7, "max_tokens_per_batch": 60}
-    results["begun"] = train(folder / "ours", 40, **save)
+    results["begun"] = train(folder / "ours", 40, **save)[:2]
     if rank == 0:
         torch.save(results, folder / "results.pt")
     distributed.barrier()

@@ -1,0 +1,75 @@
+"""A model that two processes share (FSDP2): the same updates, checkpoints of both kinds, and a whole run."""
+
+import json
+import os
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.training.checkpoints import average_weights, whole_checkpoints
+from tests.model_helpers import TYING_MODES, tiny_model
+from tests.training import several_processes
+from tests.training.test_several_processes import LAUNCH, TINY
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def shared(repository, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    environment = {**os.environ, "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""}
+    script = [str(repository / "tests" / "training" / "sharded_processes.py"), str(folder)]
+    recipe = [str(repository / "scripts" / "recipes" / "numbers_en_de.yaml"), *TINY.split()]
+    command = [*LAUNCH, "--nproc_per_node=2", *script, *recipe]
+    run = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
+    return folder, torch.load(folder / "results.pt", weights_only=False)
+
+
+@pytest.mark.parametrize(("share", "tie"), TYING_MODES)
+def test_updates_are_those_of_one_process(shared, share, tie, tmp_path):
+    part, weights = shared[1][share, tie]
+    assert part < 0.6
+    tying = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
+    settings = {"max_tokens_per_batch": 40, "tokens_per_update": 150, "max_steps": 2}
+    model = several_processes.train(tmp_path, 40, tying=tying, **settings)[2]
+    start = dict(tiny_model(label_smoothing=0.1, **tying).named_parameters())
+    for name, parameter in model.named_parameters():
+        moved = (parameter - start[name]).norm()
+        assert (weights[name] - parameter).norm() <= 1e-5 * moved + 1e-7, name
+
+
+@pytest.mark.parametrize("kind", ["FULL", "SHARDED"])
+def test_a_shared_run_goes_on(shared, kind):
+    folder, results = shared
+    (_, whole), (_, again) = results[kind], results[kind, "again"]
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+    assert [path.name for path in whole_checkpoints(folder / kind)] == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_full_checkpoint_is_like_any_other(shared, tmp_path):
+    folder, results = shared
+    checkpoint = folder / "FULL" / "checkpoint-4"
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(checkpoint)
+    assert model.config.architectures == ["VanillaTransformerForConditionalGeneration"]
+    for name, tensor in results["FULL"][1].items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    assert {"modeling_vanilla_transformer.py"} <= {path.name for path in checkpoint.iterdir()}
+    assert not any(path.name.startswith("_fsdp") for path in checkpoint.iterdir())
+    average_weights([folder / "FULL" / "checkpoint-2", checkpoint], tmp_path / "average.safetensors")
+    assert load_file(tmp_path / "average.safetensors").keys() == load_file(checkpoint / "model.safetensors").keys()
+
+
+def test_a_whole_run_ends_in_a_model_folder(shared):
+    run = shared[0] / "run"
+    results = json.loads((run / "all_results.json").read_text())
+    assert results["train_updates"] == 4 and results["test_sentences"] == 1000
+    assert results["averaged_checkpoints"] in (0, 2) and "test_chrf" in results
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(run)
+    weights = load_file(run / "model.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+    assert "lm_head.weight" not in weights and model.lm_head.weight is model.get_input_embeddings().weight
