@@ -117,7 +117,7 @@ def search_for(
         what is asked for, and the `length_penalty` with which transformers' score comes near the paper's, unless the
         caller has one.
     """
-    asked = _said_by(model.generation_config)
+    asked = chosen_settings(model.generation_config)
     asked |= {} if generation_config is None else generation_config.to_diff_dict()
     asked |= {name: value for name, value in kwargs.items() if value is not None}
     score = Score(asked.get("paper_length_penalty", ALPHA), of_paper=True)
@@ -135,17 +135,20 @@ def search_for(
     return None, {"length_penalty": score.alpha} if score.of_paper and asked.get("num_beams", 1) > 1 else {}
 
 
-def _said_by(own: GenerationConfig) -> dict[str, Any]:
+def chosen_settings(own: GenerationConfig) -> dict[str, Any]:
     """What the model's own generation config has that somebody chose.
 
     `Seq2SeqTrainer` fills every empty field with the library's default once it has evaluated, and saves that. Those
-    defaults say nothing; the field that nobody would ever set tells that it was there.
+    defaults say nothing; the field that nobody would ever set tells that they were filled in. A `length_penalty` of
+    1.0, which may be a choice, counts where there is no `paper_length_penalty` beside it.
     """
     said = own.to_diff_dict()
     if own.target_lookbehind is None:
         return said
-    defaults = own._get_default_generation_params()
-    return {name: value for name, value in said.items() if name not in defaults or value != defaults[name]}
+    silent = own._get_default_generation_params()
+    if "paper_length_penalty" not in said:
+        del silent["length_penalty"]
+    return {name: value for name, value in said.items() if name not in silent or value != silent[name]}
 
 
 def _steps_with_others(model: PreTrainedModel) -> bool:

@@ -10,14 +10,14 @@ target vocabulary, R hypotheses wanted of each sentence.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.generation import GenerationConfig, LogitsProcessorList
 
-from .decoding_vanilla_transformer import BeamPlaces, Reader
+from .decoding_vanilla_transformer import BeamPlaces, Reader, StepReader
 
 # Rows leave the batch when this share of them is finished: each time the caches are copied.
 _FINISHED_SHARE = 0.2
@@ -121,7 +121,8 @@ class Search:
         settings: with all defaults filled in.
         score: how hypotheses are compared.
         refill: given a number, brings at most so many sentences that take the room of those that are done, or None.
-            They begin with the first sentence's prefix. Without `processors` only: those count on rows of one length.
+            They begin with the first sentence's prefix. Only `StepReader`s can do it, and only without `processors`,
+            which count on rows of one length.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class Search:
         rows = torch.arange(self.seen, self.seen + len(prefix), device=prefix.device)
         self.seen += len(prefix)
         logits = self.mean([reader.read_prefix(prefix) for reader in group.readers])  # (B, 1, V)
-        pasts = BeamPlaces(*prefix.shape, self.beams, prefix.device)
+        pasts = BeamPlaces(len(prefix), self.prefix_length, self.beams, prefix.device)
         return group.readers, Open(rows, prefix, group.limits, self.beams), pasts, logits.expand(-1, self.beams, -1)
 
     def run(self) -> tuple[Tensor, Tensor]:
@@ -257,7 +258,7 @@ class Search:
         self.open.merge(new)
         self.pasts.merge(pasts)
         for mine, theirs in zip(self.readers, readers, strict=True):
-            mine.merge(theirs)
+            cast(StepReader, mine).merge(cast(StepReader, theirs))
         self.logits = torch.cat([self.logits, logits])
 
 

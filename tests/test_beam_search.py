@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.generation_vanilla_transformer import chosen_settings
 from hf_vanilla_transformer.search_vanilla_transformer import Score, _largest
 from tests.model_helpers import EOS, FIRST_WORD, PAD, START, assert_near, padded, sentences, tiny_model
 
@@ -420,6 +421,18 @@ def test_ensemble_takes_sentences_that_come_later() -> None:
 def test_later_sentences_need_our_search() -> None:
     with pytest.raises(ValueError, match="more"):
         eloquent_model().generate(**source([3]), do_sample=True, more=arriving([3], []))
+
+
+def test_a_penalty_of_one_counts_without_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = eloquent_model()
+    config = model.generation_config
+    config.length_penalty = 1.0
+    del config.paper_length_penalty
+    config.update(**config._get_default_generation_params(), defaults_only=True)
+    assert chosen_settings(config)["length_penalty"] == 1.0
+    seen = spied(monkeypatch)
+    model.generate(**source([3, 4]))
+    assert set(seen) == {Score(1.0, of_paper=False)}
 
 
 @pytest.mark.parametrize("lengths", [[3, 9, 5], [4, 4, 1]])

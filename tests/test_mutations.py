@@ -17,13 +17,13 @@ import pytest
 JUDGES = [
     "test_paper_equations.py",
     "test_loss.py",
+    "test_decoding.py",
     "test_modeling.py",
     "test_parity_torch.py",
     "test_parity_marian.py",
     "test_parity_fsmt.py",
     "test_generation.py",
     "test_beam_search.py",
-    "test_decoding.py",
     "test_promises.py",
 ]
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
-from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, search_for
+from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, chosen_settings, search_for
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .alignment import Link, align, chosen_layer
 from .loading import load_model, one_line
@@ -234,7 +234,7 @@ class Translator:
         """What a hypothesis' log-probability is divided by: length^penalty, or the paper's formula (§6.1)."""
         defaults = self.model.generation_config
         alpha = getattr(defaults, "paper_length_penalty", None)
-        for penalty in (given, defaults.length_penalty):
+        for penalty in (given, chosen_settings(defaults).get("length_penalty")):
             if penalty is not None:
                 return penalty
         return 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from transformers import (
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
+    GenerationConfig,
     PreTrainedTokenizerBase,
     set_seed,
 )
@@ -39,6 +40,7 @@ from ..data import (
 from ..errors import Interrupted, UserError
 from ..evaluation.attention_maps import cross_attention, plot_attention
 from ..evaluation.metrics import score_translations, translation_metrics
+from ..generation_vanilla_transformer import chosen_settings
 from ..hub.card import CardFacts, describe_hardware, versions, write_model_card
 from ..hub.finished_run import destination, publish_run
 from ..hub.remote_pipeline import pipeline_files
@@ -474,6 +476,15 @@ def set_decoding(model: VanillaTransformerForConditionalGeneration, args: RunArg
         config.num_beams = args.test_num_beams
     if args.test_length_penalty is not None:
         config.length_penalty = args.test_length_penalty
+        # or nobody could tell a penalty of 1.0 from the default that Seq2SeqTrainer fills in
+        vars(config).pop("paper_length_penalty", None)
+
+
+def forget_defaults(config: GenerationConfig) -> None:
+    """Take out what `Seq2SeqTrainer` fills in when it evaluates, and nobody chose."""
+    chosen = chosen_settings(config)
+    for name in config._get_default_generation_params().keys() - chosen.keys():
+        setattr(config, name, None)
 
 
 # 5. Test and results
@@ -512,7 +523,7 @@ def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, 
         return
     shutil.rmtree(beside, ignore_errors=True)
     try:
-        model.generation_config.max_length = None  # the evaluations of Seq2SeqTrainer leave 20 here
+        forget_defaults(model.generation_config)
         model.config.use_cache = True  # the trainer switches it off
         with disk_may_fill(run, "the model was not saved"), as_itself(model):
             model.save_pretrained(beside, state_dict=weights)

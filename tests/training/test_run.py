@@ -114,6 +114,7 @@ def test_every_recipe_ends_in_a_model_folder(finished, name):
     assert state["global_step"] == 2 and any("eval_bleu" in entry for entry in state["log_history"])
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     generation = json.loads((folder / "generation_config.json").read_text())
+    assert "assistant_lookbehind" not in generation, "the trainer's defaults are saved"
     assert generation.get("num_beams", 1) == recipe.get("test_num_beams", generation.get("num_beams", 1))
     # no length of an evaluation (nor the library's 20) has become the model's
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
