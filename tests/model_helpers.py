@@ -15,6 +15,20 @@ TYING_MODES = [(True, True), (True, False), (False, True), (False, False)]
 
 Module = TypeVar("Module", bound=nn.Module)
 
+# How a script begins that runs where only checkpoints hold our code.
+WITHOUT_THE_PACKAGE = """
+import sys
+
+
+class Nobody:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hf_vanilla_transformer":
+            raise ModuleNotFoundError("not installed here", name=name)
+
+
+sys.meta_path.insert(0, Nobody())
+"""
+
 
 def tiny_config(**fields: Any) -> VanillaTransformerConfig:
     """A configuration with which a forward pass takes a millisecond; no dropout."""

@@ -22,7 +22,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerModel,
 )
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from tests.model_helpers import padded, randomise, sentences, tiny_config, tiny_model
+from tests.model_helpers import WITHOUT_THE_PACKAGE, padded, randomise, sentences, tiny_config, tiny_model
 
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
 SHIPPED = sorted(PACKAGE.glob("*_vanilla_transformer.py"))
@@ -118,16 +118,6 @@ def test_saving_writes_the_code(model_class: type[PreTrainedModel], tmp_path: Pa
 
 
 STRANGER = """
-import sys
-
-
-class Nobody:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "hf_vanilla_transformer":
-            raise ModuleNotFoundError("not installed here", name=name)
-
-
-sys.meta_path.insert(0, Nobody())
 name, again, numbers = sys.argv[1:]
 
 import torch
@@ -190,7 +180,7 @@ def test_checkpoint_works_without_the_package(from_hub: bool, tmp_path: Path) ->
         put_into_hub_cache(folder, tmp_path / "home", name)
     batch = {"input_ids": padded(sentences([6, 3])), "decoder_input_ids": torch.tensor(sentences([5, 5], seed=1))}
     save_file(batch, numbers)
-    (tmp_path / "stranger.py").write_text(STRANGER, encoding="utf-8")
+    (tmp_path / "stranger.py").write_text(WITHOUT_THE_PACKAGE + STRANGER, encoding="utf-8")
     # -I: neither the working directory nor PYTHONPATH
     command = [sys.executable, "-I", "stranger.py", name, str(again), str(numbers)]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}

@@ -20,7 +20,7 @@ from hf_vanilla_transformer.hub.publishing import prepared_files, publish
 from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 from tests.hub.conftest import PRIVATE
 from tests.hub.loopback_hub import TOKEN
-from tests.model_helpers import tiny_model
+from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model
 
 CODE = {path.name for path in Path(hf_vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")}
 PUBLIC = CODE | {
@@ -292,16 +292,6 @@ def test_large_weights_go_in_shards_that_load(hub, saved, tmp_path) -> None:
 
 STRANGER = """
 import json
-import sys
-
-
-class Nobody:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "hf_vanilla_transformer":
-            raise ModuleNotFoundError("not installed here", name=name)
-
-
-sys.meta_path.insert(0, Nobody())
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
@@ -322,7 +312,7 @@ print(json.dumps({
 def test_a_stranger_downloads_it_and_gets_the_same_translations(hub, saved, tmp_path) -> None:
     publish(saved.folder, "translator")
     sentences = ["one two", "three", "two one three"]
-    (tmp_path / "stranger.py").write_text(STRANGER, encoding="utf-8")
+    (tmp_path / "stranger.py").write_text(WITHOUT_THE_PACKAGE + STRANGER, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1"}
     # -I: neither the working directory nor PYTHONPATH
