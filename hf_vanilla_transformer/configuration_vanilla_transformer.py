@@ -4,6 +4,7 @@ Section, equation and table numbers in this package are those of that paper.
 """
 
 import copy
+import os
 from typing import Any, ClassVar
 
 from transformers.activations import ACT2FN
@@ -13,12 +14,13 @@ POSITION_ENCODING_TYPES = ("sinusoidal", "sinusoidal_split", "sinusoidal_fairseq
 
 _CONFIGURATION_FILE = "configuration_vanilla_transformer"
 _MODELING_FILE = "modeling_vanilla_transformer"
+_TRANSLATOR = "VanillaTransformerForConditionalGeneration"
 
 # What a checkpoint tells the Auto classes of somebody who has not installed this package.
 AUTO_MAP = {
     "AutoConfig": f"{_CONFIGURATION_FILE}.VanillaTransformerConfig",
     "AutoModel": f"{_MODELING_FILE}.VanillaTransformerModel",
-    "AutoModelForSeq2SeqLM": f"{_MODELING_FILE}.VanillaTransformerForConditionalGeneration",
+    "AutoModelForSeq2SeqLM": f"{_MODELING_FILE}.{_TRANSLATOR}",
     "AutoModelForTextEncoding": f"{_MODELING_FILE}.VanillaTransformerEncoderModel",
     "AutoModelForSequenceClassification": f"{_MODELING_FILE}.VanillaTransformerForSequenceClassification",
 }
@@ -172,6 +174,21 @@ class VanillaTransformerConfig(PreTrainedConfig):
         # Where the words are shared, one number says how many; two could grow apart.
         self.decoder_vocab_size = None if self.share_encoder_decoder_embeddings else self.target_vocab_size
         super().__post_init__(**kwargs)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write config.json: a translator's names the pipeline that is saved with it, another model's does not."""
+        # transformers copies what a shipped file imports: so the pipeline's code goes wherever the model's goes.
+        from .pipeline_vanilla_transformer import CUSTOM_PIPELINES
+
+        ours = CUSTOM_PIPELINES if _TRANSLATOR in (self.architectures or ()) else {}
+        found = getattr(self, "custom_pipelines", None) or {}
+        known = [entry["impl"] for entry in CUSTOM_PIPELINES.values()]
+        others = {task: entry for task, entry in found.items() if entry["impl"] not in known}
+        written = copy.deepcopy(self)
+        written.custom_pipelines = {**ours, **others}
+        if not written.custom_pipelines:
+            del written.custom_pipelines
+        super(VanillaTransformerConfig, written).save_pretrained(save_directory, push_to_hub, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """The base class's view of one stack; it puts `decoder_vocab_size` in the place of `vocab_size`."""

@@ -16,6 +16,15 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, PreTrai
 
 TARGET_FOLDER = "target_tokenizer"  # of a checkpoint whose languages have a vocabulary each
 
+# What config.json says of a translator that carries this file, so that `pipeline()` finds the class there.
+CUSTOM_PIPELINES = {
+    "translation": {
+        "impl": "pipeline_vanilla_transformer.TranslationPipeline",
+        "pt": ["AutoModelForSeq2SeqLM"],
+        "type": "text",
+    }
+}
+
 
 class TranslationPipeline(Pipeline):
     """Translate sentences with any sequence-to-sequence model, one by one, in batches or from a stream.
@@ -131,7 +140,7 @@ class TranslationPipeline(Pipeline):
             self.target_tokenizer.save_pretrained(os.path.join(save_directory, TARGET_FOLDER))
 
 
-# `Pipeline.save_pretrained` writes this into config.json, so that `pipeline()` finds the class in the checkpoint.
+# From this `Pipeline.save_pretrained` makes the same entry, for whatever model it has.
 TranslationPipeline._registered_impl = {
     "translation": {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "type": "text"}
 }

@@ -5,11 +5,10 @@ import shutil
 
 import pytest
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, pipeline
+from transformers import AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipeline
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.evaluation.translating import Translator
-from hf_vanilla_transformer.hub.remote_pipeline import pipeline_files
 from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 from tests.model_helpers import tiny_model
 
@@ -30,8 +29,6 @@ def folder_of(where, separate):
         sizes |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
     talkative(**sizes).save_pretrained(where)
     save_tokenizers(where, source, target if separate else source)
-    for name, content in pipeline_files(where).items():
-        (where / name).write_bytes(content)
     return where
 
 
@@ -130,6 +127,19 @@ def test_saved_and_loaded_again_with_its_own_code(folder, translate, expected, t
     # what `pipeline()` has loaded can be saved like any model
     again.model.save_pretrained(tmp_path / "third")
     assert json.loads((tmp_path / "third" / "config.json").read_text())["custom_pipelines"] == entry
+
+
+def test_what_is_made_of_a_translator_names_no_pipeline_but_its_own(folder, tmp_path):
+    encoder = AutoModelForTextEncoding.from_pretrained(folder)
+    assert "translation" in encoder.config.custom_pipelines  # as it was read
+    encoder.save_pretrained(tmp_path / "encoder")
+    assert "custom_pipelines" not in json.loads((tmp_path / "encoder" / "config.json").read_text())
+    translator = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    own = {"impl": "mine.Translation", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
+    translator.config.custom_pipelines = {"translation": own, "other": own}
+    translator.save_pretrained(tmp_path / "own")
+    entries = json.loads((tmp_path / "own" / "config.json").read_text())["custom_pipelines"]
+    assert entries == {"translation": own, "other": own}
 
 
 def test_a_model_and_tokenizer_at_hand(folder, translate, expected):

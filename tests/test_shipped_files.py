@@ -114,6 +114,8 @@ def test_saving_writes_the_code(model_class: type[PreTrainedModel], tmp_path: Pa
         assert (tmp_path / f"{stem}.py").read_bytes() == (PACKAGE / f"{stem}.py").read_bytes()
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert config["auto_map"] == AUTO_MAP
+    # `pipeline()` takes the only entry for the task, so an encoder or a classifier must not have it
+    assert ("custom_pipelines" in config) == (model_class is VanillaTransformerForConditionalGeneration)
     assert config["model_type"] == "vanilla_transformer"
 
 
@@ -200,6 +202,8 @@ def test_checkpoint_works_without_the_package(from_hub: bool, tmp_path: Path) ->
     assert found["translation"].tolist() == model.generate(**words, max_new_tokens=8).tolist()
     # What the stranger saved is as good as what we saved.
     assert {path.name for path in again.glob("*.py")} == {path.name for path in folder.glob("*.py")}
+    entries = [json.loads((each / "config.json").read_text())["custom_pipelines"] for each in (folder, again)]
+    assert entries[0] == entries[1]
     assert AutoModelForSeq2SeqLM.from_pretrained(again).eval()(**batch).logits.equal(found["logits"])
 
 

@@ -209,7 +209,9 @@ def _check_whole(folder: Path, names: list[str]) -> None:
 
 def _check_code(folder: Path, names: list[str]) -> None:
     """The code that config.json names, and all that it imports, must be there for those who trust it."""
-    entries = read_json(folder / "config.json").get("auto_map", {}).values()
+    config = read_json(folder / "config.json")
+    entries = [*config.get("auto_map", {}).values()]
+    entries += [entry["impl"] for entry in config.get("custom_pipelines", {}).values() if "impl" in entry]
     modules = {str(entry).split(".")[0] for entry in entries}
     named = {module: "config.json" for module in modules if "--" not in module}  # code of another repository
     for file in (name for name in names if name.endswith(".py")):

@@ -19,7 +19,6 @@ from huggingface_hub.utils import validate_repo_id
 from ..errors import UserError
 from .card import CardFacts, card_for_repository, model_card
 from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, json_bytes, read_json, shard
-from .remote_pipeline import pipeline_files
 
 # What `huggingface_hub`'s HTTP library raises when a connection fails; the library's name depends on the version.
 _ConnectionFailed: Any = HfHubHTTPError.__mro__[1]
@@ -64,8 +63,6 @@ def prepared_files(
         raise UserError(f"repo_id={repo_id!r} is no name for the Hub: {_one_line(error)}") from None
     folder = Path(folder)
     files = choose_files(folder, include)
-    for name, content in pipeline_files(folder).items():
-        files.chosen[name] = content
     if ADAPTER_CONFIG in files.chosen:
         _name_base_model(files, folder, base_model)
     files.chosen[CARD] = _card(files, folder, repo_id, license)

@@ -3,18 +3,10 @@
 from pathlib import Path
 
 from .. import pipeline_vanilla_transformer as shipped
+from ..pipeline_vanilla_transformer import CUSTOM_PIPELINES
 from .model_files import json_bytes, read_json
 
 CODE = Path(shipped.__file__)
-
-#: The entry of config.json in which transformers looks for a checkpoint's own pipelines.
-CUSTOM_PIPELINES = {
-    "translation": {
-        "impl": f"{CODE.stem}.{shipped.TranslationPipeline.__name__}",
-        "pt": ["AutoModelForSeq2SeqLM"],
-        "type": "text",
-    }
-}
 
 
 def pipeline_files(folder: Path) -> dict[str, bytes]:

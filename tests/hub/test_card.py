@@ -14,7 +14,6 @@ from transformers import IntervalStrategy
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.hub import CardFacts, describe_hardware, versions, write_model_card
-from hf_vanilla_transformer.hub.remote_pipeline import pipeline_files
 
 BLEU_SIGNATURE = "BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 CHRF_SIGNATURE = "chrF2|nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
@@ -253,8 +252,6 @@ def test_the_usage_lines_run(tmp_path, monkeypatch, capsys, separate) -> None:
     model.generation_config.max_new_tokens = 3
     model.save_pretrained(folder)
     save_tokenizers(folder, source, target if separate else source)
-    for name, content in pipeline_files(folder).items():
-        (folder / name).write_bytes(content)
     facts = full_facts(model_name="tiny", example='a "b"')
     card = write_model_card(folder, facts).read_text(encoding="utf-8")
     usage = blocks(card, "python")

@@ -50,8 +50,7 @@ def test_one_commit_holds_the_whole_model_and_nothing_else(hub, saved) -> None:
     assert address == f"{hub.endpoint}/me/translator/commit/{commits[-1].oid}"
     assert commits[-1].files.keys() == PUBLIC | {".gitattributes"}
     assert not hub.repositories["me/translator"].private
-    changed = {"README.md", "config.json", "pipeline_vanilla_transformer.py"}
-    for name in PUBLIC - changed:
+    for name in PUBLIC - {"README.md"}:
         assert commits[-1].files[name] == (saved.folder / name).read_bytes(), name
     assert {path: path.read_bytes() for path in saved.folder.rglob("*") if path.is_file()} == before
 
@@ -81,7 +80,7 @@ def test_the_card_has_the_name_that_the_hub_gave(hub, saved) -> None:
     card = ModelCard(text)
     assert card.data.model_name == "translator" and card.data.license == "apache-2.0"
     assert card.data.eval_results[0].metric_value == 12.3
-    assert re.findall(r'^name = "(.*?)"', text, re.MULTILINE) == ["me/translator"] * 2
+    assert re.findall(r'^name = "(.*?)"', text, re.MULTILINE) == ["me/translator"] * 3
     assert "\n# translator\n" in text and '"run"' not in text
 
 
@@ -240,6 +239,10 @@ def write(name: str, text: str):
         (write("config.json", "{"), "config.json is damaged"),
         (write("README.md", f"see {TOKEN}"), "README.md holds what looks like an access token"),
         (lambda folder: (folder / "layers_vanilla_transformer.py").unlink(), "lacks layers_vanilla_transformer.py"),
+        (
+            lambda folder: (folder / "pipeline_vanilla_transformer.py").unlink(),
+            "lacks pipeline_vanilla_transformer.py",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no model"),
         (lambda folder: (folder / "config.json").unlink(), "holds no model"),
     ],
@@ -385,11 +388,10 @@ def test_an_adapter_goes_alone_and_comes_back_the_same(hub, adapter, tmp_path) -
 def test_the_pipeline_is_written_as_transformers_writes_it(saved, tmp_path) -> None:
     pipe = TranslationPipeline(saved.model, saved.source, target_tokenizer=saved.target, device="cpu")
     pipe.save_pretrained(tmp_path)
-    with prepared_files(saved.folder, "me/x") as files:
-        ours = json.loads(files.chosen["config.json"])
-        code = files.chosen["pipeline_vanilla_transformer.py"]
-    assert json.loads((tmp_path / "config.json").read_text())["custom_pipelines"] == ours["custom_pipelines"]
-    assert (tmp_path / "pipeline_vanilla_transformer.py").read_bytes() == code
+    theirs, ours = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, saved.folder))
+    assert theirs["custom_pipelines"] == ours["custom_pipelines"]
+    code = "pipeline_vanilla_transformer.py"
+    assert (tmp_path / code).read_bytes() == (saved.folder / code).read_bytes()
     assert AutoTokenizer.from_pretrained(tmp_path / "target_tokenizer").get_vocab() == saved.target.get_vocab()
 
 
