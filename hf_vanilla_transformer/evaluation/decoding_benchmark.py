@@ -1,30 +1,25 @@
 """How fast sentences are translated: this package, Marian in transformers and CTranslate2, with the same weights.
 
-Each engine lives in a process of its own, so that its memory is its own, and all of them get the same sentences in
-turn (A B C A B C …), so that a noisy machine is noisy for all.
+All engines get the same sentences in turn, each in a process of its own (`side_by_side`).
 """
 
-import multiprocessing
-import re
-import resource
-import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from .decoding_engines import ENGINES, Ids
 from .metrics import score_translations
+from .side_by_side import Worker, forget_peak, peak_mib, requests
 
 ORDERS = ("sorted", "file")
 
@@ -155,7 +150,7 @@ def _tokenizers(folder: str | Path, sentences: Sequence[str]) -> tuple[Ids, Any]
 
 
 def _measure(
-    workers: dict[str, "_Worker"], ids: Ids, setting: tuple[str, int, int], rounds: int
+    workers: dict[str, Worker], ids: Ids, setting: tuple[str, int, int], rounds: int
 ) -> tuple[list[Measurement], dict[str, Ids]]:
     """Measurements, and each engine's output in the order of the file."""
     order, size, beams = setting
@@ -194,49 +189,16 @@ def _measure(
 
 
 @contextmanager
-def _workers(folder: str | Path, engines: Sequence[str], threads: int, device: str) -> Iterator[dict[str, "_Worker"]]:
-    workers: dict[str, _Worker] = {}
+def _workers(folder: str | Path, engines: Sequence[str], threads: int, device: str) -> Iterator[dict[str, Worker]]:
+    workers: dict[str, Worker] = {}
     with tempfile.TemporaryDirectory() as work:
         try:
             for name in engines:
-                workers[name] = _Worker(name, str(folder), work, threads, device)
+                workers[name] = Worker(_serve, name, str(folder), work, device, threads=threads)
             yield workers
         finally:
             for worker in workers.values():
                 worker.stop()
-
-
-class _Worker:
-    """An engine in a process of its own, which waits while others work."""
-
-    def __init__(self, engine: str, folder: str, work: str, threads: int, device: str):
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        arguments = theirs, engine, folder, work, threads, device
-        self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()  # the other end is the process' alone, so that its end can be seen here
-        self._receive()
-
-    def ask(self, what: str, *args: Any) -> Any:
-        """The answer of the method of that name of `_Server`."""
-        self.pipe.send((what, args))
-        return self._receive()
-
-    def stop(self) -> None:
-        self.pipe.close()
-        self.process.join(timeout=2)
-        if self.process.is_alive():  # in the middle of its work
-            self.process.kill()
-
-    def _receive(self) -> Any:
-        try:
-            answer = self.pipe.recv()
-        except EOFError as error:
-            raise UserError("engines: one of them ended without a word; its message stands above") from error
-        if isinstance(answer, UserError):
-            raise answer
-        return answer
 
 
 class _Server:
@@ -256,40 +218,16 @@ class _Server:
         return self.engine.cache_bytes(batch, beams)
 
     def forget_peak(self) -> None:
-        """Let the highest memory be counted anew; only Linux can, elsewhere it is that of the whole run."""
-        if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
+        forget_peak(self.on_gpu)
 
     def peak_mib(self) -> float | None:
-        """The most memory that has been held since then, by the process or, there, by torch on the GPU."""
-        if self.on_gpu:  # where CTranslate2 does not tell
-            return torch.cuda.max_memory_allocated() / 2**20 or None
-        with suppress(OSError):
-            status = Path("/proc/self/status").read_text(encoding="utf-8")
-            if found := re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE):
-                return int(found[1]) / 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return peak_mib(self.on_gpu)
 
 
-def _serve(pipe: Connection, engine: str, folder: str, work: str, threads: int, device: str) -> None:
-    import hf_vanilla_transformer  # noqa: F401  (registers the model)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that asks, who ends the others
-    torch.set_num_threads(threads)
-    logging.disable_progress_bar()
-    try:
-        server = _Server(engine, folder, work, device)
-    except UserError as error:
-        pipe.send(error)
-        return
+def _serve(pipe: Connection, engine: str, folder: str, work: str, device: str) -> None:
+    server = _Server(engine, folder, work, device)
     pipe.send("ready")
-    while True:
-        try:
-            what, args = pipe.recv()
-        except (EOFError, OSError):
-            return
+    for what, args in requests(pipe):
         try:
             answer = getattr(server, what)(*args)
         except UserError as error:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from .attention_maps import figures, save_figure
 from .decoding_benchmark import Measurement
-
-#: Told apart by eyes that see no red or no green (Okabe and Ito 2008).
-COLORS = ("#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#f0e442", "#cc79a7")
+from .side_by_side import bar, dress, family, markdown, precision, spread
 
 
 @dataclass
@@ -40,10 +38,10 @@ def ratios(found: Sequence[Measurement]) -> list[Ratio]:
     """Ours against each peer of the same precision; against one that has none of ours, the fastest of ours."""
     compared = []
     for peer in found:
-        same = [one for one in found if one.setting == peer.setting and _family(one) == "ours"]
-        if _family(peer) == "ours" or not same:
+        same = [one for one in found if one.setting == peer.setting and family(one.engine) == "ours"]
+        if family(peer.engine) == "ours" or not same:
             continue
-        equal = [one for one in same if _precision(one) == _precision(peer)]
+        equal = [one for one in same if precision(one.engine) == precision(peer.engine)]
         ours = max(equal or same, key=lambda one: one.tokens_per_second)
         times = ours.tokens_per_second / peer.tokens_per_second
         compared.append(Ratio(*peer.setting, ours.engine, peer.engine, times))
@@ -85,15 +83,9 @@ def plot(found: Sequence[Measurement], path: str | Path) -> Path:
         axes = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]
         for axis, setting in zip(axes, settings, strict=True):
             for one in (one for one in found if one.setting == setting):
-                place, rate = engines.index(one.engine), one.tokens_per_second
-                slowest, fastest = (one.target_tokens / end(one.seconds) for end in (max, min))
-                error = [[rate - slowest], [fastest - rate]]
-                axis.barh(place, rate, xerr=error, color=COLORS[place % len(COLORS)], ecolor="0.3", capsize=2)
+                bar(axis, engines.index(one.engine), [one.target_tokens / seconds for seconds in one.seconds])
             axis.set_title(_setting_name(setting), fontsize=9)
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.locator_params(axis="x", nbins=4)
-        axes[0].set_yticks(range(len(engines)), engines)
-        axes[0].invert_yaxis()
+        dress(axes, engines)
         figure.supxlabel("target tokens per second", fontsize=10)
         save_figure(figure, path)
     return Path(path)
@@ -112,7 +104,7 @@ def _speed_table(found: Sequence[Measurement]) -> str:
                 str(one.batch_size),
                 str(one.num_beams),
                 f"{one.tokens_per_second:,.0f}",
-                f"{(max(one.seconds) - min(one.seconds)) / median:.0%}",
+                f"{spread(one.seconds):.0%}",
                 f"{1000 * median / one.sentences:.1f}",
                 "" if ratio is None else f"{ratio.times:.2f} ({ratio.ours})",
                 "" if one.peak_mib is None else f"{one.peak_mib:,.0f}",
@@ -121,7 +113,7 @@ def _speed_table(found: Sequence[Measurement]) -> str:
             ]
         )
     head = "engine|order|batch|beams|target tokens/s|spread|ms a sentence|ours / this|peak MiB|same output|BLEU"
-    return _markdown(head.split("|"), rows)
+    return markdown(head.split("|"), rows)
 
 
 def _scaling_table(pairs: Sequence[Scaling]) -> str:
@@ -129,28 +121,15 @@ def _scaling_table(pairs: Sequence[Scaling]) -> str:
         [one.engine, one.order, "{} × {}".format(*one.smaller), "{} × {}".format(*one.larger), f"{one.times:.2f}"]
         for one in pairs
     ]
-    return _markdown(["engine", "order", "batch × beams", "four times", "times the seconds a batch"], rows)
+    return markdown(["engine", "order", "batch × beams", "four times", "times the seconds a batch"], rows)
 
 
 def _cache_table(caches: Mapping[str, int], beams: int) -> str:
     rows = []
     for engine, size in caches.items():
-        ours = caches.get(f"ours_{engine.rpartition('_')[2]}")
+        ours = caches.get(f"ours_{precision(engine)}")
         rows.append([engine, f"{size / 2**20:,.1f}", "" if ours is None else f"{ours / size:.2f}"])
-    return _markdown(["engine", f"caches, MiB, {beams} beams", "ours / this"], rows)
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
-
-
-def _family(one: Measurement) -> str:
-    return one.engine.partition("_")[0]
-
-
-def _precision(one: Measurement) -> str:
-    return one.engine.rpartition("_")[2]
+    return markdown(["engine", f"caches, MiB, {beams} beams", "ours / this"], rows)
 
 
 def _setting_name(setting: tuple[str, int, int]) -> str:

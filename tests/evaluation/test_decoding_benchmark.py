@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class InThisProcess:
     """Stands in for a process that holds an engine."""
 
-    def __init__(self, engine: str, folder: str, work: str, threads: int, device: str):
+    def __init__(self, serve: Any, engine: str, folder: str, work: str, device: str, threads: int):
         self.server = decoding_benchmark._Server(engine, folder, work, device)
 
     def ask(self, what: str, *args: Any) -> Any:
@@ -48,7 +48,7 @@ class InThisProcess:
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding_benchmark, "_Worker", InThisProcess)
+    monkeypatch.setattr(decoding_benchmark, "Worker", InThisProcess)
 
 
 @pytest.mark.parametrize("peer", ["marian_fp32", "ctranslate2_fp32"])

@@ -85,10 +85,10 @@ def test_device_that_is_not_there_is_one_line(run, model_folder):
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_measured(run, model_folder, tmp_path, monkeypatch, wrong, message):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr(decoding_benchmark, "_Worker", refuse)
+    monkeypatch.setattr(decoding_benchmark, "Worker", refuse)
     (tmp_path / "short").write_text("one\n")
     status, printed, errors = run("--model", model_folder, "--source", "source", *wrong)
     assert status == 2 and printed == ""
