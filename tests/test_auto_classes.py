@@ -1,7 +1,6 @@
 """The Auto classes of transformers, and the encoder's second life as a classifier."""
 
-import subprocess
-import sys
+import importlib
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,9 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
+    PreTrainedConfig,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import hf_vanilla_transformer
 from hf_vanilla_transformer import (
@@ -57,22 +58,15 @@ def test_registering_twice_is_harmless() -> None:
     assert type(AutoModel.from_config(tiny_config())) is VanillaTransformerModel
 
 
-def test_foreign_class_under_our_name_is_a_loud_error() -> None:
-    code = """
-import transformers
+def test_foreign_class_under_our_name_is_a_loud_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Foreign(PreTrainedConfig):
+        model_type = "vanilla_transformer"
 
-class Foreign(transformers.PreTrainedConfig):
-    model_type = "vanilla_transformer"
-
-transformers.AutoConfig.register("vanilla_transformer", Foreign)
-import hf_vanilla_transformer
-"""
-    command = [sys.executable, "-c", code]
-    repository = Path(hf_vanilla_transformer.__file__).parents[1]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=repository)
-    assert result.returncode != 0
-    assert "ValueError" in result.stderr
-    assert "vanilla_transformer" in result.stderr
+    # as if somebody had registered theirs before this package was imported
+    monkeypatch.setitem(CONFIG_MAPPING._extra_content, "vanilla_transformer", Foreign)
+    assert type(AutoConfig.for_model("vanilla_transformer")) is Foreign
+    with pytest.raises(ValueError, match="'vanilla_transformer' is already registered for .*Foreign.*not ours"):
+        importlib.reload(hf_vanilla_transformer)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

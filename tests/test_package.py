@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 import hf_vanilla_transformer
@@ -29,23 +28,24 @@ def test_public_names_exist() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_import_needs_only_torch_and_transformers(times: int) -> None:
+def test_import_needs_only_torch_and_transformers() -> None:
     # A fresh process; what transformers itself imports is not our doing, so it goes first.
-    code = f"""
+    code = """
 import sys
 import transformers
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerFast
 before = set(sys.modules)
-for _ in range({times}):
+for _ in range(2):  # imported twice is as good as once
     sys.modules.pop("hf_vanilla_transformer", None)
     import hf_vanilla_transformer
 libraries = ["matplotlib", "num2words", "tensorboard", "datasets", "evaluate", "sacrebleu", "accelerate"]
 print(*[name for name in libraries if name in sys.modules and name not in before])
+import hf_vanilla_transformer.evaluation
+print("matplotlib" in sys.modules and "matplotlib" not in before)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == []
+    assert result.stdout == "\nFalse\n"
 
 
 def test_tested_versions_lie_within_the_declared_ranges(repository: Path) -> None:

@@ -113,22 +113,21 @@ def test_lines_too_short_for_bleu_are_said_once(caplog):
 
 def test_module_loads_without_a_network_in_two_processes_at_once(tmp_path):
     program = (
-        "import socket, sys, evaluate\n"
+        "import os, socket, sys, evaluate\n"
         "def refuse(*_): raise SystemExit('the network was asked')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "other = os.fork()\n"  # after the import, which takes most of the time, so that they really meet
         "score = evaluate.load(sys.argv[1])\n"
-        "print(score.compute(predictions=['a b c d'], references=['a b c d'])['bleu_signature'])\n"
+        "print(score.compute(predictions=['a b c d'], references=['a b c d'])['bleu_signature'], flush=True)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) if other else 0)\n"
     )
     environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program, TRANSLATION_SCORE]
-    runs = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    for run in runs:
-        output, errors = run.communicate(timeout=120)
-        assert run.returncode == 0, errors
-        assert output.startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a")
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    printed = run.stdout.splitlines()
+    assert len(printed) == 2
+    assert all(line.startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a") for line in printed)
 
 
 @pytest.fixture

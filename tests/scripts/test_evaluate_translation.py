@@ -60,20 +60,32 @@ def run(repository, monkeypatch, capfd):
     logging.enable_progress_bar()
 
 
-def test_finished_file_in_a_process_of_its_own(repository, work):
-    process = subprocess.run(
-        [sys.executable, repository / "scripts" / "evaluate_translation.py", "--tokenize", "none", "--lowercase",
-         "--hypothesis", "hypotheses", "--reference", "references", "--output", "results.json"],
-        capture_output=True, text=True, cwd=work, timeout=120, env=os.environ | {"PYTHONPATH": str(repository)},
+def in_a_process_of_its_own(repository):
+    def run(*arguments):
+        command = [sys.executable, repository / "scripts" / "evaluate_translation.py", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(repository)}
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        return process.returncode, process.stdout, process.stderr
+
+    return run
+
+
+# a process of its own must import torch: seconds
+@pytest.mark.parametrize("own_process", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_finished_file(run, repository, work, own_process):
+    run = in_a_process_of_its_own(repository) if own_process else run
+    status, printed, errors = run(
+        "--tokenize", "none", "--lowercase", "--hypothesis", "hypotheses", "--reference", "references",
+        "--output", "results.json",
     )  # fmt: skip
-    assert process.returncode == 0, process.stderr
+    assert status == 0, errors
     scores = score_translations(HYPOTHESES, REFERENCES, tokenize="none", lowercase=True)
-    assert process.stdout.splitlines() == [
+    assert printed.splitlines() == [
         f"{scores['bleu_signature']} = {scores['bleu']:.2f}",
         f"{scores['chrf_signature']} = {scores['chrf']:.2f}",
         "exact match = 66.67 % of 3 sentences",
     ]
-    assert "case:lc|eff:no|tok:none" in process.stdout and process.stderr == ""
+    assert "case:lc|eff:no|tok:none" in printed and errors == ""
     files = {"hypothesis": "hypotheses", "reference": "references"}
     assert json.loads((work / "results.json").read_text(encoding="utf-8")) == scores | files
 

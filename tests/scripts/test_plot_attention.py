@@ -48,7 +48,20 @@ def run(repository, monkeypatch, capfd, tmp_path):
     logging.enable_progress_bar()
 
 
-def test_picture_without_a_display(model_folder, repository, tmp_path):
+def test_picture_without_a_display(run, model_folder, tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra plot has it")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setitem(matplotlib.rcParams, "backend", "TkAgg")  # as MPLBACKEND says it
+    status, printed, errors = run(
+        model=model_folder, sentence=SENTENCE, translation="zweihunderteins", output="attention.png"
+    )
+    assert (status, printed) == (0, "attention.png\n"), errors
+    assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
+    assert matplotlib.rcParams["backend"] == "TkAgg"  # somebody's own pictures keep it
+
+
+@pytest.mark.slow  # a process of its own, which must import torch
+def test_picture_without_a_display_in_a_process_of_its_own(model_folder, repository, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
     process = subprocess.run(
         [sys.executable, repository / "scripts" / "plot_attention.py", "--model", model_folder,

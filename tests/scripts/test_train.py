@@ -220,6 +220,7 @@ def script(repository, folder, *arguments):
     )  # fmt: skip
 
 
+@pytest.mark.slow  # it must import torch; `test_mistakes_are_one_line` sees the same from inside
 def test_a_mistake_in_a_process_of_its_own(repository, tmp_path):
     process = script(repository, tmp_path, "--output_dir", "run", *shorter_target(tmp_path))
     _, errors = process.communicate(timeout=300)

@@ -62,23 +62,6 @@ def expected(model_folder, **settings):
     return [line.replace("\n", " ") for line in translator.translate(LINES, **settings)]
 
 
-def test_pipe_in_another_locale_and_another_folder(model_folder, repository, tmp_path):
-    script = repository / "scripts" / "translate.py"
-    process = subprocess.run(
-        [sys.executable, script, "--model", model_folder, "--max_new_tokens", "6", "--num_beams", "2"],
-        input="\n".join(LINES).encode(),
-        capture_output=True,
-        cwd=tmp_path,
-        env=os.environ | {"LC_ALL": "en_US.ISO-8859-1", "PYTHONIOENCODING": "latin-1", "PYTHONPATH": str(repository)},
-        timeout=120,
-    )
-    assert process.returncode == 0, process.stderr.decode()
-    found = process.stdout.decode("utf-8").split("\n")
-    assert found == [*expected(model_folder, max_new_tokens=6, num_beams=2), ""]
-    assert len(set(found)) >= 4 and found[1] == found[4] == ""
-    assert process.stderr == b""
-
-
 @pytest.mark.parametrize("name", ["out.txt", "out.txt.gz"])
 def test_files(run, model_folder, tmp_path, name):
     (tmp_path / "in.gz").write_bytes(gzip.compress("\n".join(LINES).encode() + b"\n"))
@@ -276,19 +259,25 @@ def test_interrupted_file_is_one_line_and_goes_on(run, model_folder, tmp_path, m
     assert sum(map(len, chunks)) == 4 * len(LINES) + len(chunks[1])
 
 
-def translating(repository, model_folder, **options):
-    """The script, answering each line at once."""
+def translating(repository, model_folder, *flags, **options):
+    """The script in a process, another locale and another folder, answering each line at once."""
     command = [sys.executable, repository / "scripts" / "translate.py", "--model", model_folder]
-    command += ["--batch_size", "1", "--max_new_tokens", "3", "--device", "cpu"]
-    environment = os.environ | {"PYTHONPATH": str(repository)}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options)
+    command += ["--batch_size", "1", "--max_new_tokens", "3", "--device", "cpu", *flags]
+    locale = {"LC_ALL": "en_US.ISO-8859-1", "PYTHONIOENCODING": "latin-1"}
+    environment = os.environ | locale | {"PYTHONPATH": str(repository)}
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": model_folder.parent}
+    return subprocess.Popen(command, env=environment, **pipes, **options)
 
 
-def test_interrupt_ends_a_stream_with_one_line(repository, model_folder):
-    with translating(repository, model_folder, stdout=subprocess.PIPE) as process:
-        process.stdin.write(b"seven\n")
+def test_a_pipe_in_another_locale_and_an_interrupt(repository, model_folder):
+    flags = ["--max_new_tokens", "6", "--num_beams", "2"]
+    with translating(repository, model_folder, *flags, stdout=subprocess.PIPE) as process:
+        process.stdin.write("\n".join([*LINES, ""]).encode())
         process.stdin.flush()
-        assert process.stdout.readline().endswith(b"\n")  # what is finished has been written
+        # what is finished has been written, although the pipe has no end yet
+        found = [process.stdout.readline().decode("utf-8") for _ in LINES]
+        assert found == [f"{line}\n" for line in expected(model_folder, max_new_tokens=6, num_beams=2)]
+        assert len(set(found)) >= 4 and found[1] == found[4] == "\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert process.stdout.read() == b"" and process.stderr.read() == b"error: interrupted\n"
