@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.dynamic_module_utils import get_relative_imports
 
+from ..damaged_files import read_json_object
 from ..data.tokenizer_training import TARGET_FOLDER
 from ..errors import UserError
 
@@ -126,21 +127,6 @@ def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
     files.chosen[INDEX] = json_bytes(index)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A file of the model folder that must be a JSON object.
-
-    Raises:
-        UserError: it is not.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged: it holds no JSON object")
-    return value
-
-
 def json_bytes(value: dict[str, Any]) -> bytes:
     """JSON as transformers writes it."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
@@ -166,7 +152,7 @@ def _without_unused_weights(folder: Path, names: list[str]) -> list[str]:
     if WEIGHTS in names:
         used = {WEIGHTS}
     elif INDEX in names:
-        used = {INDEX, *read_json(folder / INDEX).get("weight_map", {}).values()}
+        used = {INDEX, *read_json_object(folder / INDEX).get("weight_map", {}).values()}
     return [name for name in names if name in used or not _matches(name, (WEIGHTS, INDEX, SHARDS))]
 
 
@@ -200,7 +186,7 @@ def _check_whole(folder: Path, names: list[str]) -> None:
             f"{ADAPTER}, is needed; other formats are not sent"
         )
     if INDEX in names:
-        missing = set(read_json(folder / INDEX).get("weight_map", {}).values()) - set(names)
+        missing = set(read_json_object(folder / INDEX).get("weight_map", {}).values()) - set(names)
         if missing:
             raise UserError(f"{folder} lacks {sorted(missing)[0]}, which {INDEX} names; save the model again")
     if "config.json" in names:
@@ -209,7 +195,7 @@ def _check_whole(folder: Path, names: list[str]) -> None:
 
 def _check_code(folder: Path, names: list[str]) -> None:
     """The code that config.json names, and all that it imports, must be there for those who trust it."""
-    config = read_json(folder / "config.json")
+    config = read_json_object(folder / "config.json")
     entries = [*config.get("auto_map", {}).values()]
     entries += [entry["impl"] for entry in config.get("custom_pipelines", {}).values() if "impl" in entry]
     modules = {str(entry).split(".")[0] for entry in entries}

@@ -16,9 +16,10 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, co
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
+from ..damaged_files import one_line, read_json_object
 from ..errors import UserError
 from .card import CardFacts, card_for_repository, model_card
-from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, json_bytes, read_json, shard
+from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, json_bytes, shard
 
 # What `huggingface_hub`'s HTTP library raises when a connection fails; the library's name depends on the version.
 _ConnectionFailed: Any = HfHubHTTPError.__mro__[1]
@@ -60,7 +61,7 @@ def prepared_files(
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise UserError(f"repo_id={repo_id!r} is no name for the Hub: {_one_line(error)}") from None
+        raise UserError(f"repo_id={repo_id!r} is no name for the Hub: {one_line(error)}") from None
     folder = Path(folder)
     files = choose_files(folder, include)
     if ADAPTER_CONFIG in files.chosen:
@@ -148,7 +149,7 @@ def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) ->
     """The folder's card with the name that the model has on the Hub; where there is none, one with what is known."""
     card = files.chosen.get(CARD)
     if card is None:
-        config = read_json(folder / "config.json") if "config.json" in files.chosen else {}
+        config = read_json_object(folder / "config.json") if "config.json" in files.chosen else {}
         text = str(model_card(folder, CardFacts(model_name=repo_id, config=config)))
     else:
         text = card.decode() if isinstance(card, bytes) else card.read_text(encoding="utf-8")
@@ -157,7 +158,7 @@ def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) ->
 
 def _name_base_model(files: ModelFiles, folder: Path, base_model: str | None) -> None:
     """peft names the base model as it was loaded, and a folder of this machine is of no use to anybody else."""
-    config = read_json(folder / ADAPTER_CONFIG)
+    config = read_json_object(folder / ADAPTER_CONFIG)
     named = str(config.get("base_model_name_or_path") or "")
     if base_model is None:
         if not named or os.path.isabs(named) or named.startswith(".") or Path(named).exists():
@@ -223,15 +224,15 @@ def _one_line_errors(repo_id: str) -> Iterator[None]:
     except ValueError as error:
         if "README.md" not in str(error):
             raise
-        raise UserError(f"the Hub does not take the card: {_one_line(error)}") from None
+        raise UserError(f"the Hub does not take the card: {one_line(error)}") from None
 
 
 def _explained(error: Any, repo_id: str) -> str:
     response = getattr(error, "response", None)
     if response is None:
-        return f"the connection to {constants.ENDPOINT} failed ({_one_line(error)}); the same command goes on"
+        return f"the connection to {constants.ENDPOINT} failed ({one_line(error)}); the same command goes on"
     status = response.status_code
-    said = _one_line(getattr(error, "server_message", None) or response.reason_phrase)
+    said = one_line(getattr(error, "server_message", None) or response.reason_phrase)
     advice = {
         401: "the Hub does not know the token: run `hf auth login`, or put one with write access into HF_TOKEN",
         403: f"the token may not write to {repo_id}: use one with write access there, or another name",
@@ -242,8 +243,3 @@ def _explained(error: Any, repo_id: str) -> str:
     if status in _BUSY:
         return f"the Hub is busy ({status}: {said}); run the same command again later, it goes on where it stopped"
     return f"{advice.get(status, f'the Hub refused to take {repo_id}')} ({status}: {said})"
-
-
-def _one_line(error: object) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:300] + " …"

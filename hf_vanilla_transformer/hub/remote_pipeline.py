@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from .. import pipeline_vanilla_transformer as shipped
+from ..damaged_files import read_json_object
 from ..pipeline_vanilla_transformer import CUSTOM_PIPELINES
-from .model_files import json_bytes, read_json
+from .model_files import json_bytes
 
 CODE = Path(shipped.__file__)
 
@@ -22,7 +23,7 @@ def pipeline_files(folder: Path) -> dict[str, bytes]:
     path = folder / "config.json"
     if not path.is_file():
         return {}
-    config = read_json(path)
+    config = read_json_object(path)
     translator = "VanillaTransformerForConditionalGeneration" in (config.get("architectures") or [])
     if not translator or config.get("custom_pipelines", CUSTOM_PIPELINES) != CUSTOM_PIPELINES:
         return {}

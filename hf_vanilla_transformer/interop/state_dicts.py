@@ -5,26 +5,23 @@ rest: that every tensor of the file was used, that none was used twice, and that
 """
 
 import argparse
-import pickle
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..damaged_files import reading_weights
 from ..errors import UserError
 from ..layers_vanilla_transformer import sinusoidal_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 _SHOWN = 4  # names in a message
 _TABLE_ROUNDING = 2e-3  # float16; float32 at position 5,000 is off by 3e-4
-_UNSAFE = re.compile(r"(?:Unsupported (?:global|class)|GLOBAL)\W+(?:GLOBAL )?([A-Za-z_][\w.]+)")
 
 
 class Place(NamedTuple):
@@ -76,28 +73,11 @@ def read_torch_file(path: str | Path) -> Any:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    try:
+    with reading_weights(path):
         if path.suffix == ".safetensors":
             return load_file(path)
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        unsafe = _UNSAFE.search(str(error))
-        if unsafe is None:
-            raise UserError(f"{path}: damaged, or not written by torch.save; nothing of it was run") from None
-        raise UserError(
-            f"{path}: it holds {unsafe[1]}, which is neither tensor nor plain data; nothing of it was run. "
-            f"If you trust the file, load it where it was made and save only its weights and options"
-        ) from None
-    # whatever cut or overwritten bytes lead to inside of torch
-    except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, AssertionError) as error:
-        raise UserError(f"{path}: damaged, or not written by torch.save ({_first_line(error)})") from None
-    except (SafetensorError, zipfile.BadZipFile, MemoryError, OSError) as error:
-        raise UserError(f"{path}: damaged, or cannot be read ({_first_line(error)})") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0][:120]
 
 
 def require_tensors(found: Any, where: str) -> dict[str, Tensor]:

@@ -1,15 +1,12 @@
 """A model folder of transformers' own classes: its weights, its tokenizer, and how it decodes."""
 
-import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..damaged_files import one_line, read_json_object, reading_weights
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
@@ -21,21 +18,13 @@ def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
         UserError: no such folder, another kind of model, damaged files, weights that are missing or left over.
     """
     folder, kind = Path(source), model_class.config_class.model_type
-    found = _read_json(folder / "config.json").get("model_type")
+    found = read_json_object(folder / "config.json").get("model_type")
     if found != kind:
         raise UserError(f"{folder}: its config.json says model_type={found!r}, not {kind!r}")
-    try:
+    with reading_weights(folder):
         settings = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
         settings["ignore_mismatched_sizes"] = True  # to name them below
         model, info = model_class.from_pretrained(folder, **settings)
-    except pickle.UnpicklingError:
-        raise UserError(
-            f"{folder}: the weights hold something that is neither tensor nor plain data, or are damaged; "
-            f"nothing of it was run"
-        ) from None
-    # what damaged files, impossible settings or weights of another shape raise
-    except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError, EOFError, KeyError) as error:
-        raise UserError(f"{folder}: cannot load the model ({' '.join(str(error).split())[:300]})") from None
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := sorted(map(str, info[what])):
             raise UserError(f"{folder}: {what.replace('_', ' ')} in the weights ({len(names)}): {names[0]} …")
@@ -64,7 +53,7 @@ def load_tokenizer(
     except ImportError as error:
         raise UserError(f"{class_name} needs {library}: pip install {library}") from error
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise UserError(f"{source}: cannot load the tokenizer ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"{source}: cannot load the tokenizer ({one_line(error)})") from None
 
 
 def decode_as(model: VanillaTransformerForConditionalGeneration, theirs: GenerationConfig) -> None:
@@ -79,15 +68,3 @@ def decode_as(model: VanillaTransformerForConditionalGeneration, theirs: Generat
     generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | settings)
     generation_config._from_model_config = False  # or `generate` would make it anew from the model's configuration
     model.generation_config = generation_config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; name the folder of a model")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: no JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: an object is needed, not {type(found).__name__}")
-    return found
