@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py decode`: what it prints, what it writes, what it refuses before it measures anything."""
+"""`scripts/benchmark.py`: what it prints, what it writes, what it refuses before it measures anything."""
 
 import json
 import runpy
@@ -10,6 +10,7 @@ from transformers.utils import logging
 
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.evaluation import decoding_benchmark
+from hf_vanilla_transformer.training import training_benchmark
 from tests.model_helpers import tiny_model
 
 SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run"]
@@ -34,8 +35,8 @@ def run(repository, tmp_path, monkeypatch, capfd):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
     verbosity = logging.get_verbosity()
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["benchmark.py", "decode", *map(str, arguments)])
+    def run(*arguments, command="decode"):
+        monkeypatch.setattr(sys, "argv", ["benchmark.py", command, *map(str, arguments)])
         with pytest.raises(SystemExit) as leaving:
             runpy.run_path(str(repository / "scripts" / "benchmark.py"), run_name="__main__")
         return leaving.value.code, *capfd.readouterr()
@@ -93,3 +94,43 @@ def test_mistakes_are_one_line_before_anything_is_measured(run, model_folder, tm
     status, printed, errors = run("--model", model_folder, "--source", "source", *wrong)
     assert status == 2 and printed == ""
     assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_training_is_printed_and_written(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    status, printed, errors = run(
+        "--source", "source", "--target", "reference", "--preset", "tiny", "--vocab_size", 300, "--tokens", 30,
+        "--engines", "ours_fp32", "marian_bf16", "--updates", 1, "--warm_up", 1, "--rounds", 2, "--threads", 1,
+        "--output", "found.json", "--plot", "found.png", command="train",
+    )  # fmt: skip
+    assert status == 0, errors
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert [one["engine"] for one in found["measurements"]] == ["ours_fp32", "marian_bf16"]
+    assert all(len(one["rates"]) == 2 and one["tokens_per_second"] > 0 for one in found["measurements"])
+    assert found["settings"]["tokens"] == 30 and found["machine"]["threads"] == 1
+    assert printed.count("| ours_fp32 |") == 1 and printed.count("| marian_bf16 |") == 1
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--engines", "ours"), "engines: ours is none of ours_fp32"),
+        (("--preset", "huge"), "preset: huge is none of tiny, base"),
+        (("--processes", "0"), "processes: must be at least 1, not 0"),
+        (("--target", "missing", "--source", "source"), "missing is not there"),
+        (("--device", "tpu"), "device: tpu is none of cpu, cuda"),
+        (("--dropout", "2"), "dropout"),
+        (("--output", "."), "is a folder"),
+    ],
+)
+def test_mistakes_in_training_are_one_line_before_anything_is_measured(run, monkeypatch, wrong, message):
+    def refuse(*_, **__):
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(training_benchmark, "Worker", refuse)
+    status, printed, errors = run("--preset", "tiny", "--tokens", 32, *wrong, command="train")
+    assert status == 2 and printed == ""
+    last = errors.splitlines()[-1]
+    assert last.startswith("error: ") and message in last and "Traceback" not in errors
