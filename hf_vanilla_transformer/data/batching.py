@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 
 BUCKET = 2  # tokens; sources whose lengths differ by less share a bucket
+_ROWS_READ = 50_000
 
 
 def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -26,9 +27,15 @@ def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
         lengths = [(len(row["input_ids"]), len(row["labels"])) for row in (dataset[i] for i in range(len(dataset)))]
         source, target = np.array(lengths, dtype=np.int64).reshape(-1, 2).T  # (2, number of pairs)
         return source, target
-    table = dataset.with_format("arrow")[:]
-    source, target = (pc.list_value_length(table[side]).to_numpy() for side in ("input_ids", "labels"))
-    return source, target
+    sides = ["input_ids", "labels"]
+    found = np.empty((len(sides), len(dataset)), dtype=np.int32)  # (2, number of pairs)
+    start = 0
+    # part by part: where rows were left out, the ids of the others are copied
+    for table in dataset.select_columns(sides).with_format("arrow").iter(batch_size=_ROWS_READ):
+        for number, side in enumerate(sides):
+            found[number, start : start + len(table)] = pc.list_value_length(table[side]).to_numpy()
+        start += len(table)
+    return found[0], found[1]
 
 
 class GroupedPairSampler(torch.utils.data.Sampler[int]):

@@ -339,21 +339,26 @@ def _stream(source: _Input, report: PairReport, max_characters: int | None) -> I
 def _table(source: _Input, report: PairReport, max_characters: int | None) -> Dataset:
     """Map the checked pairs from the cache, after writing them there if this content is new."""
     key = hashlib.blake2b(f"{source.identity()} {max_characters}".encode(), digest_size=16).hexdigest()
-    path = Path(datasets.config.HF_DATASETS_CACHE) / "hf_vanilla_transformer" / f"{key}.arrow"
+    path = cache_file(f"{key}.arrow")
     notes = path.with_suffix(".json")
     # the notes are written last: where they are, the table is whole
     if not notes.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, lambda to: _write_table(_checked(source.pairs(), report, max_characters), to))
+        write_whole(path, lambda to: _write_table(_checked(source.pairs(), report, max_characters), to))
         text = json.dumps(asdict(report))
-        _write_whole(notes, lambda to: Path(to).write_text(text, encoding="utf-8"))
+        write_whole(notes, lambda to: Path(to).write_text(text, encoding="utf-8"))
     else:
         report.restore(PairReport(**json.loads(notes.read_text(encoding="utf-8"))))
     return Dataset.from_file(str(path))
 
 
-def _write_whole(path: Path, write: Callable[[str], Any]) -> None:
+def cache_file(name: str) -> Path:
+    """Where something made from an input is kept, under a name that tells its content."""
+    return Path(datasets.config.HF_DATASETS_CACHE) / "hf_vanilla_transformer" / name
+
+
+def write_whole(path: Path, write: Callable[[str], Any]) -> None:
     """Let `write` fill a file that appears under its name only when it is complete (other processes look)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     os.close(handle)
     try:

@@ -1,6 +1,6 @@
 """Sentence pairs as ids, with the length of each pair beside it, and BPE-dropout for training."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,13 +35,12 @@ class EncodingReport:
     too_long: int = 0
     first_lines: list[int] = field(default_factory=list)
 
-    def count(self, lines: Iterable[int], too_long: Iterable[bool]) -> None:
-        """Count a batch of pairs: their line numbers, and which of them are over a limit."""
-        rows = list(zip(lines, too_long, strict=True))
-        self.seen += len(rows)
-        over = [int(line) for line, long in rows if long]
+    def count(self, lines: Any, too_long: np.ndarray) -> None:
+        """Count pairs: their line numbers, and which of them are over a limit, each (number of pairs,)."""
+        over = np.asarray(lines)[too_long]
+        self.seen += len(too_long)
         self.too_long += len(over)
-        self.first_lines += over[: _LINES_TOLD - len(self.first_lines)]
+        self.first_lines += over[: _LINES_TOLD - len(self.first_lines)].tolist()
 
     def summary(self) -> str:
         """Say it in one line: `encoded 998 of 1,000 pairs; dropped 2: too long (lines 7, 31)`."""

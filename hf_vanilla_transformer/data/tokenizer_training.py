@@ -4,15 +4,18 @@ The tokenizer is the stock `PreTrainedTokenizerFast`, so a saved folder needs no
 """
 
 import copy
+import hashlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError
+from .corpora import cache_file, write_whole
 
 # in the order of their ids: 0, 1, 2, 3
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -22,7 +25,11 @@ _SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte has a token, so e
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, min_frequency: int = 2, lowercase: bool = False
+    texts: Iterable[str],
+    vocab_size: int,
+    min_frequency: int = 2,
+    lowercase: bool = False,
+    content: str | None = None,
 ) -> PreTrainedTokenizerFast:
     """Learn a byte-level BPE (Sennrich et al. 2016, on bytes as Radford et al. 2019).
 
@@ -37,6 +44,8 @@ def train_tokenizer(
             texts have too few pairs that occur `min_frequency` times.
         min_frequency: how often a pair must occur to be merged.
         lowercase: lower-case every text; the case is lost.
+        content: what no other texts have, such as a hash of these: what is learned from them is then kept in the
+            cache of `datasets`, and `texts` are read only once. None keeps nothing.
 
     Returns:
         The tokenizer, with `<s>` = 0, `<pad>` = 1, `</s>` = 2, `<unk>` = 3.
@@ -50,17 +59,7 @@ def train_tokenizer(
         )
     if min_frequency < 1:
         raise UserError(f"min_frequency is {min_frequency}; 1 is the least")
-    backend = _untrained_backend(lowercase)
-    backend.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            min_frequency=min_frequency,
-            special_tokens=list(SPECIAL_TOKENS),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
+    backend = _trained_backend(texts, vocab_size, min_frequency, lowercase, content)
     bos, pad, eos, unk = SPECIAL_TOKENS
     eos_id = backend.token_to_id(eos)
     backend.post_processor = processors.TemplateProcessing(
@@ -78,6 +77,29 @@ def train_tokenizer(
         # a special token that a user writes into a sentence stays ordinary text
         split_special_tokens=True,
     )
+
+
+def _trained_backend(
+    texts: Iterable[str], vocab_size: int, min_frequency: int, lowercase: bool, content: str | None
+) -> Tokenizer:
+    backend = _untrained_backend(lowercase)
+    settings = tokenizers.__version__, backend.to_str(), SPECIAL_TOKENS, vocab_size, min_frequency, content
+    file = cache_file(f"{hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest()}.tokenizer.json")
+    if content is not None and file.is_file():
+        return Tokenizer.from_file(str(file))
+    backend.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    if content is not None:
+        write_whole(file, backend.save)
+    return backend
 
 
 def _untrained_backend(lowercase: bool) -> Tokenizer:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from ..errors import UserError
 
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # which tensor is in which of several files
 STATE = "trainer_state.json"
 POSITION = "data_position.json"  # where in the data a checkpoint is, for batches of tokens
 SHARDS = "pytorch_model_fsdp_0"  # accelerate's folder of weights that several processes wrote
@@ -40,7 +41,12 @@ def _is_whole(checkpoint: Path) -> bool:
         json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return (checkpoint / WEIGHTS).is_file() or (checkpoint / SHARDS).is_dir()
+    if (checkpoint / WEIGHTS).is_file() or (checkpoint / SHARDS).is_dir():
+        return True
+    try:
+        return all(file.is_file() for file in _indexed(checkpoint / INDEX).values())
+    except UserError:
+        return False
 
 
 def move_in(beside: Path, target: Path) -> None:
@@ -91,6 +97,9 @@ def remove_broken_checkpoints(run: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+Places = Mapping[str, Path]  # tensor → the file that it is in
+
+
 def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     """Write the mean of several checkpoints' weights (§6.1 averages the last 5 or 20).
 
@@ -98,25 +107,59 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     float64 and stored in the checkpoints' own type. Tied weights stand in the file once, and so count once.
 
     Args:
-        checkpoints: folders or files with the same tensors. target: the file to write, safetensors.
+        checkpoints: folders or files with the same tensors; a folder's may lie in several files, with an index.
+        target: the file to write, safetensors.
 
     Raises:
         UserError: no checkpoint, or two that do not hold the same tensors.
     """
-    files = [path / WEIGHTS if path.is_dir() else path for path in checkpoints]
-    if not files:
+    if not checkpoints:
         raise UserError("there is no checkpoint to average")
-    shapes = [_shapes(file) for file in files]
-    for file, other in zip(files, shapes, strict=True):
+    places = [_places(checkpoint) for checkpoint in checkpoints]
+    shapes = [_shapes(each) for each in places]
+    for checkpoint, other in zip(checkpoints, shapes, strict=True):
         different = sorted(dict(shapes[0].items() ^ other.items()))
         if different:
-            raise UserError(f"{file} and {files[0]} cannot be averaged: they differ in {different[0]}")
-    averaged = {name: _mean(files, name) for name in shapes[0]}
+            raise UserError(f"{checkpoint} and {checkpoints[0]} cannot be averaged: they differ in {different[0]}")
+    averaged = {name: _mean([each[name] for each in places], name) for name in shapes[0]}
     with written_beside(target) as beside:
         save_file(averaged, beside, metadata={"format": "pt"})
 
 
-def _shapes(file: Path) -> dict[str, tuple]:
+def _places(checkpoint: Path) -> Places:
+    if checkpoint.is_dir() and (checkpoint / INDEX).is_file() and not (checkpoint / WEIGHTS).is_file():
+        return _indexed(checkpoint / INDEX)
+    file = checkpoint / WEIGHTS if checkpoint.is_dir() else checkpoint
+    return dict.fromkeys(_header(file), file)
+
+
+def _indexed(index: Path) -> Places:
+    """What an index of weights in several files says.
+
+    Raises:
+        UserError: there is none, it is damaged, or it names a file that is not beside it.
+    """
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if any(Path(name).name != name for name in names.values()):
+            raise ValueError("it names files of other folders")
+    except OSError:
+        raise UserError(f"there is no {index}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is damaged or no index: {error}") from None
+    return {tensor: index.parent / name for tensor, name in names.items()}
+
+
+def _shapes(places: Places) -> dict[str, tuple]:
+    headers = {file: _header(file) for file in set(places.values())}
+    for name, file in places.items():
+        if name not in headers[file]:
+            raise UserError(f"{file} has no {name}, which the index beside it says is there")
+    return {name: headers[file][name] for name, file in places.items()}
+
+
+def _header(file: Path) -> dict[str, tuple]:
+    """Shape and type of each tensor in a file."""
     if not file.is_file():
         raise UserError(f"there is no {file}")
     try:

@@ -48,6 +48,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from .arguments import DataArguments, RunArguments, chosen_values
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
+    INDEX,
     STATE,
     WAITING_ROOM,
     WEIGHTS,
@@ -160,7 +161,7 @@ def find_checkpoint(run: Path, args: RunArguments) -> Path | None:
 
 def holds_run(run: Path) -> bool:
     """Whether the folder has weights or checkpoints."""
-    return (run / WEIGHTS).exists() or any(run.glob("checkpoint-*"))
+    return (run / WEIGHTS).exists() or (run / INDEX).exists() or any(run.glob("checkpoint-*"))
 
 
 def start_folder(run: Path, tokenizers: Tokenizers) -> None:
@@ -233,11 +234,14 @@ def choose_tokenizers(
         tokenizers = load_tokenizers(data_args.tokenizer_name)
     else:
         size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
-        train = corpus.pairs["train"]
+        train, report = corpus.pairs["train"], corpus.reports.get("train")
+        # a stream is known only when it has been read
+        known = report.fingerprint if report is not None and not data_args.streaming else ""
 
         def learn(*columns: str) -> PreTrainedTokenizerBase:
             texts = (row[column] for column in columns for row in train.select_columns([column]))
-            return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase)
+            content = f"{known} {' '.join(columns)}" if known else None
+            return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase, content)
 
         if data_args.separate_vocabularies:
             tokenizers = learn("source"), learn("target")

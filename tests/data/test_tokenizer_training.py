@@ -5,8 +5,11 @@ import os
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -181,3 +184,25 @@ def test_the_command(tmp_path, repository):
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, **options)
     assert done.returncode == 2
     assert done.stderr.strip() == "error: none.en is not there: no such file"
+
+
+def test_texts_that_are_known_are_not_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+
+    def unread() -> Iterator[str]:
+        raise AssertionError("the texts were read")
+        yield
+
+    learned = train_tokenizer(CORPUS, 300, content="these").backend_tokenizer.to_str()
+    assert train_tokenizer(unread(), 300, content="these").backend_tokenizer.to_str() == learned
+    assert train_tokenizer(CORPUS, 300).backend_tokenizer.to_str() == learned
+    for others in (
+        {"content": "others"},
+        {"vocab_size": 310},
+        {"min_frequency": 3},
+        {"lowercase": True},
+        {"content": None},
+    ):
+        with pytest.raises(AssertionError, match="were read"):
+            train_tokenizer(unread(), **{"vocab_size": 300, "content": "these", **others})
+    assert [path.name.endswith(".tokenizer.json") for path in tmp_path.rglob("*.*")] == [True]
