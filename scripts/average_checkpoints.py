@@ -70,7 +70,7 @@ def write_model_folder(checkpoints: list[Path], output: Path) -> None:
     """Average into a folder that appears when it is complete."""
     from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
     from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.training.checkpoints import WEIGHTS, average_weights
+    from hf_vanilla_transformer.training.checkpoints import INDEX, WEIGHTS, average_weights
 
     last = checkpoints[-1]
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
@@ -83,7 +83,7 @@ def write_model_folder(checkpoints: list[Path], output: Path) -> None:
         target_tokenizer = last.parent / TARGET_FOLDER
         if last.name.startswith("checkpoint-") and target_tokenizer.is_dir():
             shutil.copytree(target_tokenizer, folder / TARGET_FOLDER)
-        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *SCORES, "*.safetensors", "checkpoint-*")
+        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *SCORES, "*.safetensors", INDEX, "checkpoint-*")
         shutil.copytree(last, folder, ignore=unwanted, dirs_exist_ok=True)
         os.replace(folder, output)
 

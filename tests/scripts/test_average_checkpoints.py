@@ -71,6 +71,18 @@ def test_the_last_of_a_run_become_a_model_that_translates(average, finished, tmp
     assert [path.name for path in output.parent.iterdir()] == ["averaged"]
 
 
+def test_checkpoints_in_several_files_become_a_model_in_one(average, tmp_path):
+    for seed in range(2):
+        tiny_model(seed).save_pretrained(tmp_path / f"checkpoint-{seed}", max_shard_size="20KB")
+    status, _, errors = average(tmp_path / "checkpoint-0", tmp_path / "checkpoint-1", "--output", tmp_path / "mean")
+    assert status == 0, errors
+    assert sorted(path.name for path in (tmp_path / "mean").glob("*safetensors*")) == ["model.safetensors"]
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "mean")
+    states = [tiny_model(seed).state_dict() for seed in range(2)]
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, (states[0][name] + states[1][name]) / 2)
+
+
 def test_named_checkpoints_into_a_file(average, finished, tmp_path):
     named = [finished / "checkpoint-2" / "model.safetensors", finished / "checkpoint-10"]
     assert average(*named, "--output", tmp_path / "mean.safetensors")[0] == 0

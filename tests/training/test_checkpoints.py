@@ -105,6 +105,51 @@ def test_other_tensors_cannot_be_averaged(tmp_path, tensors, name):
     assert not (tmp_path / "mean.safetensors").exists()
 
 
+def in_files(folder, seed):
+    """A checkpoint whose weights lie in several files, and the model."""
+    model = tiny_model(seed)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert not (folder / "model.safetensors").exists()
+    (folder / "trainer_state.json").write_text("{}")
+    return model
+
+
+def test_weights_in_several_files_are_averaged(tmp_path):
+    models = [in_files(tmp_path / f"checkpoint-{seed + 1}", seed) for seed in range(2)]
+    tiny_model(2).save_pretrained(tmp_path / "alone")
+    whole = whole_checkpoints(tmp_path)
+    average_weights([*whole, tmp_path / "alone"], tmp_path / "mean.safetensors")
+    found, states = load_file(tmp_path / "mean.safetensors"), [each.state_dict() for each in [*models, tiny_model(2)]]
+    assert found.keys() == load_file(tmp_path / "alone" / "model.safetensors").keys()
+    for name, tensor in found.items():
+        mean = torch.stack([state[name].double() for state in states]).mean(0)
+        torch.testing.assert_close(tensor, mean.float(), rtol=0, atol=0)
+
+
+def test_a_checkpoint_that_lacks_one_of_its_files_is_not_whole(tmp_path):
+    in_files(tmp_path / "checkpoint-1", 0)
+    in_files(tmp_path / "checkpoint-2", 1)
+    lost = sorted((tmp_path / "checkpoint-2").glob("*.safetensors"))[0]
+    lost.unlink()
+    assert whole_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
+    with pytest.raises(UserError, match=f"there is no .*{lost.name}"):
+        average_weights([tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"], tmp_path / "mean.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "is damaged or no index"),
+        ('{"weight_map": 1}', "is damaged"),
+        ('{"weight_map": {"a": "../b"}}', "other fold"),
+    ],
+)
+def test_an_index_is_not_believed(tmp_path, index, message):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match=message):
+        average_weights([tmp_path], tmp_path / "mean.safetensors")
+
+
 def test_nothing_to_average(tmp_path):
     with pytest.raises(UserError, match="no checkpoint to average"):
         average_weights([], tmp_path / "mean.safetensors")
