@@ -1,0 +1,102 @@
+"""The reviewed cards: valid for the Hub, whole, of a recipe that is here, and used as a run's own card says today."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import EvalResult, ModelCard
+
+from hf_vanilla_transformer.hub import CardFacts
+from hf_vanilla_transformer.hub.card import METRICS, model_card
+
+REPOSITORY = Path(__file__).parents[1]
+CARDS = sorted((REPOSITORY / "model_cards").glob("*.md"))
+CODE = ("modeling_vanilla_transformer.py", "pipeline_vanilla_transformer.py")
+
+
+@pytest.fixture(params=CARDS, ids=lambda path: path.stem)
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def section(text: str, title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, title
+    return found[1]
+
+
+def block(text: str, language: str) -> str:
+    """The only block of code in a language."""
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return code
+
+
+def measured(text: str) -> list[EvalResult]:
+    results = ModelCard(text).data.eval_results
+    assert results
+    return results
+
+
+def test_there_are_cards() -> None:
+    assert {path.stem for path in CARDS} >= {"numbers_en_de", "multi30k_en_de_tiny"}
+
+
+def test_the_hub_reads_what_people_read(path: Path, text: str) -> None:
+    data: Any = ModelCard(text).data
+    assert (data.library_name, data.pipeline_tag, data.model_name) == ("transformers", "translation", path.stem)
+    assert data.metrics == [metric for metric in METRICS if metric in {each.metric_type for each in measured(text)}]
+    shown = re.findall(r"^\| (test|validation) \| (.*?) \| (.*?) \| ([\d.]+) \|$", section(text, "Results"), re.M)
+    assert shown == [
+        (each.dataset_split, each.dataset_name, each.metric_name, f"{each.metric_value:.2f}")
+        for each in measured(text)
+    ]
+
+
+def test_a_score_on_the_test_text_has_its_signature(text: str) -> None:
+    signed = {each.metric_type: each for each in measured(text) if each.dataset_split == "test"}
+    for metric in ("bleu", "chrf"):
+        signature = (signed[metric].metric_args or {})["signature"]
+        assert re.fullmatch(rf"{signed[metric].metric_name}2?\|nrefs:1\|case:\w+\|.*version:[\d.]+", signature)
+        assert f"- `{signature}`" in section(text, "Results")
+
+
+def test_the_usage_lines_are_those_that_a_run_writes_today(path: Path, text: str, tmp_path: Path) -> None:
+    for name in CODE:
+        (tmp_path / name).touch()
+    (example,) = ast.literal_eval(re.findall(r"^sentences = (.*)$", text, re.MULTILINE)[0])
+    source, target = re.findall(r"^A translation model from `(\w+)` to `(\w+)`", text, re.MULTILINE)[0]
+    today = str(model_card(tmp_path, CardFacts(path.stem, languages=(source, target), example=example)))
+    assert section(text, "Use") == section(today, "Use")
+    assert section(text, "Citation") == section(today, "Citation")
+    limits = section(today, "Limits").strip().splitlines()
+    assert len(limits) > 2 and [line for line in limits if line not in section(text, "Limits")] == []
+
+
+def test_the_run_is_told_whole(text: str) -> None:
+    titles = ["Use", "Results", "Training", "Data", "Limits", "Citation"]
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == titles
+    training = section(text, "Training")
+    for fact in ("updates", "wall time (h:min:s)", "hardware", "versions"):
+        assert f"\n- {fact}: " in training
+    assert re.findall(r"/home|/root|/work|/tmp|hf_[A-Za-z]{20}", text) == []
+
+
+def test_it_is_a_run_of_the_recipe_that_is_here(path: Path, text: str) -> None:
+    given = yaml.safe_load(block(text, "yaml"))
+    recipe = yaml.safe_load((REPOSITORY / "scripts" / "recipes" / f"{path.stem}.yaml").read_text(encoding="utf-8"))
+    words = shlex.split(block(text, "bash"))
+    flags = {word.removeprefix("--").split("=")[0] for word in words if word.startswith("--")}
+    same = [name for name in recipe if name in given and name not in flags]
+    assert len(same) > 15 and {name: given[name] for name in same} == {name: recipe[name] for name in same}
+    sizes = dict(re.findall(r"^\| ([\w, ]+) \| ([\d.,]+) \|$", text.split("## Use")[0], re.MULTILINE))
+    assert int(sizes["d_model"]) == recipe["d_model"] and int(sizes["encoder layers"]) == recipe["encoder_layers"]
+    assert int(sizes["vocabulary"].replace(",", "")) == recipe["vocab_size"]
