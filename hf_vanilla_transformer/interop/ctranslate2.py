@@ -9,32 +9,39 @@ from typing import Any
 import torch
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.tokenizer_training import load_tokenizers
+from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
+from .exporting import new_folder
 
 POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 has no formula for them
 
 
 def convert(folder: str | Path, output: str | Path, quantization: str | None = None) -> Path:
-    """Write a model folder as a CTranslate2 model.
+    """Write a model folder as a CTranslate2 model, with its tokenizer.
 
     Args:
-        folder: a model with its tokenizer. output: a new folder.
+        folder: a model with its tokenizer. output: a new folder; it appears when it is complete.
         quantization: "int8", "bfloat16" …, as CTranslate2 names them; None keeps the weights' own type.
 
     Returns:
         `output`.
 
     Raises:
-        UserError: ctranslate2 is not installed, the output is there already, or the model has what CTranslate2
-            has not.
+        UserError: ctranslate2 is not installed, the output is there already, it has no such quantization, or the
+            model has what CTranslate2 has not.
     """
     register()
     from ctranslate2.converters import TransformersConverter
+    from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
 
     if Path(output).exists():
         raise UserError(f"output {output} is there already; name a new one")
-    return Path(TransformersConverter(str(folder)).convert(str(output), quantization=quantization))
+    if quantization not in (None, *ACCEPTED_MODEL_TYPES):
+        raise UserError(f"quantization={quantization}: CTranslate2 has {', '.join(ACCEPTED_MODEL_TYPES)}")
+    with new_folder(Path(output)) as beside:
+        TransformersConverter(str(folder)).convert(str(beside), quantization=quantization)
+        save_tokenizers(beside, *load_tokenizers(folder))
+    return Path(output)
 
 
 def register() -> None:

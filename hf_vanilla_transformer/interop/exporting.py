@@ -1,0 +1,93 @@
+"""From a model folder to another program's: which formats there are, and how the folder is written."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.tokenizer_training import load_tokenizers, save_tokenizers
+from ..errors import UserError
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .transformers_folders import load_peer
+
+#: The formats, and the modules here that write them.
+FORMATS = {"ctranslate2": "ctranslate2", "onnx": "onnx", "torch": "exported_programs"}
+
+_SCRIPT = "translate_exported.py"
+
+
+def export(
+    target_format: str,
+    source: str | Path,
+    output: str | Path,
+    overwrite: bool = False,
+    quantization: str | None = None,
+) -> str:
+    """Write a model folder in the format of another program, with the tokenizer.
+
+    Args:
+        target_format: a key of `FORMATS`.
+        source: a model folder with its tokenizer.
+        output: a new folder; it appears when it is complete.
+        overwrite: take the place of a folder that is there already.
+        quantization: see `ctranslate2.convert`; the others have float32.
+
+    Returns:
+        One line on what was written.
+
+    Raises:
+        UserError: an unknown format, a folder that is not empty, what the format cannot express, a damaged model.
+    """
+    if target_format not in FORMATS:
+        raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
+    if quantization is not None and target_format != "ctranslate2":
+        raise UserError(f"quantization={quantization}: only ctranslate2 has it; {target_format} is written in float32")
+    module = import_module(f".{FORMATS[target_format]}", __package__)
+    with new_folder(Path(output), overwrite) as folder:
+        model = load_peer(VanillaTransformerForConditionalGeneration, source)  # what is damaged is told here
+        if target_format == "ctranslate2":
+            module.convert(source, folder, quantization)
+        else:
+            _write_graphs(module.write, model.to(torch.float32), source, folder)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return f"{output}: {size / 1e6:.1f} MB"
+
+
+def _write_graphs(write: Any, model: Any, source: str | Path, folder: Path) -> None:
+    """The graphs, and beside them what a translation needs: configurations, tokenizers, a script."""
+    tokenizers = load_tokenizers(source)
+    folder.mkdir()
+    write(model, folder)
+    save_tokenizers(folder, *tokenizers)
+    model.generation_config.save_pretrained(folder)
+    fields = json.loads(model.config.to_json_string(use_diff=False))
+    fields.pop("auto_map", None)  # the code that it names does not come along
+    (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    shutil.copyfile(Path(__file__).with_name(_SCRIPT), folder / "translate.py")
+
+
+@contextmanager
+def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A path beside `output` to write a folder to, which is put in its place when the block ends without an error.
+
+    Raises:
+        UserError: `output` is a file, or a folder that is not empty and `overwrite` is off.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"output {output} is a file; name a folder")
+    if not overwrite and output.exists() and any(output.iterdir()):
+        raise UserError(f"output {output} is there already; name a new folder, or give --overwrite")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
+        folder = Path(beside) / "model"
+        yield folder
+        if output.exists():
+            os.replace(output, Path(beside) / "before")
+        os.replace(folder, output)

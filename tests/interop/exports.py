@@ -1,0 +1,72 @@
+"""What the tests of exported graphs share: models of every option, and the comparison with the model itself."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.interop.translate_exported import OnnxGraphs, TorchPrograms, Translator
+from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_model
+
+CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 9
+LINES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]
+
+# Together: every kind of position, tying mode and switch. The first is the paper's.
+CASES: dict[str, dict[str, Any]] = {
+    "paper": {"decoder_layers": 1},
+    "split": {"position_encoding_type": "sinusoidal_split", "activation_function": "swish", "scale_embedding": False},
+    "fairseq": {
+        **{"position_encoding_type": "sinusoidal_fairseq", "activation_function": "gelu", "final_layer_norm": True},
+        **{"tie_word_embeddings": False, "lm_head_bias": True},
+    },
+    "learned": {
+        **{"position_encoding_type": "learned", "attention_bias": False, "layer_norm_eps": 1e-3},
+        **{"max_position_embeddings": 64, "activation_function": "tanh"},
+    },
+    "widths": {
+        **{"head_dim": 3, "value_head_dim": 5, "decoder_attention_heads": 2, "d_model": 21},
+        **{"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 330, "vocab_size": 333},
+    },
+    "untied": {
+        **{"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True},
+        "activation_function": "gelu_new",
+    },
+}
+
+
+def write_model(folder: Path, **fields: Any) -> VanillaTransformerForConditionalGeneration:
+    """A tiny model with a tokenizer in `folder`; by default with two decoder layers, whose order could go wrong."""
+    model = tiny_model(**{"vocab_size": 320, "encoder_layers": 1, "decoder_layers": 2, **fields})
+    model.generation_config.num_beams = 1
+    model.save_pretrained(folder)
+    save_tokenizers(folder, train_tokenizer(CORPUS, vocab_size=320))
+    return model
+
+
+@torch.no_grad()
+def assert_same_logits(translator: Translator, model: VanillaTransformerForConditionalGeneration) -> None:
+    """Word by word, several at once, in batches of other sizes and lengths, padded on either side: 1e-5."""
+    graphs: OnnxGraphs | TorchPrograms = translator.graphs
+    for lengths, left in (([7, 3, 5], False), ([2, 9], True), ([1], False)):
+        ids, target = padded(sentences(lengths, 320), left=left), padded(sentences([6] * len(lengths), 320, seed=1))
+        mask = ids.ne(PAD).long()
+        expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
+        source, past = graphs.encode(ids.numpy(), mask.numpy()), translator.empty_past(len(ids))
+        for start, end in ((0, 1), (1, 2), (2, 5), (5, 6)):
+            logits, past = graphs.decode(target[:, start:end].numpy(), mask.numpy(), source, past)
+            assert_near(torch.from_numpy(logits), expected[:, start:end], 1e-5, f"{lengths}, words {start} to {end}")
+
+
+def assert_same_words(translator: Translator, model: VanillaTransformerForConditionalGeneration) -> None:
+    """The greedy loop writes what `generate` writes, and ends where it ends."""
+    ids = padded(sentences([7, 3, 5], 320))
+    mask = ids.ne(PAD).long()
+    expected = model.generate(ids, attention_mask=mask, num_beams=1)[:, 1:].tolist()
+    found = translator.greedy(ids.numpy(), mask.numpy())
+    assert [len(row) for row in found] != [0, 0, 0]
+    for row, theirs in zip(found, expected, strict=True):
+        assert row == (theirs[: theirs.index(EOS) + 1] if EOS in theirs else theirs[: len(row)])
+        assert set(theirs[len(row) :]) <= {PAD}
+        assert row[-1] == EOS or len(row) in (57, 53, 55)

@@ -1,0 +1,87 @@
+"""Programs of `torch.export` give our logits and words, without our package."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.exported_programs import export_programs
+from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.interop.translate_exported import Translator
+from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_words, write_model
+from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:]]
+
+
+@pytest.mark.parametrize("case", [next(iter(CASES)), *SLOW])
+def test_programs_give_our_logits_and_words(case: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", **CASES[case])
+    export("torch", tmp_path / "model", tmp_path / "out")
+    translator = Translator(tmp_path / "out")
+    assert_same_logits(translator, model)
+    assert_same_words(translator, model)
+    assert_nothing_is_nan(translator)
+
+
+def assert_nothing_is_nan(translator: Translator) -> None:
+    """A sentence without a word beside one that has some."""
+    ids = np.full((2, 4), 5)
+    mask = np.array([[0, 0, 0, 0], [1, 1, 1, 0]])
+    source = translator.graphs.encode(ids, mask)
+    logits, _ = translator.graphs.decode(ids[:, :1], mask, source, translator.empty_past(2))
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target_format", ["torch", "onnx"])
+def test_a_stranger_translates(target_format: str, tmp_path: Path) -> None:
+    """The script in the folder, in a process that cannot import the package, and nothing of this machine's paths."""
+    if target_format == "onnx":
+        pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+        pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    model = write_model(tmp_path / "model")
+    export(target_format, tmp_path / "model", tmp_path / "out")
+    script = f"{WITHOUT_THE_PACKAGE}\nimport runpy\nsys.argv = ['translate.py', '--batch_size', '2']\n"
+    script += f"runpy.run_path({str(tmp_path / 'out' / 'translate.py')!r}, run_name='__main__')"
+    text = "".join(f"{line}\n" for line in LINES)
+    run = subprocess.run([sys.executable, "-c", script], input=text, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    translator = Translator(tmp_path / "out")
+    rows = [model.generate(**translator.tokenizer([line], return_tensors="pt"), num_beams=1)[0] for line in LINES]
+    assert run.stdout.splitlines() == [translator.tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    for path in (tmp_path / "out").rglob("*"):
+        if path.suffix in (".onnx", ".pt2", ".json"):
+            assert b"hf_vanilla_transformer" not in path.read_bytes(), path.name
+
+
+def test_other_layers_are_refused() -> None:
+    model = tiny_model()
+    model.model.encoder.layers[0].self_attn.q_proj = nn.Sequential(nn.Linear(32, 32))
+    with pytest.raises(UserError, match="q_proj.*merge"):
+        export_programs(model)
+    model = tiny_model()
+    model.config.quantization_config = {"quant_method": "torchao"}
+    with pytest.raises(UserError, match="quantization_config"):
+        export_programs(model)
+
+
+class LooksAtNumbers(nn.Module):
+    """What a traced program cannot do: one thing or another, as the numbers are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.max() > 1 else x.relu()
+
+
+def test_what_torch_cannot_follow_is_one_line_and_leaves_the_model() -> None:
+    model = tiny_model().train()
+    model.model.encoder.layers[0].activation = LooksAtNumbers()
+    with pytest.raises(UserError, match="torch.export cannot follow the encoder: [^\n]*$"):
+        export_programs(model)
+    assert model.training and model.config._attn_implementation == "sdpa"
+    assert torch.isfinite(model(**model.dummy_inputs).logits).all()

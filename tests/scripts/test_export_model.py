@@ -1,0 +1,104 @@
+"""`scripts/export_model.py`: a model folder in, another program's folder out."""
+
+import json
+import runpy
+import sys
+
+import pytest
+
+from hf_vanilla_transformer.interop.exporting import FORMATS
+from hf_vanilla_transformer.interop.translate_exported import Translator
+from tests.interop.exports import write_model
+
+
+@pytest.fixture
+def run(repository, monkeypatch, capfd):
+    """Run the script in this process; give its exit status, its standard output and its standard error."""
+
+    def run(*arguments):
+        capfd.readouterr()  # what writing the model said
+        monkeypatch.setattr(sys, "argv", ["export_model.py", *map(str, arguments)])
+        monkeypatch.syspath_prepend(str(repository / "scripts"))
+        with pytest.raises(SystemExit) as leaving:
+            runpy.run_path(str(repository / "scripts" / "export_model.py"), run_name="__main__")
+        return leaving.value.code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target_format", FORMATS)
+def test_the_folder_is_whole(run, target_format, tmp_path):
+    pytest.importorskip({"torch": "torch", "onnx": "onnxscript"}.get(target_format, "ctranslate2"))
+    write_model(tmp_path / "model")
+    status, out, err = run("--to", target_format, tmp_path / "model", tmp_path / "out")
+    assert (status, err) == (0, "") and out.startswith(f"{tmp_path / 'out'}: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names
+    own = {"onnx": {"encoder.onnx", "decoder.onnx", "weights.bin"}, "torch": {"encoder.pt2", "decoder.pt2"}}
+    assert own.get(target_format, {"model.bin"}) <= names
+
+
+def test_ctranslate2_and_its_tokenizer(run, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+    write_model(tmp_path / "model")
+    status, _, err = run("--to", "ctranslate2", "--quantization", "int8", tmp_path / "model", tmp_path / "out")
+    assert (status, err) == (0, "")
+    assert ctranslate2.contains_model(str(tmp_path / "out")) and (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_nothing_is_written_over_unless_asked(run, tmp_path):
+    pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+    write_model(tmp_path / "model")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    command = ("--to", "ctranslate2", tmp_path / "model", tmp_path / "out")
+    status, out, err = run(*command)
+    assert (status, out, err.count("\n")) == (2, "", 1) and "--overwrite" in err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+    assert run(*command, "--overwrite")[0] == 0
+    assert not (tmp_path / "out" / "thesis.tex").exists() and (tmp_path / "out" / "model.bin").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--to", "onnx", "--quantization", "int8"), "quantization=int8: only ctranslate2"),
+        (("--to", "ctranslate2", "--quantization", "int7"), "quantization=int7: CTranslate2 has int8"),
+    ],
+)
+def test_wrong_settings_are_one_line(run, tmp_path, arguments, message):
+    pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+    write_model(tmp_path / "model")
+    status, _, err = run(*arguments, tmp_path / "model", tmp_path / "out")
+    assert (status, err.count("\n")) == (2, 1) and message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("target_format", FORMATS)
+def test_a_missing_or_damaged_model_is_one_line(run, tmp_path, target_format):
+    status, _, err = run("--to", target_format, tmp_path / "no", tmp_path / "out")
+    assert (status, err.count("\n")) == (2, 1) and str(tmp_path / "no") in err
+    write_model(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"\0" * 100)
+    status, _, err = run("--to", target_format, tmp_path / "model", tmp_path / "out")
+    assert (status, err.count("\n")) == (2, 1) and str(tmp_path / "model") in err
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_help_and_readme_name_every_format(run, repository):
+    status, out, _ = run("--help")
+    assert status == 0 and all(f"\n  {name} " in out for name in FORMATS)
+    text = (repository / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in text for name in FORMATS)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"no_repeat_ngram_size": 3}, {"bad_words_ids": [[4, 5]]}, {"forced_bos_token_id": 7}], ids=str
+)
+def test_settings_that_the_loop_has_not_are_named(settings, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Translator(tmp_path)
