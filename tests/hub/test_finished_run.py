@@ -1,11 +1,26 @@
-"""`--push_to_hub` in training: the finished model in one commit, with our card, and nothing of the training."""
+"""`--push_to_hub` in training: the finished model in one commit, with our card, and nothing of the training.
+
+And what transformers' own trainer sends, which knows nothing of this package.
+"""
+
+from pathlib import Path
 
 import pytest
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
 
+import hf_vanilla_transformer
+from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from tests.hub.loopback_hub import TOKEN
+from tests.model_helpers import tiny_model
 
 FLAGS = {
     **dict.fromkeys(["d_model", "encoder_ffn_dim", "decoder_ffn_dim"], 16),
@@ -70,3 +85,35 @@ def test_what_would_give_something_away_is_refused(hub, tmp_path, flags, message
     with pytest.raises(UserError, match=f"^{message}") as raised:
         train(tmp_path / "numbers", **flags)
     assert TOKEN not in str(raised.value) and hub.requests == []
+
+
+def test_a_plain_trainer_sends_all_that_a_stranger_needs(hub, tmp_path) -> None:
+    tokenizer = train_tokenizer([*TEXT["source"], *TEXT["target"]] * 3, 280)
+    model = tiny_model(vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1)
+    rows = [dict(tokenizer(en, text_target=de)) for en, de in zip(*TEXT.values(), strict=True)]
+    settings = {"max_steps": 2, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    settings |= {"push_to_hub": True, "hub_strategy": "end", "save_steps": 1}
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(str(tmp_path / "plain"), **settings),
+        train_dataset=rows,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    trainer.push_to_hub(tasks="translation", language="de")
+    (_, only) = hub.repositories["me/plain"].branches["main"]
+    package = Path(hf_vanilla_transformer.__file__).parent
+    for code in package.glob("*_vanilla_transformer.py"):
+        assert only.files[code.name] == code.read_bytes(), code.name
+    # its own card, and the arguments; nothing else of the training
+    files = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    others = only.files.keys() - files - {code.name for code in package.glob("*_vanilla_transformer.py")}
+    assert others == {".gitattributes", "README.md", "training_args.bin"} and files <= only.files.keys()
+    for name, content in only.files.items():
+        (tmp_path / "downloaded").mkdir(exist_ok=True)
+        (tmp_path / "downloaded" / name).write_bytes(content)
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "downloaded")
+    translate = pipeline(model=str(tmp_path / "downloaded"), trust_remote_code=True, device="cpu", max_new_tokens=4)
+    ids = model.eval().generate(**tokenizer(["one"], return_tensors="pt"), max_new_tokens=4)
+    assert translate("one")[0]["translation_text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
