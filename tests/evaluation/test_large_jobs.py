@@ -19,7 +19,7 @@ from hf_vanilla_transformer.evaluation.large_jobs import BATCHES_PER_CHUNK, tran
 from hf_vanilla_transformer.evaluation.translating import Translator, translated_lines
 from tests.model_helpers import tiny_model
 
-LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(60)]
+LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(28)]
 SETTINGS = {"batch_size": 1, "num_beams": 1, "max_new_tokens": 4}
 CHUNK = SETTINGS["batch_size"] * BATCHES_PER_CHUNK
 
@@ -147,7 +147,7 @@ def test_mistake_leaves_nothing_but_finished_work(translator: Translator, source
 @pytest.mark.slow
 def test_killed_job_goes_on(translator: Translator, folder: Path, source: Path, repository: Path) -> None:
     script, output = repository / "scripts" / "translate.py", source.with_name("out")
-    many = LINES * 30
+    many = LINES * 60
     source.write_text("\n".join(many) + "\n", encoding="utf-8")
     command = [sys.executable, str(script), "--model", str(folder), "--input", str(source), "--output", str(output)]
     command += ["--batch_size", "1", "--num_beams", "1", "--max_new_tokens", "4", "--device", "cpu"]
@@ -162,7 +162,7 @@ def test_killed_job_goes_on(translator: Translator, folder: Path, source: Path, 
         assert not output.exists()
     assert subprocess.run(command, env=environment, timeout=300).returncode == 0
     torch.manual_seed(0)
-    assert output.read_text(encoding="utf-8") == expected(translator) * 30
+    assert output.read_text(encoding="utf-8") == expected(translator) * 60
 
 
 @pytest.mark.slow
