@@ -20,6 +20,9 @@ Points = list[tuple[int, float]]
 def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = "eval_bleu") -> Path:
     """Draw the training and validation loss and, below them, a validation score.
 
+    Where the log has the training loss without label smoothing (`nll_loss`), it is drawn: the validation loss has
+    none either.
+
     Args:
         log_history: `trainer.state.log_history`.
         path: the PNG to write; it appears whole or not at all.
@@ -31,7 +34,7 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
     Raises:
         UserError: matplotlib is not installed, or nothing was logged.
     """
-    train = _points(log_history, "loss")
+    train = _points(log_history, "nll_loss") or _points(log_history, "loss")
     evaluation, score = _during_training(log_history, "eval_loss"), _during_training(log_history, metric)
     if not (train or evaluation or score):
         raise UserError("log_history: it has neither losses nor scores to draw; set logging_steps or eval_steps lower")

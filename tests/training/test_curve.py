@@ -73,6 +73,13 @@ def test_a_loss_that_is_no_number_leaves_a_gap(tmp_path) -> None:
     assert pixels_of(TRAIN_COLOR, plot_curve(entries, tmp_path / "curve.png")) > 20
 
 
+def test_the_loss_without_smoothing_is_drawn_where_it_is_known(tmp_path) -> None:
+    both = [{**entry, "nll_loss": entry["loss"] - 1} if "loss" in entry else entry for entry in history(1000)]
+    alone = [{**entry, "loss": entry["loss"] - 1} if "loss" in entry else entry for entry in history(1000)]
+    pictures = [imread(plot_curve(each, tmp_path / "curve.png")) for each in (both, alone, history(1000))]
+    assert np.array_equal(pictures[0], pictures[1]) and not np.array_equal(pictures[0], pictures[2])
+
+
 def test_an_empty_log_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match="logging_steps"):
         plot_curve([{"train_runtime": 1.0, "step": 0}], tmp_path / "curve.png")
