@@ -51,18 +51,17 @@ class BeamPlaces:
         nth = torch.arange(1, beams + 1, device=parents.device).expand(len(parents), -1)
         places = torch.searchsorted(free, nth.contiguous())  # the first K that are free
         seen.scatter_(2, places[..., None], True)
-        self.seen = seen[..., : max(size, int(places.max()) + 1)]
+        self.seen = seen[..., : _end_of(seen)]
         return places
 
     def select(self, rows: Tensor) -> None:
         """Keep these sentences."""
         self.seen = self.seen[rows]
 
-    def merge(self, other: "BeamPlaces") -> None:
-        """Take in the places of other sentences."""
-        size = max(self.seen.shape[2], other.seen.shape[2])
-        seen = torch.cat([F.pad(places.seen, (0, size - places.seen.shape[2])) for places in (self, other)])
-        self.seen = seen[:, :, : _end_of(seen)]
+    def put(self, rows: Tensor, prefix_length: int) -> None:
+        """Other sentences take the room of these."""
+        begun = torch.arange(self.seen.shape[2], device=rows.device) < prefix_length  # (M,)
+        self.seen[rows] = begun
 
 
 def _end_of(shown: Tensor) -> int:
@@ -90,17 +89,18 @@ class PlacedLayer(DynamicLayer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.buffers: list[Tensor] = []
-        self.places: Tensor | None = None  # (B, K), of the next words; None: behind the others
+        self.places: Tensor | None = None  # (B, K), of the next words; None: all that there is
+        self.size = 0  # M
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write (B, H, K, ·) keys and values; all of them, (B, H, M, ·), come back."""
         new = key_states, value_states
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.buffers, self.size = [states[:, :, :0] for states in new], 0
+            self.buffers = [states[:, :, :0] for states in new]
         if self.places is None:
             self.places = torch.arange(key_states.shape[2], device=key_states.device).expand(len(key_states), -1)
-        self.size = max(self.size, int(self.places.max()) + 1)
+            self.size = key_states.shape[2]
         rows = torch.arange(len(key_states), device=key_states.device)[:, None]  # (B, 1)
         for i, states in enumerate(new):
             self.buffers[i] = _with_room(self.buffers[i], self.size)
@@ -144,7 +144,7 @@ class ModuleReader:
             positions: (B,), of these words in their sentences.
         """
         for layer in self.cache.self_attention_cache.layers:
-            layer.places = places
+            layer.places, layer.size = places, seen.shape[2]
         return self._forward(
             words,
             decoder_attention_mask=_added(seen, self.source.dtype)[:, None],
@@ -201,6 +201,12 @@ class Product:
             return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise.default(x, self.laid_out, self.bias, "none", [], "")
 
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """`residual` (R, outputs) + x W^T + b."""
+        if self.laid_out is None or len(x) < self.least_rows:
+            return residual + F.linear(x, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.laid_out, self.bias, "add")
+
 
 def _can_lay_out(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
@@ -245,9 +251,9 @@ class StepLayer:
             mask: (B, 1, K, M), added to the scores.
             source, source_mask: (B, S, H · (d_k + d_v)) and (B, 1, 1, S).
         """
-        x = self.own_norm(x + self.own_output(self.attend(query, own, mask)))
-        x = self.cross_norm(x + self.cross_output(self.attend(self.cross_query(x), source, source_mask)))
-        return self.final_norm(x + self.fc2(self.activation(self.fc1(x))))
+        x = self.own_norm(self.own_output.added_to(x, self.attend(query, own, mask)))
+        x = self.cross_norm(self.cross_output.added_to(x, self.attend(self.cross_query(x), source, source_mask)))
+        return self.final_norm(self.fc2.added_to(x, self.activation(self.fc1(x))))
 
     def attend(self, query: Tensor, entries: Tensor, mask: Tensor | None) -> Tensor:
         """Eq. 1 for the rows (R, H · d_k) of all beams at once, over the entries (B, N, ·) that they share."""
@@ -283,19 +289,21 @@ class StepDecoder:
     def embed(self, words: Tensor, positions: Tensor) -> Tensor:
         """Words (B, K) at positions (B), to rows (R, D)."""
         embedded = self.decoder.embed_tokens(words)
-        self._encode(int(positions.max()) + 1, embedded.dtype)
-        return (embedded * self.decoder.embed_scale + self.positions[positions][:, None]).flatten(0, 1).to(self.dtype)
+        encodings = self._encodings(int(positions.max()) + 1, embedded.dtype)
+        return (embedded * self.decoder.embed_scale + encodings[positions][:, None]).flatten(0, 1).to(self.dtype)
 
-    def _encode(self, count: int, dtype: torch.dtype) -> None:
-        """Have so many positions encoded."""
-        if count <= len(self.positions) and self.positions.dtype == dtype:
-            return
+    def _encodings(self, count: int, dtype: torch.dtype) -> Tensor:
+        """So many positions encoded, or more; several threads may ask."""
+        encodings = self.positions
+        if count <= len(encodings) and encodings.dtype == dtype:
+            return encodings
         known = self.decoder.config.max_position_embeddings
         learned = self.decoder.config.position_encoding_type == "learned"
         count = count if learned and count > known else min(2 * count, known) if learned else max(64, 2 * count)
-        ids = torch.arange(count, device=self.positions.device)[None]  # (1, n)
-        nothing = self.positions.new_zeros(1, count, self.positions.shape[1], dtype=dtype)
-        self.positions = self.decoder.embed(nothing, ids)[0]
+        ids = torch.arange(count, device=encodings.device)[None]  # (1, n)
+        nothing = encodings.new_zeros(1, count, encodings.shape[1], dtype=dtype)
+        self.positions = encodings = self.decoder.embed(nothing, ids)[0]
+        return encodings
 
 
 class StepReader:
@@ -342,23 +350,30 @@ class StepReader:
         """Go on with these sentences only."""
         self._hold(self.shown[rows], [each[rows] for each in self.source], [each[rows] for each in self.own])
 
-    def merge(self, other: "StepReader") -> None:
-        """Take in the sentences of another reader."""
+    def put(self, rows: Tensor, other: "StepReader") -> None:
+        """The sentences of another reader take the room of these."""
+        size, begun = max(self.shown.shape[1], other.shown.shape[1]), other.own[0].shape[1]
 
-        def together(mine: Tensor, theirs: Tensor) -> Tensor:
-            size = max(mine.shape[1], theirs.shape[1])
-            return torch.cat([F.pad(each, (0, 0, 0, size - each.shape[1])) for each in (mine, theirs)])
+        def replaced(mine: Tensor, theirs: Tensor) -> Tensor:
+            mine, theirs = (_padded(each, size - each.shape[1]) for each in (mine, theirs))
+            return mine.index_copy_(0, rows, theirs)
 
-        self._hold(
-            together(self.shown[..., None], other.shown[..., None])[..., 0],
-            [together(mine, theirs) for mine, theirs in zip(self.source, other.source, strict=True)],
-            [together(mine, theirs) for mine, theirs in zip(self.own, other.own, strict=True)],
-        )
+        if begun:
+            self.own = [_with_room(entries, begun) for entries in self.own]
+            for mine, theirs in zip(self.own, other.own, strict=True):
+                mine[rows, :begun] = theirs
+        source = [replaced(mine, theirs) for mine, theirs in zip(self.source, other.source, strict=True)]
+        self._hold(replaced(self.shown, other.shown), source, self.own)
 
     def _hold(self, shown: Tensor, source: list[Tensor], own: list[Tensor]) -> None:
         size = _end_of(shown)
         self.shown, self.source, self.own = shown[:, :size], [each[:, :size] for each in source], own
         self.source_mask = _source_mask(self.shown, self.decoder.dtype)
+
+
+def _padded(states: Tensor, places: int) -> Tensor:
+    """(B, S) or (B, S, ·) with so many places more."""
+    return F.pad(states, (0, 0) * (states.dim() - 2) + (0, places)) if places else states
 
 
 # Which of them

@@ -19,8 +19,9 @@ from transformers.generation import GenerationConfig, LogitsProcessorList
 
 from .decoding_vanilla_transformer import BeamPlaces, Reader, StepReader
 
-# Rows leave the batch when this share of them is finished: each time the caches are copied.
-_FINISHED_SHARE = 0.2
+# When this share of the rows is done they leave the batch, for which the caches are copied; or others take their room,
+# for which these have to pass through the encoder.
+_LEAVING_SHARE, _REPLACED_SHARE = 0.2, 0.1
 
 _NOTHING = -1  # where a hypothesis has no word
 _BLOCK = 64  # numbers, in `_largest`
@@ -85,14 +86,14 @@ class Open:
         for name, value in vars(self).items():
             setattr(self, name, value[rows])
 
-    def merge(self, other: "Open") -> None:
-        """Take in other sentences, which may be at another word."""
+    def put(self, rows: Tensor, other: "Open") -> None:
+        """Other sentences, which may be at another word, take the room of these."""
         for name, theirs in vars(other).items():
             mine = getattr(self, name)
             if mine.dim() == 3:
                 width = max(mine.shape[2], theirs.shape[2])
                 mine, theirs = (F.pad(words, (0, width - words.shape[2]), value=_NOTHING) for words in (mine, theirs))
-            setattr(self, name, torch.cat([mine, theirs]))
+            setattr(self, name, mine.index_copy(0, rows, theirs))
 
     def continued(self, parents: Tensor, words: Tensor) -> Tensor:
         """Running hypotheses (B, K, T), with one word more."""
@@ -142,36 +143,33 @@ class Search:
         self.pad = settings.pad_token_id if settings.pad_token_id is not None else 0
         # Of the best 2 K continuations at most K end a sentence (with one end word), so K are left to go on.
         self.candidates = 1 if self.beams == 1 else self.beams * max(2, 1 + len(self.ends))
-        self.at_once, self.prefix_length = prefix.shape  # B, P
+        self.prefix_length = prefix.shape[1]  # P
         self.prefix = prefix[:1]  # (1, P)
         self.seen = 0  # sentences
         self.best: dict[int, tuple[Tensor, Tensor]] = {}  # of a sentence that is done: words (R, T), scores (R)
-        self.readers, self.open, self.pasts, self.logits = self.begin(group, prefix)
+        self.readers, self.open = group.readers, self.opened(group, prefix)
+        self.pasts = BeamPlaces(len(prefix), self.prefix_length, self.beams, prefix.device)
+        logits = self.mean([reader.read_prefix(prefix) for reader in self.readers])  # (B, 1, V)
+        self.logits = logits.expand(-1, self.beams, -1)
 
-    def begin(self, group: Group, prefix: Tensor) -> tuple[Sequence[Reader], Open, BeamPlaces, Tensor]:
-        """Read what the translations begin with; logits (B, K, V) come back with what belongs to the sentences."""
+    def opened(self, group: Group, prefix: Tensor) -> Open:
+        """These sentences, with what their translations (B, P) begin with."""
         rows = torch.arange(self.seen, self.seen + len(prefix), device=prefix.device)
         self.seen += len(prefix)
-        logits = self.mean([reader.read_prefix(prefix) for reader in group.readers])  # (B, 1, V)
-        pasts = BeamPlaces(len(prefix), self.prefix_length, self.beams, prefix.device)
-        return group.readers, Open(rows, prefix, group.limits, self.beams), pasts, logits.expand(-1, self.beams, -1)
+        return Open(rows, prefix, group.limits, self.beams)
 
     def run(self) -> tuple[Tensor, Tensor]:
         """The best words (B, R, T), padded behind their ends, and their scores (B, R), of all sentences."""
         while True:
             parents, words = self.advance(self.logits)  # (B, K) each
-            kept = self.close()
-            if kept is not None:
-                parents, words = parents[kept], words[kept]
-            if len(self.open.rows):
-                # one that is done but has not left stays where it is
-                places, positions = self.pasts.append(parents), torch.minimum(self.open.lengths, self.open.limits) - 1
-                read = [reader.read(words, places, self.pasts.seen, positions) for reader in self.readers]
-                self.logits = self.mean(read)
-            if kept is not None:
-                self.admit()
+            self.close()
+            parents, words = self.renew(parents, words)
             if not len(self.open.rows):
                 return self.result()
+            # one that is done but is still there stays where it is
+            places, positions = self.pasts.append(parents), torch.minimum(self.open.lengths, self.open.limits) - 1
+            read = [reader.read(words, places, self.pasts.seen, positions) for reader in self.readers]
+            self.logits = self.mean(read)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """What is in `best`, in the order of the sentences."""
@@ -222,8 +220,8 @@ class Search:
         parents = (places // each).clamp(max=logits.shape[1] - 1)
         return log_p, parents, words.gather(1, places)
 
-    def close(self) -> Tensor | None:
-        """Write down the sentences that are done; the rows that stay, where some leave the batch."""
+    def close(self) -> None:
+        """Write down the sentences that are done."""
         now = self.open
         rank = self.wanted if self.score.of_paper else self.beams
         length, longest = now.lengths - self.prefix_length, now.limits - self.prefix_length
@@ -232,34 +230,46 @@ class Search:
         if self.early_stopping is True:
             done |= now.ended_scores[:, self.beams - 1] > -torch.inf
         done = (done | (now.lengths == now.limits)) & ~now.done
-        if not bool(done.any()):
-            return None
         for row in done.nonzero().flatten().tolist():
             best = now.ended_words[row, : self.wanted].clone(), now.ended_scores[row, : self.wanted].clone()
             self.best[int(now.rows[row])] = best
         now.done = now.done | done
-        kept = (~now.done).nonzero().squeeze(1)
-        if len(kept) > (1 - _FINISHED_SHARE) * len(now.rows):
-            return None
-        for holder in (now, self.pasts, *self.readers):
-            holder.select(kept)
-        return kept
 
-    def admit(self) -> None:
-        """Give the room of those that have left to others."""
-        room = self.at_once - len(self.open.rows)
-        group = self.refill(room) if self.refill is not None and room > 0 else None
-        if group is None:
-            return
-        readers, new, pasts, logits = self.begin(group, self.prefix.expand(len(group.limits), -1))
-        if not len(self.open.rows):
-            self.readers, self.open, self.pasts, self.logits = readers, new, pasts, logits
-            return
-        self.open.merge(new)
-        self.pasts.merge(pasts)
-        for mine, theirs in zip(self.readers, readers, strict=True):
-            cast(StepReader, mine).merge(cast(StepReader, theirs))
-        self.logits = torch.cat([self.logits, logits])
+    def renew(self, parents: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Let others take the room of sentences that are done, or give it up, when there are enough of them.
+
+        Args:
+            parents, words: (B, K), with which the open sentences go on. Those of the rows that stay come back.
+        """
+        done = self.open.done.nonzero().squeeze(1)
+        enough = _LEAVING_SHARE if self.refill is None else _REPLACED_SHARE
+        if len(done) < enough * len(self.open.rows):
+            return parents, words
+        while len(done) and self.refill is not None:
+            group = self.refill(len(done))
+            if group is None:
+                self.refill = None
+                break
+            rows, done = done.tensor_split([len(group.limits)])
+            self.put(rows, group)
+            parents, words = parents.index_fill(0, rows, 0), words.index_fill(0, rows, int(self.prefix[0, -1]))
+        if not len(done):
+            return parents, words
+        kept = (~self.open.done).nonzero().squeeze(1)
+        for holder in (self.open, self.pasts, *self.readers):
+            holder.select(kept)
+        return parents[kept], words[kept]
+
+    def put(self, rows: Tensor, group: Group) -> None:
+        """These sentences take the room of others; all that they begin with is read but the last word."""
+        prefix = self.prefix.expand(len(rows), -1)  # (B, P)
+        begun = prefix[:, :-1]
+        self.open.put(rows, self.opened(group, prefix))
+        self.pasts.put(rows, begun.shape[1])
+        for mine, theirs in zip(self.readers, group.readers, strict=True):
+            if begun.shape[1]:
+                theirs.read_prefix(begun)
+            cast(StepReader, mine).put(rows, cast(StepReader, theirs))
 
 
 def likeliest(logits: Tensor, count: int, normalised: bool = True) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.decoding_vanilla_transformer import BeamPlaces
 from hf_vanilla_transformer.generation_vanilla_transformer import chosen_settings
 from hf_vanilla_transformer.search_vanilla_transformer import Score, _largest
 from tests.model_helpers import EOS, FIRST_WORD, PAD, START, assert_near, padded, sentences, tiny_model
@@ -406,8 +407,30 @@ def test_sentences_that_come_later_are_translated_as_if_alone(way: str) -> None:
 
 def test_room_is_given_to_others_while_the_search_goes_on() -> None:
     asked: list[int] = []
-    eloquent_model().generate(**source([5] * 10), num_beams=2, more=arriving([5] * 20, asked))
-    assert 1 < min(asked) < 10  # not only when all are done
+    eloquent_model().generate(**source([5] * 30), num_beams=2, more=arriving([5] * 60, asked))
+    assert all(1 < room < 30 for room in asked[:5])  # neither for each alone nor only when all are done
+
+
+def test_sentences_that_come_one_by_one_leave_no_room_empty() -> None:
+    asked: list[int] = []
+    bring = arriving([5] * 12, asked)
+    found = eloquent_model().generate(**source([5] * 4), num_beams=2, more=lambda room: bring(1))
+    assert len(found) == 16
+    assert asked == [1] * len(asked)
+
+
+def test_places_that_nobody_sees_any_more_are_not_attended_to() -> None:
+    pasts = BeamPlaces(1, 1, 2, torch.device("cpu"))
+    for _ in range(5):
+        pasts.append(torch.tensor([[0, 1]]))  # two pasts that share one word
+    assert pasts.seen.shape[2] == 11
+    for _ in range(7):
+        pasts.append(torch.tensor([[0, 0]]))  # one past, and the last words of two
+    longest = pasts.seen.shape[2]
+    pasts.put(torch.tensor([0]), 0)
+    pasts.append(torch.tensor([[0, 0]]))
+    assert pasts.seen.tolist() == [[[True, False], [False, True]]]
+    assert longest == 14
 
 
 def test_ensemble_takes_sentences_that_come_later() -> None:

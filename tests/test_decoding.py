@@ -289,7 +289,7 @@ def test_placed_layer_holds_what_it_was_given() -> None:
     prefix = torch.randn(2, 4, 3, 6), torch.randn(2, 4, 3, 5)  # (B, H, P, width)
     for held, given_ in zip(layer.update(*prefix), prefix, strict=True):
         assert held.equal(given_)
-    layer.places = torch.tensor([[3, 1], [30, 0]])
+    layer.places, layer.size = torch.tensor([[3, 1], [30, 0]]), 31
     new = torch.randn(2, 4, 2, 6), torch.randn(2, 4, 2, 5)
     for held, old, given_ in zip(layer.update(*new), prefix, new, strict=True):
         assert held.shape[2] == 31

@@ -80,7 +80,7 @@ FAULTS = {
     ),
     "normalisation inside the residual": Fault(
         "layers",
-        "return layer_norm(x + dropout(sublayer_of_x, p=self.dropout, training=self.training))",
+        "return layer_norm(add_dropout(x, sublayer_of_x, p=self.dropout, training=self.training))",
         "return x + layer_norm(dropout(sublayer_of_x, p=self.dropout, training=self.training))",
     ),
     "decoder reads the word that it shall write": Fault(
@@ -94,7 +94,8 @@ FAULTS = {
     "smoothing in evaluation": Fault(
         "modeling", "self.config.label_smoothing if self.training else 0.0", "self.config.label_smoothing"
     ),
-    "smoothing left out of the fused gradient": Fault("loss", ".exp_().sub_(smoothing / vocab_size)", ".exp_()"),
+    "smoothing left out of the fused gradient": Fault("loss", "grad_words -= smoothing * mean_weight", "pass"),
+    "smoothing left out of the matrix's gradient": Fault("loss", "(-smoothing / vocab_size)).repeat", "0.0).repeat"),
     "labels written into": Fault(
         "loss", "shifted = labels.roll(1, dims=-1)", "shifted = labels.copy_(labels.roll(1, dims=-1))"
     ),
@@ -113,8 +114,8 @@ FAULTS = {
     ),
     "a step has the position of the word before": Fault(
         "decoding",
-        "self.positions[positions][:, None]",
-        "self.positions[(positions - 1).clamp(min=0)][:, None]",
+        "encodings[positions][:, None]",
+        "encodings[(positions - 1).clamp(min=0)][:, None]",
     ),
     "a sentence that comes later is read from the wrong position": Fault(
         "search",
@@ -123,8 +124,8 @@ FAULTS = {
     ),
     "what an older sentence saw is shown to a later one": Fault(
         "decoding",
-        "F.pad(places.seen, (0, size - places.seen.shape[2]))",
-        "F.pad(places.seen, (0, size - places.seen.shape[2]), value=True)",
+        "self.seen[rows] = begun",
+        "self.seen[rows] |= begun",
     ),
     "a step computes with old weights": Fault("decoding", "or not known[1].equal(sums)", "or False"),
     "a step forgets an adapter": Fault("decoding", "return known and not hooks and", "return not hooks and"),
