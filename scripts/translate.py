@@ -46,6 +46,11 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_tokens_per_batch", type=int, default=4096, metavar="N",
         help="source tokens per batch, padding included, at most; less needs less memory (default: %(default)s)",
     )  # fmt: skip
+    group.add_argument(
+        "--workers", type=int, metavar="N",
+        help="on a CPU, searches beside each other, each with --batch_size sentences and its part of the threads "
+        "(default: one for each thread)",
+    )  # fmt: skip
     group.add_argument("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
     group.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16", "fastest"],
@@ -64,7 +69,7 @@ def load_translator(arguments: argparse.Namespace, device: str | None = None) ->
     from hf_vanilla_transformer.evaluation.translating import Translator
 
     first, *others = arguments.model
-    return Translator.from_pretrained(first, device or arguments.device, arguments.dtype, others)
+    return Translator.from_pretrained(first, device or arguments.device, arguments.dtype, others, arguments.workers)
 
 
 def quiet() -> None:

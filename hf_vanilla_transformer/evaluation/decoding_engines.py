@@ -1,5 +1,6 @@
 """The engines that the benchmark compares: this package, Marian in transformers, and CTranslate2, all in one way."""
 
+import threading
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from .. import generation_vanilla_transformer
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
 from .loading import load_model
+from .workers import in_threads, shares
 
 LENGTH_PENALTY = 1.0  # log P / length, which all three engines have
 
@@ -70,22 +72,29 @@ class GenerateEngine:
 class OurEngine(GenerateEngine):
     """This package's search: the sentences by length, `size` at a time, others in the room of those that are done."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, workers: int = 1):
         super().__init__(model)
+        self.workers = workers  # searches beside each other, `size` sentences each
         # the peers know nothing of what the checkpoint's own has to say
         self.model.generation_config = paper_generation_config(model.config)
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
         if size == 1:
             return super().translate(sentences, size, beams)
-        order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
-        waiting = iter([sentences[index] for index in order])
+        parts = shares(sorted(range(len(sentences)), key=lambda index: -len(sentences[index])), self.workers)
 
-        def more(room: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-            some = list(islice(waiting, room))
-            return self._padded(some) if some else None
+        def search(part: list[int]) -> Ids:
+            waiting = iter([sentences[index] for index in part])
 
-        found = dict(zip(order, self._generate(list(islice(waiting, size)), beams, more=more), strict=True))
+            def more(room: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+                some = list(islice(waiting, room))
+                return self._padded(some) if some else None
+
+            return self._generate(list(islice(waiting, size)), beams, more=more)
+
+        found: dict[int, list[int]] = {}
+        for part, rows in zip(parts, in_threads(search, parts, self.workers, threading.Event()), strict=True):
+            found |= zip(part, rows, strict=True)
         return [found[index] for index in range(len(sentences))]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
@@ -114,7 +123,7 @@ class OurEngine(GenerateEngine):
 class CTranslate2Engine:
     """All sentences at once: CTranslate2 sorts them by length and cuts the batches itself."""
 
-    def __init__(self, folder: str, work: str, device: str, quantization: str):
+    def __init__(self, folder: str, work: str, device: str, quantization: str, workers: int = 1):
         from ..data.tokenizer_training import load_tokenizers
         from ..interop.ctranslate2 import convert
 
@@ -128,8 +137,8 @@ class CTranslate2Engine:
             str(output),
             where.type,
             device_index=where.index or 0,
-            inter_threads=1,
-            intra_threads=torch.get_num_threads(),
+            inter_threads=workers,
+            intra_threads=max(1, torch.get_num_threads() // workers),
             compute_type=quantization,
         )
 
@@ -165,8 +174,8 @@ def _entries(reader: Any) -> list[torch.Tensor]:
     return own + [states for layer in cache.cross_attention_cache.layers for states in (layer.keys, layer.values)]
 
 
-def _ours(folder: str, device: str, dtype: torch.dtype) -> OurEngine:
-    return OurEngine(load_model(folder, device, dtype))
+def _ours(folder: str, device: str, dtype: torch.dtype, workers: int = 1) -> OurEngine:
+    return OurEngine(load_model(folder, device, dtype), workers)
 
 
 def _marian(folder: str, device: str, dtype: torch.dtype) -> GenerateEngine:
@@ -175,7 +184,8 @@ def _marian(folder: str, device: str, dtype: torch.dtype) -> GenerateEngine:
     return GenerateEngine(to_marian(load_model(folder, device, torch.float32)).to(dtype))
 
 
-#: engine → how to make it, from the model's folder, a folder for its own files, and the device
+#: engine → how to make it, from the model's folder, a folder for its own files, and the device. Those with `workers`
+#: run as many searches beside each other as they have threads.
 ENGINES: dict[str, Callable[[str, str, str], Engine]] = {
     "ours_fp32": lambda folder, work, device: _ours(folder, device, torch.float32),
     "ours_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16),
@@ -183,5 +193,13 @@ ENGINES: dict[str, Callable[[str, str, str], Engine]] = {
     "marian_bf16": lambda folder, work, device: _marian(folder, device, torch.bfloat16),
     "ctranslate2_fp32": lambda folder, work, device: CTranslate2Engine(folder, work, device, "float32"),
     "ctranslate2_int8": lambda folder, work, device: CTranslate2Engine(folder, work, device, "int8"),
+    "ours_workers_fp32": lambda folder, work, device: _ours(folder, device, torch.float32, torch.get_num_threads()),
+    "ours_workers_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16, torch.get_num_threads()),
+    "ctranslate2_workers_fp32": lambda folder, work, device: CTranslate2Engine(
+        folder, work, device, "float32", torch.get_num_threads()
+    ),
+    "ctranslate2_workers_int8": lambda folder, work, device: CTranslate2Engine(
+        folder, work, device, "int8", torch.get_num_threads()
+    ),
     "ctranslate2_bf16": lambda folder, work, device: CTranslate2Engine(folder, work, device, "bfloat16"),
 }

@@ -1,6 +1,7 @@
 """Translate lines of text with a trained model, in their order, in batches of similar length."""
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -16,6 +17,7 @@ from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, chosen_sett
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .alignment import Link, align, chosen_layer
 from .loading import load_model, one_line
+from .workers import in_threads, shares, worker_count
 
 #: "We set the maximum output length during inference to input length + 50" (§6.1).
 EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
@@ -68,6 +70,8 @@ class Translator:
         source_tokenizer: for the text that comes in.
         target_tokenizer: for the text that goes out; None means that one tokenizer serves both languages.
         ensemble: more models with the same tokenizers; a word's probability is the mean of all models'.
+        workers: searches that run beside each other, each with `batch_size` sentences and its part of torch's
+            threads; None is one for each of torch's threads on a CPU.
     """
 
     def __init__(
@@ -76,9 +80,13 @@ class Translator:
         source_tokenizer: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         ensemble: Sequence[PreTrainedModel] = (),
+        workers: int | None = None,
     ) -> None:
+        if workers is not None and workers < 1:
+            raise UserError(f"workers: must be at least 1, not {workers}")
         self.model = model
         self.models = [model, *ensemble]
+        self.workers = workers
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
 
@@ -89,6 +97,7 @@ class Translator:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         ensemble: Sequence[str | os.PathLike] = (),
+        workers: int | None = None,
     ) -> "Translator":
         """Load a model folder: the model, its generation settings and its tokenizers.
 
@@ -98,6 +107,7 @@ class Translator:
             dtype: "float32", "bfloat16", "float16" or a torch dtype; "fastest" is float32 or bfloat16, whichever a
                 few trial translations find faster here; None is the checkpoint's own.
             ensemble: folders of more models with the same tokenizers; the settings are the first one's.
+            workers: as above.
 
         Raises:
             UserError: no such folder, no whole model in it, a device that is not there, an unknown dtype, or
@@ -111,7 +121,7 @@ class Translator:
                 if mine.get_vocab() != theirs.get_vocab():
                     raise UserError(f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one")
             members.append(load_model(other, model.device, model.dtype))
-        return cls(model, source, target, members)
+        return cls(model, source, target, members, workers)
 
     def translate(
         self,
@@ -295,12 +305,18 @@ class Translator:
             for index, (line, prefix) in enumerate(window)
             if not _blank(line)
         }
+        joined, stop = self._is_covered(settings), threading.Event()
+        workers = 1 if not joined else self.workers or worker_count(self.model)
+
+        def work(job: tuple[list[int], int]) -> list[list[Hypothesis]]:
+            return self._translate_together([sentences[index] for index in job[0]], job[1], layer, settings, stop)
+
+        jobs = list(_searches(sentences, *limits, joined, workers))
         was_training = [model.training for model in self.models]
         for model in self.models:
             model.eval()
         try:
-            for indices, at_once in _searches(sentences, *limits, self._is_covered(settings)):
-                found = self._translate_together([sentences[index] for index in indices], at_once, layer, settings)
+            for (indices, _), found in zip(jobs, in_threads(work, jobs, workers, stop), strict=True):
                 for index, hypotheses in zip(indices, found, strict=True):
                     results[index] = hypotheses
         finally:
@@ -334,14 +350,14 @@ class Translator:
 
     @torch.inference_mode()
     def _translate_together(
-        self, batch: list[_Sentence], at_once: int, layer: int | None, settings: dict[str, Any]
+        self, batch: list[_Sentence], at_once: int, layer: int | None, settings: dict[str, Any], stop: threading.Event
     ) -> list[list[Hypothesis]]:
-        """Translate sentences whose prefixes are of one length, so many at once, in one search."""
+        """Translate sentences whose prefixes are of one length, so many at once, in one search, until told to stop."""
         ids = [sentence.source for sentence in batch]
         waiting = iter(ids)
 
         def more(room: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-            some = list(islice(waiting, room))
+            some = [] if stop.is_set() else list(islice(waiting, room))
             if not some:
                 return None
             padded = self.source_tokenizer.pad({"input_ids": some}, return_tensors="pt").to(self.model.device)
@@ -451,7 +467,7 @@ def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int)
 
 
 def _searches(
-    sentences: dict[int, _Sentence], batch_size: int, max_tokens: int, joined: bool
+    sentences: dict[int, _Sentence], batch_size: int, max_tokens: int, joined: bool, workers: int
 ) -> Iterator[tuple[list[int], int]]:
     """What is searched together, and how many of it at once.
 
@@ -459,7 +475,7 @@ def _searches(
 
     Args:
         joined: whether a search takes in sentences while it runs. Then the batches with `batch_size` sentences become
-            one search; those that are smaller have long sentences, which come first.
+            one search for each worker; those that are smaller have long sentences, which come first.
     """
     for prefix_length in sorted({len(sentence.prefix) for sentence in sentences.values()}):
         group = {i: len(one.source) for i, one in sentences.items() if len(one.prefix) == prefix_length}
@@ -467,7 +483,7 @@ def _searches(
         full = [len(batch) == batch_size for batch in batches]
         if joined and not prefix_length and True in full:
             start = full.index(True)
-            batches[start:] = [[index for batch in batches[start:] for index in batch]]
+            batches[start:] = shares([index for batch in batches[start:] for index in batch], workers)
         yield from ((batch, min(batch_size, len(batch))) for batch in batches)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.evaluation import decoding_benchmark
+from hf_vanilla_transformer.evaluation import decoding_benchmark, workers
 from hf_vanilla_transformer.evaluation.decoding_benchmark import Measurement, cache_bytes, compare
 from hf_vanilla_transformer.evaluation.decoding_report import plot, ratios, report, scaling
 from hf_vanilla_transformer.evaluation.translating import Translator
@@ -51,8 +51,11 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding_benchmark, "Worker", InThisProcess)
 
 
-@pytest.mark.parametrize("peer", ["marian_fp32", "ctranslate2_fp32"])
-def test_engines_with_the_same_weights_write_the_same(folder: Path, one_process: None, peer: str) -> None:
+@pytest.mark.parametrize("peer", ["marian_fp32", "ctranslate2_fp32", "ours_workers_fp32", "ctranslate2_workers_fp32"])
+def test_engines_with_the_same_weights_write_the_same(
+    folder: Path, one_process: None, peer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "LEAST_SENTENCES", 1)
     if peer.startswith("ctranslate2"):
         pytest.importorskip("ctranslate2")
     engines = ["ours_fp32", peer]

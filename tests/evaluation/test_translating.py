@@ -1,5 +1,7 @@
 """Order, empty lines, lookahead and settings of `Translator`, with a model too small to know anything."""
 
+import threading
+
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -7,7 +9,7 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.evaluation import loading
+from hf_vanilla_transformer.evaluation import loading, workers
 from hf_vanilla_transformer.evaluation.translating import (
     BATCHES_AHEAD,
     EXTRA_TOKENS,
@@ -118,6 +120,54 @@ def test_translations_do_not_depend_on_the_budget(translator, monkeypatch, budge
     assert list(translator.translate(SENTENCES * 2, max_tokens_per_batch=budget, **settings)) == expected
     assert all(rows == 1 or rows * longest <= budget for rows, longest in shapes)
     assert sum(rows for rows, _ in shapes) == 2 * sum(bool(line.strip()) for line in SENTENCES)
+
+
+@pytest.mark.parametrize("n_best", [1, 2])
+def test_searches_beside_each_other_find_the_same(translator, model, tokenizer, monkeypatch, n_best):
+    monkeypatch.setattr(workers, "LEAST_SENTENCES", 3)
+    threads, seen = torch.get_num_threads(), set()
+    settings = {"num_beams": 2, "max_new_tokens": 8, "batch_size": 4}
+    lines = SENTENCES * 6
+    expected = list(Translator(model, tokenizer, workers=1).translate_nbest(lines, n_best, **settings))
+    beside = Translator(model, tokenizer, workers=3)
+    original = model.generate
+
+    def generate(**arguments):
+        seen.add((threading.get_ident(), torch.get_num_threads()))
+        return original(**arguments)
+
+    monkeypatch.setattr(model, "generate", generate)
+    found = list(beside.translate_nbest(lines, n_best, **settings))
+    assert [[one.text for one in each] for each in found] == [[one.text for one in each] for each in expected]
+    assert len(seen) > 1 and {count for _, count in seen} == {max(1, threads // 3)}
+    assert torch.get_num_threads() == threads
+
+
+def test_error_of_one_search_ends_the_others(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(workers, "LEAST_SENTENCES", 1)
+    threads, begun = torch.get_num_threads(), threading.Barrier(2)
+    original = Translator._translate_together
+
+    def translate_together(self, batch, *others):
+        begun.wait(timeout=60)
+        if len(batch) == 16:
+            raise OSError("one of two")
+        others[-1].wait(timeout=60)  # until it is told to stop
+        return original(self, batch, *others)
+
+    monkeypatch.setattr(Translator, "_translate_together", translate_together)
+    lines = ["seven"] * 31
+    with pytest.raises(OSError, match="one of two"):
+        list(Translator(model, tokenizer, workers=2).translate(lines, batch_size=4, num_beams=1, max_new_tokens=2))
+    assert torch.get_num_threads() == threads
+
+
+def test_number_of_workers(model, tokenizer):
+    with pytest.raises(UserError, match="workers: must be at least 1, not 0"):
+        Translator(model, tokenizer, workers=0)
+    assert workers.worker_count(model) == torch.get_num_threads()
+    with torch.autocast("cpu"):
+        assert workers.worker_count(model) == 1
 
 
 def test_sentence_of_two_thousand_tokens(translator):
