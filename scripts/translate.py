@@ -49,7 +49,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workers", type=int, metavar="N",
         help="on a CPU, searches beside each other, each with --batch_size sentences and its part of the threads "
-        "(default: one for each thread)",
+        "(default: one for each thread, up to 8)",
     )  # fmt: skip
     group.add_argument("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
     group.add_argument(

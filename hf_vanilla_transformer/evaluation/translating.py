@@ -71,7 +71,7 @@ class Translator:
         target_tokenizer: for the text that goes out; None means that one tokenizer serves both languages.
         ensemble: more models with the same tokenizers; a word's probability is the mean of all models'.
         workers: searches that run beside each other, each with `batch_size` sentences and its part of torch's
-            threads; None is one for each of torch's threads on a CPU.
+            threads; None is one for each of torch's threads on a CPU, up to 8.
     """
 
     def __init__(

@@ -13,17 +13,20 @@ import torch
 #: Fewer sentences at once make poor use of a core: all weights are read for them too.
 LEAST_SENTENCES = 32
 
+#: Python lets one thread at a time say what is computed next; more would wait for each other.
+MOST_WORKERS = 8
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 def worker_count(model: torch.nn.Module) -> int:
-    """How many searches with this model should run beside each other: one for each of torch's threads on a CPU.
+    """How many searches with this model should run beside each other: on a CPU one for each thread, up to 8.
 
     One where torch's settings of this thread, which others do not inherit, say how to compute.
     """
     on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
-    return torch.get_num_threads() if on_cpu and not torch.is_autocast_enabled("cpu") else 1
+    return min(torch.get_num_threads(), MOST_WORKERS) if on_cpu and not torch.is_autocast_enabled("cpu") else 1
 
 
 def shares(items: list[Job], workers: int) -> list[list[Job]]:
