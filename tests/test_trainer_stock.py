@@ -236,32 +236,43 @@ def test_evaluation_uses_the_limit_of_the_arguments(tokenizer: PreTrainedTokeniz
     assert words_written(trainer.predict(pairs(3)).predictions) == 13
 
 
-def test_tiny_model_learns_to_reverse(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("longest", "d_model", "size", "updates", "wanted"),
+    [(4, 32, 32, 350, 0.9), pytest.param(6, 64, 64, 500, 0.95, marks=pytest.mark.slow)],
+)
+def test_tiny_model_learns_to_reverse(
+    longest: int,
+    d_model: int,
+    size: int,
+    updates: int,
+    wanted: float,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+) -> None:
     dice = random.Random(0)
     words = range(FIRST_WORD, FIRST_WORD + 8)
-    strings = list(dict.fromkeys(tuple(dice.choices(words, k=dice.randint(2, 6))) for _ in range(5000)))
+    strings = list(dict.fromkeys(tuple(dice.choices(words, k=dice.randint(2, longest))) for _ in range(5000)))
     rows = [{"input_ids": [*string, EOS], "labels": [*reversed(string), EOS]} for string in strings]
     held_out, train = rows[:200], rows[200:]
     torch.manual_seed(0)
-    model = VanillaTransformerForConditionalGeneration(
-        tiny_config(d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128, dropout=0.0, label_smoothing=0.1)
-    )
-    warmup = 100
+    sizes = {"d_model": d_model, "encoder_ffn_dim": 2 * d_model, "decoder_ffn_dim": 2 * d_model}
+    model = VanillaTransformerForConditionalGeneration(tiny_config(**sizes, dropout=0.0, label_smoothing=0.1))
+    warmup = updates // 5
     trainer = trainer_of(
         model,
         tokenizer,
         tmp_path,
         train,
-        max_steps=500,
-        per_device_train_batch_size=64,
+        max_steps=updates,
+        per_device_train_batch_size=size,
         per_device_eval_batch_size=200,
         # §5.3
-        learning_rate=64**-0.5 * warmup**-0.5 / 2,
+        learning_rate=d_model**-0.5 * warmup**-0.5 / 2,
         lr_scheduler_type="inverse_sqrt",
         warmup_steps=warmup,
         adam_beta2=0.98,
         adam_epsilon=1e-9,
-        logging_steps=100,
+        logging_steps=updates // 5,
         predict_with_generate=True,
     )
     trainer.train()
@@ -273,4 +284,4 @@ def test_tiny_model_learns_to_reverse(tokenizer: PreTrainedTokenizerFast, tmp_pa
         [word for word in row[1:].tolist() if word not in (PAD, EOS, -100)] == pair["labels"][:-1]
         for row, pair in zip(written, held_out, strict=True)
     ]
-    assert np.mean(right) >= 0.95
+    assert np.mean(right) >= wanted
