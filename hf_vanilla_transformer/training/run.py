@@ -64,6 +64,7 @@ from .trainer import VanillaTransformerTrainer, as_itself
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 SPLITS = ("train", "validation", "test")
+_ROWS_READ = 1000
 
 
 @dataclass
@@ -239,7 +240,9 @@ def choose_tokenizers(
         known = report.fingerprint if report is not None and not data_args.streaming else ""
 
         def learn(*columns: str) -> PreTrainedTokenizerBase:
-            texts = (row[column] for column in columns for row in train.select_columns([column]))
+            # many rows at a time: one by one, a million of them take 20 s to read
+            batches = ((column, train.select_columns([column]).iter(_ROWS_READ)) for column in columns)
+            texts = (text for column, rows in batches for batch in rows for text in batch[column])
             content = f"{known} {' '.join(columns)}" if known else None
             return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase, content)
 
