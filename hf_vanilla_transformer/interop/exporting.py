@@ -49,6 +49,9 @@ def export(
         raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
     if quantization is not None and target_format != "ctranslate2":
         raise UserError(f"quantization={quantization}: only ctranslate2 has it; {target_format} is written in float32")
+    if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
+        raise UserError(f"output {output} holds the model itself; name a new folder")
+    _refuse_quantised(Path(source))
     module = import_module(f".{FORMATS[target_format]}", __package__)
     with new_folder(Path(output), overwrite) as folder:
         model = load_peer(VanillaTransformerForConditionalGeneration, source)  # what is damaged is told here
@@ -60,6 +63,18 @@ def export(
     return f"{output}: {size / 1e6:.1f} MB"
 
 
+def _refuse_quantised(source: Path) -> None:
+    """Raise a UserError before the weights are read, which would take the library that they were quantised with."""
+    try:
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # said better by who loads the model
+    if isinstance(config, dict) and config.get("quantization_config"):
+        raise UserError(
+            f"{source}: its weights are quantised (quantization_config); export the model they were made of"
+        )
+
+
 def _write_graphs(write: Any, model: Any, source: str | Path, folder: Path) -> None:
     """The graphs, and beside them what a translation needs: configurations, tokenizers, a script."""
     tokenizers = load_tokenizers(source)
@@ -68,7 +83,8 @@ def _write_graphs(write: Any, model: Any, source: str | Path, folder: Path) -> N
     save_tokenizers(folder, *tokenizers)
     model.generation_config.save_pretrained(folder)
     fields = json.loads(model.config.to_json_string(use_diff=False))
-    fields.pop("auto_map", None)  # the code that it names does not come along
+    for name in ("auto_map", "_name_or_path"):  # code that does not come along, and a path of this machine
+        fields.pop(name, None)
     (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(_SCRIPT), folder / "translate.py")
 
@@ -88,6 +104,13 @@ def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
         folder = Path(beside) / "model"
         yield folder
-        if output.exists():
-            os.replace(output, Path(beside) / "before")
-        os.replace(folder, output)
+        if not output.exists():
+            os.replace(folder, output)
+            return
+        before = Path(beside) / "before"
+        os.replace(output, before)
+        try:
+            os.replace(folder, output)
+        except BaseException:
+            os.replace(before, output)
+            raise

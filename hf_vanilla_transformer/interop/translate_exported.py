@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from transformers import AutoTokenizer
+from transformers.utils import logging
 
 # Of generation_config.json: what changes the likeliest word, and is not done here. The values change nothing.
 _NOT_DONE = {
@@ -27,13 +28,11 @@ _NOT_DONE = {
 class OnnxGraphs:
     """`encoder.onnx` and `decoder.onnx` in onnxruntime. Arrays are NumPy's."""
 
-    def __init__(self, folder: Path, threads: int = 0):
+    def __init__(self, folder: Path):
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
         self.encoder, self.decoder = (
-            onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), options, providers=["CPUExecutionProvider"])
+            onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), providers=["CPUExecutionProvider"])
             for name in ("encoder", "decoder")
         )
 
@@ -87,6 +86,9 @@ class Translator:
             json.loads((folder / name).read_text(encoding="utf-8"))
             for name in ("config.json", "generation_config.json")
         )
+        for name in ("decoder_start_token_id", "eos_token_id"):
+            if self.settings.get(name) is None:
+                self.settings[name] = self.config.get(name)
         for name, silent in _NOT_DONE.items():
             if self.settings.get(name, silent) not in (silent, None):
                 raise ValueError(f"generation_config.json: {name}={self.settings[name]} is not done here")
@@ -113,7 +115,13 @@ class Translator:
 
         Returns:
             The words of each sentence, its end word included where it was reached.
+
+        Raises:
+            ValueError: a source longer than the table of learned positions.
         """
+        longest = self.config["max_position_embeddings"]
+        if self.config["position_encoding_type"] == "learned" and ids.shape[1] > longest:
+            raise ValueError(f"a source of {ids.shape[1]} tokens is longer than max_position_embeddings={longest}")
         ends = self.settings.get("eos_token_id")
         ends = ends if isinstance(ends, list) else [ends]
         limits = self.limits(mask)  # (B,)
@@ -163,6 +171,7 @@ def main() -> None:
     parser.add_argument("--model", default=Path(__file__).parent, help="the exported folder, if it is another one")
     parser.add_argument("--batch_size", type=int, default=32)
     arguments = parser.parse_args()
+    logging.set_verbosity_error()  # it warns of a model type that it need not know for a tokenizer
     translator = Translator(arguments.model)
     lines = [line.rstrip("\n") for line in sys.stdin]
     for batch in batches(lines, arguments.batch_size):

@@ -1,12 +1,14 @@
 """`scripts/export_model.py`: a model folder in, another program's folder out."""
 
 import json
+import os
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.interop.exporting import FORMATS
+from hf_vanilla_transformer.interop.exporting import FORMATS, new_folder
 from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.exports import write_model
 
@@ -85,6 +87,38 @@ def test_a_missing_or_damaged_model_is_one_line(run, tmp_path, target_format):
     status, _, err = run("--to", target_format, tmp_path / "model", tmp_path / "out")
     assert (status, err.count("\n")) == (2, 1) and str(tmp_path / "model") in err
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_model_is_not_replaced_by_its_export(run, tmp_path):
+    write_model(tmp_path / "runs" / "model")
+    for output in (tmp_path / "runs" / "model", tmp_path / "runs"):
+        status, _, err = run("--to", "torch", tmp_path / "runs" / "model", output, "--overwrite")
+        assert (status, err.count("\n")) == (2, 1) and "holds the model itself" in err
+    assert (tmp_path / "runs" / "model" / "model.safetensors").is_file()
+
+
+def test_quantised_weights_are_refused_before_they_are_read(run, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "torchao"}}))
+    for target_format in FORMATS:
+        status, _, err = run("--to", target_format, tmp_path / "model", tmp_path / "out")
+        assert (status, err.count("\n")) == (2, 1) and "quantization_config" in err
+
+
+def test_a_failed_rename_brings_the_old_folder_back(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("old")
+    replace = os.replace
+
+    def full_disk(source, target):
+        if Path(source).name == "model":
+            raise OSError("no space left")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="no space"), new_folder(tmp_path / "out", overwrite=True) as folder:
+        folder.mkdir()
+    assert (tmp_path / "out" / "old").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_help_and_readme_name_every_format(run, repository):

@@ -1,0 +1,69 @@
+"""ONNX graphs in onnxruntime give our logits and words. (An export takes some ten seconds.)"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
+from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.interop.translate_exported import Translator
+from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_words, write_model
+from tests.interop.test_exported_programs import assert_nothing_is_nan
+
+onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_give_our_logits_and_words(case: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", **CASES[case])
+    export("onnx", tmp_path / "model", tmp_path / "out")
+    translator = Translator(tmp_path / "out")
+    assert_same_logits(translator, model)
+    assert_same_words(translator, model)
+    assert_nothing_is_nan(translator)
+    for name in ("encoder", "decoder"):
+        onnx.checker.check_model(str(tmp_path / "out" / f"{name}.onnx"))
+    assert_each_matrix_is_there_once(tmp_path / "out", model)
+
+
+def assert_each_matrix_is_there_once(folder: Path, model) -> None:
+    """The file of weights is no larger than the matrices of the model, but for the gaps before pages."""
+    matrices = [p.numel() * 4 for p in model.parameters() if p.ndim == 2]
+    size = (folder / "weights.bin").stat().st_size
+    assert 0.9 * sum(matrices) <= size <= sum(matrices) + 4096 * (len(matrices) + 2)
+
+
+def test_a_tokenizer_for_each_language_comes_along(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    source, _ = load_tokenizers(tmp_path / "model")
+    target = AutoTokenizer.from_pretrained(tmp_path / "model")
+    target.add_tokens(["zwei"])
+    save_tokenizers(tmp_path / "model", source, target)
+    export("onnx", tmp_path / "model", tmp_path / "out")
+    translator = Translator(tmp_path / "out")
+    assert len(translator.target_tokenizer) == len(translator.tokenizer) + 1
+    ids = translator.tokenizer(LINES, return_tensors="pt", padding=True)
+    rows = model.generate(**ids, num_beams=1)
+    assert translator.translate(LINES) == target.batch_decode(rows, skip_special_tokens=True)
+
+
+def test_names_are_hugging_faces(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", decoder_layers=1)
+    export("onnx", tmp_path / "model", tmp_path / "out")
+    graphs = Translator(tmp_path / "out").graphs
+    assert [given.name for given in graphs.encoder.get_inputs()] == ["input_ids", "attention_mask"]
+    pairs = [f"0.{stack}.{part}" for stack in ("encoder", "decoder") for part in ("key", "value")]
+    inputs = {given.name: given for given in graphs.decoder.get_inputs()}
+    assert list(inputs) == ["input_ids", "encoder_attention_mask", *(f"past_key_values.{pair}" for pair in pairs)]
+    assert [given.name for given in graphs.decoder.get_outputs()] == ["logits", *(f"present.{p}" for p in pairs[2:])]
+    assert inputs["past_key_values.0.decoder.key"].shape == ["batch", 4, "past", 8]
+    states = graphs.encoder.run(
+        ["last_hidden_state"], dict.fromkeys(("input_ids", "attention_mask"), np.ones((1, 2), np.int64))
+    )
+    assert states[0].shape == (1, 2, 32)
