@@ -134,17 +134,44 @@ def _in_float32(attend: Callable) -> Callable:
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU.
-
-    torch draws 64 random bits for each number there, on one core, which is a sixth of a small model's training step.
-    16 bits are enough: p becomes a multiple of 2^-16, and what is kept is scaled by exactly its share.
-    """
-    if not training or p == 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
+    """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU."""
+    if not _draws_itself(x, p, training):
         return F.dropout(x, p=p, training=training)
+    kept, scale = _draw_kept(x, p)
+    return x * kept * scale
+
+
+def add_dropout(x: Tensor, y: Tensor, p: float, training: bool) -> Tensor:
+    """x + Dropout(y), all of one shape; on a CPU with one tensor in between, where there would be two."""
+    if not _draws_itself(y, p, training):
+        return x + F.dropout(y, p=p, training=training)
+    kept, scale = _draw_kept(y, p)
+    return torch.add(x, y * kept, alpha=scale)
+
+
+def _draws_itself(x: Tensor, p: float, training: bool) -> bool:
+    return training and p > 0.0 and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _draw_kept(x: Tensor, p: float) -> tuple[Tensor, float]:
+    """What dropout keeps of x: True or False for each number, and the factor that makes up for the rest.
+
+    torch draws 64 random bits for each number on a CPU, on one core, which is a sixth of a small model's training
+    step. 16 bits are enough: p becomes a multiple of 2^-16, and what is kept is scaled by exactly its share.
+    """
     dropped = min(round(p * 2**16), 2**16 - 1)  # of 2^16
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # four draws of 16 bits each
     draws = words.view(torch.int16)[: x.numel()].view(x.shape)
-    return x * (draws >= dropped - 2**15) * (2**16 / (2**16 - dropped))
+    return draws >= dropped - 2**15, 2**16 / (2**16 - dropped)
+
+
+def cast_once(x: Tensor) -> Tensor:
+    """`x` as autocast wants it for products. It would cast it anew for each, and keep each copy for the gradients."""
+    device_type = x.device.type
+    available = x.dtype == torch.float32 and torch.amp.is_autocast_available(device_type)
+    if not available or not torch.is_autocast_enabled(device_type):
+        return x
+    return x.to(torch.get_autocast_dtype(device_type))
 
 
 # Sub-layers and layers
@@ -180,6 +207,7 @@ class VanillaTransformerAttention(nn.Module):
         Returns:
             Output (B, T, D) and weights (B, H, T, K or S), None from a backend that has none.
         """
+        hidden_states = cast_once(hidden_states)
         query = self._split_heads(self.q_proj(hidden_states), self.head_dim)  # (B, H, T, d_k)
         if key_value_states is None:
             key, value = self._project(hidden_states)
@@ -204,6 +232,7 @@ class VanillaTransformerAttention(nn.Module):
         return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, T, H * width) -> (B, H, T, width)
 
     def _project(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        states = cast_once(states)
         key = self._split_heads(self.k_proj(states), self.head_dim)
         value = self._split_heads(self.v_proj(states), self.value_head_dim)
         return key, value
@@ -233,7 +262,7 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
 
     def add_and_norm(self, x: Tensor, sublayer_of_x: Tensor, layer_norm: nn.LayerNorm) -> Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))), around every sub-layer (§3.1, §5.4). All (B, T, D)."""
-        return layer_norm(x + dropout(sublayer_of_x, p=self.dropout, training=self.training))
+        return layer_norm(add_dropout(x, sublayer_of_x, p=self.dropout, training=self.training))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2), (B, T, D) to (B, T, D)."""

@@ -11,9 +11,13 @@ from torch.nn import functional as F
 
 IGNORED = -100  # the label that Hugging Face's collators give to padding
 
-# Logits computed at a time, in numbers. On a CPU a chunk should stay in its cache; a GPU wants larger products.
-CPU_CHUNK = 2**21
+# Logits computed at a time, in numbers: a product needs many places to be worth adding to the gradient of the matrix,
+# all the more where it is made in half precision and added in full.
+CPU_CHUNK = 2**23
+CPU_HALF_CHUNK = 2**25
 DEVICE_CHUNK = 2**26
+# Of them, those that are looked at together; on a CPU they should stay in its cache.
+CPU_CACHE = 2**20
 
 
 def shift_right(labels: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:
@@ -54,6 +58,20 @@ def translation_loss(
     return total / _words(labels, num_items_in_batch)
 
 
+def plain_loss(
+    loss: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    label_smoothing: float,
+    num_items_in_batch: Tensor | int | None = None,
+) -> Tensor:
+    """What `loss`, the `translation_loss` of the rest, would be without smoothing; for the log, without a gradient."""
+    if not label_smoothing:
+        return loss.detach().clone()  # `Trainer` multiplies its loss in place
+    with torch.no_grad():
+        return translation_loss(logits, labels, 0.0, num_items_in_batch)
+
+
 def fused_translation_loss(
     hidden_states: Tensor,
     weight: Tensor,
@@ -61,7 +79,7 @@ def fused_translation_loss(
     labels: Tensor,
     label_smoothing: float = 0.0,
     num_items_in_batch: Tensor | int | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """`translation_loss` of the logits `hidden_states @ weight.T + bias`, which never exist as a whole.
 
     At 4,096 words of a 37,000-word vocabulary the logits take 600 MB, and as much again for each of their
@@ -73,12 +91,14 @@ def fused_translation_loss(
         label_smoothing, num_items_in_batch: as in `translation_loss`.
 
     Returns:
-        A float32 scalar, differentiable once by `hidden_states`, `weight` and `bias`.
+        A float32 scalar, differentiable once by `hidden_states`, `weight` and `bias`; and without a gradient, the
+        same without smoothing.
     """
-    total = _FusedCrossEntropy.apply(
+    total, plain = _FusedCrossEntropy.apply(
         hidden_states.flatten(0, -2), weight, bias, labels.flatten(), label_smoothing, torch.is_grad_enabled()
     )
-    return total / _words(labels, num_items_in_batch)
+    words = _words(labels, num_items_in_batch)
+    return total / words, plain / words
 
 
 def _words(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
@@ -88,53 +108,62 @@ def _words(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | 
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
-    """Sum of smoothed cross-entropies. The gradients are made in the forward pass, while a chunk's logits are there.
+    """Sums of the cross-entropies, smoothed and plain. The gradients are made in the forward pass, while a chunk's
+    logits are there.
 
     With p = softmax(z), the loss of one place is  lse(z) - (1 - ε) z_right - ε mean(z),
-    and its derivative by z is  p - ε / V - (1 - ε) [right].
+    and its derivative by z is  p - (1 - ε) [right] - ε / V.
+    Of these, mean(z) = h · mean(W) + mean(b) and its derivatives need no logits.
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, grad: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         device_type, vocab_size = hidden.device.type, weight.shape[0]
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
         counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
         words, cast_weight = hidden[counted].to(dtype), weight.to(dtype)  # (N', D), (V, D)
+        cast_bias = None if bias is None else bias.to(dtype)  # (V,)
         labels = labels[counted, None]  # (N', 1)
-        grad_words = torch.empty_like(words, dtype=torch.float32)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        total = hidden.new_zeros((), dtype=torch.float32)
-        rows = max(1, (CPU_CHUNK if device_type == "cpu" else DEVICE_CHUNK) // vocab_size)
         with torch.autocast(device_type, enabled=False):
-            for start in range(0, len(counted), rows):
-                chunk = slice(start, start + rows)
-                logits = (words[chunk] @ cast_weight.T).float()  # (rows, V)
+            mean_weight, sum_words = weight.mean(dim=0, dtype=torch.float32), words.sum(dim=0, dtype=torch.float32)
+            total = -smoothing * (sum_words @ mean_weight)
+            plain = torch.zeros_like(total)
+            if bias is not None:
+                total -= smoothing * len(counted) * bias.float().mean()
+            grad_words: Any = None
+            grad_weight: Any = None
+            grad_bias: Any = None
+            if grad:
+                grad_words = torch.empty_like(words, dtype=torch.float32)
+                grad_weight = (sum_words * (-smoothing / vocab_size)).repeat(vocab_size, 1)  # (V, D)
                 if bias is not None:
-                    logits += bias
-                log_sum = logits.logsumexp(dim=1, keepdim=True)  # (rows, 1)
-                right = logits.gather(1, labels[chunk])  # (rows, 1)
-                total += (log_sum - (1 - smoothing) * right).sum()
-                if smoothing:
-                    total -= smoothing / vocab_size * logits.sum()
+                    grad_bias = sum_words.new_full((vocab_size,), -smoothing / vocab_size * len(counted))
+            for chunk in _chunks(len(counted), vocab_size, device_type, dtype):
+                logits = F.linear(words[chunk], cast_weight, cast_bias)  # (rows, V)
+                losses = _differentiate(logits, labels[chunk], smoothing)
+                total += losses[0]
+                plain += losses[1]
                 if not grad:
                     continue
-                grad_logits = logits.sub_(log_sum).exp_().sub_(smoothing / vocab_size)
-                grad_logits.scatter_add_(1, labels[chunk], grad_logits.new_full(right.shape, smoothing - 1))
                 if grad_bias is not None:
-                    grad_bias += grad_logits.sum(dim=0)
-                grad_logits = grad_logits.to(dtype)
-                grad_words[chunk] = grad_logits @ cast_weight
-                grad_weight += grad_logits.T @ words[chunk]
+                    grad_bias += logits.sum(dim=0, dtype=torch.float32)
+                grad_words[chunk] = logits @ cast_weight
+                if dtype == torch.float32:
+                    grad_weight.addmm_(logits.T, words[chunk])
+                else:
+                    grad_weight += logits.T @ words[chunk]
+            if grad:
+                grad_words -= smoothing * mean_weight
         ctx.save_for_backward(counted, grad_words, grad_weight, grad_bias)
         ctx.like = hidden.shape, hidden.dtype, weight.dtype
-        return total
+        ctx.mark_non_differentiable(plain)
+        return total, plain
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         counted, grad_words, grad_weight, grad_bias = ctx.saved_tensors
         shape, hidden_dtype, weight_dtype = ctx.like
         grad_hidden = grad_words.new_zeros(shape)  # (N, D)
@@ -142,3 +171,28 @@ class _FusedCrossEntropy(torch.autograd.Function):
         if grad_bias is not None:
             grad_bias = (grad_bias * grad_total).to(weight_dtype)
         return grad_hidden.to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), grad_bias, None, None, None
+
+
+def _chunks(places: int, vocab_size: int, device_type: str, dtype: torch.dtype) -> list[slice]:
+    """Places whose logits are made together."""
+    numbers = (CPU_CHUNK if dtype == torch.float32 else CPU_HALF_CHUNK) if device_type == "cpu" else DEVICE_CHUNK
+    rows = max(1, numbers // vocab_size)
+    return [slice(start, start + rows) for start in range(0, places, rows)]
+
+
+def _differentiate(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Put p - (1 - ε) [right] in the place of the logits (rows, V), and sum  lse - (1 - ε) z_right  over the rows.
+
+    Returns:
+        The sum, and the same for ε = 0.
+    """
+    sums = logits.new_zeros(2, dtype=torch.float32)
+    rows = max(1, CPU_CACHE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    for z, label in zip(logits.split(rows), labels.split(rows), strict=True):
+        right = z.gather(1, label).float()  # (rows, 1)
+        p = z.softmax(dim=1, dtype=torch.float32)  # (rows, V)
+        # The largest p belongs to the largest z, and is never too small for a logarithm.
+        log_sum = z.amax(dim=1, keepdim=True).float() - p.amax(dim=1, keepdim=True).log()  # (rows, 1)
+        sums += torch.stack([(log_sum - (1 - smoothing) * right).sum(), (log_sum - right).sum()])
+        z.copy_(p.scatter_add_(1, label, p.new_full(label.shape, smoothing - 1)))
+    return sums[0], sums[1]

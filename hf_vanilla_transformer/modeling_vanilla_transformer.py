@@ -7,6 +7,7 @@ Shapes: B batch, S source length, T target length, D d_model, V target vocabular
 """
 
 import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import paper_generation_config, paper_limit, search_for
 from .layers_vanilla_transformer import dropout
-from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
+from .loss_vanilla_transformer import IGNORED, fused_translation_loss, plain_loss, shift_right, translation_loss
 from .stacks_vanilla_transformer import (
     VanillaTransformerDecoder,
     VanillaTransformerEncoder,
@@ -107,6 +108,13 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             encoder_hidden_states=source.hidden_states,
             encoder_attentions=source.attentions,
         )
+
+
+@dataclass
+class VanillaTransformerOutput(Seq2SeqLMOutput):
+    """`Seq2SeqLMOutput`, and while training the loss without smoothing: `nll_loss`, a scalar without a gradient."""
+
+    nll_loss: Tensor | None = None
 
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
@@ -193,7 +201,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqLMOutput:
+    ) -> VanillaTransformerOutput:
         """Score every target word, and compare with `labels` where given.
 
         Args:
@@ -205,7 +213,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             The others: as in the two stacks.
 
         Returns:
-            `loss` (with label smoothing only while training), `logits` (B, T, V) or None, and what the stacks return.
+            `loss` (with label smoothing only while training), `logits` (B, T, V) or None, what the stacks return, and
+            while training `nll_loss`, the loss without smoothing.
 
         Raises:
             ValueError: nothing tells the decoder what to read.
@@ -233,10 +242,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         logits = None
         if labels is None or not self._can_skip_logits(skip_logits):
             logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)
-        loss = None
+        loss = nll_loss = None
         if labels is not None:
-            loss = self._loss(outputs.last_hidden_state, logits, labels, num_items_in_batch)
-        return Seq2SeqLMOutput(
+            loss, nll_loss = self._losses(outputs.last_hidden_state, logits, labels, num_items_in_batch)
+        return VanillaTransformerOutput(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
@@ -246,6 +255,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
+            nll_loss=nll_loss if self.training else None,  # `Trainer` takes all but the loss for predictions
         )
 
     def _can_skip_logits(self, wanted: bool | None) -> bool:
@@ -261,14 +271,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         half = torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == torch.float16
         return not half
 
-    def _loss(
+    def _losses(
         self, hidden_states: Tensor, logits: Tensor | None, labels: Tensor, num_items_in_batch: Tensor | int | None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """The loss to train on, and the same without smoothing."""
         smoothing = self.config.label_smoothing if self.training else 0.0
         labels = labels.to(hidden_states.device)
         check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.target_vocab_size, "labels")
         if logits is not None:
-            return translation_loss(logits, labels, smoothing, num_items_in_batch)
+            loss = translation_loss(logits, labels, smoothing, num_items_in_batch)
+            return loss, plain_loss(loss, logits, labels, smoothing, num_items_in_batch)
         weight, bias = self.lm_head.weight, self.lm_head.bias
         return fused_translation_loss(hidden_states, weight, bias, labels, smoothing, num_items_in_batch)
 

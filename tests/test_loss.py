@@ -38,8 +38,10 @@ def places(words: int = 21, d_model: int = 8, vocab_size: int = 13) -> tuple[tor
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four places at a time, so that a batch is several chunks and the last is not full."""
-    monkeypatch.setattr(losses, "CPU_CHUNK", 4 * 13 + 5)
+    """Four places at a time and three together, so that a batch is several chunks and the last is not full."""
+    for name in ("CPU_CHUNK", "CPU_HALF_CHUNK"):
+        monkeypatch.setattr(losses, name, 4 * 13 + 5)
+    monkeypatch.setattr(losses, "CPU_CACHE", 3 * 13)
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHING)
@@ -62,8 +64,10 @@ def test_fused_loss_is_the_plain_one(smoothing: float, items: int | None, with_b
     leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
     logits = hidden @ weight.T + (bias if with_bias else 0)
     plain = translation_loss(logits, labels, smoothing, items)
-    fused = fused_translation_loss(hidden, weight, bias if with_bias else None, labels, smoothing, items)
+    fused, nll = fused_translation_loss(hidden, weight, bias if with_bias else None, labels, smoothing, items)
     assert fused.item() == pytest.approx(plain.item(), rel=1e-6)
+    assert nll.item() == pytest.approx(translation_loss(logits, labels, 0.0, items).item(), rel=1e-6)
+    assert not nll.requires_grad
     # A factor stands for a gradient scaler or for whatever is added to the loss.
     expected = torch.autograd.grad(3 * plain, leaves)
     for actual, wanted in zip(torch.autograd.grad(3 * fused, leaves), expected, strict=True):
@@ -77,9 +81,9 @@ def test_fused_gradients_are_those_of_finite_differences() -> None:
 
     def loss(shift: float) -> float:
         moved = (weight + shift * rows).detach()
-        return fused_translation_loss(hidden.detach(), moved, bias.detach(), labels, 0.1).item()
+        return fused_translation_loss(hidden.detach(), moved, bias.detach(), labels, 0.1)[0].item()
 
-    (gradient,) = torch.autograd.grad(fused_translation_loss(hidden, weight, bias, labels, 0.1), weight)
+    (gradient,) = torch.autograd.grad(fused_translation_loss(hidden, weight, bias, labels, 0.1)[0], weight)
     slope = (loss(step) - loss(-step)) / (2 * step)
     assert (gradient * rows).sum().item() == pytest.approx(slope, rel=1e-2)
 
@@ -92,9 +96,10 @@ def test_fused_loss_under_bfloat16_autocast(smoothing: float) -> None:
     expected = translation_loss(hidden @ weight.T + bias, labels, smoothing)
     expected_gradients = torch.autograd.grad(expected, leaves)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fused = fused_translation_loss(hidden, weight, bias, labels, smoothing)
+        fused, nll = fused_translation_loss(hidden, weight, bias, labels, smoothing)
     assert fused.dtype == torch.float32
     assert fused.item() == pytest.approx(expected.item(), rel=5e-3)
+    assert nll.item() == pytest.approx(translation_loss(hidden @ weight.T + bias, labels).item(), rel=5e-3)
     for actual, wanted in zip(torch.autograd.grad(fused, leaves), expected_gradients, strict=True):
         assert actual.dtype == torch.float32
         assert ((actual - wanted).norm() / wanted.norm()).item() < 1e-2
@@ -105,7 +110,7 @@ def test_no_word_to_count_is_zero(fused: bool) -> None:
     hidden, weight, bias, labels = places()
     labels = torch.full_like(labels, -100)
     if fused:
-        loss = fused_translation_loss(hidden, weight, bias, labels, 0.1)
+        loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
     else:
         loss = translation_loss(hidden @ weight.T + bias, labels, 0.1)
     loss.backward()
@@ -117,7 +122,7 @@ def test_no_word_to_count_is_zero(fused: bool) -> None:
 def test_fused_loss_needs_no_gradient() -> None:
     hidden, weight, bias, labels = places()
     with torch.no_grad():
-        loss = fused_translation_loss(hidden, weight, bias, labels, 0.1)
+        loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
         expected = translation_loss(hidden @ weight.T + bias, labels, 0.1)
     assert not loss.requires_grad
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -132,6 +137,32 @@ def test_model_smooths_in_training_only() -> None:
     flat, labels = logits.flatten(0, 1).numpy(), batch["labels"].flatten().numpy()
     assert losses_by_mode[True] == pytest.approx(numpy_loss(flat, labels, 0.3) / 10, rel=1e-5)
     assert losses_by_mode[False] == pytest.approx(numpy_loss(flat, labels, 0.0) / 10, rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("skip_logits", [True, False])
+def test_loss_without_smoothing_is_told_in_training_only(smoothing: float, skip_logits: bool) -> None:
+    model = tiny_model(label_smoothing=smoothing)
+    batch = translation_batch([5, 3], [6, 4])
+    evaluated = model(**batch)
+    trained = model.train()(**batch, skip_logits=skip_logits)
+    assert evaluated.nll_loss is None
+    assert trained.nll_loss.item() == pytest.approx(evaluated.loss.item(), rel=1e-6)
+    assert not trained.nll_loss.requires_grad
+    kept = trained.nll_loss.item()
+    trained.loss.mul_(2)  # as `Trainer` does in two processes
+    assert trained.nll_loss.item() == kept
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_fused_loss_of_extreme_logits_is_finite() -> None:
+    hidden, weight, _, labels = places()
+    plain = translation_loss(500 * hidden @ weight.T, labels, 0.1)
+    fused, nll = fused_translation_loss(500 * hidden, weight, None, labels, 0.1)
+    assert fused.item() == pytest.approx(plain.item(), rel=1e-6)
+    assert nll.item() == pytest.approx(translation_loss(500 * hidden @ weight.T, labels).item(), rel=1e-6)
+    expected = torch.autograd.grad(plain, weight)[0]
+    assert_near(torch.autograd.grad(fused, weight)[0], expected, 1e-5 * expected.abs().max().item())
 
 
 def test_logits_are_there_when_asked_for() -> None:

@@ -12,6 +12,7 @@ from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_EN
 from hf_vanilla_transformer.layers_vanilla_transformer import (
     VanillaTransformerAttention,
     VanillaTransformerEncoderLayer,
+    add_dropout,
     dropout,
     eager_attention_forward,
     positions_from_mask,
@@ -275,6 +276,21 @@ def test_dropout_does_nothing(p: float, training: bool) -> None:
 @pytest.mark.parametrize("p", [1e-7, 0.99999, 0.999999])
 def test_dropout_is_finite_near_its_ends(p: float) -> None:
     assert torch.isfinite(dropout(torch.ones(10_000), p, training=True)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_add_dropout_is_a_sum_with_dropout(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 6, 5, requires_grad=True)
+    y = torch.randn(4, 6, 5).to(dtype).requires_grad_()
+    torch.manual_seed(3)
+    expected = x + dropout(y.float(), 0.3, training=True)
+    wanted = torch.autograd.grad((expected**2).sum(), [x, y])
+    torch.manual_seed(3)
+    actual = add_dropout(x, y, 0.3, training=True)
+    assert_near(actual, expected, 1e-6)
+    for gradient, other in zip(torch.autograd.grad((actual**2).sum(), [x, y]), wanted, strict=True):
+        assert_near(gradient.float(), other.float(), 1e-6 if dtype is torch.float32 else 0.1)
+    assert add_dropout(x, y, 0.3, training=False).equal(x + y)
 
 
 def test_dropout_stands_where_the_paper_puts_it() -> None:
