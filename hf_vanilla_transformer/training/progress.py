@@ -1,7 +1,9 @@
-"""What a training log tells beside the loss: speed in real tokens, padding, perplexity, time left."""
+"""What a training log tells beside the loss: speed in real tokens, padding, the loss without smoothing, perplexity,
+time left."""
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ class Meter:
         self._words: Any = 0  # target tokens of all processes; a tensor, so that no device is waited for
         self._real: Any = 0
         self._padded = 0
+        self._nll: torch.Tensor | None = None
 
     def count(self, batches: list[Any], words: torch.Tensor | int | None) -> None:
         """Count the batches of an update.
@@ -43,9 +46,21 @@ class Meter:
             self._real = self._real + labels.ne(IGNORED).sum() + mask.sum()
             self._padded += labels.numel() + mask.numel()
 
-    def read(self, state: TrainerState) -> dict[str, float]:
-        """What happened since the last reading: `tokens_per_second` (target tokens, without padding),
-        `padding` (share of source and target tokens, of this process), and `minutes_left` to the last step."""
+    def add_nll(self, nll: torch.Tensor) -> None:
+        """Add a batch's share of its update's loss without smoothing; a tensor, so that no device is waited for."""
+        self._nll = nll if self._nll is None else self._nll + nll
+
+    def read(self, state: TrainerState, mean: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        """What happened since the last reading.
+
+        Args:
+            state: of the trainer. mean: of a number over all processes.
+
+        Returns:
+            `tokens_per_second` (target tokens, without padding), `padding` (share of source and target tokens, of
+            this process), `minutes_left` to the last step, and where the model told it `nll_loss`, the mean over the
+            updates of their cross-entropy per target token.
+        """
         if self._start is None:
             return {}
         updates, now = self._updates, time.monotonic()
@@ -55,19 +70,24 @@ class Meter:
             found["padding"] = round(1 - float(self._real) / self._padded, 4)
         if updates and state.max_steps > 0:
             found["minutes_left"] = round((state.max_steps - state.global_step) * seconds / updates / 60, 1)
+        if self._nll is not None and updates:
+            found["nll_loss"] = float(mean(self._nll)) / updates
         self.begin()
         self._start = now
         return found
 
 
 def perplexities(logs: dict[str, float], but: str | None = None) -> dict[str, float]:
-    """exp(loss) of a line of the log: `perplexity` of `loss`, `eval_perplexity` of `eval_loss`.
+    """exp(loss) of a line of the log: `perplexity` of `nll_loss` or `loss`, `eval_perplexity` of `eval_loss`.
 
     Args:
         logs: what is logged. but: a name to leave out: a smoothed loss is no cross-entropy.
     """
     losses = [name for name in logs if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
-    return {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != but}
+    found = {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != but}
+    if "nll_loss" in logs:
+        found["perplexity"] = _exp(logs["nll_loss"])
+    return found
 
 
 def _exp(loss: float) -> float:

@@ -211,6 +211,18 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             total += loss
         return total
 
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """As of `Seq2SeqTrainer`; what the model says of the loss without smoothing goes to the log."""
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        nll = outputs.get("nll_loss") if isinstance(outputs, dict) else None
+        if nll is not None and num_items_in_batch is not None:
+            # A part of the mean over all target tokens; where these are all processes', their mean becomes a sum.
+            share = self.accelerator.num_processes // self.get_tp_size()
+            self.meter.add_nll(nll.detach().sum() * (share if self.args.average_tokens_across_devices else 1))
+        return (loss, outputs) if return_outputs else loss
+
     def _blame(self, loss: float, batch: int) -> str:
         """What to say of a loss that is not finite: the update, and the lines of the batch."""
         said = f"the loss of update {self.state.global_step + 1} is {loss}"
@@ -268,10 +280,10 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         return super().get_total_train_batch_size(args)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """`Seq2SeqTrainer`'s log, with speed and padding beside the training loss, and a perplexity to each loss that
-        is without smoothing."""
+        """`Seq2SeqTrainer`'s log, with speed, padding and the loss without smoothing (`nll_loss`) beside the training
+        loss, and a perplexity to each loss that is without smoothing."""
         if "loss" in logs:
-            logs.update(self.meter.read(self.state))
+            logs.update(self.meter.read(self.state, lambda number: self.accelerator.reduce(number, "mean")))
         if not self.args.label_smoothing_factor:  # which smoothes evaluations, too
             smoothed = getattr(self.model.config, "label_smoothing", 0) > 0
             logs.update(perplexities(logs, but="loss" if smoothed else None))

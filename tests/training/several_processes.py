@@ -45,7 +45,7 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
 def train(
     folder: Path, count: int, resume: Path | None = None, tying: dict[str, bool] | None = None, **settings: Any
 ) -> tuple[Tensor, list[float], VanillaTransformerForConditionalGeneration]:
-    """The weights after some updates, the losses and the model."""
+    """The weights after some updates, the losses with and without smoothing, and the model."""
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
     settings = {"max_steps": STEPS, **quiet, **DESCENT, **settings}
     args = VanillaTransformerTrainingArguments(output_dir=str(folder), ddp_find_unused_parameters=False, **settings)
@@ -53,7 +53,8 @@ def train(
     trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=pairs(count), data_collator=collate)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     weights = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
-    return weights, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], model
+    logged = [entry[name] for entry in trainer.state.log_history if "loss" in entry for name in ("loss", "nll_loss")]
+    return weights, logged, model
 
 
 def main(folder: Path) -> None:

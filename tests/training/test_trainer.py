@@ -1,6 +1,7 @@
 """`VanillaTransformerTrainer`: exact updates of token batches, checkpoints that are whole, runs that go on exactly."""
 
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformer
 from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_bpe_dropout
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.progress import perplexities
 from tests.model_helpers import PAD, padded, sentences, tiny_model
 
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
@@ -199,9 +201,29 @@ def test_the_log_tells_speed_padding_and_perplexity(tmp_path):
     assert last["eval_perplexity"] == pytest.approx(torch.tensor(last["eval_loss"]).exp().item(), rel=1e-5)
 
 
-def test_a_smoothed_loss_has_no_perplexity(tmp_path):
-    made = trained(tmp_path, pairs(), tiny_model(label_smoothing=0.1), max_tokens_per_batch=60, max_steps=1)
-    assert "perplexity" not in made.state.log_history[0]
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"max_tokens_per_batch": 1000},
+        {"max_tokens_per_batch": 40, "tokens_per_update": 1001},
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8},
+    ],
+)
+def test_a_smoothed_loss_is_logged_without_smoothing(tmp_path, cut):
+    """All 32 sentences are one update; two of them are one line of the log."""
+    settings = cut | DESCENT | {"learning_rate": 0.0, "logging_steps": 2, "max_steps": 4}
+    made = trained(tmp_path, pairs(), tiny_model(label_smoothing=0.1), **settings)
+    with torch.no_grad():
+        plain = made.model.eval()(**collate(pairs())).loss.item()
+    lines = [entry for entry in made.state.log_history if "loss" in entry]
+    assert [entry["nll_loss"] for entry in lines] == pytest.approx([plain, plain], rel=1e-5)
+    assert [entry["perplexity"] for entry in lines] == pytest.approx([math.exp(plain)] * 2, rel=1e-4)
+    assert abs(lines[0]["loss"] / plain - 1) > 1e-4
+
+
+def test_a_smoothed_loss_of_another_model_has_no_perplexity():
+    assert perplexities({"loss": 2.0}, but="loss") == {}
+    assert perplexities({"loss": 2.0, "nll_loss": 1.0}, but="loss") == {"perplexity": math.e}
 
 
 def test_public_names_are_loaded_when_they_are_asked_for():
