@@ -10,6 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
+from ..damaged_files import one_line
 from ..errors import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -76,12 +77,6 @@ def _seconds(model: PreTrainedModel, words: torch.Tensor) -> float:
     )
     output[0, 0].item()  # waits for the device
     return time.perf_counter() - start
-
-
-def one_line(error: Exception) -> str:
-    """What an error of a library says, short enough for a line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:300] + " …"
 
 
 def _model_folder(directory: str | os.PathLike) -> Path:

@@ -43,7 +43,6 @@ from ..evaluation.metrics import score_translations, translation_metrics
 from ..generation_vanilla_transformer import chosen_settings
 from ..hub.card import CardFacts, describe_hardware, versions, write_model_card
 from ..hub.finished_run import destination, publish_run
-from ..hub.remote_pipeline import pipeline_files
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import DataArguments, RunArguments, chosen_values
 from .callbacks import StopWithCheckpoint
@@ -535,8 +534,6 @@ def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, 
         with disk_may_fill(run, "the model was not saved"), as_itself(model):
             model.save_pretrained(beside, state_dict=weights)
             save_tokenizers(beside, *tokenizers)
-            for name, content in pipeline_files(beside).items():
-                (beside / name).write_bytes(content)
         for path in sorted(beside.rglob("*")):
             if path.is_file():
                 target = run / path.relative_to(beside)
