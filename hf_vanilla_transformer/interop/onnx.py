@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch.export import ExportedProgram
 
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -41,6 +43,7 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
         raise UserError("onnx and onnxscript are needed: pip install onnx onnxscript onnxruntime") from error
     graphs = {}
     for name, program in export_programs(model).items():
+        _without_cosines(program)
         inputs, outputs = _names(name, model.config.decoder_layers)
         with _quietly():
             try:
@@ -55,6 +58,17 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
         for node in graph.graph.all_nodes():
             node.metadata_props.clear()  # where in the source each came from: most of the file
         onnx_ir.save(graph, folder / f"{name}.onnx")
+
+
+def _without_cosines(program: ExportedProgram) -> None:
+    """cos(x) becomes sin(x + π/2): onnxruntime 1.23 has no cosine of float64, in which the angles of §3.5 are."""
+    graph, aten = program.graph, torch.ops.aten
+    for node in list(graph.find_nodes(op="call_function", target=aten.cos.default)):
+        with graph.inserting_before(node):
+            shifted = graph.call_function(aten.add.Tensor, (node.args[0], math.pi / 2))
+            shifted.meta = dict(node.meta)
+        node.target, node.args = aten.sin.default, (shifted,)
+    program.graph_module.recompile()
 
 
 def _names(program: str, layers: int) -> tuple[list[str], list[str]]:
