@@ -2,10 +2,12 @@
 # Run the tests: bash scripts/test.sh [PYTEST ARGUMENT…]
 #
 # Makes .venv if there is none and installs what the tests need. Arguments go to pytest, paths counted from the
-# repository: `bash scripts/test.sh tests/data -x`; `-m slow` runs the slow tests, which are left out otherwise.
+# repository: `bash scripts/test.sh tests/data -x`; `-m slow` runs the slow tests, which are left out otherwise. Without
+# arguments the files are shared by a process for each core; the slow tests start processes of their own.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 ensure_environment dev
 cd -- "$root"
+[ "$#" -gt 0 ] || set -- -n auto --dist loadfile
 exec "$python" -m pytest -q "$@"
