@@ -1,7 +1,5 @@
 """From another program's checkpoint to a model folder: which formats there are, and how the folder is written."""
 
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .new_folder import new_folder
 
 #: The module here, and its function, that reads each format.
 FORMATS = {
@@ -89,15 +88,8 @@ def reader(source_format: str) -> Callable[..., Converted]:
 
 
 def save(converted: Converted, output: Path) -> None:
-    """Write the model folder beside `output`, and put it there when it is whole."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
-        folder = Path(beside) / "model"
+    """Write the model folder; what was there before stays until it is whole."""
+    with new_folder(output, overwrite=True) as folder:
         converted.model.save_pretrained(folder)
         if converted.tokenizer is not None:
             save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
-        if output.is_dir() and any(output.iterdir()):
-            os.replace(output, Path(beside) / "before")
-        elif output.is_file():
-            raise UserError(f"output {output} is a file; name a folder")
-        os.replace(folder, output)

@@ -11,7 +11,7 @@ import torch
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
-from .exporting import new_folder
+from .new_folder import new_folder
 
 POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 has no formula for them
 

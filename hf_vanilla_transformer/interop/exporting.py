@@ -1,11 +1,7 @@
 """From a model folder to another program's: which formats there are, and how the folder is written."""
 
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import torch
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .new_folder import new_folder
 from .transformers_folders import load_peer
 
 #: The formats, and the modules here that write them.
@@ -87,30 +84,3 @@ def _write_graphs(write: Any, model: Any, source: str | Path, folder: Path) -> N
         fields.pop(name, None)
     (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(_SCRIPT), folder / "translate.py")
-
-
-@contextmanager
-def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A path beside `output` to write a folder to, which is put in its place when the block ends without an error.
-
-    Raises:
-        UserError: `output` is a file, or a folder that is not empty and `overwrite` is off.
-    """
-    if output.exists() and not output.is_dir():
-        raise UserError(f"output {output} is a file; name a folder")
-    if not overwrite and output.exists() and any(output.iterdir()):
-        raise UserError(f"output {output} is there already; name a new folder, or give --overwrite")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
-        folder = Path(beside) / "model"
-        yield folder
-        if not output.exists():
-            os.replace(folder, output)
-            return
-        before = Path(beside) / "before"
-        os.replace(output, before)
-        try:
-            os.replace(folder, output)
-        except BaseException:
-            os.replace(before, output)
-            raise

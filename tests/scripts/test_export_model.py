@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.interop.exporting import FORMATS, new_folder
+from hf_vanilla_transformer.interop.exporting import FORMATS
+from hf_vanilla_transformer.interop.new_folder import new_folder
 from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.exports import write_model
 
