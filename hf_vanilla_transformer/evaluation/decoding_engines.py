@@ -127,7 +127,7 @@ class CTranslate2Engine:
         from ..data.tokenizer_training import load_tokenizers
         from ..interop.ctranslate2 import convert
 
-        output = Path(work) / quantization
+        output = Path(work) / f"{quantization}_{workers}"  # engines of one kind share the folder
         convert(folder, output, quantization)
         import ctranslate2
 

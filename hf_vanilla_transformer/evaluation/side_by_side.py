@@ -88,7 +88,7 @@ class Worker:
 def _run(pipe: Connection, serve: Callable[..., None], args: Any, threads: int, environment: dict[str, str]) -> None:
     import hf_vanilla_transformer  # noqa: F401  (registers the model)
 
-    os.environ.update(environment)
+    os.environ.update(environment, OMP_NUM_THREADS=str(threads))  # or accelerate chooses for several processes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that asks, who ends the others
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
