@@ -4,6 +4,7 @@
 
 FORMAT is one of:
   ctranslate2  a folder for ctranslate2.Translator; --quantization int8 makes it small and fast
+  marian       a folder for transformers' MarianMTModel
   onnx         encoder.onnx and decoder.onnx (with a cache) for onnxruntime, one file of weights for both
   torch        encoder.pt2 and decoder.pt2, programs of torch.export
 
@@ -18,7 +19,11 @@ import argparse
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--to", required=True, dest="target_format", choices=["ctranslate2", "onnx", "torch"], metavar="FORMAT"
+        "--to",
+        required=True,
+        dest="target_format",
+        choices=["ctranslate2", "marian", "onnx", "torch"],
+        metavar="FORMAT",
     )
     parser.add_argument("model", metavar="MODEL", help="a model folder with its tokenizer")
     parser.add_argument("output", metavar="DIR", help="new folder")

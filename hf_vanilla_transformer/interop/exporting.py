@@ -15,7 +15,7 @@ from .new_folder import new_folder
 from .transformers_folders import load_peer
 
 #: The formats, and the modules here that write them.
-FORMATS = {"ctranslate2": "ctranslate2", "onnx": "onnx", "torch": "exported_programs"}
+FORMATS = {"ctranslate2": "ctranslate2", "marian": "marian", "onnx": "onnx", "torch": "exported_programs"}
 
 _SCRIPT = "translate_exported.py"
 
@@ -54,6 +54,9 @@ def export(
         model = load_peer(VanillaTransformerForConditionalGeneration, source)  # what is damaged is told here
         if target_format == "ctranslate2":
             module.convert(source, folder, quantization)
+        elif target_format == "marian":
+            module.write(model, folder)
+            save_tokenizers(folder, *load_tokenizers(source))
         else:
             _write_graphs(module.write, model.to(torch.float32), source, folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -8,6 +8,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
+from ..generation_vanilla_transformer import chosen_settings
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .converting import Converted
 from .sinusoids import weights_with_split_sinusoids
@@ -47,6 +48,15 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
     if bias is not None:
         marian.final_logits_bias.copy_(bias[None])  # (1, V)
     return marian.eval()
+
+
+def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
+    """Save `to_marian(model)`, which decodes as near to ours as transformers' search can: score log P / length^α."""
+    marian, own = to_marian(model), chosen_settings(model.generation_config)
+    penalty = own.get("length_penalty", own.get("paper_length_penalty", 1.0))
+    beams, longest = own.get("num_beams", 1), model.config.max_position_embeddings
+    marian.generation_config.update(num_beams=beams, length_penalty=penalty, max_length=longest)
+    marian.save_pretrained(folder)
 
 
 def from_marian(folder: str | Path) -> Converted:

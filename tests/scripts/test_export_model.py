@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
 from hf_vanilla_transformer.interop.exporting import FORMATS
 from hf_vanilla_transformer.interop.new_folder import new_folder
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import write_model
+from tests.interop.exports import LINES, write_model
+from tests.model_helpers import assert_near
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def run(repository, monkeypatch, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("target_format", FORMATS)
 def test_the_folder_is_whole(run, target_format, tmp_path):
-    pytest.importorskip({"torch": "torch", "onnx": "onnxscript"}.get(target_format, "ctranslate2"))
+    pytest.importorskip({"onnx": "onnxscript", "ctranslate2": "ctranslate2"}.get(target_format, "torch"))
     write_model(tmp_path / "model")
     status, out, err = run("--to", target_format, tmp_path / "model", tmp_path / "out")
     assert (status, err) == (0, "") and out.startswith(f"{tmp_path / 'out'}: ")
@@ -40,7 +43,26 @@ def test_the_folder_is_whole(run, target_format, tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names
     own = {"onnx": {"encoder.onnx", "decoder.onnx", "weights.bin"}, "torch": {"encoder.pt2", "decoder.pt2"}}
-    assert own.get(target_format, {"model.bin"}) <= names
+    own |= {"marian": {"model.safetensors"}, "ctranslate2": {"model.bin"}}
+    assert own[target_format] <= names
+
+
+def test_marian_translates_alike(run, tmp_path):
+    model = write_model(tmp_path / "model")
+    model.generation_config.num_beams = 3
+    model.generation_config.save_pretrained(tmp_path / "model")
+    status, _, err = run("--to", "marian", tmp_path / "model", tmp_path / "out")
+    assert (status, err) == (0, "")
+    marian, tokenizer = (kind.from_pretrained(tmp_path / "out") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    assert isinstance(marian, MarianMTModel)
+    assert (marian.generation_config.num_beams, marian.generation_config.length_penalty) == (3, 0.6)
+    batch = tokenizer(LINES, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        words = batch["input_ids"]
+        logits = (each.eval()(**batch, decoder_input_ids=words).logits for each in (marian, model))
+    assert_near(*logits, 1e-5)
+    limit = {"max_new_tokens": 12, "length_penalty": 0.6}
+    assert marian.generate(**batch, **limit).equal(model.generate(**batch, **limit))
 
 
 def test_ctranslate2_and_its_tokenizer(run, tmp_path):
