@@ -53,9 +53,10 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
     """Save `to_marian(model)`, which decodes as near to ours as transformers' search can: score log P / length^α."""
     marian, own = to_marian(model), chosen_settings(model.generation_config)
-    penalty = own.get("length_penalty", own.get("paper_length_penalty", 1.0))
-    beams, longest = own.get("num_beams", 1), model.config.max_position_embeddings
-    marian.generation_config.update(num_beams=beams, length_penalty=penalty, max_length=longest)
+    beams = own.get("num_beams", 1)
+    marian.generation_config.update(num_beams=beams, max_length=model.config.max_position_embeddings)
+    if beams > 1:  # transformers saves no penalty for a greedy search
+        marian.generation_config.length_penalty = own.get("length_penalty", own.get("paper_length_penalty", 1.0))
     marian.save_pretrained(folder)
 
 
