@@ -49,8 +49,9 @@ def add_decode(commands: Any) -> None:
     decode.add_argument("--sentences", type=int, metavar="N", help="only the first N lines")
     decode.add_argument(
         "--engines", nargs="+", default=["ours_fp32", "marian_fp32"], metavar="NAME",
-        help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (ctranslate2 only) int8; the first is the one whose "
-        "output the others are compared with (default: %(default)s)",
+        help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (ctranslate2 only) int8; ours_workers_ and "
+        "ctranslate2_workers_ run a search in each thread; the first is the one whose output the others are compared "
+        "with (default: %(default)s)",
     )  # fmt: skip
     decode.add_argument(
         "--order", choices=["sorted", "file", "both"], default="sorted",
