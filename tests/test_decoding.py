@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer import decoding_vanilla_transformer as decoding
+from hf_vanilla_transformer import products_vanilla_transformer as products
 from hf_vanilla_transformer.decoding_vanilla_transformer import (
+    _STEP_DECODERS,
     BeamPlaces,
     ModuleReader,
     PlacedLayer,
-    Product,
     StepReader,
     reader_for,
 )
+from hf_vanilla_transformer.products_vanilla_transformer import Product
 from hf_vanilla_transformer.search_vanilla_transformer import likeliest
 from tests.model_helpers import PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model
 
@@ -93,7 +94,7 @@ def test_steps_are_what_the_modules_compute(fields: dict[str, Any]) -> None:
 def test_steps_in_batches_of_any_shape(
     beams: int, prefix: int, lengths: list[int], least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "_LEAST_LAID_OUT", least)
+    monkeypatch.setattr(products, "_LEAST_LAID_OUT", least)
     steps, modules = readers(tiny_model(1), lengths)
     for ours, theirs in zip(
         walk(steps, len(lengths), beams, prefix), walk(modules, len(lengths), beams, prefix), strict=True
@@ -225,7 +226,7 @@ def test_weights_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_laid_out_weights_go_with_their_model() -> None:
     model = tiny_model()
     reader_for(model, *states(model, [3]))
-    gone = weakref.ref(decoding._STEP_DECODERS[model][2])
+    gone = weakref.ref(_STEP_DECODERS[model][2])
     del model
     gc.collect()
     assert gone() is None
