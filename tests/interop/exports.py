@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
@@ -45,18 +46,25 @@ def write_model(folder: Path, **fields: Any) -> VanillaTransformerForConditional
     return model
 
 
+def decoded(translator: Translator, ids: Tensor, mask: Tensor, read: Tensor, at_once: int | list[int]) -> Tensor:
+    """Logits (B, T, V) of the graphs for the words (B, T) that the decoder reads, so many `at_once`, with a cache."""
+    graphs: OnnxGraphs | TorchPrograms = translator.graphs
+    source, past = graphs.encode(ids.numpy(), mask.numpy()), translator.empty_past(len(ids))
+    found = []
+    for words in read.split(at_once, dim=1):
+        logits, past = graphs.decode(words.numpy(), mask.numpy(), source, past)
+        found.append(torch.from_numpy(logits))
+    return torch.cat(found, dim=1)
+
+
 @torch.no_grad()
 def assert_same_logits(translator: Translator, model: VanillaTransformerForConditionalGeneration) -> None:
     """Word by word, several at once, in batches of other sizes and lengths, padded on either side: 1e-5."""
-    graphs: OnnxGraphs | TorchPrograms = translator.graphs
     for lengths, left in (([7, 3, 5], False), ([2, 9], True), ([1], False)):
         ids, target = padded(sentences(lengths, 320), left=left), padded(sentences([6] * len(lengths), 320, seed=1))
         mask = ids.ne(PAD).long()
         expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
-        source, past = graphs.encode(ids.numpy(), mask.numpy()), translator.empty_past(len(ids))
-        for start, end in ((0, 1), (1, 2), (2, 5), (5, 6)):
-            logits, past = graphs.decode(target[:, start:end].numpy(), mask.numpy(), source, past)
-            assert_near(torch.from_numpy(logits), expected[:, start:end], 1e-5, f"{lengths}, words {start} to {end}")
+        assert_near(decoded(translator, ids, mask, target, [1, 1, 3, 1]), expected, 1e-5, f"{lengths}")
 
 
 def assert_same_words(translator: Translator, model: VanillaTransformerForConditionalGeneration) -> None:

@@ -1,81 +1,193 @@
-"""`python -m tests.interop.exports_table MODEL` exports a quickstart's model and lets every engine translate greedily.
+"""`python -m tests.interop.exports_table MODEL` exports a quickstart's model and holds every engine against it.
 
-The sentences are the 1,000 held-out numbers of the recipe numbers_en_de; with `--sentences N` the first N of them.
+Each engine translates greedily, and gives its logits for the words that this package wrote. The sentences are the
+1,000 held-out numbers of the recipe numbers_en_de; with `--sentences N` the first N of them.
+
+Shapes: B batch, S source length, T target length, V target vocabulary.
 """
 
 import argparse
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
+from transformers import MarianMTModel, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from hf_vanilla_transformer.data import load_tokenizers, number_pairs
 from hf_vanilla_transformer.evaluation.loading import load_model
 from hf_vanilla_transformer.evaluation.metrics import score_translations
+from hf_vanilla_transformer.evaluation.side_by_side import markdown
+from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
+from tests.interop.exports import decoded
 
 SIZE, SEED = 20_000, 1  # of the recipe
-Translate = Callable[[list[str]], list[str]]
+OURS = "this package"
 
 
-def ours(folder: Path) -> Translate:
-    """`generate`, in float32."""
-    model = load_model(folder, "cpu", "float32").eval()
-    source, target = load_tokenizers(folder)
+class Engine(Protocol):
+    """Something that translates, and tells the logits (B, T, V) behind each word of a translation.
 
-    def translate(lines: list[str]) -> list[str]:
-        batch = source(lines, return_tensors="pt", padding=True)
-        words = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], num_beams=1)
-        return target.batch_decode(words, skip_special_tokens=True)
+    It may write `MAX_LENGTH_OVER_SOURCE` words more than the source has.
+    """
 
-    return translate
+    def translate(self, lines: list[str]) -> list[str]: ...
 
-
-def ctranslate2_engine(folder: Path, compute_type: str) -> Translate:
-    """A folder of CTranslate2; each sentence may have as many words as with `generate`."""
-    import ctranslate2
-
-    engine = ctranslate2.Translator(
-        str(folder), "cpu", compute_type=compute_type, intra_threads=torch.get_num_threads()
-    )
-    source, target = load_tokenizers(folder)
-
-    def translate(lines: list[str]) -> list[str]:
-        words = [source.convert_ids_to_tokens(row) for row in source(lines)["input_ids"]]
-        results = engine.translate_batch(words, beam_size=1, max_decoding_length=max(map(len, words)) + 50)
-        rows = [target.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
-        return target.batch_decode(rows, skip_special_tokens=True)
-
-    return translate
+    def logits(self, ids: Tensor, mask: Tensor, read: Tensor) -> Tensor:
+        """For sources (B, S), their mask, and what the decoder reads (B, T), padded on the right."""
 
 
-def engines(model: Path, work: Path) -> dict[str, Translate]:
-    """Every format, exported into `work`, by its name in the table."""
-    for name, target_format in {"onnx": "onnx", "torch": "torch", "ct2": "ctranslate2"}.items():
-        export(target_format, model, work / name)
+class HuggingFace:
+    """A model with `generate`, in float32."""
+
+    def __init__(self, model: PreTrainedModel, folder: Path):
+        self.model = model.eval()
+        self.source, self.target = load_tokenizers(folder)
+
+    def translate(self, lines: list[str]) -> list[str]:
+        batch = self.source(lines, return_tensors="pt", padding=True)
+        return self.target.batch_decode(self.words(**batch), skip_special_tokens=True)
+
+    def words(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, 1 + T), the start first."""
+        longest = input_ids.shape[1] + MAX_LENGTH_OVER_SOURCE
+        return self.model.generate(input_ids, attention_mask=attention_mask, num_beams=1, max_new_tokens=longest)
+
+    def logits(self, ids: Tensor, mask: Tensor, read: Tensor) -> Tensor:
+        return self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=read).logits
+
+
+class Exported:
+    """A folder of graphs, word by word with their cache."""
+
+    def __init__(self, folder: Path):
+        self.translator = Translator(folder)
+        self.translate = self.translator.translate
+
+    def logits(self, ids: Tensor, mask: Tensor, read: Tensor) -> Tensor:
+        return decoded(self.translator, ids, mask, read, 1)
+
+
+class CTranslate2:
+    """A folder of CTranslate2. It gives its logits while it is led along a translation."""
+
+    def __init__(self, folder: Path, compute_type: str):
+        import ctranslate2
+
+        threads = torch.get_num_threads()
+        self.engine = ctranslate2.Translator(str(folder), "cpu", compute_type=compute_type, intra_threads=threads)
+        self.source, self.target = load_tokenizers(folder)
+
+    def translate(self, lines: list[str]) -> list[str]:
+        words = [self.source.convert_ids_to_tokens(row) for row in self.source(lines)["input_ids"]]
+        longest = max(map(len, words)) + MAX_LENGTH_OVER_SOURCE
+        results = self.engine.translate_batch(words, beam_size=1, max_decoding_length=longest)
+        rows = [self.target.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+        return self.target.batch_decode(rows, skip_special_tokens=True)
+
+    def logits(self, ids: Tensor, mask: Tensor, read: Tensor) -> Tensor:
+        sources = [row[real].tolist() for row, real in zip(ids, mask.bool(), strict=True)]
+        results = self.engine.translate_batch(
+            [self.source.convert_ids_to_tokens(row) for row in sources],
+            [self.target.convert_ids_to_tokens(row) for row in read[:, 1:].tolist()],  # it adds the start
+            beam_size=1,
+            max_decoding_length=read.shape[1],
+            min_decoding_length=0,  # or it hides the end word's at first
+            return_logits_vocab=True,
+        )
+        return torch.from_numpy(np.array([[np.array(step) for step in result.logits[0]] for result in results]))
+
+
+def onnx(model: Path, work: Path) -> Engine:
+    export("onnx", model, work / "onnx")
+    return Exported(work / "onnx")
+
+
+def programs(model: Path, work: Path) -> Engine:
+    export("torch", model, work / "torch")
+    return Exported(work / "torch")
+
+
+def ctranslate2_float32(model: Path, work: Path) -> Engine:
+    export("ctranslate2", model, work / "ct2")
+    return CTranslate2(work / "ct2", "float32")
+
+
+def ctranslate2_int8(model: Path, work: Path) -> Engine:
     export("ctranslate2", model, work / "ct2_int8", quantization="int8")
-    return {
-        "this package": ours(model),
-        "ONNX, onnxruntime": Translator(work / "onnx").translate,
-        "torch.export": Translator(work / "torch").translate,
-        "CTranslate2, float32": ctranslate2_engine(work / "ct2", "float32"),
-        "CTranslate2, int8": ctranslate2_engine(work / "ct2_int8", "int8"),
-    }
+    return CTranslate2(work / "ct2_int8", "int8")
 
 
-def translations(model: Path, lines: list[str], batch_size: int = 100) -> dict[str, list[str]]:
-    """What every engine makes of the lines."""
+def marian(model: Path, work: Path) -> Engine:
+    export("marian", model, work / "marian")
+    return HuggingFace(MarianMTModel.from_pretrained(work / "marian", dtype=torch.float32), work / "marian")
+
+
+# Its name in the table, and what its version is of. Each exports the model into a folder of its own.
+ENGINES: dict[str, tuple[str, Callable[[Path, Path], Engine]]] = {
+    "ONNX": ("onnxruntime", onnx),
+    "torch.export": ("torch", programs),
+    "CTranslate2, float32": ("ctranslate2", ctranslate2_float32),
+    "CTranslate2, int8": ("ctranslate2", ctranslate2_int8),
+    "MarianMTModel": ("transformers", marian),
+}
+
+
+@dataclass
+class Found:
+    """What an engine wrote, and how far its logits are from ours where they are furthest."""
+
+    lines: list[str] = field(default_factory=list)
+    difference: float = 0.0
+
+
+@torch.no_grad()
+def compare(
+    model: Path, lines: Sequence[str], names: Iterable[str] = ENGINES, batch_size: int = 100
+) -> tuple[dict[str, Found], float]:
+    """What this package and each engine make of the lines, and the largest of our logits."""
+    ours = HuggingFace(load_model(model, "cpu", "float32"), model)
+    found, largest = {OURS: Found()}, 0.0
     with tempfile.TemporaryDirectory() as work:
-        found = {}
-        for name, translate in engines(model, Path(work)).items():
-            parts = (lines[start : start + batch_size] for start in range(0, len(lines), batch_size))
-            found[name] = [line for part in parts for line in translate(part)]
-        return found
+        engines = {name: ENGINES[name][1](model, Path(work)) for name in names}
+        found |= {name: Found() for name in engines}
+        for start in range(0, len(lines), batch_size):
+            part = list(lines[start : start + batch_size])
+            batch = ours.source(part, return_tensors="pt", padding=True)
+            words = ours.words(**batch)
+            found[OURS].lines += ours.target.batch_decode(words, skip_special_tokens=True)
+            given = batch["input_ids"], batch["attention_mask"], words[:, :-1]
+            written = words[:, 1:].ne(ours.target.pad_token_id)  # (B, T)
+            expected = ours.logits(*given)[written]
+            largest = max(largest, expected.abs().max().item())
+            for name, engine in engines.items():
+                difference = (engine.logits(*given)[written] - expected).abs().max().item()
+                found[name].difference = max(found[name].difference, difference)
+                found[name].lines += engine.translate(part)
+    return found, largest
+
+
+def table(found: dict[str, Found], targets: Sequence[str]) -> str:
+    """As Markdown."""
+    head = "engine|checked with|logits differ by|exact match|BLEU (`tok:char`)|the same as this package"
+    rows = []
+    for name, each in found.items():
+        scores = score_translations(each.lines, targets, tokenize="char")
+        same = sum(mine == theirs for mine, theirs in zip(found[OURS].lines, each.lines, strict=True))
+        peer = () if name == OURS else (f"{ENGINES[name][0]} {version(ENGINES[name][0])}", f"{each.difference:.1e}")
+        scored = f"{scores['exact_match']:.1f} %", f"{scores['bleu']:.2f}", f"{same} of {len(each.lines)}"
+        rows.append([name, *(peer or ("", "")), *scored])
+    return markdown(head.split("|"), rows)
 
 
 def main() -> None:
@@ -86,12 +198,9 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     test = number_pairs(SIZE, SEED)["test"][: arguments.sentences]
-    found = translations(arguments.model, test["source"])
-    print("| engine | exact match | BLEU (`tok:char`) | the same as this package |\n|---|---|---|---|")
-    for name, lines in found.items():
-        scores = score_translations(lines, test["target"], tokenize="char")
-        same = sum(mine == theirs for mine, theirs in zip(found["this package"], lines, strict=True))
-        print(f"| {name} | {scores['exact_match']:.1f} % | {scores['bleu']:.2f} | {same} of {len(lines)} |")
+    found, largest = compare(arguments.model, test["source"])
+    print(table(found, test["target"]))
+    print(f"\nThe largest logit is {largest:.1f}.")
 
 
 if __name__ == "__main__":
