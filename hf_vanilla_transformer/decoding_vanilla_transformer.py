@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .layers_vanilla_transformer import VanillaTransformerDecoderLayer
-from .products_vanilla_transformer import Product
+from .products_vanilla_transformer import Product, product_kind
 
 # Where the pasts stand
 
@@ -176,19 +176,24 @@ class ModuleReader:
 class StepLayer:
     """A decoder layer for the next words of all beams: `VanillaTransformerDecoderLayer.forward`, on rows (R, D)."""
 
-    def __init__(self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype):
+    def __init__(self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype, kind: str | None):
+        def product(*linears: nn.Linear) -> Product:
+            return Product(linears, dtype, kind)
+
         own, cross = layer.self_attn, layer.cross_attn
         self.heads = own.q_proj.out_features // own.head_dim
         self.query_width, self.key_width, self.scaling = own.q_proj.out_features, own.k_proj.out_features, own.scaling
-        self.own_projections = Product([own.q_proj, own.k_proj, own.v_proj], dtype)
-        self.own_output = Product([own.out_proj], dtype)
+        self.own_projections = product(own.q_proj, own.k_proj, own.v_proj)
+        self.own_output = product(own.out_proj)
         self.own_norm = _layer_norm(layer.self_attn_layer_norm, dtype)
-        self.cross_query = Product([cross.q_proj], dtype)
-        self.cross_entries = Product([cross.k_proj, cross.v_proj], dtype)
-        self.cross_output = Product([cross.out_proj], dtype)
+        self.cross_query = product(cross.q_proj)
+        self.cross_entries = product(cross.k_proj, cross.v_proj)
+        self.cross_output = product(cross.out_proj)
         self.cross_norm = _layer_norm(layer.cross_attn_layer_norm, dtype)
-        self.fc1, self.fc2 = Product([layer.fc1], dtype), Product([layer.fc2], dtype)
-        self.activation: Callable[[Tensor], Tensor] = layer.activation
+        self.fc1, self.fc2 = product(layer.fc1), product(layer.fc2)
+        self.activation: Callable[[Tensor], Tensor] | None = layer.activation
+        if isinstance(layer.activation, nn.ReLU):
+            self.activation = None  # the product has it
         self.final_norm = _layer_norm(layer.final_layer_norm, dtype)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,24 +208,33 @@ class StepLayer:
 
         Args:
             query: (R, H · d_k). own: (B, M, H · (d_k + d_v)), keys and values, those of these words included.
-            mask: (B, 1, K, M), added to the scores.
-            source, source_mask: (B, S, H · (d_k + d_v)) and (B, 1, 1, S).
+            mask: added to the scores, see `attend`. source, source_mask: (B, S, H · (d_k + d_v)), and its mask.
         """
         x = self.own_norm(self.own_output.added_to(x, self.attend(query, own, mask)))
         x = self.cross_norm(self.cross_output.added_to(x, self.attend(self.cross_query(x), source, source_mask)))
-        return self.final_norm(self.fc2.added_to(x, self.activation(self.fc1(x))))
+        inner = self.fc1.with_relu(x) if self.activation is None else self.activation(self.fc1(x))
+        return self.final_norm(self.fc2.added_to(x, inner))
 
     def attend(self, query: Tensor, entries: Tensor, mask: Tensor | None) -> Tensor:
-        """Eq. 1 for the rows (R, H · d_k) of all beams at once, over the entries (B, N, ·) that they share."""
+        """Eq. 1 for the rows (R, H · d_k) of all beams at once, over the entries (B, N, ·) that they share.
+
+        Args:
+            mask: (B / G, 1, G · K, G · N), where G neighbours are taken together; all ones are broadcast. None: G = 1.
+        """
+        groups = len(entries) if mask is None else len(mask)
+        entries = entries.reshape(groups, -1, entries.shape[2])  # (B, N, ·) -> (B / G, G · N, ·)
         keys, values = entries.tensor_split([self.key_width], dim=2)
         output = F.scaled_dot_product_attention(
-            self._split_heads(query.unflatten(0, (len(entries), -1))),  # (R, ·) -> (B, K, ·) -> (B, H, K, d_k)
-            self._split_heads(keys),  # (B, H, N, d_k)
-            self._split_heads(values),  # (B, H, N, d_v)
+            self._split_heads(
+                query.unflatten(0, (groups, -1))
+            ),  # (R, ·) -> (B / G, G · K, ·) -> (B / G, H, G · K, d_k)
+            self._split_heads(keys),  # (B / G, H, G · N, d_k)
+            self._split_heads(values),  # (B / G, H, G · N, d_v)
             attn_mask=mask,
             scale=self.scaling,
         )
-        return output.transpose(1, 2).flatten(2).flatten(0, 1)  # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v)
+        # (B / G, H, G · K, d_v) -> (B / G, G · K, H · d_v) -> (R, H · d_v)
+        return output.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _split_heads(self, states: Tensor) -> Tensor:
         return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, N, H · width) -> (B, H, N, width)
@@ -234,11 +248,11 @@ def _layer_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> Callable[[Tensor], Te
 class StepDecoder:
     """The weights of a decoder and its output layer, laid out for reading word by word."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, kind: str | None):
         self.decoder, self.dtype = model.get_decoder(), dtype
-        self.layers = [StepLayer(layer, dtype) for layer in self.decoder.layers]
+        self.layers = [StepLayer(layer, dtype, kind) for layer in self.decoder.layers]
         self.norm = _layer_norm(self.decoder.layer_norm, dtype) if self.decoder.config.final_layer_norm else None
-        self.output = Product([model.lm_head], dtype)
+        self.output = Product([model.lm_head], dtype, kind)
         self.positions = self.output.weight.new_empty(0, self.decoder.config.d_model)  # encodings so far, (n, D)
 
     def embed(self, words: Tensor, positions: Tensor) -> Tensor:
@@ -265,29 +279,33 @@ class StepReader:
     """A `StepDecoder`, what it needs of the open sentences, and the keys and values of their beams."""
 
     def __init__(self, decoder: StepDecoder, source: Tensor, shown: Tensor):
-        self.decoder, self.shown = decoder, shown  # (B, S)
+        self.decoder = decoder
+        self.tile = _tile(decoder.dtype, source.device) if len(source) > 1 else 1
         source = source.to(decoder.dtype)
-        self.source = [
+        entries = [
             layer.cross_entries(source.flatten(0, 1)).unflatten(0, source.shape[:2])  # (B · S, ·) -> (B, S, ·)
             for layer in decoder.layers
         ]
-        self.source_mask = _source_mask(shown, decoder.dtype)  # (B, 1, 1, S)
-        self.own = [entries[:, :0] for entries in self.source]  # (B, room, H · (d_k + d_v))
+        self.own = [each[:, :0] for each in entries]  # (B, room, H · (d_k + d_v))
+        self._hold(shown, entries)
 
     def read_prefix(self, words: Tensor) -> Tensor:
         """Logits (B, 1, V) after the words (B, P) that every beam begins with."""
+        seen = torch.ones_like(words, dtype=torch.bool)[:, None]  # (B, 1, P)
         for position, word in enumerate(words.split(1, dim=1)):
             places = torch.full_like(word, position)  # (B, 1)
-            x = self._states(word, places, position + 1, None, places[:, 0])
+            x = self._states(word, places, seen[..., : position + 1], places[:, 0])
         return self._logits(x, word)
 
     def read(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
         """Logits (B, K, V) after the next word (B, K) of each beam; as `ModuleReader.read`."""
-        mask = None if bool(seen.all()) else _added(seen, self.decoder.dtype)[:, None]  # (B, 1, K, M)
-        return self._logits(self._states(words, places, seen.shape[2], mask, positions), words)
+        return self._logits(self._states(words, places, seen, positions), words)
 
-    def _states(self, words: Tensor, places: Tensor, size: int, mask: Tensor | None, positions: Tensor) -> Tensor:
-        self.own = [_with_room(entries, size) for entries in self.own]
+    def _states(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
+        size, beams = self._make_room(seen.shape[2]), words.shape[1]
+        mask = self._mask(F.pad(seen, (0, size - seen.shape[2])))
+        if beams not in self.source_masks:
+            self.source_masks[beams] = self._mask(self.shown[:, None].expand(-1, beams, -1))
         room = self.own[0].shape[1]
         starts = room * torch.arange(len(places), device=places.device)[:, None]  # (B, 1)
         rows = (places + starts).flatten()  # (B, K) -> (R,), among all places of all sentences
@@ -295,40 +313,89 @@ class StepReader:
         for layer, own, source in zip(self.decoder.layers, self.own, self.source, strict=True):
             query, entries = layer.project(x)
             own.view(-1, own.shape[2]).index_copy_(0, rows, entries)  # (B, room, ·) -> (B · room, ·)
-            x = layer(x, query, own[:, :size], mask, source, self.source_mask)
+            x = layer(x, query, own[:, :size], mask, source, self.source_masks[beams])
         return x if self.decoder.norm is None else self.decoder.norm(x)
+
+    def _make_room(self, places: int) -> int:
+        """Make room for so many places, and say how many are looked at."""
+        if self.tile == 1:
+            self.own = [_with_room(entries, places) for entries in self.own]
+            return places
+        room, wanted = self.own[0].shape[1], _rounded_up(places, self.tile)
+        # what is copied to be smaller should not have to grow at the next word
+        if room < wanted or room - places >= 1.5 * self.tile:
+            self.own = [_resized(entries, wanted) for entries in self.own]
+        return self.own[0].shape[1]
+
+    def _mask(self, shown: Tensor) -> Tensor | None:
+        """What the beams are shown of their sentences, (B, K, N), as `StepLayer.attend` wants it."""
+        together = _neighbours(shown, self.tile)  # G
+        if together == 1:
+            return None if bool(shown.all()) else _added(shown, self.decoder.dtype)[:, None]
+        groups = _added(shown, self.decoder.dtype).unflatten(0, (-1, together))  # (B / G, G, K, N)
+        count, _, beams, places = groups.shape
+        # What stands beside a sentence is nothing to it: also one that is shown nothing of its own has no part of it.
+        mask = groups.new_full((count, together, beams, together, places), -torch.inf)
+        mask.diagonal(dim1=1, dim2=3).copy_(groups.permute(0, 2, 3, 1))  # (B / G, K, N, G)
+        return mask.flatten(3).flatten(1, 2)[:, None]  # (B / G, 1, G · K, G · N)
 
     def _logits(self, x: Tensor, words: Tensor) -> Tensor:
         return self.decoder.output(x).unflatten(0, words.shape)  # (R, V) -> (B, K, V)
 
     def select(self, rows: Tensor) -> None:
         """Go on with these sentences only."""
-        self._hold(self.shown[rows], [each[rows] for each in self.source], [each[rows] for each in self.own])
+        self.own = [each[rows] for each in self.own]
+        self._hold(self.shown[rows], [each[rows] for each in self.source])
 
     def put(self, rows: Tensor, other: "StepReader") -> None:
         """The sentences of another reader take the room of these."""
         size, begun = max(self.shown.shape[1], other.shown.shape[1]), other.own[0].shape[1]
 
         def replaced(mine: Tensor, theirs: Tensor) -> Tensor:
-            mine, theirs = (_padded(each, size - each.shape[1]) for each in (mine, theirs))
+            mine, theirs = (_resized(each, size) for each in (mine, theirs))
             return mine.index_copy_(0, rows, theirs)
 
         if begun:
             self.own = [_with_room(entries, begun) for entries in self.own]
             for mine, theirs in zip(self.own, other.own, strict=True):
                 mine[rows, :begun] = theirs
-        source = [replaced(mine, theirs) for mine, theirs in zip(self.source, other.source, strict=True)]
-        self._hold(replaced(self.shown, other.shown), source, self.own)
+        self._hold(
+            replaced(self.shown, other.shown),
+            [replaced(mine, theirs) for mine, theirs in zip(self.source, other.source, strict=True)],
+        )
 
-    def _hold(self, shown: Tensor, source: list[Tensor], own: list[Tensor]) -> None:
-        size = _end_of(shown)
-        self.shown, self.source, self.own = shown[:, :size], [each[:, :size] for each in source], own
-        self.source_mask = _source_mask(self.shown, self.decoder.dtype)
+    def _hold(self, shown: Tensor, source: list[Tensor]) -> None:
+        size = _rounded_up(_end_of(shown), self.tile)
+        self.shown = _resized(shown, size)  # (B, S)
+        self.source = [_resized(each, size) for each in source]  # (B, S, H · (d_k + d_v))
+        self.source_masks: dict[int, Tensor | None] = {}  # for so many beams
 
 
-def _padded(states: Tensor, places: int) -> Tensor:
-    """(B, S) or (B, S, ·) with so many places more."""
-    return F.pad(states, (0, 0) * (states.dim() - 2) + (0, places)) if places else states
+def _tile(dtype: torch.dtype, device: torch.device) -> int:
+    """Numbers of places of which attention likes multiples, and of how many rows. AMX multiplies tiles of 16 rows."""
+    return 16 if dtype == torch.bfloat16 and device.type == "cpu" else 1
+
+
+def _neighbours(shown: Tensor, tile: int) -> int:
+    """How many sentences' beams, shown (B, K, N), are best attended to in one call, each to its own.
+
+    A call for every sentence and head takes about as long for K rows as for a tile of them. Many places make the
+    products that are masked cost more than the calls that are saved; one row at a time has a quicker way of its own.
+    """
+    batch, beams, places = shown.shape
+    best = 1 if beams == 1 or tile == 1 else min(tile // beams, 4 * tile // places)
+    return next(count for count in (4, 2, 1) if count <= max(best, 1) and batch % count == 0)
+
+
+def _rounded_up(count: int, tile: int) -> int:
+    return -(-count // tile) * tile
+
+
+def _resized(states: Tensor, places: int) -> Tensor:
+    """(B, N) or (B, N, ·) with so many places, in one piece."""
+    if states.shape[1] == places:
+        return states.contiguous()
+    return F.pad(states, (0, 0) * (states.dim() - 2) + (0, places - states.shape[1])).contiguous()
 
 
 # Which of them
@@ -339,14 +406,19 @@ Reader = ModuleReader | StepReader
 _STEP_DECODERS: WeakKeyDictionary[PreTrainedModel, tuple[Any, Tensor, StepDecoder]] = WeakKeyDictionary()
 
 
-def reader_for(model: PreTrainedModel, source: Tensor, source_mask: Tensor) -> Reader:
+def reader_for(
+    model: PreTrainedModel, source: Tensor, source_mask: Tensor, decoder_weights: str | None = None
+) -> Reader:
     """A reader of `source` (B, S, D), what the model's encoder made of the sentences.
 
     Args:
         source_mask: (B, S), 0 for padding.
+        decoder_weights: see `Product`; for `StepReader`s only.
     """
-    shown = source_mask.to(source.device).bool()
-    return StepReader(_step_decoder(model), source, shown) if _can_step(model) else ModuleReader(model, source, shown)
+    shown = source_mask.to(source.device).ne(0)
+    if _can_step(model):
+        return StepReader(_step_decoder(model, decoder_weights), source, shown)
+    return ModuleReader(model, source, shown)
 
 
 def _can_step(model: PreTrainedModel) -> bool:
@@ -371,18 +443,19 @@ def _is_plain(module: nn.Module, package: str) -> bool:
     return known and not hooks and "forward" not in vars(module) and ours
 
 
-def _step_decoder(model: PreTrainedModel) -> StepDecoder:
+def _step_decoder(model: PreTrainedModel, decoder_weights: str | None) -> StepDecoder:
     """The model's weights laid out, as they are now."""
     decoder, weight = model.get_decoder(), model.lm_head.weight
     device = weight.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    kind = product_kind(dtype, decoder_weights)
     modules = decoder.layers, model.lm_head, getattr(decoder, "layer_norm", None)
     weights = [weight.detach() for module in modules if module is not None for weight in module.parameters()]
     places = [(weight.data_ptr(), weight.dtype) for weight in weights]
     sums = torch.cat([_sums(weight) for weight in weights])
     known = _STEP_DECODERS.get(model)
-    if known is None or known[0] != (dtype, places) or not known[1].equal(sums):
-        known = _STEP_DECODERS[model] = (dtype, places), sums, StepDecoder(model, dtype)
+    if known is None or known[0] != (dtype, kind, places) or not known[1].equal(sums):
+        known = _STEP_DECODERS[model] = (dtype, kind, places), sums, StepDecoder(model, dtype, kind)
     return known[2]
 
 

@@ -1,9 +1,14 @@
 """Linear layers for a few rows at a time: x W^T + b with weights that are laid out once.
 
-A beam search reads one word of each beam, so a product has few rows and waits for the weights.
+A beam search reads one word of each beam, so a product has few rows and waits for the weights. So what counts is how
+the weights stand in memory, and in how many bits.
+
+Shapes: R rows, D inputs, O outputs.
 """
 
 import platform
+import threading
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -13,44 +18,164 @@ from torch.nn import functional as F
 # Numbers of a float32 matrix below which calling oneDNN costs more than it saves.
 _LEAST_LAID_OUT = 2**19
 
+#: What `decoder_weights` of `generate` may be, beside None.
+EIGHT_BITS = "int8"
+
+# Rows up to which 8 bits are faster than bfloat16, whose products more rows cost little. Float32 never is.
+_MOST_ROWS_OF_EIGHT_BITS = 12
+
+_LAYING_OUT = threading.Lock()
+
 
 class Product:
     """x W^T + b of linear layers with the same input, their outputs side by side.
 
     On x86 processors oneDNN multiplies by a weight that it has laid out itself, in about two thirds of the time for
     the few rows of a beam search. The layout is a second copy of the weight.
+
+    Args:
+        linears: D inputs each.
+        dtype: of x and of what comes back.
+        kind: "int8" computes with weights of 8 bits where the processor can (`can_use_eight_bits`): a float32 product
+            always, a bfloat16 one where it has few rows, for which it holds the weights twice. None is `dtype` alone.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype):
+    def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype, kind: str | None = None):
         def side_by_side(weights: list[Tensor]) -> Tensor:
             return (weights[0] if len(weights) == 1 else torch.cat(weights)).detach().to(dtype)
 
-        self.weight = side_by_side([linear.weight for linear in linears])
+        self.weight = side_by_side([linear.weight for linear in linears])  # (O, D)
         self.bias = None if linears[0].bias is None else side_by_side([linear.bias for linear in linears])
-        self.laid_out = (
-            torch.ops.mkldnn._reorder_linear_weight(self.weight, None) if _can_lay_out(self.weight) else None
-        )
+        # How to multiply few rows, up to how many, and how more of them.
+        self.few: Way
+        self.many: Way
+        self.few, self.most_few, self.many = self._ways(kind)
+
+    def _ways(self, kind: str | None) -> "tuple[Way, int, Way]":
+        plain = AsItStands(self.weight, self.bias)
+        eight = kind == EIGHT_BITS and can_use_eight_bits(self.weight)
+        if eight and self.weight.dtype == torch.float32:
+            few = EightBits(self.weight, self.bias)
+            return few, 0, few
+        many = LaidOut(self.weight, self.bias) if _can_lay_out(self.weight) else plain
+        if eight:
+            return EightBits(self.weight, self.bias), _MOST_ROWS_OF_EIGHT_BITS, many
         # A float32 row by a matrix only waits for the weights, which are as many in either layout.
-        self.least_rows = 2 if dtype == torch.float32 else 1
+        return plain, 1 if self.weight.dtype == torch.float32 else 0, many
+
+    def _way(self, x: Tensor) -> "Way":
+        return self.few if len(x) <= self.most_few else self.many
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(R, D) to (R, outputs)."""
-        if self.laid_out is None or len(x) < self.least_rows:
-            return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.laid_out, self.bias, "none", [], "")
+        """(R, D) to (R, O)."""
+        return self._way(x)(x)
+
+    def with_relu(self, x: Tensor) -> Tensor:
+        """max(0, x W^T + b), (R, O)."""
+        return self._way(x).with_relu(x)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """`residual` (R, outputs) + x W^T + b."""
-        if self.laid_out is None or len(x) < self.least_rows:
-            return residual + F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.laid_out, self.bias, "add")
+        """`residual` (R, O) + x W^T + b."""
+        return self._way(x).added_to(residual, x)
+
+
+# Ways to multiply
+
+
+class AsItStands:
+    """The weight (O, D) as it is, by torch's own choice."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def with_relu(self, x: Tensor) -> Tensor:
+        return self(x).relu_()
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
+
+
+class LaidOut:
+    """A weight that oneDNN has laid out, and its sums with what comes after the product."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight, None), bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+
+    def with_relu(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "relu", [], "")
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+
+
+class EightBits:
+    """A weight with 8 bits a number and a scale for each output; x gets 8 bits and one scale while it is multiplied.
+
+    So the words that are read together have a little influence on each other.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        weight = weight.float()
+        scale = (weight.abs().amax(dim=1).double() / 127).clamp(min=1e-30)  # (O,), symmetric
+        zero = torch.zeros(len(weight), dtype=torch.long)
+        # torch means to take quantised tensors away one day, and says so to everybody who makes one; the products,
+        # which have the best speed for few rows, need them. The lock is for the filters, which all threads share.
+        with _LAYING_OUT, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            quantised = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(quantised, None if bias is None else bias.float())
+        # Without these instructions sums of two products have 16 bits, for which x may have only 7.
+        self.seven = not torch.cpu._is_vnni_supported()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(x.float(), self.packed, self.seven).to(x.dtype)
+
+    def with_relu(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_relu_dynamic(x.float(), self.packed, self.seven).to(x.dtype)
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        product = torch.ops.quantized.linear_dynamic(x.float(), self.packed, self.seven)
+        return product.add_(residual).to(residual.dtype)
+
+
+Way = AsItStands | LaidOut | EightBits
+
+
+# What is asked for, and what this processor can
+
+
+def product_kind(dtype: torch.dtype, decoder_weights: str | None) -> str | None:
+    """The `kind` of the products of a decoder.
+
+    Args:
+        dtype: in which it computes. decoder_weights: the argument of `generate`.
+    """
+    return decoder_weights
+
+
+def _on_x86(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
 
 
 def _can_lay_out(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+    if not _on_x86(weight) or not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
     if weight.dtype == torch.float32:
         return weight.numel() >= _LEAST_LAID_OUT
     return weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def can_use_eight_bits(weight: Tensor) -> bool:
+    """Whether products with this weight can have 8 bits: float32 or bfloat16, on an x86 processor, by FBGEMM."""
+    return (
+        _on_x86(weight)
+        and weight.dtype in (torch.float32, torch.bfloat16)
+        and torch.backends.quantized.engine in ("x86", "fbgemm")
+        and hasattr(torch, "quantize_per_channel")
+    )
