@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import decoding_vanilla_transformer as decoding
 from hf_vanilla_transformer import products_vanilla_transformer as products
 from hf_vanilla_transformer.decoding_vanilla_transformer import (
     _STEP_DECODERS,
@@ -20,6 +21,7 @@ from hf_vanilla_transformer.decoding_vanilla_transformer import (
     ModuleReader,
     PlacedLayer,
     StepReader,
+    _neighbours,
     reader_for,
 )
 from hf_vanilla_transformer.products_vanilla_transformer import Product
@@ -100,6 +102,37 @@ def test_steps_in_batches_of_any_shape(
         walk(steps, len(lengths), beams, prefix), walk(modules, len(lengths), beams, prefix), strict=True
     ):
         assert_near(ours, theirs)
+
+
+@pytest.mark.parametrize("beams", [1, 2, 4])
+@pytest.mark.parametrize("lengths", [[3, 9, 4, 7], [20, 2, 20, 31, 6, 6], [5, 2, 7]])
+@torch.no_grad()
+def test_neighbours_that_are_attended_to_together(
+    lengths: list[int], beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    monkeypatch.setattr(decoding, "_tile", lambda *args: 16)
+    monkeypatch.setattr(decoding, "_neighbours", lambda *args: taken.append(_neighbours(*args)) or taken[-1])
+    steps, modules = readers(tiny_model(1), lengths)
+    leave = len(lengths) == 3
+    ours, theirs = (walk(reader, len(lengths), beams, 3, leave) for reader in (steps, modules))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_near(mine, other)
+    assert max(taken) == (1 if beams == 1 else {4: 4, 6: 2, 3: 2}[len(lengths)])
+
+
+@torch.no_grad()
+def test_a_sentence_without_words_has_no_part_of_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_tile", lambda *args: 16)
+    found = []
+    for others in (1.0, 9.0):
+        model = tiny_model(1)
+        source, mask = others * torch.ones(4, 16, 32), torch.ones(4, 16)
+        source[2], mask[2] = 1.0, 0
+        found.append(walk(reader_for(model, source, mask), 4, 4, 1))
+    for first, second in zip(*found, strict=True):
+        assert_near(first[2], second[2], 1e-6)
+        assert not first[1].equal(second[1])
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.1)])

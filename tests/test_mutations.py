@@ -109,8 +109,13 @@ FAULTS = {
     ),
     "a step sees padding of the source": Fault(
         "decoding",
-        "return None if bool(shown.all()) else _added(shown, dtype)[:, None, None]",
+        "return None if bool(shown.all()) else _added(shown, self.decoder.dtype)[:, None]",
         "return None",
+    ),
+    "sentences that are attended to together see each other": Fault(
+        "decoding",
+        "groups.new_full((count, together, beams, together, places), -torch.inf)",
+        "groups.new_zeros(count, together, beams, together, places)",
     ),
     "a step has the position of the word before": Fault(
         "decoding",
