@@ -2,6 +2,8 @@
 
 import io
 import json
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,14 @@ TARGETS = [
     "Die Kinder spielen mit einem roten Ball ; „schön“, sagt Frau O’Neil (42 %).",
 ]
 UNSEEN = ["", "  Ünknown žluťoučký 漢字 <unk> </s> words …", "dogs  and\tcats"]
+
+# pytest's `record_property`, for tests/interop/imports_table.py
+Record = Callable[[str, object], None]
+
+
+def installed(package: str) -> str:
+    """Its name and version."""
+    return f"{package} {version(package)}"
 
 
 def train_sentencepiece(path: Path, lines: list[str], words: int = 80, **settings: Any) -> list[str]:

@@ -19,11 +19,21 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.fairseq import from_fairseq
-from tests.interop.foreign import SOURCES, TARGETS, assert_same_logits, converted, train_sentencepiece
+from tests.interop.foreign import (
+    SOURCES,
+    TARGETS,
+    Record,
+    assert_same_logits,
+    converted,
+    installed,
+    train_sentencepiece,
+)
 from tests.interop.restatement import Program, assert_restated
 from tests.model_helpers import randomise
 from tests.paper import fairseq_position
 
+PEER = "NumPy restatement of fairseq 0.12"
+PORT = f"its port `FSMTForConditionalGeneration`, {installed('transformers')}"
 D, FFN, LAYERS, HEADS = 12, 20, (2, 1), 3
 # What fairseq writes: the arguments of `transformer_iwslt_de_en`, and of the translation task.
 OPTIONS = {
@@ -128,18 +138,20 @@ def test_its_names_of_activations(name: str, formula: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_new_checkpoint_gives_its_logits(nested: bool, shared: bool, tmp_path: Path) -> None:
+def test_a_new_checkpoint_gives_its_logits(
+    nested: bool, shared: bool, tmp_path: Path, record_property: Record
+) -> None:
     model = weights(23, 23 if shared else 29, shared)
     save_with_sections(tmp_path / "checkpoint_best.pt", model, nested)
     ours, tokenizer, _ = converted("fairseq", tmp_path / "checkpoint_best.pt", tmp_path / "ours")
-    assert_restated(ours, restated(model))
+    record_property("logits", (PEER, assert_restated(ours, restated(model))))
     assert tokenizer is None
     assert ours.config.share_encoder_decoder_embeddings is ours.config.tie_word_embeddings is shared
     search = ours.generation_config
     assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (7, 0.8, 33)
 
 
-def test_an_old_checkpoint_gives_its_logits(tmp_path: Path) -> None:
+def test_an_old_checkpoint_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
     """Names of version 0.6: projections in one, numbered normalisations, `embed_out`; positions that were learned."""
     model = weights(23, 29)
     old = {name: tensor for name, tensor in model.items() if "_float_tensor" not in name}
@@ -163,12 +175,12 @@ def test_an_old_checkpoint_gives_its_logits(tmp_path: Path) -> None:
     def learned(place: int, side: str) -> np.ndarray:
         return tables[f"{stacks[side]}.embed_positions.weight"][place + 2].double().numpy()
 
-    assert_restated(ours, restated(model, learned, scale=False))
+    record_property("logits", (PEER, assert_restated(ours, restated(model, learned, scale=False))))
     assert ours.config.max_position_embeddings == 12
 
 
 @torch.no_grad()
-def test_its_port_gives_the_same_logits(tmp_path: Path) -> None:
+def test_its_port_gives_the_same_logits(tmp_path: Path, record_property: Record) -> None:
     shape = {"d_model": D, "encoder_ffn_dim": FFN, "decoder_ffn_dim": FFN, "encoder_layers": 2, "decoder_layers": 1}
     heads = {"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS}
     port = FSMTForConditionalGeneration(FSMTConfig(**shape, **heads, src_vocab_size=23, tgt_vocab_size=29))
@@ -177,7 +189,7 @@ def test_its_port_gives_the_same_logits(tmp_path: Path) -> None:
     model = {name.removeprefix("model."): weight for name, weight in port.state_dict().items() if name not in tables}
     save(tmp_path / "model.pt", model)
     ours, _, _ = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours")
-    assert_same_logits(ours, port.eval())
+    record_property("logits", (PORT, assert_same_logits(ours, port.eval())))
 
 
 def write_dictionaries(folder: Path, sides: dict[str, list[str]]) -> None:
@@ -217,7 +229,7 @@ def learnt_codes(path: Path, lines: list[str]) -> BPE:
 
 
 @pytest.mark.parametrize("program", ["subword-nmt", "fastBPE"])
-def test_raw_text_through_moses_and_byte_pairs(program: str, tmp_path: Path) -> None:
+def test_raw_text_through_moses_and_byte_pairs(program: str, tmp_path: Path, record_property: Record) -> None:
     moses = sacremoses.MosesTokenizer("en")
     tokenised = [moses.tokenize(line, aggressive_dash_splits=True, return_str=True) for line in SOURCES]
     bpe = learnt_codes(tmp_path / "codes", [*tokenised, *TARGETS])
@@ -235,9 +247,11 @@ def test_raw_text_through_moses_and_byte_pairs(program: str, tmp_path: Path) -> 
         assert tokenizer(text)["input_ids"] == ids_of(line, pieces)
     written = ids_of(bpe.process_line("ein Hund läuft im Schnee ."), target_pieces)
     assert target.decode([2, *written], skip_special_tokens=True) == "ein Hund läuft im Schnee."
+    for peer in ("sacremoses", "subword-nmt"):
+        record_property("tokens", installed(peer))
 
 
-def test_raw_text_through_sentencepiece(tmp_path: Path) -> None:
+def test_raw_text_through_sentencepiece(tmp_path: Path, record_property: Record) -> None:
     pieces = train_sentencepiece(tmp_path / "spm.model", SOURCES + TARGETS)
     words = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")][::-1]
     write_dictionaries(tmp_path, {"en": words[:-3], "de": words})
@@ -252,6 +266,7 @@ def test_raw_text_through_sentencepiece(tmp_path: Path) -> None:
         written = ids_of(" ".join(processor.encode(text, out_type=str)), words)
         assert target(text_target=text)["input_ids"] == written
         assert target.decode([2, *written], skip_special_tokens=True) == text
+    record_property("tokens", installed("sentencepiece"))
 
 
 @pytest.mark.parametrize(
@@ -269,10 +284,11 @@ def test_raw_text_through_sentencepiece(tmp_path: Path) -> None:
         ({"activation_fn": "relu_squared"}, "activation_function='relu_squared'"),
     ],
 )
-def test_other_architectures_are_refused(options: dict, message: str, tmp_path: Path) -> None:
+def test_other_architectures_are_refused(options: dict, message: str, tmp_path: Path, record_property: Record) -> None:
     save(tmp_path / "model.pt", weights(9, 8), **options)
     with pytest.raises(UserError, match=message):
         from_fairseq(tmp_path / "model.pt")
+    record_property("refused", ", ".join(f"--{name.replace('_', '-')}={value}" for name, value in options.items()))
 
 
 def test_files_that_do_not_belong_together(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import transformers
 from packaging.version import Version
 from transformers import FSMTConfig, FSMTForConditionalGeneration, FSMTTokenizer
 
-from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, assert_same_logits, converted
+from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, Record, assert_same_logits, converted, installed
 from tests.model_helpers import randomise
 
+PEER = f"`FSMTForConditionalGeneration`, {installed('transformers')}"
 # In both, the second merge is of the end of a word; not every result is a word of the vocabularies.
 MERGES = ["t h", "th e</w>", "e n</w>", "i n", "d o", "do g", "s </w>", "n d</w>", "a nd</w>"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -59,13 +60,13 @@ def write_fsmt_folder(folder: Path, **fields: Any) -> FSMTForConditionalGenerati
     ],
     ids=["two vocabularies", "all tied", "gelu"],
 )
-def test_an_fsmt_folder_gives_its_logits(fields: dict, tmp_path: Path) -> None:
+def test_an_fsmt_folder_gives_its_logits(fields: dict, tmp_path: Path, record_property: Record) -> None:
     theirs = write_fsmt_folder(tmp_path / "fsmt", **fields)
     ours, _, _ = converted("fsmt", tmp_path / "fsmt", tmp_path / "ours")
-    assert_same_logits(ours, theirs)
+    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
 
 
-def test_an_fsmt_folder_gives_its_words_and_text(tmp_path: Path) -> None:
+def test_an_fsmt_folder_gives_its_words_and_text(tmp_path: Path, record_property: Record) -> None:
     theirs = write_fsmt_folder(tmp_path / "fsmt")
     ours, tokenizer, target_tokenizer = converted("fsmt", tmp_path / "fsmt", tmp_path / "ours")
     peer = FSMTTokenizer.from_pretrained(tmp_path / "fsmt")
@@ -82,14 +83,16 @@ def test_an_fsmt_folder_gives_its_words_and_text(tmp_path: Path) -> None:
     assert best[:, :-1].tolist() == written[:, 1:-1].tolist() and written.shape[1] == 15
     texts = target_tokenizer.batch_decode(written, skip_special_tokens=True)
     assert texts == peer.batch_decode(written, skip_special_tokens=True) and any(texts)
+    record_property("tokens", "`FSMTTokenizer`")
 
 
 @pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.23"),
     reason="with its cache, the FSMT of transformers 5.17 writes words that it finds less likely itself",
 )
-def test_its_own_search_finds_the_same(tmp_path: Path) -> None:
+def test_its_own_search_finds_the_same(tmp_path: Path, record_property: Record) -> None:
     theirs = write_fsmt_folder(tmp_path / "fsmt")
     ours, tokenizer, _ = converted("fsmt", tmp_path / "fsmt", tmp_path / "ours")
     batch = tokenizer(SOURCES, padding=True, return_tensors="pt")
     assert ours.generate(**batch).tolist() == theirs.generate(**batch).tolist()
+    record_property("tokens", "its beam search")

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.joeynmt import from_joeynmt
-from tests.interop.foreign import SOURCES, TARGETS, converted, train_sentencepiece
+from tests.interop.foreign import SOURCES, TARGETS, Record, converted, installed, train_sentencepiece
 from tests.interop.restatement import Program, assert_restated
 from tests.paper import paper_position
 
+PEER = "NumPy restatement of JoeyNMT 2.3"
 D, FFN, LAYERS, HEADS = 12, 20, (2, 1), 3
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
 
@@ -119,11 +120,11 @@ def named(count: int, letter: str) -> list[str]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_folder_gives_its_logits(tied: bool, tmp_path: Path) -> None:
+def test_a_model_folder_gives_its_logits(tied: bool, tmp_path: Path, record_property: Record) -> None:
     model = weights((23, 23 if tied else 29), tied)
     save(tmp_path / "joey", model, (named(19, "a"), named(19, "a") if tied else named(25, "b")))
     ours, _, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
-    assert_restated(ours, restated(model))
+    record_property("logits", (PEER, assert_restated(ours, restated(model))))
     assert ours.config.share_encoder_decoder_embeddings is ours.config.tie_word_embeddings is tied
     search = ours.generation_config
     # ((5 + length) / 6)^alpha is the paper's, and has no length_penalty
@@ -131,14 +132,14 @@ def test_a_model_folder_gives_its_logits(tied: bool, tmp_path: Path) -> None:
     assert search.length_penalty is None and search.decoder_start_token_id == 2
 
 
-def test_other_settings(tmp_path: Path) -> None:
+def test_other_settings(tmp_path: Path, record_property: Record) -> None:
     given, model = options(), weights((23, 29))
     for stack in ("encoder", "decoder"):
         given["model"][stack] |= {"activation": "gelu", "embeddings": {"embedding_dim": D}}
     save(tmp_path, model, (named(19, "a"), named(25, "b")), given)
     (tmp_path / "best.ckpt").rename(tmp_path / "500.ckpt")
     ours, _, _ = converted("joeynmt", tmp_path / "500.ckpt", tmp_path / "ours")
-    assert_restated(ours, restated(model, activation="gelu", scale=False))
+    record_property("logits", (PEER, assert_restated(ours, restated(model, activation="gelu", scale=False))))
 
 
 def ids_of(pieces: list[str], words: list[str]) -> list[int]:
@@ -157,7 +158,7 @@ def test_words(tmp_path: Path) -> None:
     assert target.decode([2, 4, 5, 3], skip_special_tokens=True) == "ein Hund"
 
 
-def test_sentencepiece(tmp_path: Path) -> None:
+def test_sentencepiece(tmp_path: Path, record_property: Record) -> None:
     (tmp_path / "joey").mkdir()
     pieces = train_sentencepiece(tmp_path / "joey" / "sp.model", SOURCES + TARGETS)
     words, given = [piece for piece in pieces if piece not in SPECIAL], options()
@@ -180,6 +181,7 @@ def test_sentencepiece(tmp_path: Path) -> None:
     save(tmp_path / "joey", weights((len(words) + 3,) * 2, tied=True), (fewer, fewer), given)
     _, tokenizer, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "pieces")
     assert tokenizer(" ".join(fewer[:5]))["input_ids"] == ids_of(fewer[:5], fewer)
+    record_property("tokens", installed("sentencepiece"))
 
 
 @pytest.mark.parametrize(
@@ -194,13 +196,16 @@ def test_sentencepiece(tmp_path: Path) -> None:
         ("decoder", {"embeddings": {"scale": False}}, "embeddings.scale differs"),
     ],
 )
-def test_other_architectures_are_refused(stack: str, change: dict, message: str, tmp_path: Path) -> None:
+def test_other_architectures_are_refused(
+    stack: str, change: dict, message: str, tmp_path: Path, record_property: Record
+) -> None:
     given = options()
     given["model"][stack] |= change
     given["model"][stack] = {name: value for name, value in given["model"][stack].items() if value is not None}
     save(tmp_path, weights((7, 6)), (named(3, "a"), named(2, "b")), given)
     with pytest.raises(UserError, match=message):
         from_joeynmt(tmp_path)
+    record_property("refused", message.removeprefix("model."))
 
 
 def test_files_that_do_not_belong_together(tmp_path: Path) -> None:

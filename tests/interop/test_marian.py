@@ -15,11 +15,15 @@ from tests.interop.foreign import (
     SOURCES,
     TARGETS,
     UNSEEN,
+    Record,
     assert_same_logits,
     converted,
+    installed,
     write_opus_tokenizer,
 )
 from tests.model_helpers import TYING_MODES, assert_near, randomise, tiny_model, translation_batch
+
+PEER = f"`MarianMTModel`, {installed('transformers')}"
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_split"])
@@ -96,14 +100,14 @@ def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
     ],
     ids=["opus", "two vocabularies", "nothing tied", "gelu"],
 )
-def test_an_opus_folder_gives_marians_logits(fields: dict, tmp_path: Path) -> None:
+def test_an_opus_folder_gives_marians_logits(fields: dict, tmp_path: Path, record_property: Record) -> None:
     theirs = write_opus_folder(tmp_path / "opus", **fields)
     ours, _, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
-    assert_same_logits(ours, theirs)
+    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
     assert ours.config.lm_head_bias and ours.config.position_encoding_type == "sinusoidal_split"
 
 
-def test_an_opus_folder_gives_marians_words_and_text(tmp_path: Path) -> None:
+def test_an_opus_folder_gives_marians_words_and_text(tmp_path: Path, record_property: Record) -> None:
     theirs = write_opus_folder(tmp_path / "opus")
     ours, tokenizer, target_tokenizer = converted("marian", tmp_path / "opus", tmp_path / "ours")
     peer = MarianTokenizer.from_pretrained(tmp_path / "opus")
@@ -122,6 +126,8 @@ def test_an_opus_folder_gives_marians_words_and_text(tmp_path: Path) -> None:
     written = ours.generate(**batch)
     assert written.tolist() == theirs.generate(**expected).tolist()
     assert (target_tokenizer.batch_decode(written), written.shape[1]) == (peer.batch_decode(written), 12)
+    record_property("tokens", "`MarianTokenizer`")
+    record_property("tokens", "its beam search")
 
 
 def test_half_precision_stays(tmp_path: Path) -> None:
@@ -130,7 +136,7 @@ def test_half_precision_stays(tmp_path: Path) -> None:
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float16}
 
 
-def test_positions_that_marian_learnt_are_kept(tmp_path: Path) -> None:
+def test_positions_that_marian_learnt_are_kept(tmp_path: Path, record_property: Record) -> None:
     # no option of Marian's class, but its files can hold a table, and it reads that
     theirs = write_opus_folder(tmp_path / "opus", max_position_embeddings=16)
     with torch.no_grad():
@@ -140,7 +146,7 @@ def test_positions_that_marian_learnt_are_kept(tmp_path: Path) -> None:
     theirs = MarianMTModel.from_pretrained(tmp_path / "opus").eval()
     ours, _, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
     assert ours.config.position_encoding_type == "learned"
-    assert_same_logits(ours, theirs)
+    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
 
 
 def test_there_and_back_again() -> None:

@@ -15,10 +15,11 @@ import yaml
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.marian_npz import NEVER, from_marian_npz
-from tests.interop.foreign import SOURCES, TARGETS, converted, train_sentencepiece
+from tests.interop.foreign import SOURCES, TARGETS, Record, converted, installed, train_sentencepiece
 from tests.interop.restatement import Program, assert_restated
 from tests.model_helpers import assert_near
 
+PEER = "NumPy restatement of Marian 1.12"
 D, FFN, LAYERS, HEADS = 12, 20, (2, 1), 3
 # What Marian writes for `--task transformer-base`, as far as it is of the architecture.
 OPTIONS = {
@@ -124,38 +125,39 @@ def restated(arrays: dict[str, np.ndarray], **changes: Any) -> Program:
 
 
 @torch.no_grad()
-def assert_marians_logits(ours: torch.nn.Module, arrays: dict[str, np.ndarray], **changes: Any) -> None:
-    """The decoder reads the padding first, which Marian has not; it never comes out."""
+def assert_marians_logits(ours: torch.nn.Module, arrays: dict[str, np.ndarray], **changes: Any) -> float:
+    """The decoder reads the padding first, which Marian has not; it never comes out. The largest difference."""
     program = restated(arrays, **changes)
     start = ours.config.decoder_start_token_id
     plain = program.embed
     program.embed = lambda side, ids: plain(side, [0 if word == start else word for word in ids])  # type: ignore
-    assert_restated(ours, program)
+    largest = assert_restated(ours, program)
     logits = ours(input_ids=torch.tensor([[5, 0]]), decoder_input_ids=torch.tensor([[start, 3]])).logits
     added = logits[..., arrays["decoder_ff_logit_out_b"].shape[1] :]
     assert added.numel() and added.max() < NEVER / 2
+    return largest
 
 
 @pytest.mark.parametrize("tying", ["all", "src", "none"])
 @pytest.mark.parametrize("beside", [False, True])
-def test_its_models_give_its_logits(tying: str, beside: bool, tmp_path: Path) -> None:
+def test_its_models_give_its_logits(tying: str, beside: bool, tmp_path: Path, record_property: Record) -> None:
     arrays = weights((23, 29) if tying == "none" else (23, 23), tying)
     save(tmp_path / "model.npz", arrays, beside=beside)
     ours, tokenizer, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours")
-    assert_marians_logits(ours, arrays)
+    record_property("logits", (PEER, assert_marians_logits(ours, arrays)))
     assert tokenizer is None and ours.config.pad_token_id == len(arrays.get("decoder_Wemb", arrays.get("Wemb")))
     shared = tying != "none"
     assert ours.config.share_encoder_decoder_embeddings is shared
     assert ours.config.tie_word_embeddings is (tying == "all")
 
 
-def test_learned_positions_and_another_activation(tmp_path: Path) -> None:
+def test_learned_positions_and_another_activation(tmp_path: Path, record_property: Record) -> None:
     arrays = weights((23, 23)) | {"Wpos": np.random.default_rng(1).normal(size=(16, D)).astype(np.float32)}
     save(tmp_path / "model.npz", arrays, transformer_train_positions=True, transformer_ffn_activation="relu")
     ours, _, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours")
     # it does not scale the embeddings then
     changes = {"position": lambda place, _: arrays["Wpos"][place].astype(float), "scale": False, "activation": "relu"}
-    assert_marians_logits(ours, arrays, **changes)
+    record_property("logits", (PEER, assert_marians_logits(ours, arrays, **changes)))
 
 
 def test_its_gelu_is_an_approximation(tmp_path: Path) -> None:
@@ -225,7 +227,7 @@ def test_a_folder_of_opus(tmp_path: Path) -> None:
         assert target.decode([len(words), *expected, len(words)], skip_special_tokens=True) == text
 
 
-def test_vocabularies_that_are_sentencepiece_models(tmp_path: Path) -> None:
+def test_vocabularies_that_are_sentencepiece_models(tmp_path: Path, record_property: Record) -> None:
     settings = {"eos_id": 0, "unk_id": 1, "bos_id": -1}
     source = train_sentencepiece(tmp_path / "vocab.en.spm", SOURCES, 70, **settings)
     target = train_sentencepiece(tmp_path / "vocab.de.spm", TARGETS, 75, **settings)
@@ -240,6 +242,7 @@ def test_vocabularies_that_are_sentencepiece_models(tmp_path: Path) -> None:
         ids = [*processors[1].encode(text), 0]
         assert for_target(text_target=text)["input_ids"] == ids
         assert for_target.decode(ids, skip_special_tokens=True) == text
+    record_property("tokens", installed("sentencepiece"))
 
 
 @pytest.mark.parametrize(
@@ -259,10 +262,11 @@ def test_vocabularies_that_are_sentencepiece_models(tmp_path: Path) -> None:
         ("vocabs", ["vocab.fsv", "vocab.fsv"]),
     ],
 )
-def test_other_architectures_are_refused(option: str, value: Any, tmp_path: Path) -> None:
+def test_other_architectures_are_refused(option: str, value: Any, tmp_path: Path, record_property: Record) -> None:
     save(tmp_path / "model.npz", weights((9, 9)), **{option: value})
     with pytest.raises(UserError, match=f"--{option.replace('_', '-')}"):
         from_marian_npz(tmp_path / "model.npz")
+    record_property("refused", f"--{option.replace('_', '-')} {value}")
 
 
 def test_files_that_do_not_belong_together(tmp_path: Path) -> None:

@@ -8,18 +8,20 @@ import torch
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
+from tests.interop.foreign import Record
 
 
 @pytest.mark.parametrize(
     ("encoder", "message"), [("transformer", "pre-norm.*§3.1"), ("brnn", "encoder_type=brnn: only a Transformer")]
 )
-def test_its_models_are_refused(encoder: str, message: str, tmp_path: Path) -> None:
+def test_its_models_are_refused(encoder: str, message: str, tmp_path: Path, record_property: Record) -> None:
     opt = Namespace(encoder_type=encoder, decoder_type="transformer", layer_norm="standard", heads=8)
     weights = {"encoder.transformer.0.layer_norm.weight": torch.ones(4)}
     vocab = {"src": ["<unk>"], "tgt": ["<unk>"]}
     torch.save({"model": weights, "generator": {}, "opt": opt, "vocab": vocab}, tmp_path / "model.pt")
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as raised:
         from_opennmt(tmp_path / "model.pt")
+    record_property("refused", str(raised.value).removeprefix(f"{tmp_path / 'model.pt'}: "))
 
 
 def test_another_file_is_named(tmp_path: Path) -> None:

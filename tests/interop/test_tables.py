@@ -1,14 +1,15 @@
-"""The tables of exports and imports can be printed, and notice what is not the same."""
+"""The tables of exports and imports can be printed, and tell what is not the same."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.interop import exports_table
+from hf_vanilla_transformer.interop.converting import FORMATS
+from tests.interop import exports_table, imports_table
 from tests.interop.exports import LINES, write_model
 
 
-def test_the_table_of_exports(tmp_path: Path) -> None:
+def test_exports(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     write_model(tmp_path / "model")
     same, other = ["CTranslate2, float32", "MarianMTModel"], "CTranslate2, int8"
@@ -22,3 +23,29 @@ def test_the_table_of_exports(tmp_path: Path) -> None:
     rows = exports_table.table(found, ours.lines).splitlines()[2:]
     assert [row.split(" | ")[0][2:] for row in rows] == list(found)
     assert all("100.0 % | 100.00 | 3 of 3 |" in row for row in rows[:-1])
+
+
+def test_imports() -> None:
+    assert imports_table.TESTS.keys() == FORMATS.keys()
+    names = ["joeynmt", "opennmt"]
+    seen = imports_table.run(imports_table.TESTS[name][1] for name in names)
+    assert not seen.failed
+    rows = imports_table.table(seen, names).splitlines()[2:]
+    first, second = ([cell.strip() for cell in row.split("|")[2:-1]] for row in rows)
+    judge, models, difference, tokens, refused, _ = first
+    assert judge.startswith("NumPy restatement of JoeyNMT") and models == "3" and 0 < float(difference) <= 1e-5
+    assert tokens.startswith("sentencepiece ") and "encoder.layer_norm=pre" in refused
+    assert second[:4] == ["", "0", "", ""] and "pre-norm" in second[4]
+
+
+def test_a_failed_test_is_named_and_its_numbers_do_not_count(tmp_path: Path) -> None:
+    record = "def test_{}(record_property):\n    record_property('logits', ('a peer', {}))\n    assert {}\n"
+    (tmp_path / "test_of_a_test.py").write_text(record.format("near", 2e-7, True) + record.format("far", 1.0, False))
+    (tmp_path / "test_not_found.py").write_text("import no_such_module\n")
+    seen = imports_table.run([tmp_path / name for name in ("test_of_a_test.py", "test_not_found.py")])
+    assert seen.found == {("test_of_a_test.py", "logits"): [("a peer", 2e-7)]}
+    assert [failed.rpartition("/")[2] for failed in seen.failed] == [
+        "test_not_found.py",
+        "test_of_a_test.py::test_far",
+    ]
+    assert imports_table.run(["test_that_is_not_there.py"]).failed

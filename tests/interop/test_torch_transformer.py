@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.torch_transformer import from_torch
-from tests.interop.foreign import assert_same_logits, converted
+from tests.interop.foreign import Record, assert_same_logits, converted, installed
 from tests.interop.restatement import Program, assert_restated
 from tests.model_helpers import randomise
 from tests.paper import paper_position
 
+PEER = f"`torch.nn.Transformer`, {installed('torch')}"
+TREVETT = "NumPy restatement of pytorch-seq2seq, tutorial 6"
 SIZES = {"d_model": 32, "nhead": 4, "num_encoder_layers": 2, "num_decoder_layers": 3, "dim_feedforward": 40}
 
 
@@ -107,23 +109,23 @@ def saved(model: nn.Module, path: Path) -> nn.Module:
     ids=["PyTorch's tutorial", "gelu", "learned positions", "own names", "shared", "no biases"],
 )
 def test_a_translator_around_torch_transformer_gives_its_logits(
-    names: dict, settings: dict, options: dict, tmp_path: Path
+    names: dict, settings: dict, options: dict, tmp_path: Path, record_property: Record
 ) -> None:
     theirs = saved(AroundTorch(names, **settings), tmp_path / "model.pt")
     ours, tokenizer, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **options)
-    assert_same_logits(ours, theirs)
+    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
     assert tokenizer is None and ours.config.final_layer_norm
     assert ours.config.share_encoder_decoder_embeddings is settings.get("shared", False)
 
 
-def test_stacks_without_a_last_norm(tmp_path: Path) -> None:
+def test_stacks_without_a_last_norm(tmp_path: Path, record_property: Record) -> None:
     common = {"d_model": 32, "nhead": 4, "dim_feedforward": 40, "dropout": 0.0, "batch_first": True}
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**common), 2, enable_nested_tensor=False)
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**common), 3)
     settings = {"custom_encoder": encoder, "custom_decoder": decoder, "batch_first": True}
     theirs = saved(AroundTorch(PYTORCH_TUTORIAL, **settings), tmp_path / "model.pt")
     ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4)
-    assert_same_logits(ours, theirs)
+    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
     assert not ours.config.final_layer_norm
     weights = theirs.state_dict() | {f"transformer.encoder.norm.{part}": torch.ones(32) for part in ("weight", "bias")}
     with pytest.raises(UserError, match="one stack ends with a normalisation"):
@@ -170,7 +172,7 @@ def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     return {name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def test_trevetts_tutorial_gives_its_logits(tmp_path: Path) -> None:
+def test_trevetts_tutorial_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
     weights = trevett_weights()
     attention = {"self": "self_attention", "cross": "encoder_attention"}
     norm = {"self": "self_attn_layer_norm", "cross": "enc_attn_layer_norm", "ffn": "ff_layer_norm"}
@@ -197,14 +199,13 @@ def test_trevetts_tutorial_gives_its_logits(tmp_path: Path) -> None:
     )
     torch.save({name: torch.from_numpy(weight) for name, weight in weights.items()}, tmp_path / "tut6-model.pt")
     ours, _, _ = converted("torch", tmp_path / "tut6-model.pt", tmp_path / "ours", heads=3)
-    assert_restated(ours, program)
+    record_property("logits", (TREVETT, assert_restated(ours, program)))
 
 
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
         (PYTORCH_TUTORIAL, {}, "heads is missing"),
-        (PYTORCH_TUTORIAL, {"heads": 4, "norm_first": True}, "norm_first=True"),
         (PYTORCH_TUTORIAL, {"heads": 5}, "d_model=32 cannot be divided"),
         (OWN, {"heads": 4}, "source_embedding"),
         (OWN, {"heads": 4, **OWN_OPTIONS, "pad_token_id": None}, "pad_token_id is missing"),
@@ -212,14 +213,21 @@ def test_trevetts_tutorial_gives_its_logits(tmp_path: Path) -> None:
         (PYTORCH_TUTORIAL, {"heads": 4, "positions": "rotary"}, "position_encoding_type"),
     ],
 )
-def test_what_is_missing_or_refused_is_named(names: dict, options: dict, message: str) -> None:
+def test_what_is_missing_or_unknown_is_named(names: dict, options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         from_torch(AroundTorch(names).state_dict(), **options)
+
+
+def test_pre_norm_is_refused(record_property: Record) -> None:
+    with pytest.raises(UserError, match="norm_first=True.*§3.1"):
+        from_torch(AroundTorch(PYTORCH_TUTORIAL).state_dict(), heads=4, norm_first=True)
+    record_property("refused", "norm_first=True")
 
 
 @pytest.mark.parametrize(
     "name", ["encoder.layers.0.sublayer.0.norm.a_2", "encoder.layer_stack.0.slf_attn.w_qs.weight"]
 )
-def test_tutorials_with_another_architecture_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=name.replace(".", r"\.") + ".*normalises"):
+def test_tutorials_with_another_architecture_are_refused(name: str, record_property: Record) -> None:
+    with pytest.raises(UserError, match=name.replace(".", r"\.") + ".*normalises") as raised:
         from_torch({name: torch.ones(2)}, 4)
+    record_property("refused", str(raised.value).removeprefix(f"{name}: ").partition(" normalises")[0])

@@ -21,6 +21,7 @@ from hf_vanilla_transformer.interop import converting
 from hf_vanilla_transformer.interop.converting import FORMATS, convert
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
 from tests.interop import test_fairseq, test_joeynmt, test_marian_npz, test_torch_transformer
+from tests.interop.foreign import Record
 from tests.interop.test_fsmt import write_fsmt_folder
 from tests.interop.test_marian import write_opus_folder
 from tests.model_helpers import randomise
@@ -122,14 +123,24 @@ def copied(request: pytest.FixtureRequest, good: dict, tmp_path: Path) -> tuple[
     return request.param, tmp_path / "in" / source.relative_to(folder), tmp_path / "in" / weights.relative_to(folder)
 
 
-def assert_refused(name: str, source: Path) -> str:
-    output = source.parent.parent / "out" / "model" if source.is_file() else source.parent / "out" / "model"
-    with pytest.raises(UserError) as raised:
-        convert(name, source, output, **CASES[name].options)
-    message = str(raised.value)
-    assert message and "\n" not in message and len(message) < 600
-    assert not output.exists() and not (output.parent.is_dir() and any(output.parent.iterdir()))
-    return message
+Refused = Callable[[str, Path], str]
+
+
+@pytest.fixture
+def assert_refused(record_property: Record) -> Refused:
+    """Ask it to convert a bad file: it raises one line, which comes back, and leaves nothing behind."""
+
+    def check(name: str, source: Path) -> str:
+        output = source.parent.parent / "out" / "model" if source.is_file() else source.parent / "out" / "model"
+        with pytest.raises(UserError) as raised:
+            convert(name, source, output, **CASES[name].options)
+        message = str(raised.value)
+        assert message and "\n" not in message and len(message) < 600
+        assert not output.exists() and not (output.parent.is_dir() and any(output.parent.iterdir()))
+        record_property("bad file", name)
+        return message
+
+    return check
 
 
 def test_every_format_is_here() -> None:
@@ -143,7 +154,7 @@ def test_whole_files_are_converted(copied: tuple[str, Path, Path], tmp_path: Pat
 
 
 @pytest.mark.parametrize("kept", [0, 20, 0.6, 0.98])
-def test_truncated_files(copied: tuple[str, Path, Path], kept: float) -> None:
+def test_truncated_files(copied: tuple[str, Path, Path], kept: float, assert_refused: Refused) -> None:
     name, source, weights = copied
     content = weights.read_bytes()
     weights.write_bytes(content[: int(kept if kept >= 1 else kept * len(content))])
@@ -151,13 +162,13 @@ def test_truncated_files(copied: tuple[str, Path, Path], kept: float) -> None:
 
 
 @pytest.mark.parametrize("content", [b"<!DOCTYPE html><title>404</title>", b"PK\x03\x04" * 99])
-def test_files_of_another_kind(copied: tuple[str, Path, Path], content: bytes) -> None:
+def test_files_of_another_kind(copied: tuple[str, Path, Path], content: bytes, assert_refused: Refused) -> None:
     name, source, weights = copied
     weights.write_bytes(content)
     assert_refused(name, source)
 
 
-def test_missing_files(copied: tuple[str, Path, Path]) -> None:
+def test_missing_files(copied: tuple[str, Path, Path], assert_refused: Refused) -> None:
     name, source, weights = copied
     weights.unlink()
     assert_refused(name, source)
@@ -193,7 +204,7 @@ def quantised(tensors: Tensors, case: Format) -> None:
 
 
 @pytest.mark.parametrize("change", [missing, surplus, transposed, narrower, flat, not_finite, quantised])
-def test_tensors_that_do_not_fit(copied: tuple[str, Path, Path], change: Callable) -> None:
+def test_tensors_that_do_not_fit(copied: tuple[str, Path, Path], change: Callable, assert_refused: Refused) -> None:
     name, source, weights = copied
     if change is quantised and name in ("marian", "fsmt"):
         pytest.skip("transformers reads whole numbers as any others, and so do we")
@@ -227,7 +238,7 @@ def attack(path: Path, mark: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["pickle", "torch", "old torch"])
-def test_no_code_is_run(copied: tuple[str, Path, Path], way: str, tmp_path: Path) -> None:
+def test_no_code_is_run(copied: tuple[str, Path, Path], way: str, tmp_path: Path, assert_refused: Refused) -> None:
     name, source, weights = copied
     if weights.suffix == ".safetensors":  # older folders have this instead
         weights.unlink()
