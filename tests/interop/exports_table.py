@@ -8,6 +8,7 @@ Shapes: B batch, S source length, T target length, V target vocabulary.
 
 import argparse
 import logging
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVE
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.exports import decoded
+from tests.interop.imports_table import Seen, run
 
 SIZE, SEED = 20_000, 1  # of the recipe
 OURS = "this package"
@@ -142,6 +144,13 @@ ENGINES: dict[str, tuple[str, Callable[[Path, Path], Engine]]] = {
     "MarianMTModel": ("transformers", marian),
 }
 
+# The tests that see what is refused.
+REFUSALS = {
+    "ONNX, torch.export": "test_exported_programs.py::test_other_layers_are_refused",
+    "CTranslate2": "test_ctranslate2.py::test_what_ctranslate2_has_not_is_named",
+    "MarianMTModel": "test_marian.py::test_what_marian_has_not_is_named",
+}
+
 
 @dataclass
 class Found:
@@ -190,7 +199,13 @@ def table(found: dict[str, Found], targets: Sequence[str]) -> str:
     return markdown(head.split("|"), rows)
 
 
-def main() -> None:
+def refusals(seen: Seen) -> list[str]:
+    """A line for each kind of format."""
+    refused = {name: seen.found[test.partition("::")[0], "refused"] for name, test in REFUSALS.items()}
+    return [f"Refused by {name}: {'; '.join(found)}." for name, found in refused.items()]
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--sentences", type=int, default=1000)
@@ -201,9 +216,12 @@ def main() -> None:
     found, largest = compare(arguments.model, test["source"])
     print(table(found, test["target"]))
     print(f"\nThe largest logit is {largest:.1f}.")
+    seen = run(REFUSALS.values())
+    print(*refusals(seen), sep="\n")
+    return seen.told_failures()
 
 
 if __name__ == "__main__":
     logging.getLogger("torch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    main()
+    sys.exit(main())

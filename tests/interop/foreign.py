@@ -37,6 +37,11 @@ def installed(package: str) -> str:
     return f"{package} {version(package)}"
 
 
+def spelt(fields: dict[str, Any]) -> str:
+    """Names and values."""
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
+
+
 def train_sentencepiece(path: Path, lines: list[str], words: int = 80, **settings: Any) -> list[str]:
     """Write a SentencePiece model, and return its pieces."""
     model = io.BytesIO()

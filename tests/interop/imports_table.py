@@ -51,12 +51,18 @@ class Seen:
             for name, value in report.user_properties:
                 self.found[Path(report.location[0]).name, name].append(value)
 
+    def told_failures(self) -> int:
+        """Say who failed, and return the exit code."""
+        for failed in self.failed:
+            print(f"failed: {failed}", file=sys.stderr)
+        return bool(self.failed)
 
-def run(files: Iterable[str | Path]) -> Seen:
-    """What the tests in these files of the folder saw; pytest says nothing itself."""
+
+def run(tests: Iterable[str | Path]) -> Seen:
+    """What these tests of the folder saw, files or FILE::NAME; pytest says nothing itself."""
     seen = Seen()
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    code = pytest.main([*options, *(str(FOLDER / file) for file in files)], [seen])
+    code = pytest.main([*options, *(str(FOLDER / test) for test in tests)], [seen])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         seen.failed.append(f"pytest itself: {code!r}")
     return seen
@@ -90,9 +96,7 @@ def main() -> int:
         parser.error(f"FORMAT: {', '.join(unknown)} is none of {', '.join(TESTS)}")
     seen = run([*(TESTS[name][1] for name in formats), BAD_FILES])
     print(table(seen, formats))
-    for failed in seen.failed:
-        print(f"failed: {failed}", file=sys.stderr)
-    return bool(seen.failed)
+    return seen.told_failures()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.ctranslate2 import convert
+from tests.interop.foreign import Record, spelt
 from tests.model_helpers import PAD, padded, tiny_model
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
@@ -68,12 +69,13 @@ def engine_word(word: str, tokenizer) -> int:
     "fields",
     [{"final_layer_norm": True}, {"decoder_attention_heads": 2}, {"head_dim": 3, "value_head_dim": 8}],
 )
-def test_what_ctranslate2_has_not_is_named(fields: dict, tokenizer, tmp_path: Path) -> None:
+def test_what_ctranslate2_has_not_is_named(fields: dict, tokenizer, tmp_path: Path, record_property: Record) -> None:
     tiny_model(vocab_size=320, **fields).save_pretrained(tmp_path / "model")
     save_tokenizers(tmp_path / "model", tokenizer)
     with pytest.raises(UserError, match="CTranslate2"):
         convert(tmp_path / "model", tmp_path / "ct2")
     assert not (tmp_path / "ct2").exists()
+    record_property("refused", spelt(fields))
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hf_vanilla_transformer.interop.exported_programs import export_programs
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_words, write_model
+from tests.interop.foreign import Record
 from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:]]
@@ -60,15 +61,17 @@ def test_a_stranger_translates(target_format: str, tmp_path: Path) -> None:
             assert str(of_this_machine).encode() not in path.read_bytes(), path.name
 
 
-def test_other_layers_are_refused() -> None:
+def test_other_layers_are_refused(record_property: Record) -> None:
     model = tiny_model()
     model.model.encoder.layers[0].self_attn.q_proj = nn.Sequential(nn.Linear(32, 32))
     with pytest.raises(UserError, match="q_proj.*merge"):
         export_programs(model)
+    record_property("refused", "layers of another class, such as adapters")
     model = tiny_model()
     model.config.quantization_config = {"quant_method": "torchao"}
     with pytest.raises(UserError, match="quantization_config"):
         export_programs(model)
+    record_property("refused", "quantised weights")
 
 
 class LooksAtNumbers(nn.Module):

@@ -19,6 +19,7 @@ from tests.interop.foreign import (
     assert_same_logits,
     converted,
     installed,
+    spelt,
     write_opus_tokenizer,
 )
 from tests.model_helpers import TYING_MODES, assert_near, randomise, tiny_model, translation_batch
@@ -58,9 +59,10 @@ def test_marian_gives_our_logits(share: bool, tie: bool, fields: dict, positions
         {"layer_norm_eps": 1e-6},
     ],
 )
-def test_what_marian_has_not_is_named(fields: dict) -> None:
+def test_what_marian_has_not_is_named(fields: dict, record_property: Record) -> None:
     with pytest.raises(UserError, match=next(iter(fields))):
         to_marian(tiny_model(**fields))
+    record_property("refused", spelt(fields))
 
 
 @torch.no_grad()

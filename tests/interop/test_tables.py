@@ -23,6 +23,10 @@ def test_exports(tmp_path: Path) -> None:
     rows = exports_table.table(found, ours.lines).splitlines()[2:]
     assert [row.split(" | ")[0][2:] for row in rows] == list(found)
     assert all("100.0 % | 100.00 | 3 of 3 |" in row for row in rows[:-1])
+    seen = imports_table.run(exports_table.REFUSALS.values())
+    assert not seen.failed
+    marian = exports_table.refusals(seen)[-1]
+    assert marian.startswith("Refused by MarianMTModel: position_encoding_type=learned; attention_bias=False; ")
 
 
 def test_imports() -> None:
