@@ -25,6 +25,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .decoding_vanilla_transformer import StepReader, reader_for
+from .products_vanilla_transformer import EIGHT_BITS
 from .search_vanilla_transformer import Group, Score, Search
 
 BEAMS, ALPHA = 4, 0.6
@@ -39,6 +40,7 @@ _UNDERSTOOD = {
     *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "decoder_input_ids"),
     *("ensemble", "num_beams", "length_penalty", "paper_length_penalty", "max_length_over_source", "early_stopping"),
     *("max_length", "max_new_tokens", "num_return_sequences", "return_dict_in_generate", "use_cache", "more"),
+    "decoder_weights",
     *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version"),
     # turned into logits processors by `generate`
     *("logits_processor", "prefix_allowed_tokens_fn", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
@@ -116,6 +118,9 @@ def search_for(
         `custom_generate` for `GenerationMixin.generate`, and nothing else. Or None, where this search does not cover
         what is asked for, and the `length_penalty` with which transformers' score comes near the paper's, unless the
         caller has one.
+
+    Raises:
+        ValueError: `decoder_weights` that nobody knows, or that the caller wants where transformers' own loop runs.
     """
     asked = chosen_settings(model.generation_config)
     asked |= {} if generation_config is None else generation_config.to_diff_dict()
@@ -130,8 +135,13 @@ def search_for(
         and model.config._attn_implementation in ("eager", "sdpa")
         and not _steps_with_others(model)
     )
+    weights = asked.get("decoder_weights")
+    if weights not in (None, EIGHT_BITS):
+        raise ValueError(f"decoder_weights: {weights!r} is not {EIGHT_BITS!r}; None computes with the model's own")
     if covered:
-        return partial(beam_search, score=score), {}
+        return partial(beam_search, score=score, decoder_weights=weights), {}
+    if kwargs.get("decoder_weights") is not None:
+        raise ValueError("decoder_weights: with these settings transformers' own loop translates, which has no others")
     return None, {"length_penalty": score.alpha} if score.of_paper and asked.get("num_beams", 1) > 1 else {}
 
 
@@ -175,6 +185,7 @@ def beam_search(
     more: Callable[[int], Source | None] | None = None,
     inputs_tensor: Tensor | None = None,
     ensemble: Sequence[PreTrainedModel] = (),
+    decoder_weights: str | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateBeamEncoderDecoderOutput | GenerateEncoderDecoderOutput:
     """Find the best translations; greedy search is the case of one beam. `generate` calls this.
@@ -190,6 +201,8 @@ def beam_search(
             room, or None when there are no more.
         inputs_tensor: (B, S), the source.
         ensemble: more models with the same two vocabularies; a word's probability is the mean of theirs.
+        decoder_weights: "int8" has 8 bits for each number of the decoder's matrices and of what they multiply, as far
+            as the processor is fast at it (see `Product`); None has the model's own precision.
         model_kwargs: `encoder_outputs` and `attention_mask`, once per beam.
 
     Returns:
@@ -217,7 +230,7 @@ def beam_search(
         for member in (model, *ensemble):
             if states is None:
                 states = member.get_encoder()(ids, mask).last_hidden_state
-            readers.append(reader_for(member, states, mask))
+            readers.append(reader_for(member, states, mask, decoder_weights))
             states = None
         limits = torch.full(mask.shape[:1], generation_config.max_length, device=prefix.device)
         if over is not None:  # a later sentence may be longer than those that `generate` has seen

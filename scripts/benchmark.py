@@ -6,9 +6,9 @@
 
 Engines work in turn, each in a process of its own. Printed are Markdown tables: for each engine the median of the
 rounds, their spread (slowest less fastest, over the median), how many times its target tokens per second ours writes
-in the same precision (against int8: the fastest of ours), and the most memory its process held; then how time grows
-with four times as many sentences or beams in a batch, where --batch_sizes and --num_beams have such pairs; then the
-bytes in the caches of keys and values.
+in the same precision (the fastest of ours where there is none), and the most memory its process held; then how time
+grows with four times as many sentences or beams in a batch, where --batch_sizes and --num_beams have such pairs; then
+the bytes in the caches of keys and values.
 
   python scripts/benchmark.py train --source train.en --target train.de --preset base --tokens 4096 \\
     --engines ours_fp32 marian_fp32 marian_grouped_fp32 --output benchmark.json --plot benchmark.png
@@ -49,7 +49,7 @@ def add_decode(commands: Any) -> None:
     decode.add_argument("--sentences", type=int, metavar="N", help="only the first N lines")
     decode.add_argument(
         "--engines", nargs="+", default=["ours_fp32", "marian_fp32"], metavar="NAME",
-        help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (ctranslate2 only) int8; ours_workers_ and "
+        help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (not marian_) int8; ours_workers_ and "
         "ctranslate2_workers_ run a search in each thread; the first is the one whose output the others are compared "
         "with (default: %(default)s)",
     )  # fmt: skip

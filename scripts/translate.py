@@ -53,8 +53,9 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
     group.add_argument(
-        "--dtype", choices=["float32", "bfloat16", "float16", "fastest"],
-        help="precision; fastest tries float32 and bfloat16 for a moment (default: that of the checkpoint)",
+        "--dtype", choices=["float32", "bfloat16", "float16", "int8", "fastest"],
+        help="precision; int8 is for few sentences at once on a CPU: then the decoder's matrices have 8 bits, and the "
+        "rest is bfloat16; fastest tries float32 and bfloat16 for a moment (default: that of the checkpoint)",
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ JUDGES = [
     "test_parity_marian.py",
     "test_parity_fsmt.py",
     "test_generation.py",
+    "test_products.py",
     "test_decoding.py",
     "test_beam_search.py",
     "test_promises.py",
@@ -31,6 +32,7 @@ JUDGES = [
 EXPERTS = {
     "decoding": ["test_decoding.py", "test_beam_search.py"],
     "search": ["test_beam_search.py"],
+    "products": ["test_products.py", "test_decoding.py"],
     "generation": ["test_generation.py", "test_beam_search.py"],
 }
 
@@ -134,6 +136,10 @@ FAULTS = {
     ),
     "a step computes with old weights": Fault("decoding", "or not known[1].equal(sums)", "or False"),
     "a step forgets an adapter": Fault("decoding", "return known and not hooks and", "return not hooks and"),
+    "a product forgets its ReLU": Fault("products", 'self.bias, "relu"', 'self.bias, "none"'),
+    "all outputs share one scale of 8 bits": Fault(
+        "products", "weight.abs().amax(dim=1).double()", "weight.abs().amax().double().repeat(len(weight))"
+    ),
     "length penalty without the 5": Fault("search", "((5 + length) / 6) ** self.alpha", "(length / 6) ** self.alpha"),
     "search ends while a longer hypothesis could win": Fault(
         "search", "self.penalty(longest if may_grow and self.alpha > 0 else length)", "self.penalty(length)"

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import products_vanilla_transformer as products
 from hf_vanilla_transformer.products_vanilla_transformer import AsItStands, EightBits, LaidOut, Product
+from tests.model_helpers import EOS, PAD, START, padded, sentences, tiny_model
 
 WIDTH = 64
 
@@ -151,3 +153,67 @@ def test_weights_of_eight_bits_are_held_once_where_rows_are_all_alike() -> None:
     assert alone.few is alone.many
     both = Product(layers, torch.bfloat16, "int8")
     assert isinstance(both.few, EightBits) and isinstance(both.many, LaidOut | AsItStands)
+
+
+# In a search
+
+
+def translator() -> VanillaTransformerForConditionalGeneration:
+    """A model whose sentences do not end by themselves: a tiny model's ends hang by a hair."""
+    model = tiny_model(2, d_model=64, tie_word_embeddings=False, lm_head_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[[PAD, START, EOS]] = -1e4
+    return model
+
+
+def score(model: nn.Module, source: dict[str, Tensor], words: Tensor) -> Tensor:
+    """Of each translation (B, T), by the model itself: log P / ((5 + length) / 6)^0.6."""
+    logits = model(**source, decoder_input_ids=words[:, :-1]).logits.float().log_softmax(dim=-1)
+    each = logits.gather(-1, words[:, 1:, None]).squeeze(-1)
+    real = words[:, 1:] != PAD
+    return (each * real).sum(dim=1) / ((5 + real.sum(dim=1)) / 6) ** 0.6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [[5], [6, 3, 8, 1, 5]])
+@torch.no_grad()
+def test_translations_by_eight_bits_are_as_likely(lengths: list[int], dtype: torch.dtype) -> None:
+    plain, model = translator(), translator().to(dtype)
+    ids = padded(sentences(lengths))
+    source = {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
+    settings = {"return_dict_in_generate": True, "max_new_tokens": 8, "num_beams": 8}
+    full, eight = plain.generate(**source, **settings), model.generate(**source, **settings, decoder_weights="int8")
+    assert not eight.sequences_scores.equal(model.generate(**source, **settings).sequences_scores)
+    best, found = score(plain, source, full.sequences), score(plain, source, eight.sequences)
+    assert (best - found).abs().max() < 0.2
+    # and what the search says of them is nearly what the model says
+    assert (eight.sequences_scores - found).abs().max() < 0.2
+
+
+@torch.no_grad()
+def test_a_checkpoint_may_ask_for_eight_bits(tmp_path: Any) -> None:
+    model = translator()
+    ids = padded(sentences([5, 3]))
+    settings = {"return_dict_in_generate": True, "max_new_tokens": 9}
+    expected = model.generate(ids, **settings, decoder_weights="int8").sequences_scores
+    model.generation_config.decoder_weights = "int8"
+    model.save_pretrained(tmp_path)
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.generate(ids, **settings).sequences_scores.equal(expected)
+    ensemble = loaded.generate(ids, **settings, ensemble=[model])  # all members compute alike
+    assert ensemble.sequences_scores.allclose(expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decoder_weights": "int4"}, "decoder_weights: 'int4' is not 'int8'"),
+        (
+            {"decoder_weights": "int8", "do_sample": True},
+            "decoder_weights: with these settings transformers' own loop",
+        ),
+    ],
+)
+def test_what_cannot_have_eight_bits_says_so(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_model().generate(torch.tensor([[5, 6, EOS]]), max_new_tokens=3, **settings)

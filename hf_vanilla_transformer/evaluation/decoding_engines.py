@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from .. import generation_vanilla_transformer
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
-from .loading import load_model
+from .loading import INT8, load_model
 from .workers import in_threads, shares
 
 LENGTH_PENALTY = 1.0  # log P / length, which all three engines have
@@ -76,7 +76,8 @@ class OurEngine(GenerateEngine):
         super().__init__(model)
         self.workers = workers  # searches beside each other, `size` sentences each
         # the peers know nothing of what the checkpoint's own has to say
-        self.model.generation_config = paper_generation_config(model.config)
+        own, self.model.generation_config = model.generation_config, paper_generation_config(model.config)
+        self.model.generation_config.decoder_weights = getattr(own, "decoder_weights", None)
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
         if size == 1:
@@ -174,7 +175,7 @@ def _entries(reader: Any) -> list[torch.Tensor]:
     return own + [states for layer in cache.cross_attention_cache.layers for states in (layer.keys, layer.values)]
 
 
-def _ours(folder: str, device: str, dtype: torch.dtype, workers: int = 1) -> OurEngine:
+def _ours(folder: str, device: str, dtype: str | torch.dtype, workers: int = 1) -> OurEngine:
     return OurEngine(load_model(folder, device, dtype), workers)
 
 
@@ -189,12 +190,14 @@ def _marian(folder: str, device: str, dtype: torch.dtype) -> GenerateEngine:
 ENGINES: dict[str, Callable[[str, str, str], Engine]] = {
     "ours_fp32": lambda folder, work, device: _ours(folder, device, torch.float32),
     "ours_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16),
+    "ours_int8": lambda folder, work, device: _ours(folder, device, INT8),
     "marian_fp32": lambda folder, work, device: _marian(folder, device, torch.float32),
     "marian_bf16": lambda folder, work, device: _marian(folder, device, torch.bfloat16),
     "ctranslate2_fp32": lambda folder, work, device: CTranslate2Engine(folder, work, device, "float32"),
     "ctranslate2_int8": lambda folder, work, device: CTranslate2Engine(folder, work, device, "int8"),
     "ours_workers_fp32": lambda folder, work, device: _ours(folder, device, torch.float32, torch.get_num_threads()),
     "ours_workers_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16, torch.get_num_threads()),
+    "ours_workers_int8": lambda folder, work, device: _ours(folder, device, INT8, torch.get_num_threads()),
     "ctranslate2_workers_fp32": lambda folder, work, device: CTranslate2Engine(
         folder, work, device, "float32", torch.get_num_threads()
     ),

@@ -12,11 +12,16 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from ..damaged_files import one_line
 from ..errors import UserError
+from ..products_vanilla_transformer import EIGHT_BITS, can_use_eight_bits
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 #: float32 or bfloat16, whichever translates faster here. ("auto" is the checkpoint's own precision in transformers.)
 FASTEST = "fastest"
+
+#: The decoder's matrices in 8 bits, on a CPU that is reading for few sentences at once; the rest in bfloat16, or in
+#: float32 where the processor has no instructions for that.
+INT8 = EIGHT_BITS
 
 _TRIAL_SENTENCES, _TRIAL_WORDS, _TRIALS = 16, 16, 3
 
@@ -29,8 +34,8 @@ def load_model(
     Args:
         directory: the folder.
         device: such as "cpu" or "cuda:1"; None is the machine's accelerator if it has one.
-        dtype: "float32", "bfloat16", "float16", a torch dtype, or "fastest", which measures; None is the
-            checkpoint's own.
+        dtype: "float32", "bfloat16", "float16", a torch dtype, "int8" (see `INT8`), or "fastest", which measures
+            float32 and bfloat16; None is the checkpoint's own.
 
     Returns:
         The model, ready to translate.
@@ -41,7 +46,17 @@ def load_model(
     folder = _model_folder(directory)
     target_device, target_dtype = _device(device), _dtype(dtype)
     model = _from_folder(folder, target_dtype).to(target_device)
+    if dtype == INT8:
+        _set_eight_bits(model)
     return model.to(faster_dtype(model)) if dtype == FASTEST else model
+
+
+def _set_eight_bits(model: PreTrainedModel) -> None:
+    if model.config.model_type != "vanilla_transformer":
+        raise UserError(f"dtype: {INT8!r} is for this package's models, not for {model.config.model_type}")
+    if not can_use_eight_bits(model.get_output_embeddings().weight):
+        raise UserError(f"dtype: {INT8!r} needs an x86 processor and is of no use on {model.device}; take bfloat16")
+    model.generation_config.decoder_weights = EIGHT_BITS
 
 
 def faster_dtype(model: PreTrainedModel) -> torch.dtype:
@@ -125,6 +140,8 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
         return dtype or "auto"
     if dtype == FASTEST:
         return torch.float32
+    if dtype == INT8:
+        return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
     if dtype not in DTYPES:
-        raise UserError(f"dtype: {dtype!r} is none of {', '.join(DTYPES)}, {FASTEST}")
+        raise UserError(f"dtype: {dtype!r} is none of {', '.join(DTYPES)}, {INT8}, {FASTEST}")
     return DTYPES[dtype]

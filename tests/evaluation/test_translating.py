@@ -423,6 +423,24 @@ def test_precision_is_really_measured(folder):
     assert found.model.dtype in (torch.float32, torch.bfloat16) and not found.model.training
 
 
+def test_eight_bits_are_asked_for_as_a_precision(folder):
+    found = Translator.from_pretrained(folder, device="cpu", dtype="int8", ensemble=[folder])
+    assert found.model.generation_config.decoder_weights == "int8"
+    assert found.describe()["dtype"] == f"{str(found.model.dtype).removeprefix('torch.')}, decoder int8"
+    plain = Translator.from_pretrained(folder, device="cpu", dtype=found.model.dtype)
+    eight, full = (
+        [one.score for found_ in each.translate_nbest(SENTENCES, 1, max_new_tokens=6) for one in found_]
+        for each in (found, plain)
+    )
+    assert eight != full and eight == pytest.approx(full, abs=0.2)
+
+
+def test_eight_bits_where_nobody_can_use_them(folder, monkeypatch):
+    monkeypatch.setattr(loading, "can_use_eight_bits", lambda weight: False)
+    with pytest.raises(UserError, match="dtype: 'int8' needs an x86 processor and is of no use on cpu; take bfloat16"):
+        Translator.from_pretrained(folder, device="cpu", dtype="int8")
+
+
 def test_members_of_an_ensemble_share_a_tokenizer(folder, tmp_path, tokenizer):
     found = Translator.from_pretrained(folder, device="cpu", ensemble=[folder])
     assert len(found.models) == 2
@@ -437,7 +455,7 @@ def test_members_of_an_ensemble_share_a_tokenizer(folder, tmp_path, tokenizer):
         ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used here; there is cpu"),
         ({"device": "gpu"}, "device: 'gpu' cannot be used here"),
         ({"device": "meta"}, "device: 'meta' cannot be used here"),
-        ({"dtype": "float8"}, "dtype: 'float8' is none of float32, bfloat16, float16"),
+        ({"dtype": "float8"}, "dtype: 'float8' is none of float32, bfloat16, float16, int8, fastest"),
     ],
 )
 def test_devices_and_dtypes_that_are_not_there(folder, options, message):
