@@ -201,7 +201,7 @@ def table(found: dict[str, Found], targets: Sequence[str]) -> str:
 
 def refusals(seen: Seen) -> list[str]:
     """A line for each kind of format."""
-    refused = {name: seen.found[test.partition("::")[0], "refused"] for name, test in REFUSALS.items()}
+    refused = {name: seen.found[test.partition("::")[0], "not exported"] for name, test in REFUSALS.items()}
     return [f"Refused by {name}: {'; '.join(found)}." for name, found in refused.items()]
 
 

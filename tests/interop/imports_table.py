@@ -4,6 +4,7 @@ The tests say with pytest's `record_property`, each after its check:
     logits: (the peer, the largest difference of a logit), of one model.
     tokens: whose tokens or words are the same.
     refused: a model that cannot be converted.
+    not exported: a model that cannot go the other way, for the table of exports.
     bad file: the format of a damaged, foreign or malicious file that was refused and left nothing behind.
 """
 

@@ -75,7 +75,7 @@ def test_what_ctranslate2_has_not_is_named(fields: dict, tokenizer, tmp_path: Pa
     with pytest.raises(UserError, match="CTranslate2"):
         convert(tmp_path / "model", tmp_path / "ct2")
     assert not (tmp_path / "ct2").exists()
-    record_property("refused", spelt(fields))
+    record_property("not exported", spelt(fields))
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:

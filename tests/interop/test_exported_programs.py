@@ -66,12 +66,12 @@ def test_other_layers_are_refused(record_property: Record) -> None:
     model.model.encoder.layers[0].self_attn.q_proj = nn.Sequential(nn.Linear(32, 32))
     with pytest.raises(UserError, match="q_proj.*merge"):
         export_programs(model)
-    record_property("refused", "layers of another class, such as adapters")
+    record_property("not exported", "layers of another class, such as adapters")
     model = tiny_model()
     model.config.quantization_config = {"quant_method": "torchao"}
     with pytest.raises(UserError, match="quantization_config"):
         export_programs(model)
-    record_property("refused", "quantised weights")
+    record_property("not exported", "quantised weights")
 
 
 class LooksAtNumbers(nn.Module):

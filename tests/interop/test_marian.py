@@ -62,7 +62,7 @@ def test_marian_gives_our_logits(share: bool, tie: bool, fields: dict, positions
 def test_what_marian_has_not_is_named(fields: dict, record_property: Record) -> None:
     with pytest.raises(UserError, match=next(iter(fields))):
         to_marian(tiny_model(**fields))
-    record_property("refused", spelt(fields))
+    record_property("not exported", spelt(fields))
 
 
 @torch.no_grad()
