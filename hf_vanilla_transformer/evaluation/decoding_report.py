@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
-from .attention_maps import figures, save_figure
 from .decoding_benchmark import Measurement
-from .side_by_side import bar, dress, family, markdown, precision, spread
+from .side_by_side import draw_panels, family, markdown, precision, spread
 
 
 @dataclass
@@ -76,19 +75,11 @@ def plot(found: Sequence[Measurement], path: str | Path) -> Path:
     Raises:
         UserError: no matplotlib, or a kind of picture that it does not know.
     """
-    settings = list(dict.fromkeys(one.setting for one in found))
-    engines = list(dict.fromkeys(one.engine for one in found))
-    with figures() as figure_class:
-        figure = figure_class(figsize=(1.5 + 2.2 * len(settings), 1.5 + 0.35 * len(engines)), layout="constrained")
-        axes = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]
-        for axis, setting in zip(axes, settings, strict=True):
-            for one in (one for one in found if one.setting == setting):
-                bar(axis, engines.index(one.engine), [one.target_tokens / seconds for seconds in one.seconds])
-            axis.set_title(_setting_name(setting), fontsize=9)
-        dress(axes, engines)
-        figure.supxlabel("target tokens per second", fontsize=10)
-        save_figure(figure, path)
-    return Path(path)
+    panels: dict[str, dict[str, Sequence[float]]] = {}
+    for one in found:
+        rates = [one.target_tokens / seconds for seconds in one.seconds]
+        panels.setdefault(_setting_name(one.setting), {})[one.engine] = rates
+    return draw_panels(panels, "target tokens per second", path)
 
 
 def _speed_table(found: Sequence[Measurement]) -> str:

@@ -20,6 +20,7 @@ import torch
 from transformers.utils import logging
 
 from ..errors import UserError
+from .attention_maps import figures, save_figure
 
 #: Told apart by eyes that see no red or no green (Okabe and Ito 2008).
 COLORS = ("#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#f0e442", "#cc79a7")
@@ -165,17 +166,36 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(" ".join(["|", *(f"{cell} |" if cell else "|" for cell in line)]) for line in lines)
 
 
-def bar(axis: Any, place: int, rates: Sequence[float]) -> None:
-    """Draw a bar as long as the median rate, with the slowest and the fastest at its end."""
+def draw_panels(panels: Mapping[str, Mapping[str, Sequence[float]]], label: str, path: str | Path) -> Path:
+    """Draw panels side by side, with a bar for each engine: as long as the median rate, the slowest and the fastest
+    round at its end.
+
+    Args:
+        panels: from a title to the rates of each engine, round by round.
+        label: what the rates are.
+        path: of the picture.
+
+    Raises:
+        UserError: no matplotlib, or a kind of picture that it does not know.
+    """
+    engines = list(dict.fromkeys(engine for rates in panels.values() for engine in rates))
+    with figures() as figure_class:
+        figure = figure_class(figsize=(2.5 + 2.2 * len(panels), 1.5 + 0.35 * len(engines)), layout="constrained")
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axis, (title, rates) in zip(axes, panels.items(), strict=True):
+            for engine, rounds in rates.items():
+                _bar(axis, engines.index(engine), rounds)
+            axis.set_title(title, fontsize=9)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.locator_params(axis="x", nbins=4)
+        axes[0].set_yticks(range(len(engines)), engines)
+        axes[0].invert_yaxis()
+        figure.supxlabel(label, fontsize=10)
+        save_figure(figure, path)
+    return Path(path)
+
+
+def _bar(axis: Any, place: int, rates: Sequence[float]) -> None:
     rate = statistics.median(rates)
     error = [[rate - min(rates)], [max(rates) - rate]]
     axis.barh(place, rate, xerr=error, color=COLORS[place % len(COLORS)], ecolor="0.3", capsize=2)
-
-
-def dress(axes: Sequence[Any], engines: Sequence[str]) -> None:
-    """Panels of bars side by side, with the engines' names at the first."""
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.locator_params(axis="x", nbins=4)
-    axes[0].set_yticks(range(len(engines)), engines)
-    axes[0].invert_yaxis()

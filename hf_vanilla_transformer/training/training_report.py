@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..evaluation.attention_maps import figures, save_figure
-from ..evaluation.side_by_side import bar, dress, family, markdown, precision
+from ..evaluation.side_by_side import draw_panels, family, markdown, precision
 from .training_benchmark import Measurement
 
 
@@ -92,16 +91,7 @@ def plot(found: Sequence[Measurement], path: str | Path) -> Path:
     Raises:
         UserError: no matplotlib, or a kind of picture that it does not know.
     """
-    counts = list(dict.fromkeys(one.processes for one in found))
-    engines = list(dict.fromkeys(one.engine for one in found))
-    with figures() as figure_class:
-        figure = figure_class(figsize=(3 + 2.6 * len(counts), 1.5 + 0.35 * len(engines)), layout="constrained")
-        axes = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
-        for axis, count in zip(axes, counts, strict=True):
-            for one in (one for one in found if one.processes == count):
-                bar(axis, engines.index(one.engine), one.rates)
-            axis.set_title(f"{count} process{'es' if count > 1 else ''}", fontsize=9)
-        dress(axes, engines)
-        figure.supxlabel("target tokens per second, without padding", fontsize=10)
-        save_figure(figure, path)
-    return Path(path)
+    panels: dict[str, dict[str, Sequence[float]]] = {}
+    for one in found:
+        panels.setdefault(f"{one.processes} process{'es' if one.processes > 1 else ''}", {})[one.engine] = one.rates
+    return draw_panels(panels, "target tokens per second, without padding", path)
