@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -35,6 +36,12 @@ CASES: dict[str, dict[str, Any]] = {
         "activation_function": "gelu_new",
     },
 }
+
+
+def require_onnx() -> None:
+    """Skip a test, or a file of them, where a library is missing that the export or its folders need."""
+    for library in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(library, reason="the extra `onnx` is not installed")
 
 
 def write_model(folder: Path, **fields: Any) -> VanillaTransformerForConditionalGeneration:

@@ -13,7 +13,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exported_programs import export_programs
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_words, write_model
+from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_words, require_onnx, write_model
 from tests.interop.foreign import Record
 from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model
 
@@ -44,8 +44,7 @@ def assert_nothing_is_nan(translator: Translator) -> None:
 def test_a_stranger_translates(target_format: str, tmp_path: Path) -> None:
     """The script in the folder, in a process that cannot import the package, and nothing of this machine's paths."""
     if target_format == "onnx":
-        pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-        pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+        require_onnx()
     model = write_model(tmp_path / "model")
     export(target_format, tmp_path / "model", tmp_path / "out")
     script = f"{WITHOUT_THE_PACKAGE}\nimport runpy\nsys.argv = ['translate.py', '--batch_size', '2']\n"

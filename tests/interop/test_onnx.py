@@ -9,18 +9,17 @@ from transformers import AutoTokenizer
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_words, write_model
+from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_words, require_onnx, write_model
 from tests.interop.test_exported_programs import assert_nothing_is_nan
 
-onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
-pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
-pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-
+require_onnx()
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_graphs_give_our_logits_and_words(case: str, tmp_path: Path) -> None:
+    from onnx import checker
+
     model = write_model(tmp_path / "model", **CASES[case])
     export("onnx", tmp_path / "model", tmp_path / "out")
     translator = Translator(tmp_path / "out")
@@ -28,7 +27,7 @@ def test_graphs_give_our_logits_and_words(case: str, tmp_path: Path) -> None:
     assert_same_words(translator, model)
     assert_nothing_is_nan(translator)
     for name in ("encoder", "decoder"):
-        onnx.checker.check_model(str(tmp_path / "out" / f"{name}.onnx"))
+        checker.check_model(str(tmp_path / "out" / f"{name}.onnx"))
     assert_each_matrix_is_there_once(tmp_path / "out", model)
 
 
