@@ -198,8 +198,8 @@ class StepLayer:
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (R, H · d_k), and what later words will see of these: keys and values, (R, H · (d_k + d_v))."""
-        query, entries = self.own_projections(x).tensor_split([self.query_width], dim=1)
-        return query, entries
+        projected = self.own_projections(x)
+        return projected[:, : self.query_width], projected[:, self.query_width :]
 
     def __call__(
         self, x: Tensor, query: Tensor, own: Tensor, mask: Tensor | None, source: Tensor, source_mask: Tensor | None
@@ -221,28 +221,26 @@ class StepLayer:
         Args:
             mask: (B / G, 1, G · K, G · N), where G neighbours are taken together; all ones are broadcast. None: G = 1.
         """
-        groups = len(entries) if mask is None else len(mask)
+        groups = entries.shape[0] if mask is None else mask.shape[0]
         entries = entries.reshape(groups, -1, entries.shape[2])  # (B, N, ·) -> (B / G, G · N, ·)
-        keys, values = entries.tensor_split([self.key_width], dim=2)
         output = F.scaled_dot_product_attention(
-            self._split_heads(
-                query.unflatten(0, (groups, -1))
-            ),  # (R, ·) -> (B / G, G · K, ·) -> (B / G, H, G · K, d_k)
-            self._split_heads(keys),  # (B / G, H, G · N, d_k)
-            self._split_heads(values),  # (B / G, H, G · N, d_v)
+            self._split_heads(query, groups),  # (R, H · d_k) -> (B / G, H, G · K, d_k)
+            self._split_heads(entries[..., : self.key_width], groups),  # (B / G, H, G · N, d_k)
+            self._split_heads(entries[..., self.key_width :], groups),  # (B / G, H, G · N, d_v)
             attn_mask=mask,
             scale=self.scaling,
         )
         # (B / G, H, G · K, d_v) -> (B / G, G · K, H · d_v) -> (R, H · d_v)
         return output.transpose(1, 2).flatten(2).flatten(0, 1)
 
-    def _split_heads(self, states: Tensor) -> Tensor:
-        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, N, H · width) -> (B, H, N, width)
+    def _split_heads(self, states: Tensor, groups: int) -> Tensor:
+        width = states.shape[-1] // self.heads
+        return states.view(groups, -1, self.heads, width).transpose(1, 2)  # (B / G, H, ·, width)
 
 
 def _layer_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     weight, bias = norm.weight.to(dtype), norm.bias.to(dtype)
-    return lambda x: F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+    return lambda x: torch.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
 
 
 class StepDecoder:
