@@ -21,8 +21,9 @@ _LEAST_LAID_OUT = 2**19
 #: What `decoder_weights` of `generate` may be, beside None.
 EIGHT_BITS = "int8"
 
-# Rows up to which 8 bits are faster than bfloat16, whose products more rows cost little. Float32 never is.
-_MOST_ROWS_OF_EIGHT_BITS = 12
+# Rows up to which FBGEMM is the fastest with 8 bits. For more of them bfloat16 is as fast as oneDNN with 8 bits, but
+# for a matrix of so many numbers, an output layer.
+_MOST_FEW, _LEAST_WIDE = 12, 2**22
 
 _LAYING_OUT = threading.Lock()
 
@@ -37,7 +38,8 @@ class Product:
         linears: D inputs each.
         dtype: of x and of what comes back.
         kind: "int8" computes with weights of 8 bits where the processor can (`can_use_eight_bits`): a float32 product
-            always, a bfloat16 one where it has few rows, for which it holds the weights twice. None is `dtype` alone.
+            always, a bfloat16 one where it has few rows or a large weight. It holds weights for few rows and for many.
+            None is `dtype` alone.
     """
 
     def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype, kind: str | None = None):
@@ -53,15 +55,16 @@ class Product:
 
     def _ways(self, kind: str | None) -> "tuple[Way, int, Way]":
         plain = AsItStands(self.weight, self.bias)
-        eight = kind == EIGHT_BITS and can_use_eight_bits(self.weight)
-        if eight and self.weight.dtype == torch.float32:
-            few = EightBits(self.weight, self.bias)
-            return few, 0, few
-        many = LaidOut(self.weight, self.bias) if _can_lay_out(self.weight) else plain
+        full, eight = self.weight.dtype == torch.float32, kind == EIGHT_BITS and can_use_eight_bits(self.weight)
+        many: Way = plain
+        if eight and (full or self.weight.numel() >= _LEAST_WIDE):
+            many = EightBitsOfMany(self.weight, self.bias)
+        elif _can_lay_out(self.weight):
+            many = LaidOut(self.weight, self.bias)
         if eight:
-            return EightBits(self.weight, self.bias), _MOST_ROWS_OF_EIGHT_BITS, many
+            return EightBits(self.weight, self.bias), _MOST_FEW, many
         # A float32 row by a matrix only waits for the weights, which are as many in either layout.
-        return plain, 1 if self.weight.dtype == torch.float32 else 0, many
+        return plain, 1 if full else 0, many
 
     def _way(self, x: Tensor) -> "Way":
         return self.few if len(x) <= self.most_few else self.many
@@ -121,14 +124,13 @@ class EightBits:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        weight = weight.float()
-        scale = (weight.abs().amax(dim=1).double() / 127).clamp(min=1e-30)  # (O,), symmetric
+        step = _steps(weight).double()
         zero = torch.zeros(len(weight), dtype=torch.long)
         # torch means to take quantised tensors away one day, and says so to everybody who makes one; the products,
         # which have the best speed for few rows, need them. The lock is for the filters, which all threads share.
         with _LAYING_OUT, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            quantised = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
+            quantised = torch.quantize_per_channel(weight.float(), step, zero, 0, torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(quantised, None if bias is None else bias.float())
         # Without these instructions sums of two products have 16 bits, for which x may have only 7.
         self.seven = not torch.cpu._is_vnni_supported()
@@ -144,7 +146,38 @@ class EightBits:
         return product.add_(residual).to(residual.dtype)
 
 
-Way = AsItStands | LaidOut | EightBits
+class EightBitsOfMany:
+    """As `EightBits`, by oneDNN."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.steps, self.zero = _steps(weight), torch.zeros(len(weight), dtype=torch.int32)
+        eight = (weight.float() / self.steps[:, None]).round_().to(torch.int8)
+        self.packed = torch.ops.onednn.qlinear_prepack(eight, None)
+        self.bias = None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, "none")
+
+    def with_relu(self, x: Tensor) -> Tensor:
+        return self._product(x, "relu")
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return self._product(x, "none").add_(residual)
+
+    def _product(self, x: Tensor, after: str) -> Tensor:
+        low, high = x.float().aminmax()
+        step = max(-low.item(), high.item()) / 127 or 1.0
+        eight = (x.float() * (1 / step)).round_().to(torch.int8)
+        weight = self.packed, self.steps, self.zero, self.bias
+        return torch.ops.onednn.qlinear_pointwise.default(eight, step, 0, *weight, 1.0, 0, x.dtype, after, [], "")
+
+
+def _steps(weight: Tensor) -> Tensor:
+    """Of 8 bits on either side of 0, for each output (O,)."""
+    return (weight.float().abs().amax(dim=1) / 127).clamp_(min=1e-30)
+
+
+Way = AsItStands | LaidOut | EightBits | EightBitsOfMany
 
 
 # What is asked for, and what this processor can

@@ -11,7 +11,13 @@ from torch.nn import functional as F
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import products_vanilla_transformer as products
-from hf_vanilla_transformer.products_vanilla_transformer import AsItStands, EightBits, LaidOut, Product
+from hf_vanilla_transformer.products_vanilla_transformer import (
+    AsItStands,
+    EightBits,
+    EightBitsOfMany,
+    LaidOut,
+    Product,
+)
 from tests.model_helpers import EOS, PAD, START, padded, sentences, tiny_model
 
 WIDTH = 64
@@ -24,7 +30,7 @@ TOLERANCES = {
     (torch.float32, "int8"): 2e-2,
     (torch.bfloat16, "int8"): 2e-2,
 }
-ROWS = [0, 1, 2, products._MOST_ROWS_OF_EIGHT_BITS, products._MOST_ROWS_OF_EIGHT_BITS + 1, 40]
+ROWS = [0, 1, 2, products._MOST_FEW, products._MOST_FEW + 1, 40]
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +54,7 @@ def exact(layers: list[nn.Linear], x: Tensor) -> Tensor:
 
 def assert_within(found: Tensor, expected: Tensor, tolerance: float) -> None:
     assert found.shape == expected.shape
-    if len(expected):
-        assert ((found.double() - expected).norm() / expected.norm()).item() < tolerance
+    assert (found.double() - expected).norm().item() <= tolerance * expected.norm().item()
 
 
 @pytest.mark.parametrize(("dtype", "kind"), TOLERANCES)
@@ -147,12 +152,22 @@ def test_eight_bits_are_laid_out_in_silence_by_several_threads() -> None:
     assert len(made) == 4 and not heard
 
 
-def test_weights_of_eight_bits_are_held_once_where_rows_are_all_alike() -> None:
-    layers = linears(True)
-    alone = Product(layers, torch.float32, "int8")
-    assert alone.few is alone.many
-    both = Product(layers, torch.bfloat16, "int8")
-    assert isinstance(both.few, EightBits) and isinstance(both.many, LaidOut | AsItStands)
+@pytest.mark.parametrize(
+    ("dtype", "least", "many"),
+    [(torch.float32, 2**22, EightBitsOfMany), (torch.bfloat16, 0, EightBitsOfMany), (torch.bfloat16, 2**22, LaidOut)],
+)
+@torch.no_grad()
+def test_many_rows_by_eight_bits(dtype: torch.dtype, least: int, many: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_LEAST_WIDE", least)
+    for bias in (True, False):
+        layers = linears(bias)
+        product = Product(layers, dtype, "int8")
+        assert isinstance(product.few, EightBits) and isinstance(product.many, many | AsItStands)
+        for x in (torch.randn(30, WIDTH).to(dtype), torch.zeros(30, WIDTH, dtype=dtype)):
+            residual = torch.randn(30, 80).to(dtype)
+            assert_within(product(x), exact(layers, x), 2e-2)
+            assert_within(product.with_relu(x), exact(layers, x).relu(), 2e-2)
+            assert_within(product.added_to(residual, x), exact(layers, x) + residual.double(), 2e-2)
 
 
 # In a search
