@@ -202,7 +202,8 @@ def beam_search(
         inputs_tensor: (B, S), the source.
         ensemble: more models with the same two vocabularies; a word's probability is the mean of theirs.
         decoder_weights: "int8" has 8 bits for each number of the decoder's matrices and of what they multiply, as far
-            as the processor is fast at it (see `Product`); None has the model's own precision.
+            as the processor is fast at it (see `Product`) and the decoder is nothing but our modules. Sentences that
+            are searched together then have a little influence on each other. None has the model's own precision.
         model_kwargs: `encoder_outputs` and `attention_mask`, once per beam.
 
     Returns:

@@ -19,8 +19,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 #: float32 or bfloat16, whichever translates faster here. ("auto" is the checkpoint's own precision in transformers.)
 FASTEST = "fastest"
 
-#: The decoder's matrices in 8 bits, on a CPU that is reading for few sentences at once; the rest in bfloat16, or in
-#: float32 where the processor has no instructions for that.
+#: The decoder's output layer in 8 bits, and all its matrices while a search has few rows; the rest in bfloat16. Or all
+#: its matrices always, and the rest in float32, where the processor has no instructions for bfloat16.
 INT8 = EIGHT_BITS
 
 _TRIAL_SENTENCES, _TRIAL_WORDS, _TRIALS = 16, 16, 3
