@@ -170,6 +170,18 @@ def test_many_rows_by_eight_bits(dtype: torch.dtype, least: int, many: type, mon
             assert_within(product.added_to(residual, x), exact(layers, x) + residual.double(), 2e-2)
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("highest", 1e-6), ("high", 1e-3), ("medium", 5e-3)])
+@torch.no_grad()
+def test_weights_laid_out_before_torch_is_told_another_precision(precision: str, tolerance: float) -> None:
+    layers, x, before = linears(True), torch.randn(40, WIDTH), torch.get_float32_matmul_precision()
+    product = Product(layers, torch.float32)
+    try:
+        torch.set_float32_matmul_precision(precision)
+        assert_within(product(x), exact(layers, x), tolerance)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 # In a search
 
 
