@@ -314,9 +314,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         than transformers' and with the same result; all else is left to transformers. Where there is no
         `attention_mask`, it is made from the pad token, as in `forward`.
 
-        Two arguments are ours. `ensemble`: more models, whose probabilities are averaged with this one's. `more`: a
+        Three arguments are ours. `ensemble`: more models, whose probabilities are averaged with this one's. `more`: a
         function that is called with a number when some sentences are done, and brings ids and mask (n, S) of at most
         so many others, or None. They take the room of the former, and their translations come after all others.
+        `decoder_weights="int8"`: 8 bits for each number of the decoder's matrices, see `beam_search`.
         """
         own = generation_config is None
         limit = paper_limit(self.generation_config if own else generation_config, inputs, kwargs, own)
@@ -333,6 +334,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if search is not None:
             over = None if limit is None else limit[1]
             kwargs["custom_generate"] = partial(search, over=over, more=kwargs.pop("more", None))
+            kwargs["use_cache"] = False  # the search has its own; to make one transformers copies configurations
         elif kwargs.get("more") is not None:
             raise ValueError("more: with these settings transformers' own loop translates, which takes one batch")
         if generation_config is None:
