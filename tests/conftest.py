@@ -1,8 +1,13 @@
 """What every test stands on: no network, a Hugging Face home of its own, few threads, fixed seeds."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would the programs that the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The libraries read these when they are imported, so they are set before the first import; subprocesses inherit them.
 _HF_HOME = tempfile.TemporaryDirectory(prefix="hf_home_", ignore_cleanup_errors=True)
