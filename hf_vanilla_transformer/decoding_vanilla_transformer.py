@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .layers_vanilla_transformer import VanillaTransformerDecoderLayer
-from .products_vanilla_transformer import Product, product_kind
+from .products_vanilla_transformer import Product
 
 # Where the pasts stand
 
@@ -441,12 +441,11 @@ def _is_plain(module: nn.Module, package: str) -> bool:
     return known and not hooks and "forward" not in vars(module) and ours
 
 
-def _step_decoder(model: PreTrainedModel, decoder_weights: str | None) -> StepDecoder:
-    """The model's weights laid out, as they are now."""
+def _step_decoder(model: PreTrainedModel, kind: str | None) -> StepDecoder:
+    """The model's weights laid out, as they are now, for products of this kind."""
     decoder, weight = model.get_decoder(), model.lm_head.weight
     device = weight.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-    kind = product_kind(dtype, decoder_weights)
     modules = decoder.layers, model.lm_head, getattr(decoder, "layer_norm", None)
     weights = [weight.detach() for module in modules if module is not None for weight in module.parameters()]
     places = [(weight.data_ptr(), weight.dtype) for weight in weights]

@@ -180,16 +180,7 @@ def _steps(weight: Tensor) -> Tensor:
 Way = AsItStands | LaidOut | EightBits | EightBitsOfMany
 
 
-# What is asked for, and what this processor can
-
-
-def product_kind(dtype: torch.dtype, decoder_weights: str | None) -> str | None:
-    """The `kind` of the products of a decoder.
-
-    Args:
-        dtype: in which it computes. decoder_weights: the argument of `generate`.
-    """
-    return decoder_weights
+# What this processor can
 
 
 def _on_x86(weight: Tensor) -> bool:
