@@ -8,7 +8,8 @@ Shapes: B sentences, K beams, R = B · K rows, M places in the cache of a senten
 d_k and d_v the widths of a head, V target vocabulary.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
+from .compiled_vanilla_transformer import Program, of_any_size
 from .layers_vanilla_transformer import VanillaTransformerDecoderLayer
 from .products_vanilla_transformer import Product
 
@@ -128,8 +130,8 @@ class ModuleReader:
         self.source_mask = _source_mask(shown, source.dtype)  # (B, 1, 1, S)
         self.cache = EncoderDecoderCache(Cache(layer_class_to_replicate=PlacedLayer), DynamicCache())
 
-    def read_prefix(self, words: Tensor) -> Tensor:
-        """Logits (B, 1, V) after the words (B, P) that every beam begins with."""
+    def read_prefix(self, words: Tensor, beams: int) -> Tensor:
+        """Logits (B, 1, V) after the words (B, P) that each of so many beams begins with."""
         return self._forward(words)[:, -1:]
 
     def read(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
@@ -173,12 +175,14 @@ class ModuleReader:
 # Without the modules
 
 
-class StepLayer:
+class StepLayer(nn.Module):
     """A decoder layer for the next words of all beams: `VanillaTransformerDecoderLayer.forward`, on rows (R, D)."""
 
-    def __init__(self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype, kind: str | None):
+    def __init__(self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype, kind: str | None, compiled: bool):
+        super().__init__()
+
         def product(*linears: nn.Linear) -> Product:
-            return Product(linears, dtype, kind)
+            return Product(linears, dtype, kind, compiled)
 
         own, cross = layer.self_attn, layer.cross_attn
         self.heads = own.q_proj.out_features // own.head_dim
@@ -238,20 +242,50 @@ class StepLayer:
         return states.view(groups, -1, self.heads, width).transpose(1, 2)  # (B / G, H, ·, width)
 
 
-def _layer_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    weight, bias = norm.weight.to(dtype), norm.bias.to(dtype)
-    return lambda x: torch.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+def _layer_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
+    return copy.deepcopy(norm).requires_grad_(False).to(dtype)
 
 
-class StepDecoder:
-    """The weights of a decoder and its output layer, laid out for reading word by word."""
+class StepDecoder(nn.Module):
+    """The weights of a decoder and its output layer, laid out for reading word by word.
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, kind: str | None):
-        self.decoder, self.dtype = model.get_decoder(), dtype
-        self.layers = [StepLayer(layer, dtype, kind) for layer in self.decoder.layers]
+    Args:
+        model: whose weights. dtype: what it computes in. kind: of products, see `Product`.
+        compiled: whether the words of one sentence are read by a `Program`.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, kind: str | None, compiled: bool = False):
+        super().__init__()
+        self.decoder: Any = model.get_decoder()
+        self.dtype = dtype
+        self.layers: Any = nn.ModuleList(StepLayer(each, dtype, kind, compiled) for each in self.decoder.layers)
         self.norm = _layer_norm(self.decoder.layer_norm, dtype) if self.decoder.config.final_layer_norm else None
-        self.output = Product([model.lm_head], dtype, kind)
-        self.positions = self.output.weight.new_empty(0, self.decoder.config.d_model)  # encodings so far, (n, D)
+        self.output = Product([model.lm_head], dtype, kind, compiled)
+        self.positions = model.lm_head.weight.new_empty(0, self.decoder.config.d_model)  # encodings so far, (n, D)
+        self.program = Program(self) if compiled else None
+
+    def forward(
+        self,
+        x: Tensor,
+        rows: Tensor,
+        own: list[Tensor],
+        size: int | None,
+        mask: Tensor | None,
+        source: list[Tensor],
+        source_mask: Tensor | None,
+    ) -> Tensor:
+        """Logits (R, V) after the next words (R, D), whose keys and values are kept.
+
+        Args:
+            rows: (R,), where to keep them among all places of all sentences.
+            own: for each layer keys and values (B, room, ·), of which the first `size` places are looked at.
+            mask, source, source_mask: see `StepLayer`.
+        """
+        for layer, entries, source_entries in zip(self.layers, own, source, strict=True):
+            query, new = layer.project(x)
+            entries.view(-1, entries.shape[2]).index_copy_(0, rows, new)  # (B, room, ·) -> (B · room, ·)
+            x = layer(x, query, entries[:, :size], mask, source_entries, source_mask)
+        return self.output(x if self.norm is None else self.norm(x))
 
     def embed(self, words: Tensor, positions: Tensor) -> Tensor:
         """Words (B, K) at positions (B), to rows (R, D)."""
@@ -278,7 +312,8 @@ class StepReader:
 
     def __init__(self, decoder: StepDecoder, source: Tensor, shown: Tensor):
         self.decoder = decoder
-        self.tile = _tile(decoder.dtype, source.device) if len(source) > 1 else 1
+        self.program = decoder.program
+        self.tile = _TILE if self.program else _tile(decoder.dtype, source.device) if len(source) > 1 else 1
         source = source.to(decoder.dtype)
         entries = [
             layer.cross_entries(source.flatten(0, 1)).unflatten(0, source.shape[:2])  # (B · S, ·) -> (B, S, ·)
@@ -287,19 +322,23 @@ class StepReader:
         self.own = [each[:, :0] for each in entries]  # (B, room, H · (d_k + d_v))
         self._hold(shown, entries)
 
-    def read_prefix(self, words: Tensor) -> Tensor:
-        """Logits (B, 1, V) after the words (B, P) that every beam begins with."""
-        seen = torch.ones_like(words, dtype=torch.bool)[:, None]  # (B, 1, P)
-        for position, word in enumerate(words.split(1, dim=1)):
-            places = torch.full_like(word, position)  # (B, 1)
-            x = self._states(word, places, seen[..., : position + 1], places[:, 0])
-        return self._logits(x, word)
+    def read_prefix(self, words: Tensor, beams: int) -> Tensor:
+        """Logits (B, 1, V) after the words (B, P) that each of so many beams begins with."""
+        words = words[:, None].expand(-1, beams if self.program else 1, -1)  # (B, K, P): a program is for so many rows
+        for position in range(words.shape[2]):
+            places = torch.full_like(words[..., position], position)  # (B, K)
+            seen = torch.ones_like(words[..., : position + 1], dtype=torch.bool)  # (B, K, M)
+            logits = self.read(words[..., position], places, seen, places[:, 0])
+        return logits[:, :1]
 
     def read(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
         """Logits (B, K, V) after the next word (B, K) of each beam; as `ModuleReader.read`."""
-        return self._logits(self._states(words, places, seen, positions), words)
+        step = self._step(words, places, seen, positions)
+        logits = self.program(*step, kind=words.shape[1]) if self.program else self.decoder.forward(*step)
+        return logits.unflatten(0, words.shape)  # (R, V) -> (B, K, V)
 
-    def _states(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
+    def _step(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> tuple[Any, ...]:
+        """What `StepDecoder` wants for these words."""
         size, beams = self._make_room(seen.shape[2]), words.shape[1]
         mask = self._mask(F.pad(seen, (0, size - seen.shape[2])))
         if beams not in self.source_masks:
@@ -308,11 +347,7 @@ class StepReader:
         starts = room * torch.arange(len(places), device=places.device)[:, None]  # (B, 1)
         rows = (places + starts).flatten()  # (B, K) -> (R,), among all places of all sentences
         x = self.decoder.embed(words, positions)
-        for layer, own, source in zip(self.decoder.layers, self.own, self.source, strict=True):
-            query, entries = layer.project(x)
-            own.view(-1, own.shape[2]).index_copy_(0, rows, entries)  # (B, room, ·) -> (B · room, ·)
-            x = layer(x, query, own[:, :size], mask, source, self.source_masks[beams])
-        return x if self.decoder.norm is None else self.decoder.norm(x)
+        return x, rows, self.own, None if self.program else size, mask, self.source, self.source_masks[beams]
 
     def _make_room(self, places: int) -> int:
         """Make room for so many places, and say how many are looked at."""
@@ -323,10 +358,17 @@ class StepReader:
         # what is copied to be smaller should not have to grow at the next word
         if room < wanted or room - places >= 1.5 * self.tile:
             self.own = [_resized(entries, wanted) for entries in self.own]
+        if self.program:
+            if self.own[0].shape[1] == self.shown.shape[1]:
+                # the compiler would take the one size for the other
+                self.own = [_resized(entries, entries.shape[1] + self.tile) for entries in self.own]
+            self.own = [_for_program(entries) for entries in self.own]
         return self.own[0].shape[1]
 
     def _mask(self, shown: Tensor) -> Tensor | None:
         """What the beams are shown of their sentences, (B, K, N), as `StepLayer.attend` wants it."""
+        if self.program:
+            return of_any_size(_added(shown, self.decoder.dtype)[:, None], 3)
         together = _neighbours(shown, self.tile)  # G
         if together == 1:
             return None if bool(shown.all()) else _added(shown, self.decoder.dtype)[:, None]
@@ -336,9 +378,6 @@ class StepReader:
         mask = groups.new_full((count, together, beams, together, places), -torch.inf)
         mask.diagonal(dim1=1, dim2=3).copy_(groups.permute(0, 2, 3, 1))  # (B / G, K, N, G)
         return mask.flatten(3).flatten(1, 2)[:, None]  # (B / G, 1, G · K, G · N)
-
-    def _logits(self, x: Tensor, words: Tensor) -> Tensor:
-        return self.decoder.output(x).unflatten(0, words.shape)  # (R, V) -> (B, K, V)
 
     def select(self, rows: Tensor) -> None:
         """Go on with these sentences only."""
@@ -366,12 +405,23 @@ class StepReader:
         size = _rounded_up(_end_of(shown), self.tile)
         self.shown = _resized(shown, size)  # (B, S)
         self.source = [_resized(each, size) for each in source]  # (B, S, H · (d_k + d_v))
+        if self.program:
+            self.source = [_for_program(each) for each in self.source]
         self.source_masks: dict[int, Tensor | None] = {}  # for so many beams
 
 
+def _for_program(entries: Tensor) -> Tensor:
+    """The entries (1, N, ·) of one sentence, with the strides of a tensor of their own, and any number of them."""
+    return of_any_size(entries.flatten(0, 1)[None], 1)
+
+
+# AMX multiplies tiles of 16 rows.
+_TILE = 16
+
+
 def _tile(dtype: torch.dtype, device: torch.device) -> int:
-    """Numbers of places of which attention likes multiples, and of how many rows. AMX multiplies tiles of 16 rows."""
-    return 16 if dtype == torch.bfloat16 and device.type == "cpu" else 1
+    """Numbers of places of which attention likes multiples, and of how many rows."""
+    return _TILE if dtype == torch.bfloat16 and device.type == "cpu" else 1
 
 
 def _neighbours(shown: Tensor, tile: int) -> int:
@@ -400,23 +450,43 @@ def _resized(states: Tensor, places: int) -> Tensor:
 
 Reader = ModuleReader | StepReader
 
-# For each model its weights as they were laid out: where they stood, their sums, and what was made of them.
-_STEP_DECODERS: WeakKeyDictionary[PreTrainedModel, tuple[Any, Tensor, StepDecoder]] = WeakKeyDictionary()
-
 
 def reader_for(
-    model: PreTrainedModel, source: Tensor, source_mask: Tensor, decoder_weights: str | None = None
+    model: PreTrainedModel,
+    source: Tensor,
+    source_mask: Tensor,
+    decoder_weights: str | None = None,
+    compiled: bool = False,
 ) -> Reader:
     """A reader of `source` (B, S, D), what the model's encoder made of the sentences.
 
     Args:
         source_mask: (B, S), 0 for padding.
-        decoder_weights: see `Product`; for `StepReader`s only.
+        decoder_weights: see `Product`. compiled: whether a `Program` reads the words, of one sentence. Both are for
+            `StepReader`s only.
     """
     shown = source_mask.to(source.device).ne(0)
     if _can_step(model):
-        return StepReader(_step_decoder(model, decoder_weights), source, shown)
+        return StepReader(_step_decoder(model, decoder_weights, compiled), source, shown)
     return ModuleReader(model, source, shown)
+
+
+def encoder_for(model: PreTrainedModel, compiled: bool) -> Callable[..., BaseModelOutput]:
+    """What makes states (1, S, D) of the ids (1, S) of one sentence and their mask: the model's encoder, or the same
+    as a `Program`, where it is nothing but our modules."""
+    encoder = model.get_encoder()
+    if not compiled or not _are_plain([model, model.model, *encoder.modules()]):
+        return encoder
+    stamp = _stamp(encoder.parameters(), versions=True)
+    program = _made(model, "encoder", stamp, torch.empty(0), lambda: Program(encoder))
+
+    def encode(ids: Tensor, mask: Tensor | None) -> BaseModelOutput:
+        if mask is None or ids.shape[1] == 1:
+            return encoder(ids, mask)  # to the compiler 1 is not a size like others
+        # clones, as the caller's own must not be marked
+        return program(*(of_any_size(each.clone(), 1) for each in (ids, mask)))
+
+    return encode
 
 
 def _can_step(model: PreTrainedModel) -> bool:
@@ -427,8 +497,11 @@ def _can_step(model: PreTrainedModel) -> bool:
     """
     if model.training or model.config._attn_implementation != "sdpa":
         return False
+    return _are_plain([model, model.model, *model.get_decoder().modules(), model.lm_head])
+
+
+def _are_plain(modules: Iterable[nn.Module]) -> bool:
     package = __name__.rpartition(".")[0]
-    modules = [model, model.model, *model.get_decoder().modules(), model.lm_head]
     return all(_is_plain(module, package) for module in modules)
 
 
@@ -441,19 +514,39 @@ def _is_plain(module: nn.Module, package: str) -> bool:
     return known and not hooks and "forward" not in vars(module) and ours
 
 
-def _step_decoder(model: PreTrainedModel, kind: str | None) -> StepDecoder:
+# What was made of weights
+
+# For each model and each use, what was made of its weights, with their stamp and sums at the time.
+_MADE: WeakKeyDictionary[PreTrainedModel, dict[Any, tuple[Any, Tensor, Any]]] = WeakKeyDictionary()
+
+
+def _made(model: PreTrainedModel, use: Any, stamp: Any, sums: Tensor, make: Callable[[], Any]) -> Any:
+    """What `make` makes, or has made for this use when the weights were the same."""
+    all_made = _MADE.setdefault(model, {})
+    if use not in all_made or all_made[use][0] != stamp or not all_made[use][1].equal(sums):
+        all_made[use] = stamp, sums, make()
+    return all_made[use][2]
+
+
+def _step_decoder(model: PreTrainedModel, kind: str | None, compiled: bool) -> StepDecoder:
     """The model's weights laid out, as they are now, for products of this kind."""
     decoder, weight = model.get_decoder(), model.lm_head.weight
     device = weight.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     modules = decoder.layers, model.lm_head, getattr(decoder, "layer_norm", None)
     weights = [weight.detach() for module in modules if module is not None for weight in module.parameters()]
-    places = [(weight.data_ptr(), weight.dtype) for weight in weights]
-    sums = torch.cat([_sums(weight) for weight in weights])
-    known = _STEP_DECODERS.get(model)
-    if known is None or known[0] != (dtype, kind, places) or not known[1].equal(sums):
-        known = _STEP_DECODERS[model] = (dtype, kind, places), sums, StepDecoder(model, dtype, kind)
-    return known[2]
+    stamp = dtype, kind, _stamp(weights, versions=compiled)
+    # To look at all numbers takes as long as a few words of a program, which so has to rely on versions.
+    sums = torch.empty(0) if compiled else torch.cat([_sums(weight) for weight in weights])
+    return _made(model, compiled, stamp, sums, lambda: StepDecoder(model, dtype, kind, compiled))
+
+
+def _stamp(weights: Iterable[Tensor], versions: bool) -> list[Any]:
+    """Where weights stand, and how often they were changed, as far as torch counts it (not through `.data`)."""
+    return [
+        (weight.data_ptr(), weight.dtype, weight._version if versions and not weight.is_inference() else 0)
+        for weight in weights
+    ]
 
 
 def _sums(weight: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .decoding_vanilla_transformer import StepReader, reader_for
+from .decoding_vanilla_transformer import StepReader, encoder_for, reader_for
 from .products_vanilla_transformer import EIGHT_BITS
 from .search_vanilla_transformer import Group, Score, Search
 
@@ -40,7 +40,7 @@ _UNDERSTOOD = {
     *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "decoder_input_ids"),
     *("ensemble", "num_beams", "length_penalty", "paper_length_penalty", "max_length_over_source", "early_stopping"),
     *("max_length", "max_new_tokens", "num_return_sequences", "return_dict_in_generate", "use_cache", "more"),
-    "decoder_weights",
+    *("decoder_weights", "compiled"),
     *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version"),
     # turned into logits processors by `generate`
     *("logits_processor", "prefix_allowed_tokens_fn", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
@@ -108,7 +108,7 @@ def paper_limit(
 
 def search_for(
     model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
-) -> tuple[Callable | None, dict[str, float]]:
+) -> tuple[partial | None, dict[str, float]]:
     """Choose between this package's search and transformers' own loops.
 
     Args:
@@ -120,7 +120,8 @@ def search_for(
         caller has one.
 
     Raises:
-        ValueError: `decoder_weights` that nobody knows, or that the caller wants where transformers' own loop runs.
+        ValueError: `decoder_weights` that nobody knows; these or `compiled`, where the caller wants them but
+            transformers' own loop runs; `compiled` on another device than a CPU.
     """
     asked = chosen_settings(model.generation_config)
     asked |= {} if generation_config is None else generation_config.to_diff_dict()
@@ -138,10 +139,14 @@ def search_for(
     weights = asked.get("decoder_weights")
     if weights not in (None, EIGHT_BITS):
         raise ValueError(f"decoder_weights: {weights!r} is not {EIGHT_BITS!r}; None computes with the model's own")
+    compiled = bool(asked.get("compiled"))
+    if compiled and model.device.type != "cpu":
+        raise ValueError(f"compiled: programs are for a CPU; the model is on {model.device}; leave this out")
     if covered:
-        return partial(beam_search, score=score, decoder_weights=weights), {}
-    if kwargs.get("decoder_weights") is not None:
-        raise ValueError("decoder_weights: with these settings transformers' own loop translates, which has no others")
+        return partial(beam_search, score=score, decoder_weights=weights, compiled=compiled), {}
+    for name in ("decoder_weights", "compiled"):
+        if kwargs.get(name):
+            raise ValueError(f"{name}: with these settings transformers' own loop translates, which does not know it")
     return None, {"length_penalty": score.alpha} if score.of_paper and asked.get("num_beams", 1) > 1 else {}
 
 
@@ -186,6 +191,7 @@ def beam_search(
     inputs_tensor: Tensor | None = None,
     ensemble: Sequence[PreTrainedModel] = (),
     decoder_weights: str | None = None,
+    compiled: bool = False,
     **model_kwargs: Any,
 ) -> Tensor | GenerateBeamEncoderDecoderOutput | GenerateEncoderDecoderOutput:
     """Find the best translations; greedy search is the case of one beam. `generate` calls this.
@@ -204,6 +210,8 @@ def beam_search(
         decoder_weights: "int8" has 8 bits for each number of the decoder's matrices and of what they multiply, as far
             as the processor is fast at it (see `Product`) and the decoder is nothing but our modules. Sentences that
             are searched together then have a little influence on each other. None has the model's own precision.
+        compiled: sentences that come one at a time are read by `Program`s. The first call makes them, which takes a
+            minute. Weights must then not be changed through `.data`, which torch does not count.
         model_kwargs: `encoder_outputs` and `attention_mask`, once per beam.
 
     Returns:
@@ -226,12 +234,14 @@ def beam_search(
     # where the source is, since a model that waits on a disk is nowhere
     prefix = input_ids[::beams].to(states.device)
 
+    compiled = compiled and len(states) == 1
+
     def group(ids: Tensor | None, mask: Tensor, states: Tensor | None = None) -> Group:
         readers = []
         for member in (model, *ensemble):
             if states is None:
-                states = member.get_encoder()(ids, mask).last_hidden_state
-            readers.append(reader_for(member, states, mask, decoder_weights))
+                states = encoder_for(member, compiled)(ids, mask).last_hidden_state
+            readers.append(reader_for(member, states, mask, decoder_weights, compiled))
             states = None
         limits = torch.full(mask.shape[:1], generation_config.max_length, device=prefix.device)
         if over is not None:  # a later sentence may be longer than those that `generate` has seen

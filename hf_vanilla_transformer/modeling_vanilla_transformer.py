@@ -25,6 +25,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .decoding_vanilla_transformer import encoder_for
 from .generation_vanilla_transformer import paper_generation_config, paper_limit, search_for
 from .layers_vanilla_transformer import dropout
 from .loss_vanilla_transformer import IGNORED, fused_translation_loss, plain_loss, shift_right, translation_loss
@@ -314,10 +315,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         than transformers' and with the same result; all else is left to transformers. Where there is no
         `attention_mask`, it is made from the pad token, as in `forward`.
 
-        Three arguments are ours. `ensemble`: more models, whose probabilities are averaged with this one's. `more`: a
+        Four arguments are ours. `ensemble`: more models, whose probabilities are averaged with this one's. `more`: a
         function that is called with a number when some sentences are done, and brings ids and mask (n, S) of at most
         so many others, or None. They take the room of the former, and their translations come after all others.
-        `decoder_weights="int8"`: 8 bits for each number of the decoder's matrices, see `beam_search`.
+        `decoder_weights="int8"`: 8 bits for each number of the decoder's matrices; `compiled=True`: programs made by
+        `torch.compile` for one sentence at a time; see `beam_search`.
         """
         own = generation_config is None
         limit = paper_limit(self.generation_config if own else generation_config, inputs, kwargs, own)
@@ -335,6 +337,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             over = None if limit is None else limit[1]
             kwargs["custom_generate"] = partial(search, over=over, more=kwargs.pop("more", None))
             kwargs["use_cache"] = False  # the search has its own; to make one transformers copies configurations
+            alone = input_ids is not None and len(input_ids) == 1
+            if search.keywords["compiled"] and alone and kwargs.get("encoder_outputs") is None:
+                kwargs["encoder_outputs"] = encoder_for(self, True)(input_ids, kwargs["attention_mask"])
         elif kwargs.get("more") is not None:
             raise ValueError("more: with these settings transformers' own loop translates, which takes one batch")
         if generation_config is None:

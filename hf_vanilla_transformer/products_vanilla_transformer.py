@@ -6,10 +6,12 @@ the weights stand in memory, and in how many bits.
 Shapes: R rows, D inputs, O outputs.
 """
 
+import math
 import platform
 import threading
 import warnings
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +30,7 @@ _MOST_FEW, _LEAST_WIDE = 12, 2**22
 _LAYING_OUT = threading.Lock()
 
 
-class Product:
+class Product(nn.Module):
     """x W^T + b of linear layers with the same input, their outputs side by side.
 
     On x86 processors oneDNN multiplies by a weight that it has laid out itself, in about two thirds of the time for
@@ -40,34 +42,47 @@ class Product:
         kind: "int8" computes with weights of 8 bits where the processor can (`can_use_eight_bits`): a float32 product
             always, a bfloat16 one where it has few rows or a large weight. It holds weights for few rows and for many.
             None is `dtype` alone.
+        compiled: for `torch.compile`, which lays weights out itself.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype, kind: str | None = None):
+    def __init__(
+        self, linears: Sequence[nn.Linear], dtype: torch.dtype, kind: str | None = None, compiled: bool = False
+    ):
+        super().__init__()
+
         def side_by_side(weights: list[Tensor]) -> Tensor:
             return (weights[0] if len(weights) == 1 else torch.cat(weights)).detach().to(dtype)
 
-        self.weight = side_by_side([linear.weight for linear in linears])  # (O, D)
-        self.bias = None if linears[0].bias is None else side_by_side([linear.bias for linear in linears])
-        # How to multiply few rows, up to how many, and how more of them.
-        self.few: Way
-        self.many: Way
-        self.few, self.most_few, self.many = self._ways(kind)
+        self.plain: AsItStands | EightBitsOfWeight = AsItStands(
+            side_by_side([linear.weight for linear in linears]),  # (O, D)
+            None if linears[0].bias is None else side_by_side([linear.bias for linear in linears]),
+        )
+        eight = kind == EIGHT_BITS and can_use_eight_bits(self.plain.weight)
+        self.ways = self._compiled_ways(eight) if compiled else self._ways(eight)
 
-    def _ways(self, kind: str | None) -> "tuple[Way, int, Way]":
-        plain = AsItStands(self.weight, self.bias)
-        full, eight = self.weight.dtype == torch.float32, kind == EIGHT_BITS and can_use_eight_bits(self.weight)
-        many: Way = plain
-        if eight and (full or self.weight.numel() >= _LEAST_WIDE):
-            many = EightBitsOfMany(self.weight, self.bias)
-        elif _can_lay_out(self.weight):
-            many = LaidOut(self.weight, self.bias)
+    def _ways(self, eight: bool) -> "list[tuple[float, Way]]":
+        """Up to how many rows to multiply in which way; the last is for all others."""
+        weight, bias = self.plain.weight, self.plain.bias
+        full, many = weight.dtype == torch.float32, cast(Way, self.plain)
+        if eight and (full or weight.numel() >= _LEAST_WIDE):
+            many = EightBitsOfMany(weight, bias)
+        elif _can_lay_out(weight):
+            many = LaidOut(weight, bias)
         if eight:
-            return EightBits(self.weight, self.bias), _MOST_FEW, many
+            return [(1, EightBitsOfWeight(weight, bias)), (_MOST_FEW, EightBits(weight, bias)), (math.inf, many)]
         # A float32 row by a matrix only waits for the weights, which are as many in either layout.
-        return plain, 1 if full else 0, many
+        return [(1, self.plain), (math.inf, many)] if full else [(math.inf, many)]
+
+    def _compiled_ways(self, eight: bool) -> "list[tuple[float, Way]]":
+        if eight:
+            self.plain = EightBitsOfWeight(self.plain.weight, self.plain.bias)  # the other would stay in memory
+        return []
 
     def _way(self, x: Tensor) -> "Way":
-        return self.few if len(x) <= self.most_few else self.many
+        for rows, way in self.ways:
+            if len(x) <= rows:
+                return way
+        return self.plain
 
     def __call__(self, x: Tensor) -> Tensor:
         """(R, D) to (R, O)."""
@@ -85,11 +100,16 @@ class Product:
 # Ways to multiply
 
 
-class AsItStands:
+class AsItStands(nn.Module):
     """The weight (O, D) as it is, by torch's own choice."""
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        self.weight, self.bias = weight, bias
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -115,6 +135,31 @@ class LaidOut:
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+
+
+class EightBitsOfWeight(nn.Module):
+    """A weight with 8 bits a number and a scale for each output; x stays as it is. The quickest for one row."""
+
+    weight: Tensor
+    steps: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        steps = _steps(weight)
+        self.register_buffer("weight", (weight.float() / steps[:, None]).round_().to(torch.int8))
+        self.register_buffer("steps", steps.to(weight.dtype))
+        self.register_buffer("bias", bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product = torch._weight_int8pack_mm(x.contiguous(), self.weight, self.steps)
+        return product if self.bias is None else product + self.bias
+
+    def with_relu(self, x: Tensor) -> Tensor:
+        return self(x).relu_()
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
 
 
 class EightBits:
@@ -177,7 +222,7 @@ def _steps(weight: Tensor) -> Tensor:
     return (weight.float().abs().amax(dim=1) / 127).clamp_(min=1e-30)
 
 
-Way = AsItStands | LaidOut | EightBits | EightBitsOfMany
+Way = AsItStands | LaidOut | EightBitsOfWeight | EightBits | EightBitsOfMany
 
 
 # What this processor can

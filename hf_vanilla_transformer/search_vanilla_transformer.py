@@ -149,7 +149,7 @@ class Search:
         self.best: dict[int, tuple[Tensor, Tensor]] = {}  # of a sentence that is done: words (R, T), scores (R)
         self.readers, self.open = group.readers, self.opened(group, prefix)
         self.pasts = BeamPlaces(len(prefix), self.prefix_length, self.beams, prefix.device)
-        logits = self.mean([reader.read_prefix(prefix) for reader in self.readers])  # (B, 1, V)
+        logits = self.mean([reader.read_prefix(prefix, self.beams) for reader in self.readers])  # (B, 1, V)
         self.logits = logits.expand(-1, self.beams, -1)
 
     def opened(self, group: Group, prefix: Tensor) -> Open:
@@ -268,7 +268,7 @@ class Search:
         self.pasts.put(rows, begun.shape[1])
         for mine, theirs in zip(self.readers, group.readers, strict=True):
             if begun.shape[1]:
-                theirs.read_prefix(begun)
+                theirs.read_prefix(begun, self.beams)
             cast(StepReader, mine).put(rows, cast(StepReader, theirs))
 
 

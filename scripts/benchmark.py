@@ -50,7 +50,8 @@ def add_decode(commands: Any) -> None:
     decode.add_argument(
         "--engines", nargs="+", default=["ours_fp32", "marian_fp32"], metavar="NAME",
         help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (not marian_) int8; ours_workers_ and "
-        "ctranslate2_workers_ run a search in each thread; the first is the one whose output the others are compared "
+        "ctranslate2_workers_ run a search in each thread, ours_compiled_ (bf16, int8) has programs for single "
+        "sentences; the first is the one whose output the others are compared "
         "with (default: %(default)s)",
     )  # fmt: skip
     decode.add_argument(

@@ -16,7 +16,7 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import decoding_vanilla_transformer as decoding
 from hf_vanilla_transformer import products_vanilla_transformer as products
 from hf_vanilla_transformer.decoding_vanilla_transformer import (
-    _STEP_DECODERS,
+    _MADE,
     BeamPlaces,
     ModuleReader,
     PlacedLayer,
@@ -66,7 +66,7 @@ def walk(reader: StepReader | ModuleReader, batch: int, beams: int, prefix: int,
     words = torch.randint(4, 40, (batch, prefix), generator=draw)
     words[:, 0] = START
     places = BeamPlaces(batch, prefix, beams, words.device)
-    logits = [reader.read_prefix(words)]
+    logits = [reader.read_prefix(words, beams)]
     for step in range(8):
         if leave and step == 4:
             kept = torch.tensor([0, 2])
@@ -259,7 +259,7 @@ def test_weights_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_laid_out_weights_go_with_their_model() -> None:
     model = tiny_model()
     reader_for(model, *states(model, [3]))
-    gone = weakref.ref(_STEP_DECODERS[model][2])
+    gone = weakref.ref(_MADE[model][False][2])
     del model
     gc.collect()
     assert gone() is None

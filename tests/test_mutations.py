@@ -26,11 +26,13 @@ JUDGES = [
     "test_decoding.py",
     "test_beam_search.py",
     "test_promises.py",
+    "test_compiled.py",
 ]
 
 # Who is asked first about a file.
 EXPERTS = {
-    "decoding": ["test_decoding.py", "test_beam_search.py"],
+    "compiled": ["test_compiled.py"],
+    "decoding": ["test_decoding.py", "test_beam_search.py", "test_compiled.py"],
     "search": ["test_beam_search.py"],
     "products": ["test_products.py", "test_decoding.py"],
     "generation": ["test_generation.py", "test_beam_search.py"],
@@ -134,7 +136,9 @@ FAULTS = {
         "self.seen[rows] = begun",
         "self.seen[rows] |= begun",
     ),
-    "a step computes with old weights": Fault("decoding", "or not known[1].equal(sums)", "or False"),
+    "a step computes with old weights": Fault("decoding", "or not all_made[use][1].equal(sums)", "or False"),
+    "a program keeps old weights": Fault("decoding", "if versions and not weight.is_inference()", "if False"),
+    "programs of two models are one": Fault("compiled", "self.module.forward = types.MethodType", "types.MethodType"),
     "a step forgets an adapter": Fault("decoding", "return known and not hooks and", "return not hooks and"),
     "a product forgets its ReLU": Fault("products", 'self.bias, "relu"', 'self.bias, "none"'),
     "all outputs share one scale of 8 bits": Fault(

@@ -15,6 +15,7 @@ from hf_vanilla_transformer.products_vanilla_transformer import (
     AsItStands,
     EightBits,
     EightBitsOfMany,
+    EightBitsOfWeight,
     LaidOut,
     Product,
 )
@@ -59,11 +60,14 @@ def assert_within(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "kind"), TOLERANCES)
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("rows", ROWS)
 @torch.no_grad()
-def test_products_are_those_of_float64(rows: int, bias: bool, dtype: torch.dtype, kind: str | None) -> None:
+def test_products_are_those_of_float64(
+    rows: int, compiled: bool, bias: bool, dtype: torch.dtype, kind: str | None
+) -> None:
     layers = linears(bias)
-    product, x = Product(layers, dtype, kind), torch.randn(rows, WIDTH).to(dtype)
+    product, x = Product(layers, dtype, kind, compiled), torch.randn(rows, WIDTH).to(dtype)
     residual = torch.randn(rows, 80).to(dtype)
     given = residual.clone(), x.clone()
     expected, tolerance = exact(layers, x), TOLERANCES[dtype, kind]
@@ -117,7 +121,7 @@ def test_others_compute_without_eight_bits(lack: Any, dtype: torch.dtype, monkey
     lack(monkeypatch)
     layers = linears(True)
     product, x = Product(layers, dtype, "int8"), torch.randn(3, WIDTH).to(dtype)
-    assert not isinstance(product.few, EightBits) and not isinstance(product.many, EightBits)
+    assert not any(isinstance(way, EightBits | EightBitsOfMany | EightBitsOfWeight) for _, way in product.ways)
     assert_within(product(x), exact(layers, x), TOLERANCES[dtype, None])
 
 
@@ -162,7 +166,8 @@ def test_many_rows_by_eight_bits(dtype: torch.dtype, least: int, many: type, mon
     for bias in (True, False):
         layers = linears(bias)
         product = Product(layers, dtype, "int8")
-        assert isinstance(product.few, EightBits) and isinstance(product.many, many | AsItStands)
+        kinds = [type(way) for _, way in product.ways]
+        assert kinds[:2] == [EightBitsOfWeight, EightBits] and kinds[2] in (many, AsItStands)
         for x in (torch.randn(30, WIDTH).to(dtype), torch.zeros(30, WIDTH, dtype=dtype)):
             residual = torch.randn(30, 80).to(dtype)
             assert_within(product(x), exact(layers, x), 2e-2)

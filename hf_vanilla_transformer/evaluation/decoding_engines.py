@@ -72,12 +72,13 @@ class GenerateEngine:
 class OurEngine(GenerateEngine):
     """This package's search: the sentences by length, `size` at a time, others in the room of those that are done."""
 
-    def __init__(self, model: Any, workers: int = 1):
+    def __init__(self, model: Any, workers: int = 1, compiled: bool = False):
         super().__init__(model)
         self.workers = workers  # searches beside each other, `size` sentences each
         # the peers know nothing of what the checkpoint's own has to say
         own, self.model.generation_config = model.generation_config, paper_generation_config(model.config)
         self.model.generation_config.decoder_weights = getattr(own, "decoder_weights", None)
+        self.model.generation_config.compiled = compiled
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
         if size == 1:
@@ -175,8 +176,8 @@ def _entries(reader: Any) -> list[torch.Tensor]:
     return own + [states for layer in cache.cross_attention_cache.layers for states in (layer.keys, layer.values)]
 
 
-def _ours(folder: str, device: str, dtype: str | torch.dtype, workers: int = 1) -> OurEngine:
-    return OurEngine(load_model(folder, device, dtype), workers)
+def _ours(folder: str, device: str, dtype: str | torch.dtype, workers: int = 1, compiled: bool = False) -> OurEngine:
+    return OurEngine(load_model(folder, device, dtype), workers, compiled)
 
 
 def _marian(folder: str, device: str, dtype: torch.dtype) -> GenerateEngine:
@@ -191,6 +192,8 @@ ENGINES: dict[str, Callable[[str, str, str], Engine]] = {
     "ours_fp32": lambda folder, work, device: _ours(folder, device, torch.float32),
     "ours_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16),
     "ours_int8": lambda folder, work, device: _ours(folder, device, INT8),
+    "ours_compiled_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16, compiled=True),
+    "ours_compiled_int8": lambda folder, work, device: _ours(folder, device, INT8, compiled=True),
     "marian_fp32": lambda folder, work, device: _marian(folder, device, torch.float32),
     "marian_bf16": lambda folder, work, device: _marian(folder, device, torch.bfloat16),
     "ctranslate2_fp32": lambda folder, work, device: CTranslate2Engine(folder, work, device, "float32"),
