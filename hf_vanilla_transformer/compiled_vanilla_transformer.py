@@ -9,6 +9,9 @@ import copy
 import itertools
 import threading
 import types
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,21 +50,38 @@ class Program:
         if kind in self.kinds:
             return self.module(*args)
         from torch._dynamo.exc import BackendCompilerFailed
-        from torch._inductor import config
         from torch._inductor.exc import InductorError
 
-        # Whether weights are constants is looked up while a call is read, and there for all of torch.
-        with _COMPILING, config.patch(freezing=True):
-            try:
+        try:
+            with _compiling():
                 found = self.module(*args)
-            except (InductorError, BackendCompilerFailed) as error:
-                if "C++ compiler" not in str(error):
-                    raise
-                raise ValueError(
-                    "compiled: torch.compile finds no C++ compiler; install g++, name one in CXX, or leave this out"
-                ) from error
+        except (InductorError, BackendCompilerFailed) as error:
+            if "C++ compiler" not in str(error):
+                raise
+            raise ValueError(
+                "compiled: torch.compile finds no C++ compiler; install g++, name one in CXX, or leave this out"
+            ) from error
         self.kinds.add(kind)
         return found
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """While the compiler reads a call it has to know that weights are constants, which it looks up for all of torch.
+
+    It also prints, and warns of itself.
+    """
+    from torch._inductor import config, select_algorithm
+
+    settings = {"freezing": True, "max_autotune_report_choices_stats": False}
+    known = {name: value for name, value in settings.items() if hasattr(config, name)}
+    with _COMPILING, warnings.catch_warnings(), config.patch(known):
+        warnings.simplefilter("ignore")
+        printing, select_algorithm.PRINT_AUTOTUNE = select_algorithm.PRINT_AUTOTUNE, False
+        try:
+            yield
+        finally:
+            select_algorithm.PRINT_AUTOTUNE = printing
 
 
 def _with_own_code(function: Any) -> types.FunctionType:
