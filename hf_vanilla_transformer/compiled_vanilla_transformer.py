@@ -34,7 +34,7 @@ class Program:
         self.module = copy.copy(module)
         self.module.forward = types.MethodType(_with_own_code(type(module).forward), self.module)
         guards = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
-        self.module.compile(backend=BACKEND, options=OPTIONS | guards)
+        self.module.compile(backend=BACKEND, dynamic=False, options=OPTIONS | guards)  # but for `of_any_size`
         self.kinds: set[tuple[Any, ...]] = set()  # of calls for which there is a program
 
     def __call__(self, *args: Any, kind: Any = None) -> Any:
