@@ -40,7 +40,7 @@ class Product(nn.Module):
         linears: D inputs each.
         dtype: of x and of what comes back.
         kind: "int8" computes with weights of 8 bits where the processor can (`can_use_eight_bits`): a float32 product
-            always, a bfloat16 one where it has few rows or a large weight. It holds weights for few rows and for many.
+            always, a bfloat16 one where it has few rows or a large weight. It has weights for one, few and many rows.
             None is `dtype` alone.
         compiled: for `torch.compile`, which lays weights out itself.
     """
@@ -53,7 +53,7 @@ class Product(nn.Module):
         def side_by_side(weights: list[Tensor]) -> Tensor:
             return (weights[0] if len(weights) == 1 else torch.cat(weights)).detach().to(dtype)
 
-        self.plain: AsItStands | EightBitsOfWeight = AsItStands(
+        self.plain = AsItStands(
             side_by_side([linear.weight for linear in linears]),  # (O, D)
             None if linears[0].bias is None else side_by_side([linear.bias for linear in linears]),
         )
@@ -137,29 +137,19 @@ class LaidOut:
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
 
 
-class EightBitsOfWeight(nn.Module):
+class EightBitsOfWeight(AsItStands):
     """A weight with 8 bits a number and a scale for each output; x stays as it is. The quickest for one row."""
 
-    weight: Tensor
     steps: Tensor
-    bias: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        super().__init__()
-        steps = _steps(weight)
-        self.register_buffer("weight", (weight.float() / steps[:, None]).round_().to(torch.int8))
+        numbers, steps = _in_eight_bits(weight)
+        super().__init__(numbers, bias)
         self.register_buffer("steps", steps.to(weight.dtype))
-        self.register_buffer("bias", bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         product = torch._weight_int8pack_mm(x.contiguous(), self.weight, self.steps)
         return product if self.bias is None else product + self.bias
-
-    def with_relu(self, x: Tensor) -> Tensor:
-        return self(x).relu_()
-
-    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        return residual + self(x)
 
 
 class EightBits:
@@ -195,9 +185,9 @@ class EightBitsOfMany:
     """As `EightBits`, by oneDNN."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        self.steps, self.zero = _steps(weight), torch.zeros(len(weight), dtype=torch.int32)
-        eight = (weight.float() / self.steps[:, None]).round_().to(torch.int8)
-        self.packed = torch.ops.onednn.qlinear_prepack(eight, None)
+        numbers, self.steps = _in_eight_bits(weight)
+        self.zero = torch.zeros(len(weight), dtype=torch.int32)
+        self.packed = torch.ops.onednn.qlinear_prepack(numbers, None)
         self.bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -222,7 +212,13 @@ def _steps(weight: Tensor) -> Tensor:
     return (weight.float().abs().amax(dim=1) / 127).clamp_(min=1e-30)
 
 
-Way = AsItStands | LaidOut | EightBitsOfWeight | EightBits | EightBitsOfMany
+def _in_eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers (O, D), and the steps (O,) that they count."""
+    steps = _steps(weight)
+    return (weight.float() / steps[:, None]).round_().to(torch.int8), steps
+
+
+Way = AsItStands | LaidOut | EightBits | EightBitsOfMany
 
 
 # What this processor can
