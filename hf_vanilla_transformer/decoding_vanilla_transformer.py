@@ -477,8 +477,8 @@ def encoder_for(model: PreTrainedModel, compiled: bool) -> Callable[..., BaseMod
     encoder = model.get_encoder()
     if not compiled or not _are_plain([model, model.model, *encoder.modules()]):
         return encoder
-    stamp = _stamp(encoder.parameters(), versions=True)
-    program = _made(model, "encoder", stamp, torch.empty(0), lambda: Program(encoder))
+    stamp, sums = _looked_at([weight.detach() for weight in encoder.parameters()], compiled)
+    program = _made(model, "encoder", stamp, sums, lambda: Program(encoder))
 
     def encode(ids: Tensor, mask: Tensor | None) -> BaseModelOutput:
         if mask is None or ids.shape[1] == 1:
@@ -535,18 +535,22 @@ def _step_decoder(model: PreTrainedModel, kind: str | None, compiled: bool) -> S
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     modules = decoder.layers, model.lm_head, getattr(decoder, "layer_norm", None)
     weights = [weight.detach() for module in modules if module is not None for weight in module.parameters()]
-    stamp = dtype, kind, _stamp(weights, versions=compiled)
-    # To look at all numbers takes as long as a few words of a program, which so has to rely on versions.
-    sums = torch.empty(0) if compiled else torch.cat([_sums(weight) for weight in weights])
-    return _made(model, compiled, stamp, sums, lambda: StepDecoder(model, dtype, kind, compiled))
+    stamp, sums = _looked_at(weights, compiled)
+    return _made(model, compiled, (dtype, kind, stamp), sums, lambda: StepDecoder(model, dtype, kind, compiled))
 
 
-def _stamp(weights: Iterable[Tensor], versions: bool) -> list[Any]:
-    """Where weights stand, and how often they were changed, as far as torch counts it (not through `.data`)."""
-    return [
-        (weight.data_ptr(), weight.dtype, weight._version if versions and not weight.is_inference() else 0)
-        for weight in weights
+def _looked_at(weights: list[Tensor], compiled: bool) -> tuple[list[Any], Tensor]:
+    """What tells whether weights have changed: where they stand, and sums of all their numbers.
+
+    To read all numbers takes as long as a few words of a program. That has to rely on the changes that torch counts
+    (not those through `.data`), and on the first rows, as fused optimizers change every row and count nothing.
+    """
+    counted = [compiled and not weight.is_inference() for weight in weights]
+    stamp = [
+        (weight.data_ptr(), weight.dtype, weight._version if count else 0)
+        for weight, count in zip(weights, counted, strict=True)
     ]
+    return stamp, torch.cat([_sums(weight[:1] if compiled else weight) for weight in weights])
 
 
 def _sums(weight: Tensor) -> Tensor:

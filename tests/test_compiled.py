@@ -107,7 +107,7 @@ def test_encoder_that_does_more_goes_without_a_program(only_read: None) -> None:
 
 def in_place(model: Translator) -> None:
     with torch.no_grad():
-        model.model.decoder.layers[0].fc1.weight.mul_(3)
+        model.model.decoder.layers[0].self_attn.k_proj.weight[1:].mul_(3)  # of which there is a copy
 
 
 def other_encoder_weights(model: Translator) -> None:

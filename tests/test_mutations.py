@@ -137,7 +137,7 @@ FAULTS = {
         "self.seen[rows] |= begun",
     ),
     "a step computes with old weights": Fault("decoding", "or not all_made[use][1].equal(sums)", "or False"),
-    "a program keeps old weights": Fault("decoding", "if versions and not weight.is_inference()", "if False"),
+    "a program keeps old weights": Fault("decoding", "weight._version if count else 0", "0"),
     "programs of two models are one": Fault("compiled", "self.module.forward = types.MethodType", "types.MethodType"),
     "a step forgets an adapter": Fault("decoding", "return known and not hooks and", "return not hooks and"),
     "a product forgets its ReLU": Fault("products", 'self.bias, "relu"', 'self.bias, "none"'),
