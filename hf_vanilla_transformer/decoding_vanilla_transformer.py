@@ -543,14 +543,15 @@ def _looked_at(weights: list[Tensor], compiled: bool) -> tuple[list[Any], Tensor
     """What tells whether weights have changed: where they stand, and sums of all their numbers.
 
     To read all numbers takes as long as a few words of a program. That has to rely on the changes that torch counts
-    (not those through `.data`), and on the first rows, as fused optimizers change every row and count nothing.
+    (not those through `.data`), and on the first rows of matrices, as fused optimizers change all and count nothing.
     """
     counted = [compiled and not weight.is_inference() for weight in weights]
     stamp = [
         (weight.data_ptr(), weight.dtype, weight._version if count else 0)
         for weight, count in zip(weights, counted, strict=True)
     ]
-    return stamp, torch.cat([_sums(weight[:1] if compiled else weight) for weight in weights])
+    read = [weight[:1] for weight in weights if weight.dim() > 1] if compiled else weights
+    return stamp, torch.cat([_sums(weight) for weight in read])
 
 
 def _sums(weight: Tensor) -> Tensor:
