@@ -466,7 +466,7 @@ def reader_for(
             `StepReader`s only.
     """
     shown = source_mask.to(source.device).ne(0)
-    if _can_step(model):
+    if _is_ours(model, [*model.get_decoder().modules(), model.lm_head]):
         return StepReader(_step_decoder(model, decoder_weights, compiled), source, shown)
     return ModuleReader(model, source, shown)
 
@@ -475,7 +475,7 @@ def encoder_for(model: PreTrainedModel, compiled: bool) -> Callable[..., BaseMod
     """What makes states (1, S, D) of the ids (1, S) of one sentence and their mask: the model's encoder, or the same
     as a `Program`, where it is nothing but our modules."""
     encoder = model.get_encoder()
-    if not compiled or not _are_plain([model, model.model, *encoder.modules()]):
+    if not compiled or not _is_ours(model, encoder.modules()):
         return encoder
     stamp, sums = _looked_at([weight.detach() for weight in encoder.parameters()], compiled)
     program = _made(model, "encoder", stamp, sums, lambda: Program(encoder))
@@ -489,20 +489,16 @@ def encoder_for(model: PreTrainedModel, compiled: bool) -> Callable[..., BaseMod
     return encode
 
 
-def _can_step(model: PreTrainedModel) -> bool:
-    """Whether the decoder is nothing but our modules.
+def _is_ours(model: PreTrainedModel, modules: Iterable[nn.Module]) -> bool:
+    """Whether these modules of the model are nothing but ours, and do nothing but translate.
 
     An adapter, a hook (of offloading, sharding or a user), a quantised layer or a subclass does something more.
     With eager attention the modules are asked too: who chooses it wants to see the formula at work.
     """
     if model.training or model.config._attn_implementation != "sdpa":
         return False
-    return _are_plain([model, model.model, *model.get_decoder().modules(), model.lm_head])
-
-
-def _are_plain(modules: Iterable[nn.Module]) -> bool:
     package = __name__.rpartition(".")[0]
-    return all(_is_plain(module, package) for module in modules)
+    return all(_is_plain(module, package) for module in (model, model.model, *modules))
 
 
 def _is_plain(module: nn.Module, package: str) -> bool:

@@ -105,6 +105,22 @@ def test_encoder_that_does_more_goes_without_a_program(only_read: None) -> None:
     assert len(heard) == 1
 
 
+def in_training(model: Translator) -> None:
+    model.train()
+
+
+def with_the_formula_at_work(model: Translator) -> None:
+    model.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize("change", [in_training, with_the_formula_at_work])
+def test_modules_are_asked_where_they_do_more(change: Any, only_read: None) -> None:
+    model = translator()
+    change(model)
+    translate(model, 5, compiled=True)
+    assert not graphs()
+
+
 def in_place(model: Translator) -> None:
     with torch.no_grad():
         model.model.decoder.layers[0].self_attn.k_proj.weight[1:].mul_(3)  # of which there is a copy
