@@ -1,5 +1,6 @@
 """When a run ends: at Ctrl-C, or after a given time; in both cases with a whole checkpoint."""
 
+import math
 import signal
 import time
 from types import FrameType
@@ -34,6 +35,10 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
     def seconds(self) -> float:
         """Time of training so far, in all parts of the run."""
         return self.spent + (0.0 if self._start is None else time.monotonic() - self._start)
+
+    def minutes_left(self) -> float:
+        """Until `max_minutes` are over; without them infinitely many."""
+        return math.inf if self.max_seconds is None else max(0.0, self.max_seconds - self.seconds()) / 60
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this."""

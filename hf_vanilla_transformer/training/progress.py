@@ -50,15 +50,16 @@ class Meter:
         """Add a batch's share of its update's loss without smoothing; a tensor, so that no device is waited for."""
         self._nll = nll if self._nll is None else self._nll + nll
 
-    def read(self, state: TrainerState, mean: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+    def read(self, state: TrainerState, mean: Callable[[torch.Tensor], torch.Tensor], most: float) -> dict[str, float]:
         """What happened since the last reading.
 
         Args:
-            state: of the trainer. mean: of a number over all processes.
+            state: of the trainer. mean: of a number over all processes. most: minutes after which training ends
+                in any case.
 
         Returns:
             `tokens_per_second` (target tokens, without padding), `padding` (share of source and target tokens, of
-            this process), `minutes_left` to the last step, and where the model told it `nll_loss`, the mean over the
+            this process), `minutes_left` to the end, and where the model told it `nll_loss`, the mean over the
             updates of their cross-entropy per target token.
         """
         if self._start is None:
@@ -69,7 +70,8 @@ class Meter:
         if self._padded:
             found["padding"] = round(1 - float(self._real) / self._padded, 4)
         if updates and state.max_steps > 0:
-            found["minutes_left"] = round((state.max_steps - state.global_step) * seconds / updates / 60, 1)
+            left = (state.max_steps - state.global_step) * seconds / updates / 60
+            found["minutes_left"] = round(min(left, most), 1)
         if self._nll is not None and updates:
             found["nll_loss"] = float(mean(self._nll)) / updates
         self.begin()

@@ -1,6 +1,7 @@
 """`Seq2SeqTrainer` for sentence pairs: batches of tokens, exact updates, whole checkpoints."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ..data.tokenizer_training import save_tokenizers
 from ..data.updates import UpdateDataset, UpdateStream, collate_update
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
+from .callbacks import StopWithCheckpoint
 from .checkpoints import POSITION, STATE, WAITING_ROOM, move_in, remove_old_checkpoints, whole_checkpoints
 from .progress import Meter, perplexities
 
@@ -283,7 +285,9 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         """`Seq2SeqTrainer`'s log, with speed, padding and the loss without smoothing (`nll_loss`) beside the training
         loss, and a perplexity to each loss that is without smoothing."""
         if "loss" in logs:
-            logs.update(self.meter.read(self.state, lambda number: self.accelerator.reduce(number, "mean")))
+            stops = [each for each in self.callback_handler.callbacks if isinstance(each, StopWithCheckpoint)]
+            most = min((stop.minutes_left() for stop in stops), default=math.inf)
+            logs.update(self.meter.read(self.state, lambda number: self.accelerator.reduce(number, "mean"), most))
         if not self.args.label_smoothing_factor:  # which smoothes evaluations, too
             smoothed = getattr(self.model.config, "label_smoothing", 0) > 0
             logs.update(perplexities(logs, but="loss" if smoothed else None))

@@ -1,5 +1,6 @@
 """The end of a run: Ctrl-C and time, each with a checkpoint; and choosing bf16, which must leave no trace."""
 
+import math
 import os
 import signal
 import time
@@ -34,6 +35,7 @@ def step(stop, eval_strategy="steps"):
 
 def test_time_is_counted_from_the_start_of_training(clock):
     stop = StopWithCheckpoint(max_minutes=2)
+    assert StopWithCheckpoint().minutes_left() == math.inf
     clock.now += 500
     stop.on_train_begin()
     try:
@@ -59,7 +61,7 @@ def test_a_resumed_run_has_only_the_time_that_is_left(clock):
     second.on_train_begin()
     try:
         clock.now += 29
-        assert not step(second).should_training_stop
+        assert not step(second).should_training_stop and second.minutes_left() == 1 / 60
         clock.now += 2
         assert step(second).should_training_stop and second.seconds() == 121
     finally:
