@@ -75,7 +75,7 @@ class Product(nn.Module):
 
     def _compiled_ways(self, eight: bool) -> "list[tuple[float, Way]]":
         if eight:
-            self.plain = EightBitsOfWeight(self.plain.weight, self.plain.bias)  # the other would stay in memory
+            self.plain = EightBitsOfBoth(self.plain.weight, self.plain.bias)  # the other would stay in memory
         return []
 
     def _way(self, x: Tensor) -> "Way":
@@ -152,6 +152,32 @@ class EightBitsOfWeight(AsItStands):
         return product if self.bias is None else product + self.bias
 
 
+class EightBitsOfBoth(AsItStands):
+    """A weight with 8 bits a number and a scale for each output; x gets 8 bits and a scale for each row.
+
+    For `torch.compile`: the scales become parts of the operations before and after, and the product of whole numbers
+    is made by AMX or VNNI also for one row.
+    """
+
+    steps: Tensor
+    zero: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        numbers, steps = _in_eight_bits(weight)
+        super().__init__(torch.ops.onednn.qlinear_prepack(numbers, None), bias)
+        self.register_buffer("steps", steps)
+        self.register_buffer("zero", torch.zeros(len(weight), dtype=torch.int32))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        numbers, steps = _in_eight_bits(x)  # (R, D), (R,)
+        weight = self.weight, self.steps, self.zero, None
+        product = torch.ops.onednn.qlinear_pointwise.default(
+            numbers, 1.0, 0, *weight, 1.0, 0, torch.float32, "none", [], ""
+        )
+        product = product * steps[:, None]  # (R, O)
+        return (product if self.bias is None else product + self.bias).to(x.dtype)
+
+
 class EightBits:
     """A weight with 8 bits a number and a scale for each output; x gets 8 bits and one scale while it is multiplied.
 
@@ -207,15 +233,15 @@ class EightBitsOfMany:
         return torch.ops.onednn.qlinear_pointwise.default(eight, step, 0, *weight, 1.0, 0, x.dtype, after, [], "")
 
 
-def _steps(weight: Tensor) -> Tensor:
-    """Of 8 bits on either side of 0, for each output (O,)."""
-    return (weight.float().abs().amax(dim=1) / 127).clamp_(min=1e-30)
+def _steps(matrix: Tensor) -> Tensor:
+    """Of 8 bits on either side of 0, for each row of a matrix, (rows,)."""
+    return (matrix.float().abs().amax(dim=1) / 127).clamp_(min=1e-30)
 
 
-def _in_eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers (O, D), and the steps (O,) that they count."""
-    steps = _steps(weight)
-    return (weight.float() / steps[:, None]).round_().to(torch.int8), steps
+def _in_eight_bits(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers (rows, D), and the steps (rows,) that they count."""
+    steps = _steps(matrix)
+    return (matrix.float() / steps[:, None]).round_().to(torch.int8), steps
 
 
 Way = AsItStands | LaidOut | EightBits | EightBitsOfMany

@@ -97,6 +97,36 @@ def remove_broken_checkpoints(run: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+# What the operating system, safetensors and torch.save say of a full disk.
+_DISK_FULL = "No space left", "code: 28", "unexpected pos", "PytorchStreamWriter failed"
+
+
+@contextmanager
+def disk_may_fill(run: Path, consequence: str) -> Iterator[None]:
+    """Turn a failure to write, whichever library met it, into one line; what was half written is deleted.
+
+    Raises:
+        UserError: the disk is full, or the folder cannot be written.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        full = any(sign in str(error) for sign in _DISK_FULL) or shutil.disk_usage(run).free < 2**20
+        if not (full or isinstance(error, PermissionError)):
+            raise
+        remove_broken_checkpoints(run)
+        reason = "no space left on the disk" if full else str(error)
+        raise UserError(f"{reason}: {consequence}; {how_to_resume(run)}") from error
+
+
+def how_to_resume(run: Path) -> str:
+    """In words, from which checkpoint, if there is one."""
+    checkpoints = whole_checkpoints(run)
+    if not checkpoints:
+        return "no checkpoint was saved yet"
+    return f"{checkpoints[-1]} is whole: go on with --resume_from_checkpoint true"
+
+
 Places = Mapping[str, Path]  # tensor → the file that it is in
 
 

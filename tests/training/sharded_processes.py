@@ -33,8 +33,9 @@ import torch  # noqa: E402
 from torch import Tensor, distributed  # noqa: E402
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments  # noqa: E402
+from hf_vanilla_transformer.training.finishing import all_weights  # noqa: E402
 from hf_vanilla_transformer.training.recipes import parse_recipe  # noqa: E402
-from hf_vanilla_transformer.training.run import all_weights, run_training  # noqa: E402
+from hf_vanilla_transformer.training.run import run_training  # noqa: E402
 from tests.model_helpers import TYING_MODES, tiny_model  # noqa: E402
 from tests.training.several_processes import DESCENT, collate, pairs  # noqa: E402
 

@@ -18,9 +18,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.checkpoints import disk_may_fill, whole_checkpoints
+from hf_vanilla_transformer.training.finishing import choose_weights, load_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import choose_weights, disk_may_fill, load_weights, run_training
+from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.model_helpers import tiny_model
 

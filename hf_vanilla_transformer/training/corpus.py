@@ -1,0 +1,139 @@
+"""The text of a run: its splits, its tokenizers, its ids."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data import (
+    EncodingReport,
+    PairReport,
+    encode_pairs,
+    load_pairs,
+    load_tokenizers,
+    number_pairs,
+    train_tokenizer,
+    with_bpe_dropout,
+)
+from ..errors import UserError
+from .arguments import DataArguments, RunArguments
+from .processes import say
+
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
+SPLITS = ("train", "validation", "test")
+_ROWS_READ = 1000
+
+
+@dataclass
+class Corpus:
+    """Sentence pairs by split, and what was said about each split."""
+
+    pairs: dict[str, Dataset | IterableDataset]
+    reports: dict[str, PairReport]
+
+
+def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
+    """Load and check every split that the arguments name, and say what was dropped."""
+    if data_args.numbers_size is not None:
+        languages = data_args.source_lang or "en", data_args.target_lang or "de"
+        splits = number_pairs(data_args.numbers_size, args.seed, *languages, maximum=data_args.numbers_maximum)
+        return Corpus(dict(splits), {})
+    corpus = Corpus({}, {})
+    for split in SPLITS:
+        source = _split_arguments(data_args, split)
+        if source is None:
+            continue
+        streaming = data_args.streaming and split == "train"
+        pairs, report = load_pairs(
+            **source,
+            source_lang=data_args.source_lang,
+            target_lang=data_args.target_lang,
+            source_column=data_args.source_column,
+            target_column=data_args.target_column,
+            streaming=streaming,
+        )
+        if not streaming:
+            say(f"{split}: {report.summary()}")
+        corpus.pairs[split], corpus.reports[split] = pairs, report
+    if "train" not in corpus.pairs:
+        raise UserError(
+            "nothing to train on: give train_file, or train_source_file and train_target_file, or dataset_name"
+        )
+    return corpus
+
+
+def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | None:
+    """What `load_pairs` needs to read one split; files win over a data set's split, so that a recipe that names a
+    data set can be pointed at files."""
+    file = getattr(data_args, f"{split}_file")
+    source, target = (getattr(data_args, f"{split}_{side}_file") for side in ("source", "target"))
+    if file is not None and (source or target):
+        raise UserError(f"give {split}_file or {split}_source_file and {split}_target_file, not both")
+    if file is not None:
+        return {"file": file}
+    if source or target:
+        if not (source and target):
+            raise UserError(f"{split}_source_file and {split}_target_file go together; one of them is missing")
+        return {"source_file": source, "target_file": target}
+    if data_args.dataset_name and not (data_args.train_file or data_args.train_source_file):
+        name, config = data_args.dataset_name, data_args.dataset_config_name
+        return {"dataset_name": name, "dataset_config_name": config, "split": split}
+    return None
+
+
+def choose_tokenizers(
+    corpus: Corpus, model_args: Any, data_args: DataArguments, checkpoint: Path | None
+) -> Tokenizers:
+    """Load the tokenizers, or train them on the training text; a resumed run keeps its own."""
+    if checkpoint is not None:
+        return load_tokenizers(checkpoint)
+    if data_args.tokenizer_name:
+        tokenizers = load_tokenizers(data_args.tokenizer_name)
+    else:
+        size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
+        train, report = corpus.pairs["train"], corpus.reports.get("train")
+        # a stream is known only when it has been read
+        known = report.fingerprint if report is not None and not data_args.streaming else ""
+
+        def learn(*columns: str) -> PreTrainedTokenizerBase:
+            # many rows at a time: one by one, a million of them take 20 s to read
+            batches = ((column, train.select_columns([column]).iter(_ROWS_READ)) for column in columns)
+            texts = (text for column, rows in batches for batch in rows for text in batch[column])
+            content = f"{known} {' '.join(columns)}" if known else None
+            return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase, content)
+
+        if data_args.separate_vocabularies:
+            tokenizers = learn("source"), learn("target")
+        else:
+            tokenizers = (learn("source", "target"),) * 2
+    say(f"tokenizer: {' and '.join(f'{len(each):,}' for each in dict.fromkeys(tokenizers))} tokens")
+    return tokenizers
+
+
+def encode_corpus(
+    corpus: Corpus, tokenizers: Tokenizers, data_args: DataArguments, seed: int = 0
+) -> tuple[dict[str, Any], dict[str, EncodingReport]]:
+    """Turn text into ids; too long training pairs are dropped and counted, evaluation keeps every pair."""
+    encoded: dict[str, Any] = {}
+    reports = {}
+    for split, pairs in corpus.pairs.items():
+        training = split == "train"
+        data, report = encode_pairs(
+            pairs,
+            *tokenizers,
+            max_source_length=data_args.max_source_length,
+            max_target_length=data_args.max_target_length,
+            drop_too_long=training,
+        )
+        if report.too_long:
+            say(f"{split}: {report.summary()}")
+        if training and data_args.bpe_dropout:
+            data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
+        encoded[split], reports[split] = data, report
+    if "validation" in encoded and data_args.max_eval_samples:
+        size = min(data_args.max_eval_samples, len(encoded["validation"]))
+        encoded["validation"] = encoded["validation"].select(range(size))
+    return encoded, reports
