@@ -142,7 +142,7 @@ FAULTS = {
     "a step forgets an adapter": Fault("decoding", "return known and not hooks and", "return not hooks and"),
     "a product forgets its ReLU": Fault("products", 'self.bias, "relu"', 'self.bias, "none"'),
     "all outputs share one scale of 8 bits": Fault(
-        "products", "weight.float().abs().amax(dim=1)", "weight.float().abs().amax().repeat(len(weight))"
+        "products", "matrix.float().abs().amax(dim=1)", "matrix.float().abs().amax().repeat(len(matrix))"
     ),
     "length penalty without the 5": Fault("search", "((5 + length) / 6) ** self.alpha", "(length / 6) ** self.alpha"),
     "search ends while a longer hypothesis could win": Fault(
