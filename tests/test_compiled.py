@@ -197,7 +197,9 @@ def test_without_a_compiler_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "weights"), [(torch.bfloat16, None), (torch.bfloat16, "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [(torch.bfloat16, None), (torch.bfloat16, "int8"), (torch.float32, "int8")]
+)
 def test_real_programs_compute_the_same(dtype: torch.dtype, weights: str | None) -> None:
     """Log-probabilities of forced words, as a search of a tiny model in few bits may take another turn."""
     model = translator(d_model=64).to(dtype)
