@@ -146,7 +146,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             rows = _rows_of_a_chunk(weight.shape, device_type, dtype)
             # Room that all chunks share: a system gives fresh memory page by page, in a third of this loss's time.
             room = words.new_empty(min(rows, len(words)), vocab_size)  # (rows, V)
-            product = None if dtype == torch.float32 else torch.empty_like(cast_weight)  # (V, D)
+            product = torch.empty_like(cast_weight) if grad and dtype != torch.float32 else None  # (V, D)
             for start in range(0, len(words), rows):
                 chunk = slice(start, start + rows)
                 logits = room[: len(words) - start]  # (rows, V), the last chunk fewer
