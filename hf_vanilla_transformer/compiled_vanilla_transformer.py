@@ -10,32 +10,33 @@ import itertools
 import threading
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-# Weights are constants, products are chosen by measuring.
-BACKEND, OPTIONS = "inductor", {"freezing": True, "max_autotune": True}
+# Weights are constants, products are chosen by measuring, and nothing is looked at twice.
+BACKEND = "inductor"
+OPTIONS = {
+    "freezing": True,
+    "max_autotune": True,
+    **dict.fromkeys(("size_asserts", "alignment_asserts"), False),
+}
 _COMPILING, _NUMBERS = threading.Lock(), itertools.count()
 
 
 class Program:
-    """A module that is compiled when it is called for the first time.
+    """A module that is compiled when it is called for the first time, anew for each kind of call.
 
     Args:
         module: computes without gradients. Its parameters and buffers must stay as they are from now on.
     """
 
     def __init__(self, module: nn.Module):
-        # Nobody changes this copy, so that nobody has to look at every call whether it was changed.
-        self.module = copy.copy(module)
-        self.module.forward = types.MethodType(_with_own_code(type(module).forward), self.module)
-        guards = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
-        self.module.compile(backend=BACKEND, dynamic=False, options=OPTIONS | guards)  # but for `of_any_size`
-        self.kinds: set[tuple[Any, ...]] = set()  # of calls for which there is a program
+        self.module = module
+        self.made: dict[tuple[Any, ...], nn.Module] = {}  # for each kind
 
     def __call__(self, *args: Any, kind: Any = None) -> Any:
         """What the module makes of these arguments.
@@ -46,23 +47,37 @@ class Program:
         Raises:
             ValueError: torch has no C++ compiler here.
         """
-        kind = kind, torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
-        if kind in self.kinds:
-            return self.module(*args)
+        kind = kind, torch.get_num_threads(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+        if kind in self.made:
+            return self.made[kind](*args)
         from torch._dynamo.exc import BackendCompilerFailed
         from torch._inductor.exc import InductorError
 
+        module = self._to_compile()
         try:
             with _compiling():
-                found = self.module(*args)
+                found = module(*args)
         except (InductorError, BackendCompilerFailed) as error:
             if "C++ compiler" not in str(error):
                 raise
             raise ValueError(
                 "compiled: torch.compile finds no C++ compiler; install g++, name one in CXX, or leave this out"
             ) from error
-        self.kinds.add(kind)
+        self.made[kind] = module
         return found
+
+    def _to_compile(self) -> nn.Module:
+        """A copy, which nobody changes, and whose calls are all of one kind: so nobody has to look at every call
+        whether it is like the first, but for its sizes."""
+        module = copy.copy(self.module)
+        module.forward = types.MethodType(_with_own_code(type(module).forward), module)
+        options = OPTIONS | {"guard_filter_fn": _only_sizes}
+        module.compile(backend=BACKEND, dynamic=False, options=options)  # but for `of_any_size`
+        return module
+
+
+def _only_sizes(guards: Sequence[Any]) -> list[bool]:
+    return [guard.guard_type == "SHAPE_ENV" for guard in guards]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ d_k and d_v the widths of a head, V target vocabulary.
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,7 +20,6 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from .compiled_vanilla_transformer import Program, of_any_size
 from .layers_vanilla_transformer import VanillaTransformerDecoderLayer
 from .products_vanilla_transformer import Product
 
@@ -178,11 +177,13 @@ class ModuleReader:
 class StepLayer(nn.Module):
     """A decoder layer for the next words of all beams: `VanillaTransformerDecoderLayer.forward`, on rows (R, D)."""
 
-    def __init__(self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype, kind: str | None, compiled: bool):
+    compiled = False  # see `Product`
+
+    def __init__(self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype, kind: str | None):
         super().__init__()
 
         def product(*linears: nn.Linear) -> Product:
-            return Product(linears, dtype, kind, compiled)
+            return Product(linears, dtype, kind, self.compiled)
 
         own, cross = layer.self_attn, layer.cross_attn
         self.heads = own.q_proj.out_features // own.head_dim
@@ -251,18 +252,19 @@ class StepDecoder(nn.Module):
 
     Args:
         model: whose weights. dtype: what it computes in. kind: of products, see `Product`.
-        compiled: whether the words of one sentence are read by a `Program`.
+        layer: how it computes.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, kind: str | None, compiled: bool = False):
+    def __init__(
+        self, model: PreTrainedModel, dtype: torch.dtype, kind: str | None, layer: type[StepLayer] = StepLayer
+    ):
         super().__init__()
         self.decoder: Any = model.get_decoder()
         self.dtype = dtype
-        self.layers: Any = nn.ModuleList(StepLayer(each, dtype, kind, compiled) for each in self.decoder.layers)
+        self.layers: Any = nn.ModuleList(layer(each, dtype, kind) for each in self.decoder.layers)
         self.norm = _layer_norm(self.decoder.layer_norm, dtype) if self.decoder.config.final_layer_norm else None
-        self.output = Product([model.lm_head], dtype, kind, compiled)
+        self.output = Product([model.lm_head], dtype, kind, layer.compiled)
         self.positions = model.lm_head.weight.new_empty(0, self.decoder.config.d_model)  # encodings so far, (n, D)
-        self.program = Program(self) if compiled else None
 
     def forward(
         self,
@@ -278,7 +280,8 @@ class StepDecoder(nn.Module):
 
         Args:
             rows: (R,), where to keep them among all places of all sentences.
-            own: for each layer keys and values (B, room, ·), of which the first `size` places are looked at.
+            own: for each layer keys and values (B, room, ·).
+            size: how many of the places are looked at; None: all.
             mask, source, source_mask: see `StepLayer`.
         """
         for layer, entries, source_entries in zip(self.layers, own, source, strict=True):
@@ -287,15 +290,13 @@ class StepDecoder(nn.Module):
             x = layer(x, query, entries[:, :size], mask, source_entries, source_mask)
         return self.output(x if self.norm is None else self.norm(x))
 
-    def embed(self, words: Tensor, positions: Tensor) -> Tensor:
-        """Words (B, K) at positions (B), to rows (R, D)."""
-        embedded = self.decoder.embed_tokens(words)
-        encodings = self._encodings(int(positions.max()) + 1, embedded.dtype)
-        return (embedded * self.decoder.embed_scale + encodings[positions][:, None]).flatten(0, 1).to(self.dtype)
+    def embed(self, words: Tensor, encodings: Tensor) -> Tensor:
+        """Words (…) at positions that are encoded as (…, D), to (…, D)."""
+        return (self.decoder.embed_tokens(words) * self.decoder.embed_scale + encodings).to(self.dtype)
 
-    def _encodings(self, count: int, dtype: torch.dtype) -> Tensor:
-        """So many positions encoded, or more; several threads may ask."""
-        encodings = self.positions
+    def encodings(self, count: int) -> Tensor:
+        """Of so many positions, or more, (n, D); several threads may ask."""
+        encodings, dtype = self.positions, self.decoder.embed_tokens.weight.dtype
         if count <= len(encodings) and encodings.dtype == dtype:
             return encodings
         known = self.decoder.config.max_position_embeddings
@@ -312,8 +313,7 @@ class StepReader:
 
     def __init__(self, decoder: StepDecoder, source: Tensor, shown: Tensor):
         self.decoder = decoder
-        self.program = decoder.program
-        self.tile = _TILE if self.program else _tile(decoder.dtype, source.device) if len(source) > 1 else 1
+        self.tile = _tile(decoder.dtype, source.device) if len(source) > 1 else 1
         source = source.to(decoder.dtype)
         entries = [
             layer.cross_entries(source.flatten(0, 1)).unflatten(0, source.shape[:2])  # (B · S, ·) -> (B, S, ·)
@@ -324,21 +324,15 @@ class StepReader:
 
     def read_prefix(self, words: Tensor, beams: int) -> Tensor:
         """Logits (B, 1, V) after the words (B, P) that each of so many beams begins with."""
-        words = words[:, None].expand(-1, beams if self.program else 1, -1)  # (B, K, P): a program is for so many rows
-        for position in range(words.shape[2]):
-            places = torch.full_like(words[..., position], position)  # (B, K)
-            seen = torch.ones_like(words[..., : position + 1], dtype=torch.bool)  # (B, K, M)
-            logits = self.read(words[..., position], places, seen, places[:, 0])
-        return logits[:, :1]
+        for position in range(words.shape[1]):
+            word = words[:, position, None]  # (B, 1)
+            places = torch.full_like(word, position)
+            seen = torch.ones_like(words[:, None, : position + 1], dtype=torch.bool)  # (B, 1, M)
+            logits = self.read(word, places, seen, places[:, 0])
+        return logits
 
     def read(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> Tensor:
         """Logits (B, K, V) after the next word (B, K) of each beam; as `ModuleReader.read`."""
-        step = self._step(words, places, seen, positions)
-        logits = self.program(*step, kind=words.shape[1]) if self.program else self.decoder.forward(*step)
-        return logits.unflatten(0, words.shape)  # (R, V) -> (B, K, V)
-
-    def _step(self, words: Tensor, places: Tensor, seen: Tensor, positions: Tensor) -> tuple[Any, ...]:
-        """What `StepDecoder` wants for these words."""
         size, beams = self._make_room(seen.shape[2]), words.shape[1]
         mask = self._mask(F.pad(seen, (0, size - seen.shape[2])))
         if beams not in self.source_masks:
@@ -346,8 +340,10 @@ class StepReader:
         room = self.own[0].shape[1]
         starts = room * torch.arange(len(places), device=places.device)[:, None]  # (B, 1)
         rows = (places + starts).flatten()  # (B, K) -> (R,), among all places of all sentences
-        x = self.decoder.embed(words, positions)
-        return x, rows, self.own, None if self.program else size, mask, self.source, self.source_masks[beams]
+        encodings = self.decoder.encodings(int(positions.max()) + 1)[positions][:, None]  # (B, 1, D)
+        x = self.decoder.embed(words, encodings).flatten(0, 1)  # (B, K, D) -> (R, D)
+        logits = self.decoder(x, rows, self.own, size, mask, self.source, self.source_masks[beams])
+        return logits.unflatten(0, words.shape)  # (R, V) -> (B, K, V)
 
     def _make_room(self, places: int) -> int:
         """Make room for so many places, and say how many are looked at."""
@@ -358,17 +354,10 @@ class StepReader:
         # what is copied to be smaller should not have to grow at the next word
         if room < wanted or room - places >= 1.5 * self.tile:
             self.own = [_resized(entries, wanted) for entries in self.own]
-        if self.program:
-            if self.own[0].shape[1] == self.shown.shape[1]:
-                # the compiler would take the one size for the other
-                self.own = [_resized(entries, entries.shape[1] + self.tile) for entries in self.own]
-            self.own = [_for_program(entries) for entries in self.own]
         return self.own[0].shape[1]
 
     def _mask(self, shown: Tensor) -> Tensor | None:
         """What the beams are shown of their sentences, (B, K, N), as `StepLayer.attend` wants it."""
-        if self.program:
-            return of_any_size(_added(shown, self.decoder.dtype)[:, None], 3)
         together = _neighbours(shown, self.tile)  # G
         if together == 1:
             return None if bool(shown.all()) else _added(shown, self.decoder.dtype)[:, None]
@@ -405,14 +394,7 @@ class StepReader:
         size = _rounded_up(_end_of(shown), self.tile)
         self.shown = _resized(shown, size)  # (B, S)
         self.source = [_resized(each, size) for each in source]  # (B, S, H · (d_k + d_v))
-        if self.program:
-            self.source = [_for_program(each) for each in self.source]
         self.source_masks: dict[int, Tensor | None] = {}  # for so many beams
-
-
-def _for_program(entries: Tensor) -> Tensor:
-    """The entries (1, N, ·) of one sentence, with the strides of a tensor of their own, and any number of them."""
-    return of_any_size(entries.flatten(0, 1)[None], 1)
 
 
 # AMX multiplies tiles of 16 rows.
@@ -456,40 +438,23 @@ def reader_for(
     source: Tensor,
     source_mask: Tensor,
     decoder_weights: str | None = None,
-    compiled: bool = False,
 ) -> Reader:
     """A reader of `source` (B, S, D), what the model's encoder made of the sentences.
 
     Args:
         source_mask: (B, S), 0 for padding.
-        decoder_weights: see `Product`. compiled: whether a `Program` reads the words, of one sentence. Both are for
-            `StepReader`s only.
+        decoder_weights: see `Product`; for `StepReader`s only.
     """
     shown = source_mask.to(source.device).ne(0)
-    if _is_ours(model, [*model.get_decoder().modules(), model.lm_head]):
-        return StepReader(_step_decoder(model, decoder_weights, compiled), source, shown)
-    return ModuleReader(model, source, shown)
+    decoder = model.get_decoder()
+    modules = [*decoder.modules(), model.lm_head]
+    if not is_ours(model, modules):
+        return ModuleReader(model, source, shown)
+    copied = [module for module in modules if module is not decoder.embed_tokens]
+    return StepReader(laid_out(model, StepDecoder, decoder_weights, copied), source, shown)
 
 
-def encoder_for(model: PreTrainedModel, compiled: bool) -> Callable[..., BaseModelOutput]:
-    """What makes states (1, S, D) of the ids (1, S) of one sentence and their mask: the model's encoder, or the same
-    as a `Program`, where it is nothing but our modules."""
-    encoder = model.get_encoder()
-    if not compiled or not _is_ours(model, encoder.modules()):
-        return encoder
-    stamp, sums = _looked_at([weight.detach() for weight in encoder.parameters()], compiled)
-    program = _made(model, "encoder", stamp, sums, lambda: Program(encoder))
-
-    def encode(ids: Tensor, mask: Tensor | None) -> BaseModelOutput:
-        if mask is None or ids.shape[1] == 1:
-            return encoder(ids, mask)  # to the compiler 1 is not a size like others
-        # clones, as the caller's own must not be marked
-        return program(*(of_any_size(each.clone(), 1) for each in (ids, mask)))
-
-    return encode
-
-
-def _is_ours(model: PreTrainedModel, modules: Iterable[nn.Module]) -> bool:
+def is_ours(model: PreTrainedModel, modules: Iterable[nn.Module]) -> bool:
     """Whether these modules of the model are nothing but ours, and do nothing but translate.
 
     An adapter, a hook (of offloading, sharding or a user), a quantised layer or a subclass does something more.
@@ -512,27 +477,34 @@ def _is_plain(module: nn.Module, package: str) -> bool:
 
 # What was made of weights
 
-# For each model and each use, what was made of its weights, with their stamp and sums at the time.
+Laid = TypeVar("Laid")
+
+# For each model and each use, what was made of its weights, with what `_looked_at` said of them at the time.
 _MADE: WeakKeyDictionary[PreTrainedModel, dict[Any, tuple[Any, Tensor, Any]]] = WeakKeyDictionary()
 
 
-def _made(model: PreTrainedModel, use: Any, stamp: Any, sums: Tensor, make: Callable[[], Any]) -> Any:
-    """What `make` makes, or has made for this use when the weights were the same."""
-    all_made = _MADE.setdefault(model, {})
-    if use not in all_made or all_made[use][0] != stamp or not all_made[use][1].equal(sums):
-        all_made[use] = stamp, sums, make()
-    return all_made[use][2]
+def laid_out(
+    model: PreTrainedModel,
+    kind: Callable[[PreTrainedModel, torch.dtype, str | None], Laid],
+    weights: str | None,
+    modules: Iterable[nn.Module],
+    compiled: bool = False,
+) -> Laid:
+    """The weights of these modules as they are now, in what is made of them for the dtype that they compute in.
 
-
-def _step_decoder(model: PreTrainedModel, kind: str | None, compiled: bool) -> StepDecoder:
-    """The model's weights laid out, as they are now, for products of this kind."""
-    decoder, weight = model.get_decoder(), model.lm_head.weight
+    Args:
+        kind: makes it, once for the same weights. weights: see `Product`.
+        compiled: whether they become constants of a `Program`.
+    """
+    weight = model.lm_head.weight
     device = weight.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-    modules = decoder.layers, model.lm_head, getattr(decoder, "layer_norm", None)
-    weights = [weight.detach() for module in modules if module is not None for weight in module.parameters()]
-    stamp, sums = _looked_at(weights, compiled)
-    return _made(model, compiled, (dtype, kind, stamp), sums, lambda: StepDecoder(model, dtype, kind, compiled))
+    held = [weight.detach() for module in modules for weight in module._parameters.values() if weight is not None]
+    stamp, numbers = _looked_at(held, compiled)
+    made, look = _MADE.setdefault(model, {}), (dtype, weights, stamp)
+    if kind not in made or made[kind][0] != look or not made[kind][1].equal(numbers):
+        made[kind] = look, numbers, kind(model, dtype, weights)
+    return made[kind][2]
 
 
 def _looked_at(weights: list[Tensor], compiled: bool) -> tuple[list[Any], Tensor]:
@@ -541,13 +513,13 @@ def _looked_at(weights: list[Tensor], compiled: bool) -> tuple[list[Any], Tensor
     To read all numbers takes as long as a few words of a program. That has to rely on the changes that torch counts
     (not those through `.data`), and on the first rows of matrices, as fused optimizers change all and count nothing.
     """
-    counted = [compiled and not weight.is_inference() for weight in weights]
     stamp = [
-        (weight.data_ptr(), weight.dtype, weight._version if count else 0)
-        for weight, count in zip(weights, counted, strict=True)
+        (weight.data_ptr(), weight.dtype, weight._version if compiled and not weight.is_inference() else 0)
+        for weight in weights
     ]
-    read = [weight[:1] for weight in weights if weight.dim() > 1] if compiled else weights
-    return stamp, torch.cat([_sums(weight) for weight in read])
+    if compiled:
+        return stamp, torch.cat([weight[0] for weight in weights if weight.dim() > 1])
+    return stamp, torch.cat([_sums(weight) for weight in weights])
 
 
 def _sums(weight: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ wanted of each sentence.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,14 @@ from transformers.generation import (
     LogitsProcessorList,
 )
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .decoding_vanilla_transformer import StepReader, encoder_for, reader_for
+from .decoding_vanilla_transformer import StepReader, reader_for
 from .products_vanilla_transformer import EIGHT_BITS
 from .search_vanilla_transformer import Group, Score, Search
+from .sentence_vanilla_transformer import SentencePrograms, SentenceReader, SentenceSearch, programs_for
 
 BEAMS, ALPHA = 4, 0.6
 MAX_LENGTH_OVER_SOURCE = 50  # tokens
@@ -150,6 +153,29 @@ def search_for(
     return None, {"length_penalty": score.alpha} if score.of_paper and asked.get("num_beams", 1) > 1 else {}
 
 
+def with_source_read(
+    model: PreTrainedModel, search: partial, ids: Tensor, kwargs: dict[str, Any]
+) -> tuple[partial, BaseModelOutput | None]:
+    """Let programs read the source, where it is one sentence and nothing asks for more than they can.
+
+    Args:
+        search: what `search_for` has chosen. ids: (B, S). kwargs: the other arguments of `generate`.
+
+    Returns:
+        The search, and what keeps `GenerationMixin.generate` from asking the encoder, which has the batch's shape and
+        nothing else. Or the search as it was, and None.
+    """
+    mask = kwargs["attention_mask"]
+    shown = torch.ones_like(ids) if mask is None else mask
+    if len(ids) != 1 or kwargs.get("ensemble") or shown.shape != ids.shape or not bool(shown.any()):
+        return search, None
+    programs = programs_for(model, search.keywords["decoder_weights"])
+    if programs is None:
+        return search, None
+    read = programs, programs.source(ids[shown.ne(0)][None])
+    return partial(search, read=read), BaseModelOutput(last_hidden_state=torch.empty(*ids.shape, 0))
+
+
 def chosen_settings(own: GenerationConfig) -> dict[str, Any]:
     """What the model's own generation config has that somebody chose.
 
@@ -192,6 +218,7 @@ def beam_search(
     ensemble: Sequence[PreTrainedModel] = (),
     decoder_weights: str | None = None,
     compiled: bool = False,
+    read: tuple[SentencePrograms, list[Tensor]] | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateBeamEncoderDecoderOutput | GenerateEncoderDecoderOutput:
     """Find the best translations; greedy search is the case of one beam. `generate` calls this.
@@ -210,8 +237,10 @@ def beam_search(
         decoder_weights: "int8" has 8 bits for each number of the decoder's matrices and of what they multiply, as far
             as the processor is fast at it (see `Product`) and the decoder is nothing but our modules. Sentences that
             are searched together then have a little influence on each other. None has the model's own precision.
-        compiled: sentences that come one at a time are read by `Program`s. The first call makes them, which takes a
-            minute. Weights must then not be changed through `.data`, which torch does not count.
+        compiled: sentences that come one at a time are read by `Program`s; those of an ensemble are not. The first
+            call makes them, which takes a minute. Weights must then not be changed through `.data`, which torch does
+            not count.
+        read: of a sentence that is read by programs, by which, and what they made of it; see `with_source_read`.
         model_kwargs: `encoder_outputs` and `attention_mask`, once per beam.
 
     Returns:
@@ -234,40 +263,80 @@ def beam_search(
     # where the source is, since a model that waits on a disk is nowhere
     prefix = input_ids[::beams].to(states.device)
 
-    compiled = compiled and len(states) == 1
-
-    def group(ids: Tensor | None, mask: Tensor, states: Tensor | None = None) -> Group:
-        readers = []
-        for member in (model, *ensemble):
-            if states is None:
-                states = encoder_for(member, compiled)(ids, mask).last_hidden_state
-            readers.append(reader_for(member, states, mask, decoder_weights, compiled))
-            states = None
-        limits = torch.full(mask.shape[:1], generation_config.max_length, device=prefix.device)
-        if over is not None:  # a later sentence may be longer than those that `generate` has seen
-            limits = prefix.shape[1] + mask.long().sum(dim=1).to(prefix.device) + over
-            if model.config.position_encoding_type == "learned":
-                limits = limits.clamp(max=prefix.shape[1] + model.config.max_position_embeddings)
-        return Group(readers, limits)
-
-    def refill(room: int) -> Group | None:
-        found = None if more is None else more(room)
-        return None if found is None else group(*(part.to(prefix.device) for part in found))
-
-    first = group(inputs_tensor, mask, states)
-    together = not logits_processor and all(isinstance(reader, StepReader) for reader in first.readers)
-    search = Search(first, prefix, logits_processor, generation_config, score, refill if together else None)
-    found = [search.run()]
-    while more is not None and not together and (following := refill(len(prefix))) is not None:
-        next_prefix = prefix[:1].expand(len(following.limits), -1)
-        found.append(Search(following, next_prefix, logits_processor, generation_config, score).run())
-    words, scores = joined(found, search.pad)
+    job = _Job((model, *ensemble), prefix, (logits_processor, generation_config, score), over, more, decoder_weights)
+    found = job.together(inputs_tensor, mask, states) if read is None else job.one_by_one(*read, mask)
+    pad = generation_config.pad_token_id
+    words, scores = joined(found, 0 if pad is None else pad)
     words = words.flatten(0, 1)  # (N, R, T) -> (N · R, T)
     if not generation_config.return_dict_in_generate:
         return words
     if beams == 1:
         return GenerateEncoderDecoderOutput(sequences=words)
     return GenerateBeamEncoderDecoderOutput(sequences=words, sequences_scores=scores.flatten())
+
+
+@dataclass
+class _Job:
+    """What `beam_search` is asked for. Both ways of doing it find words (N, R, T) and scores (N, R) of sentences, the
+    first ones of which have been encoded as `states` (B, S, D), and then of those that `more` brings."""
+
+    models: Sequence[PreTrainedModel]
+    prefix: Tensor  # (B, P), what the translations of the first sentences begin with
+    rules: tuple[LogitsProcessorList, GenerationConfig, Score]
+    over: int | None
+    more: Callable[[int], Source | None] | None
+    decoder_weights: str | None
+
+    def together(self, ids: Tensor | None, mask: Tensor, states: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Many sentences in one search."""
+        first = self.group(ids, mask, states)
+        may_refill = not self.rules[0] and all(isinstance(reader, StepReader) for reader in first.readers)
+        found = [Search(first, self.prefix, *self.rules, self.refill if may_refill else None).run()]
+        while not may_refill and (group := self.refill(len(self.prefix))) is not None:
+            prefix = self.prefix[:1].expand(len(group.limits), -1)
+            found.append(Search(group, prefix, *self.rules).run())
+        return found
+
+    def one_by_one(
+        self, programs: SentencePrograms, source: list[Tensor], mask: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Each sentence in a search of its own, by programs, the first one of which have read the source already."""
+        found = [self.alone(programs, source, mask)]
+        while (sentence := self.following(1)) is not None:
+            ids, mask = sentence
+            found.append(self.alone(programs, programs.source(ids[mask.ne(0)][None]), mask))
+        return found
+
+    def alone(self, programs: SentencePrograms, source: list[Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
+        reader = SentenceReader(programs, source, self.rules[1].num_beams)
+        return SentenceSearch(reader, self.prefix[0].tolist(), int(self.limits(mask)), *self.rules).run()
+
+    def group(self, ids: Tensor | None, mask: Tensor, states: Tensor | None = None) -> Group:
+        readers = []
+        for model in self.models:
+            if states is None:
+                states = model.get_encoder()(ids, mask).last_hidden_state
+            readers.append(reader_for(model, states, mask, self.decoder_weights))
+            states = None
+        return Group(readers, self.limits(mask))
+
+    def limits(self, mask: Tensor) -> Tensor:
+        """How many words each translation may have, (B,)."""
+        prefix, config = self.prefix.shape[1], self.models[0].config
+        if self.over is None:
+            return torch.full(mask.shape[:1], self.rules[1].max_length, device=self.prefix.device)
+        # a later sentence may be longer than those that `generate` has seen
+        limits = prefix + mask.long().sum(dim=1).to(self.prefix.device) + self.over
+        learned = config.position_encoding_type == "learned"
+        return limits.clamp(max=prefix + config.max_position_embeddings) if learned else limits
+
+    def following(self, room: int) -> Source | None:
+        found = None if self.more is None else self.more(room)
+        return None if found is None else (found[0].to(self.prefix.device), found[1].to(self.prefix.device))
+
+    def refill(self, room: int) -> Group | None:
+        found = self.following(room)
+        return None if found is None else self.group(*found)
 
 
 def joined(found: list[tuple[Tensor, Tensor]], pad: int) -> tuple[Tensor, Tensor]:

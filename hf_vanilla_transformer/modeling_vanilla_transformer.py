@@ -25,8 +25,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .decoding_vanilla_transformer import encoder_for
-from .generation_vanilla_transformer import paper_generation_config, paper_limit, search_for
+from .generation_vanilla_transformer import paper_generation_config, paper_limit, search_for, with_source_read
 from .layers_vanilla_transformer import dropout
 from .loss_vanilla_transformer import IGNORED, fused_translation_loss, plain_loss, shift_right, translation_loss
 from .stacks_vanilla_transformer import (
@@ -335,11 +334,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         search, penalty = search_for(self, generation_config, kwargs)
         if search is not None:
             over = None if limit is None else limit[1]
-            kwargs["custom_generate"] = partial(search, over=over, more=kwargs.pop("more", None))
+            search = partial(search, over=over, more=kwargs.pop("more", None))
             kwargs["use_cache"] = False  # the search has its own; to make one transformers copies configurations
-            alone = input_ids is not None and len(input_ids) == 1
-            if search.keywords["compiled"] and alone and kwargs.get("encoder_outputs") is None:
-                kwargs["encoder_outputs"] = encoder_for(self, True)(input_ids, kwargs["attention_mask"])
+            if search.keywords["compiled"] and kwargs.get("encoder_outputs") is None and input_ids is not None:
+                search, kwargs["encoder_outputs"] = with_source_read(self, search, input_ids, kwargs)
+            kwargs["custom_generate"] = search
         elif kwargs.get("more") is not None:
             raise ValueError("more: with these settings transformers' own loop translates, which takes one batch")
         if generation_config is None:

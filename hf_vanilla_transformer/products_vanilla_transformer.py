@@ -53,12 +53,11 @@ class Product(nn.Module):
         def side_by_side(weights: list[Tensor]) -> Tensor:
             return (weights[0] if len(weights) == 1 else torch.cat(weights)).detach().to(dtype)
 
-        self.plain = AsItStands(
-            side_by_side([linear.weight for linear in linears]),  # (O, D)
-            None if linears[0].bias is None else side_by_side([linear.bias for linear in linears]),
-        )
-        eight = kind == EIGHT_BITS and can_use_eight_bits(self.plain.weight)
-        self.ways = self._compiled_ways(eight) if compiled else self._ways(eight)
+        weight = side_by_side([linear.weight for linear in linears])  # (O, D)
+        bias = None if linears[0].bias is None else side_by_side([linear.bias for linear in linears])
+        eight = kind == EIGHT_BITS and can_use_eight_bits(weight)
+        self.plain = EightBitsOfBoth(weight, bias) if compiled and eight else AsItStands(weight, bias)
+        self.ways = [] if compiled else self._ways(eight)
 
     def _ways(self, eight: bool) -> "list[tuple[float, Way]]":
         """Up to how many rows to multiply in which way; the last is for all others."""
@@ -72,11 +71,6 @@ class Product(nn.Module):
             return [(1, EightBitsOfWeight(weight, bias)), (_MOST_FEW, EightBits(weight, bias)), (math.inf, many)]
         # A float32 row by a matrix only waits for the weights, which are as many in either layout.
         return [(1, self.plain), (math.inf, many)] if full else [(math.inf, many)]
-
-    def _compiled_ways(self, eight: bool) -> "list[tuple[float, Way]]":
-        if eight:
-            self.plain = EightBitsOfBoth(self.plain.weight, self.plain.bias)  # the other would stay in memory
-        return []
 
     def _way(self, x: Tensor) -> "Way":
         for rows, way in self.ways:

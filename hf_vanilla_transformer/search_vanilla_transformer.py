@@ -112,15 +112,49 @@ class Open:
         self.ended_words = torch.cat([old, new], dim=1).gather(1, best[..., None].expand(-1, -1, new.shape[2]))
 
 
-class Search:
+class Rules:
+    """What a search keeps to.
+
+    Args:
+        processors: change the log-probabilities of the next word.
+        settings: with all defaults filled in.
+        score: how hypotheses are compared.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, settings: GenerationConfig, score: Score):
+        self.processors, self.score = processors, score
+        self.beams, self.wanted = settings.num_beams, settings.num_return_sequences or 1
+        self.early_stopping = self.beams == 1 or settings.early_stopping
+        ends = settings.eos_token_id
+        self.ends: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        self.pad = settings.pad_token_id if settings.pad_token_id is not None else 0
+        # Of the best 2 K continuations at most K end a sentence (with one end word), so K are left to go on.
+        self.candidates = 1 if self.beams == 1 else self.beams * max(2, 1 + len(self.ends))
+        # How many have to have ended, so that no other counts.
+        self.enough = self.wanted if score.of_paper else self.beams
+
+    def likeliest(self, logits: Tensor, so_far: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest words after each beam and their log-probabilities, (B, K, 2 K) or fewer.
+
+        Args:
+            logits: (B, K, V). so_far: (B, K, T), which the processors are shown.
+        """
+        each = min(self.candidates, logits.shape[2])
+        if not self.processors:
+            return likeliest(logits, each, normalised=self.beams > 1)
+        # transformers shows them logits in a greedy search, log-probabilities in a beam search
+        scores = logits.float() if self.beams == 1 else logits.float().log_softmax(dim=-1)
+        scores = self.processors(so_far.flatten(0, 1), scores.flatten(0, 1)).unflatten(0, logits.shape[:2])
+        return scores.topk(each, dim=2)
+
+
+class Search(Rules):
     """Find the best translations; greedy search is the case of one beam.
 
     Args:
         group: the sentences to begin with.
         prefix: (B, P), what their translations begin with.
-        processors: change the log-probabilities of the next word.
-        settings: with all defaults filled in.
-        score: how hypotheses are compared.
+        processors, settings, score: see `Rules`.
         refill: given a number, brings at most so many sentences that take the room of those that are done, or None.
             They begin with the first sentence's prefix. Only `StepReader`s can do it, and only without `processors`,
             which count on rows of one length.
@@ -135,14 +169,8 @@ class Search:
         score: Score,
         refill: Callable[[int], Group | None] | None = None,
     ):
-        self.processors, self.score, self.refill = processors, score, refill
-        self.beams, self.wanted = settings.num_beams, settings.num_return_sequences or 1
-        self.early_stopping = self.beams == 1 or settings.early_stopping
-        ends = settings.eos_token_id
-        self.ends = prefix.new_tensor([] if ends is None else [ends] if isinstance(ends, int) else list(ends))
-        self.pad = settings.pad_token_id if settings.pad_token_id is not None else 0
-        # Of the best 2 K continuations at most K end a sentence (with one end word), so K are left to go on.
-        self.candidates = 1 if self.beams == 1 else self.beams * max(2, 1 + len(self.ends))
+        super().__init__(processors, settings, score)
+        self.refill, self.end_words = refill, prefix.new_tensor(self.ends)
         self.prefix_length = prefix.shape[1]  # P
         self.prefix = prefix[:1]  # (1, P)
         self.seen = 0  # sentences
@@ -190,7 +218,7 @@ class Search:
         """Choose the next words; the parents and the new words (B, K) of the beams that go on."""
         log_p, parents, words = self.best_continuations(logits)  # (B, 2 K) each, the best first
         last = self.open.lengths + 1 == self.open.limits  # (B,)
-        ends = torch.isin(words, self.ends) | last[:, None]
+        ends = torch.isin(words, self.end_words) | last[:, None]
         top = slice(None, self.beams)  # only the K best may end: the others are there to go on
         if bool(ends[:, top].any()):
             penalty = self.score.penalty(self.open.lengths + 1 - self.prefix_length)[:, None]
@@ -204,15 +232,8 @@ class Search:
 
     def best_continuations(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of all words after all beams the likeliest: log P, the beam and the word, (B, 2 K) each."""
-        each = min(self.candidates, logits.shape[2])
-        if self.processors:
-            # transformers shows them logits in a greedy search, log-probabilities in a beam search
-            scores = logits.float() if self.beams == 1 else logits.float().log_softmax(dim=-1)
-            so_far = self.open.words.flatten(0, 1)
-            scores = self.processors(so_far, scores.flatten(0, 1)).unflatten(0, logits.shape[:2])
-            values, words = scores.topk(each, dim=2)
-        else:
-            values, words = likeliest(logits, each, normalised=self.beams > 1)  # (B, K, 2 K)
+        values, words = self.likeliest(logits, self.open.words)  # (B, K, 2 K)
+        each = values.shape[2]
         total, words = (values + self.open.log_p[..., None]).flatten(1), words.flatten(1)  # (B, K · 2 K)
         missing = max(0, self.candidates - total.shape[1])  # in a vocabulary of one word
         total, words = F.pad(total, (0, missing), value=-2e9), F.pad(words, (0, missing))
@@ -223,10 +244,9 @@ class Search:
     def close(self) -> None:
         """Write down the sentences that are done."""
         now = self.open
-        rank = self.wanted if self.score.of_paper else self.beams
         length, longest = now.lengths - self.prefix_length, now.limits - self.prefix_length
         penalty = self.score.best_penalty(length, longest, self.early_stopping)
-        done = now.log_p[:, 0] / penalty <= now.ended_scores[:, rank - 1]
+        done = now.log_p[:, 0] / penalty <= now.ended_scores[:, self.enough - 1]
         if self.early_stopping is True:
             done |= now.ended_scores[:, self.beams - 1] > -torch.inf
         done = (done | (now.lengths == now.limits)) & ~now.done

@@ -111,32 +111,31 @@ class NoOddWordAfterAnother(LogitsProcessor):
         return scores.masked_fill(odd & (input_ids[:, -1:] % 2 == 1), -torch.inf)
 
 
+SETTINGS: list[dict[str, Any]] = [
+    {"min_new_tokens": 6},
+    {"min_length": 9},
+    {"no_repeat_ngram_size": 1},
+    {"repetition_penalty": 1.7},
+    {"encoder_no_repeat_ngram_size": 1},
+    {"bad_words_ids": [[13], [4, 4]]},
+    {"forced_bos_token_id": 9},
+    {"forced_eos_token_id": EOS},
+    {"suppress_tokens": [4, 13]},
+    {"begin_suppress_tokens": [4, 13, EOS]},
+    {"sequence_bias": [[[8], 3.0]]},
+    {"exponential_decay_length_penalty": (3, 1.3)},
+    {"renormalize_logits": True, "no_repeat_ngram_size": 2},
+    {"logits_processor": LogitsProcessorList([NoOddWordAfterAnother()])},
+    {"prefix_allowed_tokens_fn": lambda batch, words: [EOS, 5 + batch, 6 + len(words), 12]},
+    {"eos_token_id": [EOS, 4, 13]},
+    {"eos_token_id": None},
+    {"max_length": 3},
+    {"max_new_tokens": 1},
+]
+
+
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"min_new_tokens": 6},
-        {"min_length": 9},
-        {"no_repeat_ngram_size": 1},
-        {"repetition_penalty": 1.7},
-        {"encoder_no_repeat_ngram_size": 1},
-        {"bad_words_ids": [[13], [4, 4]]},
-        {"forced_bos_token_id": 9},
-        {"forced_eos_token_id": EOS},
-        {"suppress_tokens": [4, 13]},
-        {"begin_suppress_tokens": [4, 13, EOS]},
-        {"sequence_bias": [[[8], 3.0]]},
-        {"exponential_decay_length_penalty": (3, 1.3)},
-        {"renormalize_logits": True, "no_repeat_ngram_size": 2},
-        {"logits_processor": LogitsProcessorList([NoOddWordAfterAnother()])},
-        {"prefix_allowed_tokens_fn": lambda batch, words: [EOS, 5 + batch, 6 + len(words), 12]},
-        {"eos_token_id": [EOS, 4, 13]},
-        {"eos_token_id": None},
-        {"max_length": 3},
-        {"max_new_tokens": 1},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
 def test_same_words_under_every_setting(beams: int, settings: dict[str, Any]) -> None:
     limit = {} if {"max_length", "max_new_tokens"} & settings.keys() else {"max_new_tokens": 11}
     model, inputs = eloquent_model(), source(LENGTHS)

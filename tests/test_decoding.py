@@ -20,6 +20,7 @@ from hf_vanilla_transformer.decoding_vanilla_transformer import (
     BeamPlaces,
     ModuleReader,
     PlacedLayer,
+    StepDecoder,
     StepReader,
     _neighbours,
     reader_for,
@@ -259,7 +260,7 @@ def test_weights_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_laid_out_weights_go_with_their_model() -> None:
     model = tiny_model()
     reader_for(model, *states(model, [3]))
-    gone = weakref.ref(_MADE[model][False][2])
+    gone = weakref.ref(_MADE[model][StepDecoder][2])
     del model
     gc.collect()
     assert gone() is None

@@ -26,6 +26,7 @@ JUDGES = [
     "test_decoding.py",
     "test_beam_search.py",
     "test_promises.py",
+    "test_sentence_search.py",
     "test_compiled.py",
 ]
 
@@ -34,6 +35,7 @@ EXPERTS = {
     "compiled": ["test_compiled.py"],
     "decoding": ["test_decoding.py", "test_beam_search.py", "test_compiled.py"],
     "search": ["test_beam_search.py"],
+    "sentence": ["test_sentence_search.py", "test_compiled.py"],
     "products": ["test_products.py", "test_decoding.py"],
     "generation": ["test_generation.py", "test_beam_search.py"],
 }
@@ -123,8 +125,17 @@ FAULTS = {
     ),
     "a step has the position of the word before": Fault(
         "decoding",
-        "encodings[positions][:, None]",
-        "encodings[(positions - 1).clamp(min=0)][:, None]",
+        "[positions][:, None]",
+        "[(positions - 1).clamp(min=0)][:, None]",
+    ),
+    "beams of one sentence see each other's words": Fault("sentence", "mask[parents].scatter", "mask.scatter"),
+    "a past of one sentence is written over": Fault(
+        "sentence", "taken = reduce(or_, self.seen)", "taken = self.seen[0]"
+    ),
+    "a sentence alone ends while a longer hypothesis could win": Fault(
+        "sentence",
+        "self.score.best_penalty(length - self.prefix_length, longest, self.early_stopping)",
+        "self.score.penalty(length - self.prefix_length)",
     ),
     "a sentence that comes later is read from the wrong position": Fault(
         "search",
@@ -136,9 +147,9 @@ FAULTS = {
         "self.seen[rows] = begun",
         "self.seen[rows] |= begun",
     ),
-    "a step computes with old weights": Fault("decoding", "or not all_made[use][1].equal(sums)", "or False"),
-    "a program keeps old weights": Fault("decoding", "weight._version if count else 0", "0"),
-    "programs of two models are one": Fault("compiled", "self.module.forward = types.MethodType", "types.MethodType"),
+    "a step computes with old weights": Fault("decoding", "or not made[kind][1].equal(numbers)", "or False"),
+    "a program keeps old weights": Fault("decoding", "weight._version if compiled", "0 if compiled"),
+    "programs of two models are one": Fault("compiled", "module.forward = types.MethodType", "types.MethodType"),
     "a step forgets an adapter": Fault("decoding", "return known and not hooks and", "return not hooks and"),
     "a product forgets its ReLU": Fault("products", 'self.bias, "relu"', 'self.bias, "none"'),
     "all outputs share one scale of 8 bits": Fault(
