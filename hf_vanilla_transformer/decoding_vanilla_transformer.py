@@ -10,6 +10,7 @@ d_k and d_v the widths of a head, V target vocabulary.
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -462,17 +463,22 @@ def is_ours(model: PreTrainedModel, modules: Iterable[nn.Module]) -> bool:
     """
     if model.training or model.config._attn_implementation != "sdpa":
         return False
-    package = __name__.rpartition(".")[0]
-    return all(_is_plain(module, package) for module in (model, model.model, *modules))
+    return all(_is_plain(module) for module in (model, model.model, *modules))
 
 
-def _is_plain(module: nn.Module, package: str) -> bool:
-    kind = type(module).__module__
-    known = kind.startswith(("torch.nn.modules.", "transformers.activations")) or kind.rpartition(".")[0] == package
+def _is_plain(module: nn.Module) -> bool:
+    known = _is_known(type(module).__module__)
     hooks = module._forward_hooks or module._forward_pre_hooks
     weights = module._parameters.values()
     ours = all(weight is None or (type(weight) is nn.Parameter and not weight.is_meta) for weight in weights)
     return known and not hooks and "forward" not in vars(module) and ours
+
+
+@cache
+def _is_known(home: str) -> bool:
+    """Whether it is the home of modules of torch or transformers, or of ours."""
+    package, _, _ = __name__.rpartition(".")
+    return home.startswith(("torch.nn.modules.", "transformers.activations")) or home.rpartition(".")[0] == package
 
 
 # What was made of weights
@@ -499,7 +505,7 @@ def laid_out(
     weight = model.lm_head.weight
     device = weight.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-    held = [weight.detach() for module in modules for weight in module._parameters.values() if weight is not None]
+    held = [weight for module in modules for weight in module._parameters.values() if weight is not None]
     stamp, numbers = _looked_at(held, compiled)
     made, look = _MADE.setdefault(model, {}), (dtype, weights, stamp)
     if kind not in made or made[kind][0] != look or not made[kind][1].equal(numbers):
@@ -507,7 +513,8 @@ def laid_out(
     return made[kind][2]
 
 
-def _looked_at(weights: list[Tensor], compiled: bool) -> tuple[list[Any], Tensor]:
+@torch.no_grad()
+def _looked_at(weights: list[nn.Parameter], compiled: bool) -> tuple[list[Any], Tensor]:
     """What tells whether weights have changed: where they stand, and sums of all their numbers.
 
     To read all numbers takes as long as a few words of a program. That has to rely on the changes that torch counts

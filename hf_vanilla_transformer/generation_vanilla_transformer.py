@@ -7,10 +7,12 @@ Shapes: B sentences still open, K beams, T words written so far, S source length
 wanted of each sentence.
 """
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -153,29 +155,6 @@ def search_for(
     return None, {"length_penalty": score.alpha} if score.of_paper and asked.get("num_beams", 1) > 1 else {}
 
 
-def with_source_read(
-    model: PreTrainedModel, search: partial, ids: Tensor, kwargs: dict[str, Any]
-) -> tuple[partial, BaseModelOutput | None]:
-    """Let programs read the source, where it is one sentence and nothing asks for more than they can.
-
-    Args:
-        search: what `search_for` has chosen. ids: (B, S). kwargs: the other arguments of `generate`.
-
-    Returns:
-        The search, and what keeps `GenerationMixin.generate` from asking the encoder, which has the batch's shape and
-        nothing else. Or the search as it was, and None.
-    """
-    mask = kwargs["attention_mask"]
-    shown = torch.ones_like(ids) if mask is None else mask
-    if len(ids) != 1 or kwargs.get("ensemble") or shown.shape != ids.shape or not bool(shown.any()):
-        return search, None
-    programs = programs_for(model, search.keywords["decoder_weights"])
-    if programs is None:
-        return search, None
-    read = programs, programs.source(ids[shown.ne(0)][None])
-    return partial(search, read=read), BaseModelOutput(last_hidden_state=torch.empty(*ids.shape, 0))
-
-
 def chosen_settings(own: GenerationConfig) -> dict[str, Any]:
     """What the model's own generation config has that somebody chose.
 
@@ -203,6 +182,8 @@ def _steps_with_others(model: PreTrainedModel) -> bool:
 
 
 Source = tuple[Tensor, Tensor]  # ids (B, S) and their mask
+Output: TypeAlias = Any  # words (N, T), or an output object of transformers around them
+Request = tuple[dict[str, Any], dict[str, Any]]  # see `plain_request`
 
 
 def beam_search(
@@ -219,8 +200,9 @@ def beam_search(
     decoder_weights: str | None = None,
     compiled: bool = False,
     read: tuple[SentencePrograms, list[Tensor]] | None = None,
+    request: Request | None = None,
     **model_kwargs: Any,
-) -> Tensor | GenerateBeamEncoderDecoderOutput | GenerateEncoderDecoderOutput:
+) -> Output:
     """Find the best translations; greedy search is the case of one beam. `generate` calls this.
 
     Args:
@@ -240,7 +222,8 @@ def beam_search(
         compiled: sentences that come one at a time are read by `Program`s; those of an ensemble are not. The first
             call makes them, which takes a minute. Weights must then not be changed through `.data`, which torch does
             not count.
-        read: of a sentence that is read by programs, by which, and what they made of it; see `with_source_read`.
+        read: of a sentence that is read by programs, by which, and what they made of it; see `source_read`.
+        request: what `generate` is asked for, where that is plain.
         model_kwargs: `encoder_outputs` and `attention_mask`, once per beam.
 
     Returns:
@@ -264,15 +247,11 @@ def beam_search(
     prefix = input_ids[::beams].to(states.device)
 
     job = _Job((model, *ensemble), prefix, (logits_processor, generation_config, score), over, more, decoder_weights)
-    found = job.together(inputs_tensor, mask, states) if read is None else job.one_by_one(*read, mask)
-    pad = generation_config.pad_token_id
-    words, scores = joined(found, 0 if pad is None else pad)
-    words = words.flatten(0, 1)  # (N, R, T) -> (N · R, T)
-    if not generation_config.return_dict_in_generate:
-        return words
-    if beams == 1:
-        return GenerateEncoderDecoderOutput(sequences=words)
-    return GenerateBeamEncoderDecoderOutput(sequences=words, sequences_scores=scores.flatten())
+    if read is None:
+        return job.output(job.together(inputs_tensor, mask, states))
+    if request is not None and not logits_processor:
+        _LAST[model] = copy.deepcopy(request), replace(job, models=())  # which would keep the model alive
+    return job.output(job.one_by_one(*read, mask))
 
 
 @dataclass
@@ -311,6 +290,17 @@ class _Job:
         reader = SentenceReader(programs, source, self.rules[1].num_beams)
         return SentenceSearch(reader, self.prefix[0].tolist(), int(self.limits(mask)), *self.rules).run()
 
+    def output(self, found: list[tuple[Tensor, Tensor]]) -> Output:
+        """What `generate` returns of all that was found."""
+        settings = self.rules[1]
+        words, scores = joined(found, 0 if settings.pad_token_id is None else settings.pad_token_id)
+        words = words.flatten(0, 1)  # (N, R, T) -> (N · R, T)
+        if not settings.return_dict_in_generate:
+            return words
+        if settings.num_beams == 1:
+            return GenerateEncoderDecoderOutput(sequences=words)
+        return GenerateBeamEncoderDecoderOutput(sequences=words, sequences_scores=scores.flatten())
+
     def group(self, ids: Tensor | None, mask: Tensor, states: Tensor | None = None) -> Group:
         readers = []
         for model in self.models:
@@ -344,3 +334,62 @@ def joined(found: list[tuple[Tensor, Tensor]], pad: int) -> tuple[Tensor, Tensor
     width = max(words.shape[2] for words, _ in found)
     words = torch.cat([F.pad(words, (0, width - words.shape[2]), value=pad) for words, _ in found])
     return words, torch.cat([scores for _, scores in found])
+
+
+# One sentence alone
+
+# For each model the last request that programs have served, and what was made of it.
+_LAST: WeakKeyDictionary[PreTrainedModel, tuple[Request, _Job]] = WeakKeyDictionary()
+
+
+def plain_request(
+    model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
+) -> Request | None:
+    """All that decides how `generate` translates, but for the sentence: what it is given, and what the model's own
+    generation config has. None where there is more to it than numbers and names."""
+    given = {name: value for name, value in kwargs.items() if name not in ("input_ids", "attention_mask")}
+    plain = all(value is None or isinstance(value, bool | int | float | str) for value in given.values())
+    return (given, vars(model.generation_config)) if plain and generation_config is None else None
+
+
+def translated_again(
+    model: PreTrainedModel, request: Request | None, ids: Tensor | None, mask: Tensor | None
+) -> Output | None:
+    """What `generate` returns, where the request is that of the last time and programs read the sentence (1, S).
+
+    transformers takes longer to check and complete the settings of one sentence than a search takes for a word.
+    """
+    if request is None or ids is None or model not in _LAST or _LAST[model][0] != request:
+        return None
+    job = replace(_LAST[model][1], models=(model,))
+    read = source_read(model, job.decoder_weights, ids, mask)
+    return None if read is None else job.output(job.one_by_one(*read, torch.ones_like(ids) if mask is None else mask))
+
+
+def read_by_programs(model: PreTrainedModel, search: partial, ids: Tensor | None, kwargs: dict[str, Any]) -> partial:
+    """The search, which goes on from what programs have made of the source where they may and can read it.
+
+    Args:
+        search: what `search_for` has chosen. ids: (B, S).
+        kwargs: the other arguments of `generate`. `encoder_outputs` then comes to them, with the shape of the batch
+            and nothing else, so that nobody asks the encoder.
+    """
+    asked = search.keywords["compiled"] and not kwargs.get("ensemble") and kwargs.get("encoder_outputs") is None
+    if not asked or ids is None:
+        return search
+    read = source_read(model, search.keywords["decoder_weights"], ids, kwargs["attention_mask"])
+    if read is None:
+        return search
+    kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=torch.empty(*ids.shape, 0))
+    return partial(search, read=read)
+
+
+def source_read(
+    model: PreTrainedModel, decoder_weights: str | None, ids: Tensor, mask: Tensor | None
+) -> tuple[SentencePrograms, list[Tensor]] | None:
+    """The model's programs, and what they make of a sentence (1, S); None where it is not one, or not theirs."""
+    shown = torch.ones_like(ids) if mask is None else mask
+    if len(ids) != 1 or shown.shape != ids.shape or not bool(shown.any()):
+        return None
+    programs = programs_for(model, decoder_weights)
+    return None if programs is None else (programs, programs.source(ids[shown.ne(0)][None]))

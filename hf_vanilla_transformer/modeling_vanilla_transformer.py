@@ -25,7 +25,14 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import paper_generation_config, paper_limit, search_for, with_source_read
+from .generation_vanilla_transformer import (
+    paper_generation_config,
+    paper_limit,
+    plain_request,
+    read_by_programs,
+    search_for,
+    translated_again,
+)
 from .layers_vanilla_transformer import dropout
 from .loss_vanilla_transformer import IGNORED, fused_translation_loss, plain_loss, shift_right, translation_loss
 from .stacks_vanilla_transformer import (
@@ -320,25 +327,27 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         `decoder_weights="int8"`: 8 bits for each number of the decoder's matrices; `compiled=True`: programs made by
         `torch.compile` for one sentence at a time; see `beam_search`.
         """
+        request = plain_request(self, generation_config, kwargs)
+        input_ids = inputs if inputs is not None else kwargs.get("input_ids")
+        if input_ids is not None and kwargs.get("attention_mask") is None:
+            kwargs["attention_mask"] = default_source_mask(self.config, input_ids, None)
+        found = translated_again(self, request, input_ids, kwargs.get("attention_mask"))
+        if found is not None:
+            return found
         own = generation_config is None
         limit = paper_limit(self.generation_config if own else generation_config, inputs, kwargs, own)
         settings = {} if limit is None else {"max_new_tokens": limit[0]}
         if settings and self.config.position_encoding_type == "learned":
             settings["max_new_tokens"] = min(settings["max_new_tokens"], self.config.max_position_embeddings)
-        input_ids = inputs if inputs is not None else kwargs.get("input_ids")
-        if input_ids is not None and kwargs.get("attention_mask") is None:
-            kwargs["attention_mask"] = default_source_mask(self.config, input_ids, None)
         if kwargs.get("encoder_outputs") is not None:
             # the caller keeps its own: `GenerationMixin` repeats the states for each beam in the object that it gets
             kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
         search, penalty = search_for(self, generation_config, kwargs)
         if search is not None:
             over = None if limit is None else limit[1]
-            search = partial(search, over=over, more=kwargs.pop("more", None))
+            search = partial(search, over=over, more=kwargs.pop("more", None), request=request)
             kwargs["use_cache"] = False  # the search has its own; to make one transformers copies configurations
-            if search.keywords["compiled"] and kwargs.get("encoder_outputs") is None and input_ids is not None:
-                search, kwargs["encoder_outputs"] = with_source_read(self, search, input_ids, kwargs)
-            kwargs["custom_generate"] = search
+            kwargs["custom_generate"] = read_by_programs(self, search, input_ids, kwargs)
         elif kwargs.get("more") is not None:
             raise ValueError("more: with these settings transformers' own loop translates, which takes one batch")
         if generation_config is None:

@@ -57,11 +57,8 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, ids: Tensor) -> list[Tensor]:
         """For each layer of the decoder the keys and values (1, S, H · (d_k + d_v)) of a source (1, S)."""
-        return self.entries(self.encoder(ids, torch.ones_like(ids)).last_hidden_state[0])
-
-    def entries(self, states: Tensor) -> list[Tensor]:
-        """The same of what the encoder made of the source, (S, D)."""
-        return [layer.cross_entries(states.to(self.step.dtype))[None] for layer in self.step.layers]
+        states = self.encoder(ids, torch.ones_like(ids)).last_hidden_state[0].to(self.step.dtype)  # (S, D)
+        return [layer.cross_entries(states)[None] for layer in self.step.layers]
 
 
 class SentenceDecoder(nn.Module):

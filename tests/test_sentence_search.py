@@ -4,11 +4,14 @@ There is no compiler here: a program is the module that it would be made of.
 """
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import GenerationMixin
 
 from hf_vanilla_transformer import sentence_vanilla_transformer as sentence
 from tests.model_helpers import EOS, PAD, START, assert_near, padded, sentences, tiny_model
@@ -183,3 +186,76 @@ def test_encoder_outputs_are_taken_as_they_are(searches: list[Any]) -> None:
     found = model.generate(encoder_outputs=encoded, attention_mask=inputs["attention_mask"], compiled=True)
     assert found.equal(model.generate(**inputs))
     assert not searches
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same request again
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls that transformers has prepared."""
+    seen: list[Any] = []
+    original = GenerationMixin.generate
+    monkeypatch.setattr(GenerationMixin, "generate", lambda *args, **kw: seen.append(1) or original(*args, **kw))
+    return seen
+
+
+def test_a_request_is_prepared_once(searches: list[Any], prepared: list[Any]) -> None:
+    model, settings = eloquent_model(), {"num_beams": 3, "length_penalty": 1.0, **AS_DICT}
+    for seed, length in enumerate(LENGTHS):
+        inputs = source([length], seed=seed)
+        found = model.generate(**inputs, compiled=True, **settings)
+        alone = model.generate(**inputs, **settings)
+        assert found.sequences.tolist() == alone.sequences.tolist()
+        assert_near(found.sequences_scores, alone.sequences_scores)
+    assert len(searches) == len(LENGTHS)
+    assert len(prepared) == 1 + len(LENGTHS)
+
+
+def another_argument(model: Translator) -> dict[str, Any]:
+    return {"num_beams": 2}
+
+
+def another_field(model: Translator) -> dict[str, Any]:
+    model.generation_config.max_length_over_source = 2
+    return {}
+
+
+def a_field_changed_in_place(model: Translator) -> dict[str, Any]:
+    model.generation_config.eos_token_id.append(4)
+    return {}
+
+
+def processors(model: Translator) -> dict[str, Any]:
+    return {"no_repeat_ngram_size": 1}
+
+
+@pytest.mark.parametrize("change", [another_argument, another_field, a_field_changed_in_place, processors])
+def test_another_request_is_another(change: Any, prepared: list[Any]) -> None:
+    model, inputs = eloquent_model(end=-2.0), source([6])
+    model.generation_config.eos_token_id = [EOS]
+    model.generate(**inputs, compiled=True)
+    changed = change(model)
+    prepared.clear()
+    found = model.generate(**inputs, compiled=True, **changed)
+    assert len(prepared) == 1
+    assert found.equal(model.generate(**inputs, **changed))
+
+
+def test_a_wrong_name_is_found_again() -> None:
+    model = eloquent_model()
+    for _ in range(2):
+        model.generate(**source([6]), compiled=True)
+        with pytest.raises(ValueError, match="compiled: with these settings transformers' own loop translates"):
+            model.generate(**source([6]), compiled=True, num_beam=2)
+
+
+def test_requests_do_not_keep_models() -> None:
+    model = eloquent_model()
+    model.generate(**source([6]), compiled=True)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
