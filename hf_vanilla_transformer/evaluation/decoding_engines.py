@@ -31,6 +31,11 @@ class Engine(Protocol):
         """The most that the decoder's caches hold while they translate a batch; None where nobody can tell."""
 
 
+def longest_translation(sentences: Ids) -> int:
+    """Tokens that each of them may have, the same for all engines however they form batches."""
+    return max(map(len, sentences)) + MAX_LENGTH_OVER_SOURCE
+
+
 class GenerateEngine:
     """A model with transformers' interface: `generate` on so many sentences at a time, as they come."""
 
@@ -39,12 +44,13 @@ class GenerateEngine:
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
         batches = [sentences[start : start + size] for start in range(0, len(sentences), size)]
-        return [row for batch in batches for row in self._generate(batch, beams)]
+        limit = longest_translation(sentences)
+        return [row for batch in batches for row in self._generate(batch, beams, max_new_tokens=limit)]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
         # in transformers' loop nothing leaves a cache, so that it is largest at the end
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        self._generate(batch, beams, past_key_values=cache)
+        self._generate(batch, beams, past_key_values=cache, max_new_tokens=longest_translation(batch))
         both = cache.self_attention_cache.layers + cache.cross_attention_cache.layers
         return storage_bytes(states for layer in both for states in (layer.keys, layer.values))
 
@@ -56,7 +62,6 @@ class GenerateEngine:
             attention_mask=mask,
             num_beams=beams,
             length_penalty=LENGTH_PENALTY,
-            max_new_tokens=rows.shape[1] + MAX_LENGTH_OVER_SOURCE,
             **settings,
         )
         return [row[: row.index(eos) + 1] if eos in row else row for row in words[:, 1:].tolist()]
@@ -83,6 +88,7 @@ class OurEngine(GenerateEngine):
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
         if size == 1:
             return super().translate(sentences, size, beams)
+        limit = longest_translation(sentences)
         parts = shares(sorted(range(len(sentences)), key=lambda index: -len(sentences[index])), self.workers)
 
         def search(part: list[int]) -> Ids:
@@ -92,7 +98,7 @@ class OurEngine(GenerateEngine):
                 some = list(islice(waiting, room))
                 return self._padded(some) if some else None
 
-            return self._generate(list(islice(waiting, size)), beams, more=more)
+            return self._generate(list(islice(waiting, size)), beams, more=more, max_new_tokens=limit)
 
         found: dict[int, list[int]] = {}
         for part, rows in zip(parts, in_threads(search, parts, self.workers, threading.Event()), strict=True):
@@ -116,7 +122,7 @@ class OurEngine(GenerateEngine):
             return reader
 
         with mock.patch.object(generation_vanilla_transformer, "reader_for", watched):
-            self._generate(batch, beams)
+            self._generate(batch, beams, max_new_tokens=longest_translation(batch))
         if not largest:
             raise UserError("cache_bytes: the search of this package has not run; its caches cannot be counted")
         return largest
@@ -152,7 +158,7 @@ class CTranslate2Engine:
             beam_size=beams,
             length_penalty=LENGTH_PENALTY,
             min_decoding_length=0,  # its default forbids a translation that ends at once
-            max_decoding_length=max(map(len, sentences)) + MAX_LENGTH_OVER_SOURCE,
+            max_decoding_length=longest_translation(sentences),
             return_end_token=True,
         )
         return [self.target.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
