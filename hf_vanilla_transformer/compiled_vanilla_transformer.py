@@ -72,9 +72,12 @@ class Program:
     def _to_compile(self) -> nn.Module:
         """A copy, which nobody changes, and whose calls are all of one kind: so nobody has to look at every call
         whether it is like the first, but for its sizes."""
+        from torch._inductor import config
+
         module = copy.copy(self.module)
         module.forward = types.MethodType(_with_own_code(type(module).forward), module)
-        options = OPTIONS | {"guard_filter_fn": _only_sizes}
+        options = {name: value for name, value in OPTIONS.items() if hasattr(config, name)}  # versions differ
+        options["guard_filter_fn"] = _only_sizes
         module.compile(backend=BACKEND, dynamic=False, options=options)  # but for `of_any_size`
         return module
 
