@@ -351,7 +351,7 @@ class StepReader:
         if self.tile == 1:
             self.own = [_with_room(entries, places) for entries in self.own]
             return places
-        room, wanted = self.own[0].shape[1], _rounded_up(places, self.tile)
+        room, wanted = self.own[0].shape[1], rounded_up(places, self.tile)
         # what is copied to be smaller should not have to grow at the next word
         if room < wanted or room - places >= 1.5 * self.tile:
             self.own = [_resized(entries, wanted) for entries in self.own]
@@ -392,7 +392,7 @@ class StepReader:
         )
 
     def _hold(self, shown: Tensor, source: list[Tensor]) -> None:
-        size = _rounded_up(_end_of(shown), self.tile)
+        size = rounded_up(_end_of(shown), self.tile)
         self.shown = _resized(shown, size)  # (B, S)
         self.source = [_resized(each, size) for each in source]  # (B, S, H · (d_k + d_v))
         self.source_masks: dict[int, Tensor | None] = {}  # for so many beams
@@ -418,7 +418,8 @@ def _neighbours(shown: Tensor, tile: int) -> int:
     return next(count for count in (4, 2, 1) if count <= max(best, 1) and batch % count == 0)
 
 
-def _rounded_up(count: int, tile: int) -> int:
+def rounded_up(count: int, tile: int) -> int:
+    """The next multiple of `tile`."""
     return -(-count // tile) * tile
 
 

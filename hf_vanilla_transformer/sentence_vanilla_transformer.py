@@ -20,7 +20,7 @@ from transformers.generation import GenerationConfig, LogitsProcessorList
 from transformers.modeling_utils import PreTrainedModel
 
 from .compiled_vanilla_transformer import Program, of_any_size
-from .decoding_vanilla_transformer import StepDecoder, StepLayer, is_ours, laid_out
+from .decoding_vanilla_transformer import StepDecoder, StepLayer, is_ours, laid_out, rounded_up
 from .search_vanilla_transformer import Rules, Score, likeliest
 from .stacks_vanilla_transformer import check_ids
 
@@ -143,7 +143,7 @@ class SentenceReader:
         if source[0].shape[1] == 1:  # A word that is there twice is attended to as if it were there once.
             source = [each.repeat(1, 2, 1) for each in source]
         self.source = [of_any_size(each, 1) for each in source]
-        room = _rounded_up(beams)
+        room = rounded_up(beams, _ROOM)
         if room == source[0].shape[1]:
             room += _ROOM  # or the compiler would take the one size for the other
         self.own = [of_any_size(each.new_zeros(1, room, each.shape[2]), 1) for each in self.source]
@@ -171,16 +171,12 @@ class SentenceReader:
             self.seen[beam] |= free
             taken |= free
             places.append(free.bit_length() - 1)
-        missing = _rounded_up(max(places) + 1) - self.mask.shape[1]
+        missing = rounded_up(max(places) + 1, _ROOM) - self.mask.shape[1]
         if missing > 0:
             lowest = torch.finfo(torch.float32).min
             self.own = [of_any_size(F.pad(each, (0, 0, 0, missing)), 1) for each in self.own]
             self.mask = of_any_size(F.pad(self.mask, (0, missing), value=lowest), 1)
         return places
-
-
-def _rounded_up(places: int) -> int:
-    return -(-places // _ROOM) * _ROOM
 
 
 class SentenceSearch(Rules):
