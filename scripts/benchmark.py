@@ -138,9 +138,9 @@ def check(arguments: argparse.Namespace) -> None:
 
 def measure_decoding(arguments: argparse.Namespace) -> tuple[list[Any], dict[str, int]]:
     """The measurements, and the bytes in the caches."""
-    from hf_vanilla_transformer.evaluation.decoding_benchmark import ORDERS, cache_bytes, compare
+    from hf_vanilla_transformer.benchmarks.decoding import ORDERS, cache_bytes, compare
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
-    from hf_vanilla_transformer.evaluation.text_lines import read_lines
+    from hf_vanilla_transformer.inference.text_io import read_lines
 
     check_tokenizer(arguments.tokenize)
     sentences = list(read_lines(arguments.source))[: arguments.sentences]
@@ -170,7 +170,7 @@ def measure_decoding(arguments: argparse.Namespace) -> tuple[list[Any], dict[str
 
 def decode(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, Callable[[str], Any]]:
     """What goes into the JSON file, what is printed, and what draws."""
-    from hf_vanilla_transformer.evaluation.decoding_report import plot, ratios, report, scaling
+    from hf_vanilla_transformer.benchmarks.decoding_report import plot, ratios, report, scaling
 
     found, caches = measure_decoding(arguments)
     results = {
@@ -184,8 +184,8 @@ def decode(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, Callable
 
 def train(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, Callable[[str], Any]]:
     """As `decode`."""
-    from hf_vanilla_transformer.training.training_benchmark import compare
-    from hf_vanilla_transformer.training.training_report import plot, ratios, report, scaling
+    from hf_vanilla_transformer.benchmarks.training import compare
+    from hf_vanilla_transformer.benchmarks.training_report import plot, ratios, report, scaling
 
     settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output", "plot")}
     found = compare(**settings)
@@ -211,7 +211,7 @@ def machine(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.evaluation.text_lines import line_writer
+    from hf_vanilla_transformer.inference.text_io import line_writer
 
     check(arguments)
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:

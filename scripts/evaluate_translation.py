@@ -40,7 +40,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def translate_source(arguments: argparse.Namespace, references: int) -> tuple[list[str], dict[str, Any]]:
     """Translate --source; give the translations and how they were made."""
-    from hf_vanilla_transformer.evaluation.text_lines import read_lines
+    from hf_vanilla_transformer.inference.text_io import read_lines
 
     sources = list(read_lines(arguments.source))
     check_lengths(arguments.source, len(sources), arguments.reference, references)
@@ -77,7 +77,7 @@ def print_scores(results: dict[str, Any]) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, score_translations
-    from hf_vanilla_transformer.evaluation.text_lines import line_writer, read_lines
+    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
 
     quiet()
     # what can be wrong is found before the model works for an hour

@@ -24,7 +24,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.evaluation.attention_maps import cross_attention, plot_attention
-    from hf_vanilla_transformer.evaluation.translating import Translator
+    from hf_vanilla_transformer.inference.translator import Translator
 
     quiet()
     translator = Translator.from_pretrained(arguments.model, arguments.device)

@@ -67,7 +67,7 @@ def decoding_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def load_translator(arguments: argparse.Namespace, device: str | None = None) -> Any:
     """The models of --model, ready to translate."""
-    from hf_vanilla_transformer.evaluation.translating import Translator
+    from hf_vanilla_transformer.inference.translator import Translator
 
     first, *others = arguments.model
     return Translator.from_pretrained(first, device or arguments.device, arguments.dtype, others, arguments.workers)
@@ -135,7 +135,7 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from hf_vanilla_transformer.errors import Interrupted
-    from hf_vanilla_transformer.evaluation.large_jobs import translate_file
+    from hf_vanilla_transformer.inference.file_translation import translate_file
 
     processes = PartialState(cpu=arguments.device == "cpu")
     device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
@@ -159,8 +159,8 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
 def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
     """One line for each pair of lines of --input and --score."""
     from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.evaluation.scoring import score_translations_of
-    from hf_vanilla_transformer.evaluation.text_lines import read_lines
+    from hf_vanilla_transformer.inference.scoring import score_translations_of
+    from hf_vanilla_transformer.inference.text_io import read_lines
 
     sources, targets = list(read_lines(arguments.input)), list(read_lines(arguments.score))
     if len(sources) != len(targets):
@@ -173,8 +173,8 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.evaluation.text_lines import line_writer, read_lines
-    from hf_vanilla_transformer.evaluation.translating import translated_lines
+    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
+    from hf_vanilla_transformer.inference.translator import translated_lines
 
     quiet()
     check_combination(arguments)

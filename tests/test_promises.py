@@ -198,7 +198,10 @@ def test_save_and_load_give_the_same_logits(fields: dict[str, Any], sizes: list[
         model.save_pretrained(folder)
         loaded, info = VanillaTransformerForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
-    assert loaded.eval()(**batch).logits.equal(model(**batch).logits)
+    saved, read = model.state_dict(), loaded.state_dict()
+    assert saved.keys() == read.keys() and all(read[name].equal(weight) for name, weight in saved.items())
+    # not bit for bit: a weight mapped from a file is aligned otherwise, and torch then sums in another order
+    assert_near(loaded.eval()(**batch).logits, model(**batch).logits)
     of_a_file = {"dtype": None, "_name_or_path": None, "custom_pipelines": None}
     assert loaded.config.to_dict() | of_a_file == model.config.to_dict() | of_a_file
 

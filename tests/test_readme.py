@@ -85,35 +85,6 @@ def test_the_other_commands_have_the_flags_that_are_named(readme, repository, sc
     assert "--model" in flags and [flag for flag in sorted(flags) if f'"{flag}"' not in source] == []
 
 
-def mapped_files(readme):
-    """The package's files and folders in the map of the house."""
-    (text,) = blocks(section(readme, "The map of the house"), "")
-    return [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
-
-
-def test_all_that_the_map_shows_exists(readme, repository):
-    mapped = mapped_files(readme)
-    assert len(mapped) > 15 and len(set(mapped)) == len(mapped)
-    for name in mapped:
-        path = repository / PACKAGE / name
-        assert path.is_dir() if name.endswith("/") else path.is_file(), name
-    (text,) = blocks(section(readme, "The map of the house"), "")
-    for name in (line.split()[0] for line in text.splitlines() if not line.startswith("  ")):
-        assert (repository / name).is_dir(), name
-
-
-def test_the_map_shows_every_module(readme, repository):
-    mapped = mapped_files(readme)
-    folders = tuple(name for name in mapped if name.endswith("/"))
-    modules = (path.relative_to(repository / PACKAGE).as_posix() for path in (repository / PACKAGE).rglob("*.py"))
-    unmapped = [
-        name
-        for name in sorted(modules)
-        if not name.endswith("__init__.py") and name not in mapped and not name.startswith(folders)
-    ]
-    assert unmapped == []
-
-
 def test_every_name_in_the_table_of_sections_exists(readme, repository):
     source = "\n".join(path.read_text(encoding="utf-8") for path in (repository / PACKAGE).rglob("*.py"))
     rows = re.findall(r"^\| (§|Table).*?\|(.*)\|$", section(readme, "The paper, section by section"), re.MULTILINE)

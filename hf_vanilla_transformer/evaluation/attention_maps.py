@@ -12,8 +12,8 @@ from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .alignment import eager_attention
-from .translating import Translator
+from ..inference.alignment import eager_attention
+from ..inference.translator import Translator
 
 #: Marks the space that a token begins with, and line breaks and tabs, which have no shape of their own.
 VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\r": "↵", "\t": "⇥"})

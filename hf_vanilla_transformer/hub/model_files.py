@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers.dynamic_module_utils import get_relative_imports
 
-from ..damaged_files import read_json_object
 from ..data.tokenizer_training import TARGET_FOLDER
 from ..errors import UserError
+from ..untrusted import read_json_object
 
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..atomic_write import new_folder
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .new_folder import new_folder
 
 #: The module here, and its function, that reads each format.
 FORMATS = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ..atomic_write import new_folder
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
-from .new_folder import new_folder
 
 POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 has no formula for them
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ..atomic_write import new_folder
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .new_folder import new_folder
 from .transformers_folders import load_peer
 
 #: The formats, and the modules here that write them.

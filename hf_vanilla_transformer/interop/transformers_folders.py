@@ -6,9 +6,9 @@ from typing import Any
 import transformers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..damaged_files import one_line, read_json_object, reading_weights
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..untrusted import one_line, read_json_object, reading_weights
 
 
 def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from ..benchmarks.harness import markdown
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import run_command
-from ..evaluation.side_by_side import markdown
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .recipes import parse_recipe
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.evaluation.side_by_side import markdown
+from hf_vanilla_transformer.benchmarks.harness import markdown
 from hf_vanilla_transformer.interop.converting import FORMATS
 
 FOLDER = Path(__file__).parent

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.training import checkpoints as checkpoints_module
 from tests.model_helpers import tiny_model
 

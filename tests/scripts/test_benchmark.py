@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
+from hf_vanilla_transformer.benchmarks import training as training_benchmark
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.evaluation import decoding_benchmark
-from hf_vanilla_transformer.training import training_benchmark
 from tests.model_helpers import tiny_model
 
 SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run"]

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.evaluation.metrics import score_translations
-from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.inference.translator import Translator
 
 HYPOTHESES = ["ein kleiner Hund läuft über die Straße", "ja , das ist gut", "Nein"]
 REFERENCES = ["ein Hund läuft über die alte Straße", "ja , das ist gut", "nein"]

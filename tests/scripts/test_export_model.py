@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
+from hf_vanilla_transformer.atomic_write import new_folder
 from hf_vanilla_transformer.interop.exporting import FORMATS
-from hf_vanilla_transformer.interop.new_folder import new_folder
 from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.exports import LINES, write_model
 from tests.model_helpers import assert_near

@@ -10,7 +10,7 @@ import sys
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
 
 PAIRS = [

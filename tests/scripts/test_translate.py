@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.inference.translator import Translator
 
 # U+2028 and a lone carriage return are part of a line
 LINES = ["two hundred and one", "", "seven", "fünf\u2028\rsechs", "   ", "日本 🙂"]

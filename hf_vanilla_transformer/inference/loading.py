@@ -10,9 +10,9 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
-from ..damaged_files import one_line
 from ..errors import UserError
 from ..products_vanilla_transformer import EIGHT_BITS, can_use_eight_bits
+from ..untrusted import one_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

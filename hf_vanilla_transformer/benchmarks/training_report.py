@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..evaluation.side_by_side import draw_panels, family, markdown, precision
-from .training_benchmark import Measurement
+from .harness import draw_panels, family, markdown, precision
+from .training import Measurement
 
 
 @dataclass

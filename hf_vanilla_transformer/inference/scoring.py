@@ -9,7 +9,7 @@ import torch
 
 from ..errors import UserError
 from .alignment import decoder_inputs
-from .translating import BATCHES_AHEAD, MAX_TOKENS, Translator, length_batches
+from .translator import BATCHES_AHEAD, MAX_TOKENS, Translator, length_batches
 
 
 @dataclass

@@ -17,9 +17,9 @@ import torch
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
+from ..evaluation.metrics import score_translations
 from .decoding_engines import ENGINES, Ids
-from .metrics import score_translations
-from .side_by_side import Worker, forget_peak, peak_mib, requests
+from .harness import Worker, forget_peak, peak_mib, requests
 
 ORDERS = ("sorted", "file")
 

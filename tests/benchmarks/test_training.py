@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from datasets import Dataset, load_from_disk
 
+from hf_vanilla_transformer.benchmarks import training as benchmark
+from hf_vanilla_transformer.benchmarks.training import Measurement, Setting, compare, prepare, setting
+from hf_vanilla_transformer.benchmarks.training_report import plot, ratios, report, scaling
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training import training_benchmark as benchmark
-from hf_vanilla_transformer.training.training_benchmark import Measurement, Setting, compare, prepare, setting
-from hf_vanilla_transformer.training.training_report import plot, ratios, report, scaling
 
 WORDS = ["a", "dog", "and", "two", "cats", "sleep", "in", "the", "snow", "while", "it", "is", "cold"]
 PAIRS = [(" ".join(WORDS[: 1 + n % 11]), " ".join(reversed(WORDS[: 1 + n % 7]))) for n in range(60)]

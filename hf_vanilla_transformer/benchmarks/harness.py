@@ -20,7 +20,7 @@ import torch
 from transformers.utils import logging
 
 from ..errors import UserError
-from .attention_maps import figures, save_figure
+from ..evaluation.attention_maps import figures, save_figure
 
 #: Told apart by eyes that see no red or no green (Okabe and Ito 2008).
 COLORS = ("#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#f0e442", "#cc79a7")

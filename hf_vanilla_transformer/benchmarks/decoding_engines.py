@@ -13,8 +13,8 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from .. import generation_vanilla_transformer
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
-from .loading import INT8, load_model
-from .workers import in_threads, shares
+from ..inference.loading import INT8, load_model
+from ..inference.workers import in_threads, shares
 
 LENGTH_PENALTY = 1.0  # log P / length, which all three engines have
 

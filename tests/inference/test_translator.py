@@ -9,8 +9,8 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.evaluation import loading, workers
-from hf_vanilla_transformer.evaluation.translating import (
+from hf_vanilla_transformer.inference import loading, workers
+from hf_vanilla_transformer.inference.translator import (
     BATCHES_AHEAD,
     EXTRA_TOKENS,
     Hypothesis,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import UserError
-from .text_lines import read_lines
-from .translating import MAX_TOKENS, Translator, translated_lines, with_prefixes
+from .text_io import read_lines
+from .translator import MAX_TOKENS, Translator, translated_lines, with_prefixes
 
 BATCHES_PER_CHUNK = 8
 

@@ -5,8 +5,8 @@ import torch
 
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.evaluation.alignment import align, word_numbers
-from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.inference.alignment import align, word_numbers
+from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.marian import to_marian
 from tests.model_helpers import tiny_model
 

@@ -27,12 +27,12 @@ from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfi
 from ..data import encode_pairs, load_pairs, load_tokenizers, save_tokenizers, train_tokenizer
 from ..data.batching import UpdateSampler, pair_lengths
 from ..errors import UserError
-from ..evaluation.side_by_side import Worker, family, forget_peak, held_mib, peak_mib, precision, requests, spread
 from ..interop.marian import to_marian
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import VanillaTransformerTrainingArguments
-from .progress import IGNORED
-from .trainer import VanillaTransformerTrainer
+from ..training.arguments import VanillaTransformerTrainingArguments
+from ..training.progress import IGNORED
+from ..training.trainer import VanillaTransformerTrainer
+from .harness import Worker, family, forget_peak, held_mib, peak_mib, precision, requests, spread
 
 #: Transformer-tiny of Wu et al. 2021, the size of scripts/recipes/multi30k_en_de_tiny.yaml
 TINY: dict[str, int] = {

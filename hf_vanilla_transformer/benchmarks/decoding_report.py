@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
-from .decoding_benchmark import Measurement
-from .side_by_side import draw_panels, family, markdown, precision, spread
+from .decoding import Measurement
+from .harness import draw_panels, family, markdown, precision, spread
 
 
 @dataclass

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..damaged_files import one_line
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, chosen_settings, search_for
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..untrusted import one_line
 from .alignment import Link, align, chosen_layer
 from .loading import load_model
 from .workers import in_threads, shares, worker_count

@@ -15,8 +15,8 @@ import torch
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.evaluation.large_jobs import BATCHES_PER_CHUNK, translate_file
-from hf_vanilla_transformer.evaluation.translating import Translator, translated_lines
+from hf_vanilla_transformer.inference.file_translation import BATCHES_PER_CHUNK, translate_file
+from hf_vanilla_transformer.inference.translator import Translator, translated_lines
 from tests.model_helpers import tiny_model
 
 LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(28)]

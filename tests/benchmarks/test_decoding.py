@@ -7,12 +7,13 @@ import pytest
 import sacrebleu
 import torch
 
+from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
+from hf_vanilla_transformer.benchmarks.decoding import Measurement, cache_bytes, compare
+from hf_vanilla_transformer.benchmarks.decoding_report import plot, ratios, report, scaling
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.evaluation import decoding_benchmark, workers
-from hf_vanilla_transformer.evaluation.decoding_benchmark import Measurement, cache_bytes, compare
-from hf_vanilla_transformer.evaluation.decoding_report import plot, ratios, report, scaling
-from hf_vanilla_transformer.evaluation.translating import Translator
+from hf_vanilla_transformer.inference import workers
+from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.marian import to_marian
 from tests.model_helpers import tiny_model
 

@@ -1,0 +1,1 @@
+"""Programs that measure this package beside its peers, and their reports."""
