@@ -173,8 +173,8 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.inference.file_translation import translated_lines
     from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
-    from hf_vanilla_transformer.inference.translator import translated_lines
 
     quiet()
     check_combination(arguments)

@@ -14,7 +14,7 @@ from .. import generation_vanilla_transformer
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
 from ..inference.loading import INT8, load_model
-from ..inference.workers import in_threads, shares
+from ..inference.workers import map_in_threads, shard_evenly
 
 LENGTH_PENALTY = 1.0  # log P / length, which all three engines have
 
@@ -89,7 +89,7 @@ class OurEngine(GenerateEngine):
         if size == 1:
             return super().translate(sentences, size, beams)
         limit = longest_translation(sentences)
-        parts = shares(sorted(range(len(sentences)), key=lambda index: -len(sentences[index])), self.workers)
+        parts = shard_evenly(sorted(range(len(sentences)), key=lambda index: -len(sentences[index])), self.workers)
 
         def search(part: list[int]) -> Ids:
             waiting = iter([sentences[index] for index in part])
@@ -101,7 +101,7 @@ class OurEngine(GenerateEngine):
             return self._generate(list(islice(waiting, size)), beams, more=more, max_new_tokens=limit)
 
         found: dict[int, list[int]] = {}
-        for part, rows in zip(parts, in_threads(search, parts, self.workers, threading.Event()), strict=True):
+        for part, rows in zip(parts, map_in_threads(search, parts, self.workers, threading.Event()), strict=True):
             found |= zip(part, rows, strict=True)
         return [found[index] for index in range(len(sentences))]
 

@@ -1,4 +1,4 @@
-"""Which source word a translated word comes from, read off the decoder's attention over the source."""
+"""Word alignment between a source and its translation, from the decoder's cross-attention."""
 
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -25,21 +25,20 @@ def align(
 ) -> list[list[Link]]:
     """Align the words of a batch of sentences with those of their translations.
 
-    Each target token is linked to the source token that the mean of the heads of one decoder layer looks at most
-    while the token is predicted; two words are linked if any of their tokens are (Garg et al. 2019, arXiv
-    1909.02074). Words are what white space separates.
+    Each target token is linked to the source token with the highest attention weight, averaged over the heads of one
+    decoder layer, when the token is predicted. Two words, as separated by white space, are linked if any of their
+    tokens are (Garg et al. 2019, arXiv 1909.02074).
 
     Args:
-        model: a translator of this package; its mode and attention implementation are as before afterwards.
-        source_tokenizer, target_tokenizer: which made the ids.
-        sources, targets: ids of each sentence, with their ends; the decoder's start token is not among them.
+        model: a translation model of this package; its mode and attention implementation are restored afterwards.
+        sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
         layer: of the decoder, counted from 1; None is the last but one, as in the paper cited.
 
     Returns:
         The links of each pair, sorted.
 
     Raises:
-        UserError: a layer that is not there.
+        UserError: a layer that does not exist.
     """
     weights = _mean_attention(model, source_tokenizer, sources, targets, chosen_layer(model, layer))  # (B, T, S)
     return [
@@ -49,10 +48,10 @@ def align(
 
 
 def chosen_layer(model: PreTrainedModel, layer: int | None) -> int:
-    """The decoder layer to look at, counted from 1.
+    """The decoder layer whose attention is used, counted from 1.
 
     Raises:
-        UserError: the model has no such layer, or is no translator of this package.
+        UserError: the model has no such layer, or is no translation model of this package.
     """
     layers = getattr(model.get_decoder(), "layers", [])
     if not layers or not hasattr(layers[0], "cross_attn"):
@@ -65,29 +64,29 @@ def chosen_layer(model: PreTrainedModel, layer: int | None) -> int:
 
 
 def word_numbers(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int | None]:
-    """For each token the word that it is part of, counted from 0; None for special tokens and mere space."""
+    """The word of each token, counted from 0; None for special tokens and white space."""
     special = set(tokenizer.all_special_ids)
     numbers: list[int | None] = []
-    word, begun, held = -1, [], 0  # the present word, the tokens from its first one on, how many words they hold
+    word, span, held = -1, [], 0  # the current word, the tokens since its first one, the number of words in these
     for token in ids:
         alone = tokenizer.decode([token], clean_up_tokenization_spaces=False)
         if token in special or not alone.strip():
-            begun += [] if token in special else [token]
+            span += [] if token in special else [token]
             numbers.append(None)
             continue
-        # together, because a token alone does not say whether a space stands before it
-        words = len(tokenizer.decode([*begun, token], clean_up_tokenization_spaces=False).split())
+        # decoded together, because some tokenizers strip the leading space of a token decoded alone
+        words = len(tokenizer.decode([*span, token], clean_up_tokenization_spaces=False).split())
         if words > held:
-            word, begun, held = word + words - held, [token], len(alone.split())
+            word, span, held = word + words - held, [token], len(alone.split())
         else:
-            begun.append(token)
+            span.append(token)
         numbers.append(word)
     return numbers
 
 
 @contextmanager
 def eager_attention(model: PreTrainedModel):
-    """The model in evaluation mode and with the attention that gives its weights, for a while."""
+    """Evaluation mode with eager attention, the implementation that returns its weights; restored afterwards."""
     was_training, implementation = model.training, model.config._attn_implementation
     try:
         model.eval()
@@ -105,26 +104,26 @@ def _mean_attention(
     targets: Sequence[list[int]],
     layer: int,
 ) -> Tensor:
-    """(B, T, S): the mean of the heads of a decoder layer, on the CPU."""
+    """Cross-attention weights (B, T, S) of a decoder layer, averaged over its heads, on the CPU."""
     source = tokenizer.pad({"input_ids": list(sources)}, return_tensors="pt").to(model.device)
-    seen: list[Tensor] = []
+    weights: list[Tensor] = []
 
     def keep(module: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        seen.append(output[1].float().mean(dim=1).cpu())  # (B, H, T, S) -> (B, T, S)
+        weights.append(output[1].float().mean(dim=1).cpu())  # (B, H, T, S) -> (B, T, S)
 
-    # `output_attentions` would hold the weights of every layer, which is much for long sentences
+    # a hook, because `output_attentions` would keep the weights of every layer
     hook = model.get_decoder().layers[layer - 1].cross_attn.register_forward_hook(keep)
     try:
         with eager_attention(model):
-            # without the logits, which nobody asks for
+            # the base model computes no logits
             model.base_model(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False)
     finally:
         hook.remove()
-    return seen[0]
+    return weights[0]
 
 
 def decoder_inputs(model: PreTrainedModel, targets: Sequence[list[int]]) -> Tensor:
-    """(B, T): what the decoder reads to predict these words, each one place later than it is written (§3.1)."""
+    """Decoder inputs (B, T) for teacher forcing: the targets shifted right by one position (§3.1)."""
     longest = max(map(len, targets))
     start, pad = model.config.decoder_start_token_id, model.config.pad_token_id
     rows = [[start, *target[:-1]] + [pad] * (longest - len(target)) for target in targets]
@@ -132,14 +131,14 @@ def decoder_inputs(model: PreTrainedModel, targets: Sequence[list[int]]) -> Tens
 
 
 def _links(weights: Tensor, source_words: list[int | None], target_words: list[int | None]) -> list[Link]:
-    """Links of one pair, from (T, S) weights with padding at their ends."""
+    """Links of one pair, from its weights (T, S), padded at the end."""
     columns = [column for column, word in enumerate(source_words) if word is not None]
     if not columns:
         return []
     best = weights[:, columns].argmax(dim=1).tolist()
     links = {
-        (source_words[columns[place]], word)
-        for place, word in zip(best, target_words, strict=False)  # padding of other sentences follows
+        (source_words[columns[column]], word)
+        for column, word in zip(best, target_words, strict=False)  # `best` goes on with padding
         if word is not None
     }
     return sorted(links)

@@ -1,41 +1,75 @@
-"""Translate a file that is large: in parts, by several processes, and again after whatever stopped it.
+"""Translations as lines of text, and resumable translation of a large file by several processes.
 
-The input is cut into chunks of lines. Each becomes a file of its own, written beside and renamed, in a folder next to
-the output; when all are there they become the output, in their order. So a chunk is either whole or absent: what was
-killed goes on with the chunks that are missing, with as many processes as there are then.
+The input is cut into chunks of lines. The translation of each chunk is written atomically to a file in a folder beside
+the output; in the end these files are concatenated. So a killed job resumes with the missing chunks, with any number
+of processes.
 """
 
-import gzip
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from ..atomic_write import atomic_file
 from ..errors import UserError
-from .text_io import read_lines
-from .translator import MAX_TOKENS, Translator, translated_lines, with_prefixes
+from .batching import MAX_TOKENS, with_prefixes
+from .text_io import open_to_write, read_lines
+from .translator import Hypothesis, Translator
 
 BATCHES_PER_CHUNK = 8
 
 
-class Processes(Protocol):
-    """What is needed of `accelerate.PartialState`."""
+def translated_lines(
+    translator: Translator,
+    sentences: Iterable[str],
+    *,
+    n_best: int | None = None,
+    alignment: bool = False,
+    first_line: int = 1,
+    **settings: Any,
+) -> Iterator[str]:
+    """Translate into lines of text in the format of Moses, Marian and fairseq.
 
-    process_index: int
-    num_processes: int
+    Args:
+        n_best: None gives one line per sentence: the translation, then " ||| " and its alignment if asked for. A
+            number gives one line per hypothesis: `i ||| text ||| score`, or `i ||| text ||| score ||| alignment`,
+            where i counts the sentences from 0.
+        others: those of `Translator.translate_nbest`.
 
-    def wait_for_everyone(self) -> None: ...
+    Raises:
+        UserError: what that raises, and as early; `n_best` with greedy search, which has no scores.
+    """
+    if n_best is not None and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1:
+        raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
+    if n_best is None and not alignment:
+        return map(_on_one_line, translator.translate(sentences, first_line=first_line, **settings))
+    found = translator.translate_nbest(sentences, n_best or 1, alignment=alignment, first_line=first_line, **settings)
+    return (
+        _line(None if n_best is None else number, one)
+        for number, hypotheses in enumerate(found, start=first_line - 1)
+        for one in hypotheses
+    )
+
+
+def _line(number: int | None, one: Hypothesis) -> str:
+    fields = [_on_one_line(one.text)]
+    if number is not None:
+        fields = [str(number), *fields, "" if one.score is None else f"{one.score:.4f}"]
+    return " ||| ".join(fields if one.alignment is None else [*fields, one.pharaoh])
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\n", " ")  # a model can generate any character
 
 
 def translate_file(
     translator: Translator,
     source: str | Path | None,
     output: str | Path,
-    processes: Processes,
+    processes: Any,
     *,
     prefixes: str | Path | None = None,
     batch_size: int = 64,
@@ -46,24 +80,24 @@ def translate_file(
     """Translate a file into another.
 
     Args:
-        translator: of this process.
+        translator: this process's.
         source: text, `.gz` too; None is standard input. Every process reads all of it and translates its share.
-        output: the lines of `translated_lines`; packed if its name ends in `.gz`. It appears when it is whole.
-        processes: this one's number, and how many there are.
-        prefixes: a file with what each translation must begin with, as many lines as the source has.
-        batch_size, max_tokens_per_batch, settings: those of `translated_lines`. A job that goes on may have another
-            `max_tokens_per_batch`, because the memory may have been too small for the last one.
-        progress: called with the number of lines of each chunk that is done, and the seconds it took; 0 seconds for
-            one that an earlier run left.
+        output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
+        processes: `accelerate.PartialState()`.
+        prefixes: a file with as many target prefixes as the source has lines.
+        batch_size, max_tokens_per_batch, settings: those of `translated_lines`. Only `max_tokens_per_batch` may differ
+            when a job resumes, since the last one may have run out of memory.
+        progress: called with the number of lines of each finished chunk and the seconds it took; 0 seconds for a chunk
+            of an earlier run.
 
     Returns:
         The number of lines of the source.
 
     Raises:
-        UserError: another job has left its parts beside this output, or what `Translator.translate` raises.
+        UserError: another job has left chunks beside this output, or what `Translator.translate` raises.
     """
     limits: dict[str, Any] = {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
-    translated_lines(translator, [], **limits, **settings)  # refuses what is wrong before anything is read
+    translated_lines(translator, [], **limits, **settings)  # checks the arguments before anything is read
     target = Path(output).resolve()
     parts = target.with_name(f".{target.name}.parts")
     size = batch_size * BATCHES_PER_CHUNK
@@ -73,16 +107,20 @@ def translate_file(
     settings |= limits
     pairs, lines = with_prefixes(read_lines(source), None if prefixes is None else read_lines(prefixes)), 0
     try:
-        for number, chunk in enumerate(_chunks(pairs, size)):
+        for number, chunk in enumerate(iter(lambda: list(islice(pairs, size)), [])):
             if number % processes.num_processes == processes.process_index:
                 start, part = time.perf_counter(), parts / f"{number:09d}"
-                if not (old := part.exists()):
-                    _write(part, _translated(translator, chunk, lines + 1, prefixes is not None, settings))
+                if not (resumed := part.exists()):
+                    sentences, begin = map(list, zip(*chunk, strict=True))
+                    forced = None if prefixes is None else begin
+                    _write(part, translated_lines(
+                        translator, sentences, prefixes=forced, first_line=lines + 1, **settings
+                    ))  # fmt: skip
                 if progress is not None:
-                    progress(len(chunk), 0.0 if old else time.perf_counter() - start)
+                    progress(len(chunk), 0.0 if resumed else time.perf_counter() - start)
             lines += len(chunk)
     except UserError:
-        if not _finished(parts):  # nothing is lost
+        if not _finished(parts):
             shutil.rmtree(parts, ignore_errors=True)
         raise
     processes.wait_for_everyone()
@@ -92,29 +130,15 @@ def translate_file(
     return lines
 
 
-def _chunks(pairs: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
-    while chunk := list(islice(pairs, size)):
-        yield chunk
-
-
-def _translated(
-    translator: Translator, chunk: list[tuple[str, str]], first_line: int, forced: bool, settings: dict[str, Any]
-) -> Iterator[str]:
-    sentences, prefixes = map(list, zip(*chunk, strict=True))
-    return translated_lines(
-        translator, sentences, first_line=first_line, prefixes=prefixes if forced else None, **settings
-    )
-
-
 def _identity(translator: Translator, prefixes: str | Path | None) -> dict[str, Any]:
-    """What else must be the same when a job goes on."""
+    """What else must be the same when a job resumes."""
     names = [str(model.config.name_or_path) for model in translator.models]
     identity: dict[str, Any] = {"model": names[0] if len(names) == 1 else names}
     return identity if prefixes is None else identity | {"prefixes": str(prefixes)}
 
 
 def _claim(parts: Path, job: dict[str, Any]) -> None:
-    """Make the folder of the parts, or see that it is this job's."""
+    """Create the folder of the chunks, or check that it belongs to this job."""
     note = parts / "job.json"
     wanted = json.dumps(job, default=str, sort_keys=True)
     if note.exists():
@@ -126,11 +150,9 @@ def _claim(parts: Path, job: dict[str, Any]) -> None:
 
 
 def _write(path: Path, lines: Iterable[str], end: str = "\n") -> None:
-    beside = path.with_name(f"{path.name}.new")
-    with open(beside, "w", encoding="utf-8", newline="\n") as file:
+    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         for line in lines:
             file.write(line + end)
-    os.replace(beside, path)
 
 
 def _finished(parts: Path) -> list[Path]:
@@ -138,10 +160,8 @@ def _finished(parts: Path) -> list[Path]:
 
 
 def _join(parts: Path, target: Path) -> None:
-    beside = parts / "whole"
-    with gzip.open(beside, "wb") if target.suffix == ".gz" else open(beside, "wb") as stream:
+    with open_to_write(target) as stream:
         for part in _finished(parts):
             with open(part, "rb") as file:
                 shutil.copyfileobj(file, stream)
-    os.replace(beside, target)
     shutil.rmtree(parts)

@@ -1,4 +1,4 @@
-"""A model folder becomes a model: on a device, in a precision, and whole."""
+"""Load a model folder on a device and in a precision, and refuse incomplete weights."""
 
 import copy
 import os
@@ -16,14 +16,14 @@ from ..untrusted import one_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-#: float32 or bfloat16, whichever translates faster here. ("auto" is the checkpoint's own precision in transformers.)
+#: float32 or bfloat16, whichever translates faster on this machine ("auto" is transformers' word for the checkpoint's)
 FASTEST = "fastest"
 
-#: The decoder's output layer in 8 bits, and all its matrices while a search has few rows; the rest in bfloat16. Or all
-#: its matrices always, and the rest in float32, where the processor has no instructions for bfloat16.
+#: Dynamic int8 for the decoder's output layer, and for its other matrices while a search has few rows; the rest is in
+#: bfloat16. On a CPU without bfloat16 instructions: int8 for all matrices of the decoder, the rest in float32.
 INT8 = EIGHT_BITS
 
-_TRIAL_SENTENCES, _TRIAL_WORDS, _TRIALS = 16, 16, 3
+_TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIALS = 16, 16, 3
 
 
 def load_model(
@@ -34,24 +34,22 @@ def load_model(
     Args:
         directory: the folder.
         device: such as "cpu" or "cuda:1"; None is the machine's accelerator if it has one.
-        dtype: "float32", "bfloat16", "float16", a torch dtype, "int8" (see `INT8`), or "fastest", which measures
-            float32 and bfloat16; None is the checkpoint's own.
-
-    Returns:
-        The model, ready to translate.
+        dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" (see `INT8`), for few sentences at a time on a
+            CPU; "fastest" is float32 or bfloat16, whichever is faster in a few trial translations; None is the
+            checkpoint's own.
 
     Raises:
-        UserError: no such folder, no whole model in it, a device that is not there, an unknown dtype.
+        UserError: no such folder, no complete model in it, a device that does not exist, an unknown dtype.
     """
     folder = _model_folder(directory)
     target_device, target_dtype = _device(device), _dtype(dtype)
     model = _from_folder(folder, target_dtype).to(target_device)
     if dtype == INT8:
-        _set_eight_bits(model)
+        _set_int8(model)
     return model.to(faster_dtype(model)) if dtype == FASTEST else model
 
 
-def _set_eight_bits(model: PreTrainedModel) -> None:
+def _set_int8(model: PreTrainedModel) -> None:
     if model.config.model_type != "vanilla_transformer":
         raise UserError(f"dtype: {INT8!r} is for this package's models, not for {model.config.model_type}")
     if not can_use_eight_bits(model.get_output_embeddings().weight):
@@ -62,35 +60,30 @@ def _set_eight_bits(model: PreTrainedModel) -> None:
 def faster_dtype(model: PreTrainedModel) -> torch.dtype:
     """Float32 or bfloat16: the one in which a few short translations take less time.
 
-    A processor's name does not tell it: a small model loses more by conversions than it gains by narrower numbers.
+    Measured, because the processor does not decide it: a small model loses more by conversions than it gains.
 
     Args:
-        model: in float32; it stays as it is. A copy in bfloat16 lives for a moment.
+        model: in float32; it is not changed, but copied to bfloat16 for the trial.
     """
     last = max(4, model.config.vocab_size - 1)
-    words = torch.arange(_TRIAL_SENTENCES * _TRIAL_WORDS, device=model.device) % last
-    words = words.view(_TRIAL_SENTENCES, _TRIAL_WORDS)  # (B, S)
+    tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % last
+    tokens = tokens.view(_TRIAL_SENTENCES, _TRIAL_TOKENS)  # (B, S)
     models = {torch.float32: model, torch.bfloat16: copy.deepcopy(model).to(torch.bfloat16)}
     seconds = dict.fromkeys(models, float("inf"))
-    for trial in range(1 + _TRIALS):  # the first one warms up
+    for trial in range(1 + _TRIALS):
         for dtype, candidate in models.items():
-            taken = _seconds(candidate, words)
-            if trial:
-                # the best of them is the least disturbed
+            taken = _seconds(candidate, tokens)
+            if trial:  # the first one warms up; the fastest of the others is the least disturbed
                 seconds[dtype] = min(seconds[dtype], taken)
     return min(models, key=lambda dtype: seconds[dtype])
 
 
 @torch.inference_mode()
-def _seconds(model: PreTrainedModel, words: torch.Tensor) -> float:
+def _seconds(model: PreTrainedModel, tokens: torch.Tensor) -> float:
     start = time.perf_counter()
-    output = model.generate(
-        input_ids=words,
-        attention_mask=torch.ones_like(words),
-        min_new_tokens=_TRIAL_WORDS,
-        max_new_tokens=_TRIAL_WORDS,
-    )
-    output[0, 0].item()  # waits for the device
+    length = {"min_new_tokens": _TRIAL_TOKENS, "max_new_tokens": _TRIAL_TOKENS}
+    output = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), **length)
+    output[0, 0].item()  # synchronises the device
     return time.perf_counter() - start
 
 
@@ -111,7 +104,7 @@ def _from_folder(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    # what damaged files, another kind of model or weights of another shape raise; our own faults keep their traceback
+    # raised by damaged files, another model type or weights of another shape; other errors keep their traceback
     except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise UserError(f"{folder}: cannot load the model ({one_line(error)})") from error
     if missing := sorted(info["missing_keys"]):

@@ -1,4 +1,4 @@
-"""How likely a model finds translations that somebody else made."""
+"""Log-probabilities that a model gives to existing translations."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,21 +7,21 @@ from itertools import islice
 
 import torch
 
-from ..errors import UserError
 from .alignment import decoder_inputs
-from .translator import BATCHES_AHEAD, MAX_TOKENS, Translator, length_batches
+from .batching import BATCHES_AHEAD, MAX_TOKENS, check_at_least_one, length_batches
+from .translator import Translator
 
 
 @dataclass
 class ScoredTranslation:
-    """Natural logarithms of probabilities, of each word of a target (its end is the last) and of all of them."""
+    """The tokens of a target, end-of-sentence token included, and the natural log-probability of each."""
 
     tokens: list[str]
     log_probabilities: list[float]
 
     @property
     def log_probability(self) -> float:
-        """Of the whole sentence."""
+        """Of the whole sequence."""
         return sum(self.log_probabilities)
 
 
@@ -34,18 +34,15 @@ def score_translations_of(
     """Score given translations, in their order.
 
     Args:
-        translator: a model with its tokenizers; of an ensemble, a word's probability is the mean of all models'.
+        translator: a model with its tokenizers; an ensemble averages the token probabilities of its models.
         pairs: source and target text.
-        batch_size: pairs per batch, at most; `BATCHES_AHEAD` times as many are read ahead and sorted by length.
-        max_tokens_per_batch: tokens per batch, padding included, at most, of the side that has more; a longer pair
-            goes alone.
+        batch_size: pairs per batch, at most; `BATCHES_AHEAD` batches are read ahead and sorted by length.
+        max_tokens_per_batch: tokens per batch on its longer side, padding included, at most; a longer pair goes alone.
 
     Raises:
-        UserError: a limit below 1; a source longer than learned positions.
+        UserError: a limit below 1; a source longer than the learned positions of the model.
     """
-    for name, value in (("batch_size", batch_size), ("max_tokens_per_batch", max_tokens_per_batch)):
-        if value < 1:
-            raise UserError(f"{name}: must be at least 1, not {value}")
+    check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch)
     pairs, done = iter(pairs), 0
     while window := list(islice(pairs, batch_size * BATCHES_AHEAD)):
         yield from _score_window(translator, window, done, (batch_size, max_tokens_per_batch))
@@ -56,7 +53,6 @@ def _score_window(
     translator: Translator, window: list[tuple[str, str]], done: int, limits: tuple[int, int]
 ) -> list[ScoredTranslation]:
     targets = translator.target_tokenizer(text_target=[target for _, target in window])["input_ids"]
-    # an empty target is its end alone
     sources = [translator.encode(source, done + i + 1) for i, (source, _) in enumerate(window)]
     lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
     scored: dict[int, ScoredTranslation] = {}
@@ -73,11 +69,12 @@ def _log_probabilities(
 ) -> list[list[float]]:
     source = translator.source_tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(translator.model.device)
     longest = max(map(len, targets))
-    words = torch.tensor([row + [0] * (longest - len(row)) for row in targets], device=translator.model.device)
-    each = []
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in targets], device=translator.model.device)
+    log_probabilities = []
     for model in translator.models:
         logits = model.eval()(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False).logits
-        chosen = logits.gather(2, words[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
-        each.append(chosen - logits.float().logsumexp(dim=2))
-    mean = torch.stack(each).logsumexp(dim=0) - math.log(len(each))  # of the probabilities
+        chosen = logits.gather(2, tokens[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
+        log_probabilities.append(chosen - logits.float().logsumexp(dim=2))
+    # the log of the mean probability
+    mean = torch.stack(log_probabilities).logsumexp(dim=0) - math.log(len(log_probabilities))
     return [row[: len(target)] for row, target in zip(mean.tolist(), targets, strict=True)]

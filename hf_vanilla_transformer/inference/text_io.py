@@ -1,32 +1,40 @@
-"""Lines of text in and out: files, `.gz` files and pipes, UTF-8 whatever the locale says."""
+"""Lines of text in and out: files, `.gz` files and pipes; UTF-8 whatever the locale is."""
 
 import gzip
-import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, cast
 
+from transformers.utils import logging
+
+from ..atomic_write import atomic_file
 from ..data import readers
 from ..errors import UserError
+
+
+def silence_transformers() -> None:
+    """Turn off the progress bars and warnings of transformers, for commands that print translations or one error."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def read_lines(path: str | Path | None = None) -> Iterator[str]:
     """Read lines of text as they arrive; only a line feed ends a line.
 
     Args:
-        path: a file, packed by gzip or not, or a named pipe; None or "-" is standard input.
+        path: a file, gzipped or not, or a named pipe; None or "-" is standard input.
 
     Yields:
-        The lines without their ends, as `data.readers.read_lines` gives them.
+        The lines without their ends, as `data.readers.read_lines` yields them.
 
     Raises:
-        UserError: no such file, bytes that are no UTF-8, with their line, or a damaged gzip file.
+        UserError: no such file, bytes that are not UTF-8 (with the line number), or a damaged gzip file.
     """
     if path is None or str(path) == "-":
         yield from _decode(sys.stdin.buffer, "standard input")
-    elif Path(path).is_fifo():  # `<(zcat file)` of the shell: what is read to look at it is gone
+    elif Path(path).is_fifo():  # such as the shell's `<(zcat file)`: testing for gzip would consume its first bytes
         with open(path, "rb") as stream:
             yield from _decode(stream, str(path))
     else:
@@ -35,42 +43,48 @@ def read_lines(path: str | Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def line_writer(path: str | Path | None = None) -> Iterator[Callable[[str], None]]:
-    """Open a place for lines of text; give a function that writes one line.
+    """Open a file or standard output for lines of text.
 
-    A file is written beside its place and moved there at the end, so that what stands there before stays whole
-    until then, and may even be what is being read. Whoever fills a folder's disk or interrupts loses nothing.
+    A file is written atomically: an existing one stays intact until the end, and may even be what is being read.
 
     Args:
-        path: a file, packed if its name ends in `.gz`; None or "-" is standard output. While that is in use,
+        path: a file, compressed if its name ends in `.gz`; None or "-" is standard output. While that is in use,
             everything else that is printed goes to standard error.
 
     Yields:
-        A function that writes a line, given without its end.
+        A function that writes one line, given without its line feed.
 
     Raises:
         UserError: the path is a folder.
         OSError: the file cannot be written.
     """
-    if path is None or str(path) == "-":
-        with _standard_output() as stream:
-            yield _line_writer(stream, flush=True)
-        return
+    to_stdout = path is None or str(path) == "-"
+    with _standard_output() if to_stdout else open_to_write(cast(Path, path)) as stream:
+
+        def write(line: str) -> None:
+            stream.write(line.encode("utf-8") + b"\n")
+            if to_stdout:
+                stream.flush()
+
+        yield write
+
+
+@contextmanager
+def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file for bytes that replaces `path` when the block ends without an error; gzip if it ends in `.gz`.
+
+    Raises:
+        UserError: the path is a folder.
+    """
     target = Path(path).resolve()
     if target.is_dir():
         raise UserError(f"{path}: this is a folder; give the name of a file")
-    # a device or a named pipe is written to, never replaced
-    beside = target if target.exists() and not target.is_file() else target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with gzip.open(beside, "wb") if target.suffix == ".gz" else open(beside, "wb") as stream:
-            yield _line_writer(stream)
-        if beside != target:
-            os.replace(beside, target)
-    finally:
-        if beside != target:
-            beside.unlink(missing_ok=True)
+    opened = gzip.open if target.suffix == ".gz" else open
+    with atomic_file(target) as temporary, opened(temporary, "wb") as stream:
+        yield cast(IO[bytes], stream)
 
 
-def _decode(stream: BinaryIO, name: str) -> Iterator[str]:
+def _decode(stream: IO[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(stream, start=1):
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         try:
@@ -83,18 +97,7 @@ def _decode(stream: BinaryIO, name: str) -> Iterator[str]:
 
 
 @contextmanager
-def _standard_output() -> Iterator[BinaryIO]:
-    printed, sys.stdout = sys.stdout, sys.stderr
-    try:
-        yield printed.buffer
-    finally:
-        sys.stdout = printed
-
-
-def _line_writer(stream: BinaryIO | gzip.GzipFile, flush: bool = False) -> Callable[[str], None]:
-    def write(line: str) -> None:
-        stream.write(line.encode("utf-8") + b"\n")
-        if flush:
-            stream.flush()
-
-    return write
+def _standard_output() -> Iterator[IO[bytes]]:
+    stream = sys.stdout.buffer
+    with redirect_stdout(sys.stderr):
+        yield stream

@@ -1,10 +1,10 @@
-"""Translate lines of text with a trained model, in their order, in batches of similar length."""
+"""Translate sentences with a trained model, in their order, in batches of similar length."""
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +17,32 @@ from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, chosen_sett
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line
 from .alignment import Link, align, chosen_layer
+from .batching import (
+    BATCHES_AHEAD,
+    MAX_TOKENS,
+    EncodedSentence,
+    SearchJob,
+    check_at_least_one,
+    search_jobs,
+    with_prefixes,
+)
 from .loading import load_model
-from .workers import in_threads, shares, worker_count
+from .workers import map_in_threads, worker_count
 
 #: "We set the maximum output length during inference to input length + 50" (§6.1).
 EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
 
-#: How many batches are read ahead, to be sorted by length: enough to waste little padding, few enough for a stream.
-BATCHES_AHEAD = 16
-
-#: Padded source tokens of a batch: 64 sentences of 64 tokens, so that only longer ones make it smaller. With 4 beams
-#: the base model's caches then take about half a GiB in float32.
-MAX_TOKENS = 4096
-
-#: Scores below come from hypotheses that are not there: a tiny vocabulary cannot fill every beam.
+#: Scores below this belong to beams that hold no hypothesis: a tiny vocabulary cannot fill every beam.
 _IMPOSSIBLE = -1e8
-
-_MISSING = object()
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One of the translations that a search found.
+    """One of the translations that a search returned.
 
-    `score` is what the search ranks by: the natural logarithm of the probability over the length penalty; None after
-    greedy search, which ranks nothing. Words of a forced prefix count neither for the probability nor for the length.
-    `alignment` has (source word, target word) pairs if asked for, otherwise None.
+    `score` is what the search ranks by: the log-probability over the length penalty; None after greedy search. Tokens
+    of a forced prefix count neither for the probability nor for the length. `alignment` has (source word, target word)
+    pairs if asked for, otherwise None.
     """
 
     text: str
@@ -51,16 +51,19 @@ class Hypothesis:
 
     @property
     def pharaoh(self) -> str:
-        """The alignment as the decoder Pharaoh wrote it and every aligner does: `0-0 1-2`."""
+        """The alignment in Pharaoh format, which word aligners write: `0-0 1-2`."""
         return " ".join(f"{source}-{target}" for source, target in self.alignment or [])
 
 
 @dataclass(frozen=True)
-class _Sentence:
-    """Ids of a source, and of what its translation must begin with."""
+class _Request:
+    """Checked arguments of `translate_nbest`."""
 
-    source: list[int]
-    prefix: list[int]
+    batch_size: int
+    max_tokens: int
+    alignment_layer: int | None  # None: no alignment
+    settings: dict[str, Any]  # for `generate`
+    refill: bool  # whether this package's search runs, which can replace finished sentences
 
 
 class Translator:
@@ -68,11 +71,11 @@ class Translator:
 
     Args:
         model: a sequence-to-sequence model that can `generate`; it stays on its device.
-        source_tokenizer: for the text that comes in.
-        target_tokenizer: for the text that goes out; None means that one tokenizer serves both languages.
-        ensemble: more models with the same tokenizers; a word's probability is the mean of all models'.
-        workers: searches that run beside each other, each with `batch_size` sentences and its part of torch's
-            threads; None is one for each of torch's threads on a CPU, up to 8.
+        source_tokenizer: for the source language.
+        target_tokenizer: for the target language; None means that one tokenizer serves both.
+        ensemble: more models with the same tokenizers; token probabilities are averaged over all models.
+        workers: searches that run in parallel threads, each with `batch_size` sentences and its share of torch's
+            threads; None is one per torch thread on a CPU, up to 8.
     """
 
     def __init__(
@@ -83,8 +86,7 @@ class Translator:
         ensemble: Sequence[PreTrainedModel] = (),
         workers: int | None = None,
     ) -> None:
-        if workers is not None and workers < 1:
-            raise UserError(f"workers: must be at least 1, not {workers}")
+        check_at_least_one(workers=workers)
         self.model = model
         self.models = [model, *ensemble]
         self.workers = workers
@@ -100,20 +102,16 @@ class Translator:
         ensemble: Sequence[str | os.PathLike] = (),
         workers: int | None = None,
     ) -> "Translator":
-        """Load a model folder: the model, its generation settings and its tokenizers.
+        """Load a model folder: the model, its generation config and its tokenizers.
 
         Args:
             directory: a folder that `save_pretrained` or a training run has written.
-            device: such as "cpu" or "cuda:1"; None is the machine's accelerator if it has one.
-            dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" has the decoder's matrices in 8 bits
-                where few sentences are translated at once, on a CPU; "fastest" is float32 or bfloat16, whichever a few
-                trial translations find faster here; None is the checkpoint's own.
-            ensemble: folders of more models with the same tokenizers; the settings are the first one's.
+            device, dtype: those of `load_model`.
+            ensemble: folders of more models with the same tokenizers; the first model's generation config is used.
             workers: as above.
 
         Raises:
-            UserError: no such folder, no whole model in it, a device that is not there, an unknown dtype, or
-                tokenizers that differ.
+            UserError: what `load_model` raises, or tokenizers that differ.
         """
         model = load_model(directory, device, dtype)
         source, target = _load_tokenizers(directory)
@@ -125,53 +123,20 @@ class Translator:
             members.append(load_model(other, model.device, model.dtype))
         return cls(model, source, target, members, workers)
 
-    def translate(
-        self,
-        sentences: Iterable[str],
-        *,
-        prefixes: Iterable[str] | None = None,
-        batch_size: int = 64,
-        max_tokens_per_batch: int = MAX_TOKENS,
-        num_beams: int | None = None,
-        max_new_tokens: int | None = None,
-        length_penalty: float | None = None,
-        first_line: int = 1,
-        **generate_kwargs: Any,
-    ) -> Iterator[str]:
+    def translate(self, sentences: Iterable[str], **settings: Any) -> Iterator[str]:
         """Translate sentences one by one or from an endless stream.
 
         Args:
-            sentences: text, one sentence each; an empty or blank one comes out empty, unseen by the model.
-            prefixes: what each translation must begin with, as many as sentences; an empty one forces nothing. The
-                last word of a prefix may come out longer. (A blank sentence comes out as its prefix.)
-            batch_size: sentences per batch, at most. `BATCHES_AHEAD` times as many are read ahead; 1 reads none ahead.
-            max_tokens_per_batch: source tokens per batch, padding included, at most; a longer sentence goes alone.
-                The decoder's caches are `num_beams` times as long.
-            num_beams: None, here and below, is what the checkpoint's `generation_config.json` says.
-            max_new_tokens: if the checkpoint says nothing either, it is the longest source of the batch + 50 (§6.1).
-            length_penalty: Hugging Face's, log P / length^length_penalty, instead of the checkpoint's.
-            first_line: the number of the first sentence, for messages.
-            **generate_kwargs: anything else for `model.generate`.
+            sentences: text, one sentence each; an empty or blank one comes out empty without reaching the model.
+            settings: those of `translate_nbest`, such as `num_beams`, and any other argument of `model.generate`.
 
         Returns:
             An iterator of as many translations, in the same order.
 
         Raises:
-            UserError: at once for an argument out of range; later for an item that is no string, one that is
-                longer than the learned positions of the model, or a sentence without its prefix.
+            UserError: what `translate_nbest` raises.
         """
-        best = self.translate_nbest(
-            sentences,
-            prefixes=prefixes,
-            batch_size=batch_size,
-            max_tokens_per_batch=max_tokens_per_batch,
-            num_beams=num_beams,
-            max_new_tokens=max_new_tokens,
-            length_penalty=length_penalty,
-            first_line=first_line,
-            scores=False,
-            **generate_kwargs,
-        )
+        best = self.translate_nbest(sentences, scores=False, **settings)
         return (hypotheses[0].text for hypotheses in best)
 
     def translate_nbest(
@@ -191,60 +156,64 @@ class Translator:
         first_line: int = 1,
         **generate_kwargs: Any,
     ) -> Iterator[list[Hypothesis]]:
-        """Translate sentences; for each give its best translations with their scores.
+        """Translate sentences; return the best hypotheses of each, with their scores.
 
         Args:
-            n_best: how many, at most; not more than beams.
-            alignment: whether to find the source word of each target word (`alignment.align`), by the first model
-                of an ensemble.
-            alignment_layer: the decoder layer whose attention tells it, counted from 1; None is the last but one.
-            scores: whether they are wanted from transformers' own search too, which keeps the log-probabilities of
-                all words at every step for them. It runs where ours does not cover the settings.
-            others: those of `translate`.
+            sentences: as in `translate`.
+            n_best: hypotheses per sentence, at most; not more than beams.
+            alignment: whether to align the words of each hypothesis with the source (`alignment.align`), by the first
+                model of an ensemble.
+            alignment_layer: the decoder layer whose attention is used, counted from 1; None is the last but one.
+            scores: whether transformers' own search returns scores too, for which it keeps the log-probabilities of
+                the whole vocabulary at every step. It runs for settings that this package's search does not cover.
+            prefixes: text that each translation must begin with, one per sentence; "" forces nothing. The last word
+                of a prefix may be continued. (A blank sentence comes out as its prefix.)
+            batch_size: sentences per batch, at most. `BATCHES_AHEAD` batches are read ahead; 1 reads none ahead.
+            max_tokens_per_batch: source tokens per batch, padding included, at most; a longer sentence goes alone.
+                The decoder's KV caches are `num_beams` times as large.
+            num_beams: None, here and below, takes the value of the checkpoint's `generation_config.json`.
+            max_new_tokens: if that file sets none either, the longest source of the batch + 50 (§6.1).
+            length_penalty: Hugging Face's, log P / length^length_penalty, instead of the checkpoint's.
+            first_line: the line number of the first sentence, for messages.
+            **generate_kwargs: anything else for `model.generate`.
 
         Returns:
-            An iterator of as many lists as sentences, each with the best hypothesis first. A blank sentence has one.
+            An iterator of as many lists as sentences, best hypothesis first. A blank sentence has one.
 
         Raises:
-            UserError: what `translate` raises; more hypotheses than beams, a layer that is not there, an ensemble
-                with settings that only transformers' own search covers.
+            UserError: at once for an argument out of range, more hypotheses than beams, an alignment layer that does
+                not exist, an ensemble with settings that only transformers' search covers; later for an item that is
+                not a string, one longer than the learned positions of the model, or a sentence without its prefix.
         """
-        _check_sentences(sentences)
-        counts = {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch, "num_beams": num_beams}
-        for name, value in (counts | {"max_new_tokens": max_new_tokens, "n_best": n_best}).items():
-            if value is not None and value < 1:
-                raise UserError(f"{name}: must be at least 1, not {value}")
+        if isinstance(sentences, str):
+            raise UserError("sentences: an iterable of strings is needed, not one string; put it in a list")
+        check_at_least_one(
+            batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, num_beams=num_beams,
+            max_new_tokens=max_new_tokens, n_best=n_best,
+        )  # fmt: skip
         given = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
         settings = {name: value for name, value in given.items() if value is not None} | generate_kwargs
-        settings = self._search_settings(settings, n_best, scores)
+        settings, refill = self._search_settings(settings, n_best, scores)
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
-        pairs = with_prefixes(sentences, prefixes, first_line)
-        return self._stream(pairs, first_line, (batch_size, max_tokens_per_batch), layer, settings)
+        request = _Request(batch_size, max_tokens_per_batch, layer, settings, refill)
+        return self._stream(with_prefixes(sentences, prefixes, first_line), first_line, request)
 
-    def describe(
-        self,
-        *,
-        batch_size: int = 64,
-        max_tokens_per_batch: int = MAX_TOKENS,
-        num_beams: int | None = None,
-        max_new_tokens: int | None = None,
-        length_penalty: float | None = None,
-    ) -> dict[str, Any]:
-        """What `translate` does with these arguments, defaults filled in, to stand beside a score."""
+    def describe(self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any) -> dict[str, Any]:
+        """The settings that `translate` uses with these arguments, defaults filled in, to report with a score."""
         defaults = self.model.generation_config
         weights, dtype = getattr(defaults, "decoder_weights", None), str(self.model.dtype).removeprefix("torch.")
         return {
             "batch_size": batch_size,
             "max_tokens_per_batch": max_tokens_per_batch,
-            "num_beams": num_beams or defaults.num_beams or 1,
-            "max_new_tokens": max_new_tokens or defaults.max_new_tokens or f"source + {EXTRA_TOKENS}",
-            "length_penalty": self._length_penalty(length_penalty),
+            "num_beams": given.get("num_beams") or defaults.num_beams or 1,
+            "max_new_tokens": given.get("max_new_tokens") or defaults.max_new_tokens or f"source + {EXTRA_TOKENS}",
+            "length_penalty": self._length_penalty(given.get("length_penalty")),
             "device": str(self.model.device),
             "dtype": dtype if weights is None else f"{dtype}, decoder {weights}",
         }
 
     def _length_penalty(self, given: float | None) -> float | str:
-        """What a hypothesis' log-probability is divided by: length^penalty, or the paper's formula (§6.1)."""
+        """The exponent of Hugging Face's length penalty, or the paper's formula (§6.1)."""
         defaults = self.model.generation_config
         alpha = getattr(defaults, "paper_length_penalty", None)
         for penalty in (given, chosen_settings(defaults).get("length_penalty")):
@@ -252,8 +221,8 @@ class Translator:
                 return penalty
         return 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
 
-    def _search_settings(self, settings: dict[str, Any], n_best: int, scores: bool) -> dict[str, Any]:
-        """What `generate` is told, from what the caller says; a UserError where it makes no sense."""
+    def _search_settings(self, settings: dict[str, Any], n_best: int, scores: bool) -> tuple[dict[str, Any], bool]:
+        """Arguments of `generate`, and whether this package's search covers them."""
         beams = settings.get("num_beams") or self.model.generation_config.num_beams or 1
         if n_best > beams and not settings.get("do_sample"):
             raise UserError(f"n_best: {n_best} translations need num_beams to be at least {n_best}; it is {beams}")
@@ -262,278 +231,162 @@ class Translator:
         settings = settings | {"return_dict_in_generate": True}
         if n_best > 1:
             settings["num_return_sequences"] = n_best
-        own = self._is_covered(settings)
-        if scores and beams > 1 and not own:
+        covered = (
+            isinstance(self.model, VanillaTransformerForConditionalGeneration)
+            and search_for(self.model, settings.get("generation_config"), settings)[0] is not None
+        )
+        if scores and beams > 1 and not covered:
             settings["output_scores"] = True
         if len(self.models) > 1:
-            if not own:
+            if not covered:
                 raise UserError(
                     "ensemble: these settings, or those of the checkpoint's generation_config.json, are left to "
                     "transformers' own search, which takes one model; drop what is not beam search"
                 )
             settings["ensemble"] = self.models[1:]
-        return settings
-
-    def _is_covered(self, settings: dict[str, Any]) -> bool:
-        """Whether this package's search does it."""
-        if not isinstance(self.model, VanillaTransformerForConditionalGeneration):
-            return False
-        return search_for(self.model, settings.get("generation_config"), settings)[0] is not None
+        return settings, covered
 
     def _stream(
-        self,
-        pairs: Iterator[tuple[str, str]],
-        first_line: int,
-        limits: tuple[int, int],
-        layer: int | None,
-        settings: dict[str, Any],
+        self, pairs: Iterator[tuple[str, str]], line_number: int, request: _Request
     ) -> Iterator[list[Hypothesis]]:
-        """`limits` are sentences and tokens of a batch; `layer` is the one that aligns, if any."""
-        number, ahead = first_line, limits[0] * BATCHES_AHEAD if limits[0] > 1 else 1
+        ahead = request.batch_size * BATCHES_AHEAD if request.batch_size > 1 else 1
         while window := list(islice(pairs, ahead)):
-            yield from self._translate_window(window, number, limits, layer, settings)
-            number += len(window)
+            yield from self._translate_window(window, line_number, request)
+            line_number += len(window)
 
     def _translate_window(
-        self,
-        window: list[tuple[str, str]],
-        number: int,
-        limits: tuple[int, int],
-        layer: int | None,
-        settings: dict[str, Any],
+        self, window: list[tuple[str, str]], line_number: int, request: _Request
     ) -> list[list[Hypothesis]]:
-        results = [[Hypothesis(prefix, 0.0, None if layer is None else [])] for _, prefix in window]
+        no_alignment: list[Link] | None = None if request.alignment_layer is None else []
+        results = [[Hypothesis(prefix, 0.0, no_alignment)] for _, prefix in window]
         sentences = {
-            index: _Sentence(self.encode(line, number + index), self.encode_prefix(prefix, number + index))
-            for index, (line, prefix) in enumerate(window)
+            i: EncodedSentence(self.encode(line, line_number + i), self.encode_prefix(prefix, line_number + i))
+            for i, (line, prefix) in enumerate(window)
             if not _blank(line)
         }
-        joined, stop = self._is_covered(settings), threading.Event()
-        workers = 1 if not joined else self.workers or worker_count(self.model)
+        workers = 1 if not request.refill else self.workers or worker_count(self.model)
+        jobs = search_jobs(sentences, request.batch_size, request.max_tokens, request.refill, workers)
+        stop = threading.Event()
 
-        def work(job: tuple[list[int], int]) -> list[list[Hypothesis]]:
-            return self._translate_together([sentences[index] for index in job[0]], job[1], layer, settings, stop)
+        def search(job: SearchJob) -> list[list[Hypothesis]]:
+            return self._search([sentences[i] for i in job.indices], job.batch_size, request, stop)
 
-        jobs = list(_searches(sentences, *limits, joined, workers))
         was_training = [model.training for model in self.models]
         for model in self.models:
             model.eval()
         try:
-            for (indices, _), found in zip(jobs, in_threads(work, jobs, workers, stop), strict=True):
-                for index, hypotheses in zip(indices, found, strict=True):
-                    results[index] = hypotheses
+            for job, found in zip(jobs, map_in_threads(search, jobs, workers, stop), strict=True):
+                for i, hypotheses in zip(job.indices, found, strict=True):
+                    results[i] = hypotheses
         finally:
             for model, mode in zip(self.models, was_training, strict=True):
                 model.train(mode)
         return results
 
-    def encode(self, line: str, number: int) -> list[int]:
-        """The ids of a source text; `number` names its line where it is too long for learned positions."""
+    def encode(self, line: str, line_number: int) -> list[int]:
+        """Token ids of a source sentence; `line_number` is for the error if learned positions do not suffice."""
         ids = self.source_tokenizer(line)["input_ids"]
         limit = self._position_limit()
         if limit is not None and len(ids) > limit:
             raise UserError(
-                f"line {number}: {len(ids)} tokens, but the model has positions for {limit} only; split the line"
+                f"line {line_number}: {len(ids)} tokens, but the model has positions for {limit} only; split the line"
             )
         return ids
 
-    def encode_prefix(self, prefix: str, number: int) -> list[int]:
-        """The ids of the text that a translation begins with, without an end."""
+    def encode_prefix(self, prefix: str, line_number: int) -> list[int]:
+        """Token ids of the text that a translation must begin with, without an end-of-sentence token."""
         if not prefix.strip():
             return []
         ids = self.target_tokenizer(text_target=prefix.strip(), add_special_tokens=False)["input_ids"]
         limit = self._position_limit()
         if limit is not None and len(ids) >= limit:
-            raise UserError(f"line {number}: a prefix of {len(ids)} tokens, but the model has {limit} positions only")
+            raise UserError(
+                f"line {line_number}: a prefix of {len(ids)} tokens, but the model has {limit} positions only"
+            )
         return ids
 
     def _position_limit(self) -> int | None:
-        limits = [limit for limit in map(_position_limit, self.models) if limit is not None]
-        return min(limits, default=None)
+        """The fewest positions that a model has; sinusoids have no end (§3.5)."""
+        configs = [model.config for model in self.models]
+        limits = [
+            getattr(config, "max_position_embeddings", None)
+            for config in configs
+            if not str(getattr(config, "position_encoding_type", "")).startswith("sinusoidal")
+        ]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @torch.inference_mode()
-    def _translate_together(
-        self, batch: list[_Sentence], at_once: int, layer: int | None, settings: dict[str, Any], stop: threading.Event
+    def _search(
+        self, sentences: list[EncodedSentence], batch_size: int, request: _Request, stop: threading.Event
     ) -> list[list[Hypothesis]]:
-        """Translate sentences whose prefixes are of one length, so many at once, in one search, until told to stop."""
-        ids = [sentence.source for sentence in batch]
-        waiting = iter(ids)
+        """Translate sentences in one search, `batch_size` at a time, refilling finished rows until `stop` is set."""
+        sources = [sentence.source for sentence in sentences]
+        pending = iter(sources)
 
-        def more(room: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-            some = [] if stop.is_set() else list(islice(waiting, room))
-            if not some:
-                return None
-            padded = self.source_tokenizer.pad({"input_ids": some}, return_tensors="pt").to(self.model.device)
-            return padded["input_ids"], padded["attention_mask"]
+        def padded(batch: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+            both = self.source_tokenizer.pad({"input_ids": batch}, return_tensors="pt").to(self.model.device)
+            return both["input_ids"], both["attention_mask"]
 
-        first = more(at_once)
-        assert first is not None
-        arguments: dict[str, Any] = {"input_ids": first[0], "attention_mask": first[1]}
-        if at_once < len(batch):
-            arguments["more"] = more
-        prefix_length = len(batch[0].prefix)
+        def next_batch(count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+            batch = [] if stop.is_set() else list(islice(pending, count))
+            return padded(batch) if batch else None
+
+        input_ids, attention_mask = padded(list(islice(pending, batch_size)))
+        arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if batch_size < len(sentences):
+            arguments["more"] = next_batch
+        prefix_length = len(sentences[0].prefix)
         if prefix_length:
             start = self.model.config.decoder_start_token_id
-            rows = [[start, *sentence.prefix] for sentence in batch]
+            rows = [[start, *sentence.prefix] for sentence in sentences]
             arguments["decoder_input_ids"] = torch.tensor(rows, device=self.model.device)  # (B, 1 + P)
-        length = self._maximum_length(first[0].shape[1], prefix_length)
-        output = self.model.generate(**arguments, **(length | settings))
-        words, scores = output.sequences, getattr(output, "sequences_scores", None)
-        texts = self.target_tokenizer.batch_decode(words, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        n_best = len(texts) // len(batch)
-        if layer is None:
-            alignments: list[Any] = [None] * len(texts)
-        else:
-            alignments = self._align([row for row in ids for _ in range(n_best)], words, 1 + prefix_length, layer)
+        length = self._maximum_length(input_ids.shape[1], prefix_length)
+        output = self.model.generate(**arguments, **(length | request.settings))
+        return self._hypotheses(sources, output, 1 + prefix_length, request.alignment_layer)
+
+    def _hypotheses(
+        self, sources: list[list[int]], output: Any, given: int, alignment_layer: int | None
+    ) -> list[list[Hypothesis]]:
+        """What `generate` returned for each source; the first `given` tokens of each sequence were forced."""
+        sequences, scores = output.sequences, getattr(output, "sequences_scores", None)  # (B · n_best, T)
+        texts = self.target_tokenizer.batch_decode(
+            sequences, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        n_best = len(texts) // len(sources)
+        alignments: list[Any] = [None] * len(texts)
+        if alignment_layer is not None:
+            repeated = [source for source in sources for _ in range(n_best)]
+            alignments = self._align(repeated, sequences.tolist(), given, alignment_layer)
         all_scores: list[Any] = [None] * len(texts) if scores is None else scores.tolist()
         found = list(map(Hypothesis, texts, all_scores, alignments))
         grouped = [found[start : start + n_best] for start in range(0, len(found), n_best)]
         return [
-            [one for place, one in enumerate(group) if not place or one.score is None or one.score > _IMPOSSIBLE]
+            [one for rank, one in enumerate(group) if not rank or one.score is None or one.score > _IMPOSSIBLE]
             for group in grouped
         ]
 
-    def _align(self, sources: list[list[int]], words: torch.Tensor, begun: int, layer: int) -> list[list[Link]]:
-        """Links of each row of words (B, T), of which `begun` were given."""
-        ends, targets = set(_as_list(self.model.generation_config.eos_token_id)), []
-        for row in words.tolist():
-            end = next((place + 1 for place in range(begun, len(row)) if row[place] in ends), len(row))
-            targets.append(row[1:end])  # without the start
-        tokenizers = self.source_tokenizer, self.target_tokenizer
-        return align(self.model, *tokenizers, sources, targets, layer)
+    def _align(self, sources: list[list[int]], sequences: list[list[int]], given: int, layer: int) -> list[list[Link]]:
+        eos = self.model.generation_config.eos_token_id
+        ends = {eos} if isinstance(eos, int) else set(eos or ())
+        targets = []
+        for row in sequences:
+            end = next((i + 1 for i in range(given, len(row)) if row[i] in ends), len(row))
+            targets.append(row[1:end])  # without the start token
+        return align(self.model, self.source_tokenizer, self.target_tokenizer, sources, targets, layer)
 
     def _maximum_length(self, source_length: int, prefix_length: int) -> dict[str, int]:
-        """The paper's maximum where positions end, so that decoding does; elsewhere our `generate` sees to it."""
+        """Ends decoding where learned positions end; otherwise this package's `generate` applies §6.1 itself."""
         limit = self._position_limit()
         if limit is None or self.model.generation_config.max_new_tokens:
             return {}
-        # the first word read is the start token, the last one written is read no more
+        # the start token takes the first position; the last token is never fed back
         return {"max_new_tokens": min(source_length + EXTRA_TOKENS, limit - prefix_length)}
-
-
-def translated_lines(
-    translator: Translator,
-    sentences: Iterable[str],
-    *,
-    n_best: int | None = None,
-    alignment: bool = False,
-    first_line: int = 1,
-    **settings: Any,
-) -> Iterator[str]:
-    """Translate into lines of a text file, as Moses, Marian and fairseq write theirs.
-
-    Args:
-        n_best: None gives a line for each sentence: its translation, and after " ||| " its alignment, if asked for.
-            A number gives a line for each hypothesis: `i ||| text ||| score`, or `i ||| text ||| score ||| alignment`,
-            where i counts the sentences from 0.
-        others: those of `Translator.translate_nbest`.
-
-    Raises:
-        UserError: what that raises, and as early; scores of a greedy search, which has none.
-    """
-    if n_best is not None and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1:
-        raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
-    if n_best is None and not alignment:
-        return map(_on_one_line, translator.translate(sentences, first_line=first_line, **settings))
-    found = translator.translate_nbest(sentences, n_best or 1, alignment=alignment, first_line=first_line, **settings)
-    return (
-        _line(None if n_best is None else number, one)
-        for number, hypotheses in enumerate(found, start=first_line - 1)
-        for one in hypotheses
-    )
-
-
-def _line(number: int | None, one: Hypothesis) -> str:
-    fields = [_on_one_line(one.text)]
-    if number is not None:
-        fields = [str(number), *fields, "" if one.score is None else f"{one.score:.4f}"]
-    return " ||| ".join(fields if one.alignment is None else [*fields, one.pharaoh])
-
-
-def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:
-    """Cut sentences into batches of like length, the longest first: what does not fit into memory fails at once.
-
-    Args:
-        lengths: tokens of each, by any number that names it.
-        batch_size: sentences of a batch, at most.
-        max_tokens: tokens of a batch, padding included, at most; a longer sentence goes alone.
-    """
-    batch: list[int] = []
-    for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
-        # the first of a batch is its longest, to which the others are padded
-        if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-def _searches(
-    sentences: dict[int, _Sentence], batch_size: int, max_tokens: int, joined: bool, workers: int
-) -> Iterator[tuple[list[int], int]]:
-    """What is searched together, and how many of it at once.
-
-    Prefixes are of one length, since a search begins with as many words in every row.
-
-    Args:
-        joined: whether a search takes in sentences while it runs. Then the batches with `batch_size` sentences become
-            one search for each worker; those that are smaller have long sentences, which come first.
-    """
-    for prefix_length in sorted({len(sentence.prefix) for sentence in sentences.values()}):
-        group = {i: len(one.source) for i, one in sentences.items() if len(one.prefix) == prefix_length}
-        batches = list(length_batches(group, batch_size, max_tokens))
-        full = [len(batch) == batch_size for batch in batches]
-        if joined and not prefix_length and True in full:
-            start = full.index(True)
-            batches[start:] = shares([index for batch in batches[start:] for index in batch], workers)
-        yield from ((batch, min(batch_size, len(batch))) for batch in batches)
-
-
-def with_prefixes(
-    sentences: Iterable[str], prefixes: Iterable[str] | None, first_line: int = 1
-) -> Iterator[tuple[str, str]]:
-    """Each sentence with what its translation must begin with; "" where there are no prefixes.
-
-    Raises:
-        UserError: where one of the two ends before the other.
-    """
-    if prefixes is None:
-        yield from ((sentence, "") for sentence in sentences)
-        return
-    pairs: Iterator[tuple[Any, Any]] = zip_longest(sentences, prefixes, fillvalue=_MISSING)
-    for number, (sentence, prefix) in enumerate(pairs, start=first_line):
-        if sentence is _MISSING or prefix is _MISSING:
-            lacking, surplus = ("sentence", "prefix") if sentence is _MISSING else ("prefix", "sentence")
-            raise UserError(f"prefixes: line {number} has a {surplus} but no {lacking}; each sentence needs its own")
-        yield sentence, prefix
-
-
-def _check_sentences(sentences: Any) -> None:
-    if isinstance(sentences, str):
-        raise UserError("sentences: an iterable of strings is needed, not one string; put it in a list")
 
 
 def _blank(line: str) -> bool:
     if not isinstance(line, str):
         raise UserError(f"sentences: strings are needed, not {line!r}")
     return not line.strip()
-
-
-def _on_one_line(text: str) -> str:
-    """A model can make any character, but a line has to stay one line."""
-    return text.replace("\n", " ")
-
-
-def _as_list(ids: int | list[int] | None) -> list[int]:
-    return [] if ids is None else [ids] if isinstance(ids, int) else ids
-
-
-def _position_limit(model: PreTrainedModel) -> int | None:
-    """How many positions the model knows; sinusoids have no end (§3.5)."""
-    if str(getattr(model.config, "position_encoding_type", "")).startswith("sinusoidal"):
-        return None
-    return getattr(model.config, "max_position_embeddings", None)
 
 
 def _load_tokenizers(folder: str | os.PathLike) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:

@@ -1,6 +1,6 @@
-"""Searches in threads: on a CPU some that have a core each do more than one that all cores share.
+"""Searches in parallel threads: on a CPU, several searches with one core each beat one search on all cores.
 
-The operations of a decoder are small. Cut into pieces for several cores, each waits for the slowest piece.
+The operators of a decoding step are small. Split over several cores, each waits for the slowest part.
 """
 
 import threading
@@ -10,49 +10,48 @@ from typing import TypeVar
 
 import torch
 
-#: Fewer sentences at once make poor use of a core: all weights are read for them too.
-LEAST_SENTENCES = 32
+#: Fewer sentences per search make poor use of a core, because every step reads all weights whatever the batch size.
+MIN_SENTENCES = 32
 
-#: Python lets one thread at a time say what is computed next; more would wait for each other.
-MOST_WORKERS = 8
+#: The GIL serialises operator dispatch; beyond 8 workers the threads contend.
+MAX_WORKERS = 8
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 def worker_count(model: torch.nn.Module) -> int:
-    """How many searches with this model should run beside each other: on a CPU one for each thread, up to 8.
+    """How many searches with this model should run in parallel: one per torch thread on a CPU, up to 8.
 
-    One where torch's settings of this thread, which others do not inherit, say how to compute.
+    One on other devices, and under autocast, which other threads do not inherit.
     """
     on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
-    return min(torch.get_num_threads(), MOST_WORKERS) if on_cpu and not torch.is_autocast_enabled("cpu") else 1
+    return min(torch.get_num_threads(), MAX_WORKERS) if on_cpu and not torch.is_autocast_enabled("cpu") else 1
 
 
-def shares(items: list[Job], workers: int) -> list[list[Job]]:
-    """Cut sentences, sorted by length, into at most `workers` parts that take about as long as each other."""
-    count = max(1, min(workers, len(items) // LEAST_SENTENCES))
+def shard_evenly(items: list[Job], workers: int) -> list[list[Job]]:
+    """Split sentences, sorted by length, into at most `workers` shards that take about the same time."""
+    count = max(1, min(workers, len(items) // MIN_SENTENCES))
     return [items[start::count] for start in range(count)]
 
 
-def in_threads(
-    work: Callable[[Job], Result], jobs: Iterable[Job], workers: int, stop: threading.Event
+def map_in_threads(
+    function: Callable[[Job], Result], jobs: Iterable[Job], workers: int, stop: threading.Event
 ) -> Iterator[Result]:
-    """`map(work, jobs)`, so many at a time, each in a thread with its part of torch's threads.
+    """`map(function, jobs)` in `workers` threads, each with its share of torch's threads.
 
     Args:
-        stop: set when an error or an interrupt ends it, so that work can end early. Jobs that have not begun are
-            dropped.
+        stop: set on an error or an interrupt, so that running jobs can end early. Pending jobs are dropped.
     """
     jobs, threads = list(jobs), torch.get_num_threads()
     workers = min(workers, len(jobs))
     if workers <= 1:
-        yield from map(work, jobs)
+        yield from map(function, jobs)
         return
-    # torch keeps its number of threads for each thread, but MKL's for all
+    # torch keeps its number of threads per thread, but MKL per process
     pool = ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(max(1, threads // workers)))
     try:
-        yield from pool.map(work, jobs)
+        yield from pool.map(function, jobs)
     except BaseException:
         stop.set()
         raise

@@ -56,7 +56,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_engines_with_the_same_weights_write_the_same(
     folder: Path, one_process: None, peer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "LEAST_SENTENCES", 1)
+    monkeypatch.setattr(workers, "MIN_SENTENCES", 1)
     if peer.startswith("ctranslate2"):
         pytest.importorskip("ctranslate2")
     engines = ["ours_fp32", peer]

@@ -1,4 +1,4 @@
-"""Alignments are those of Marian's own attention weights, counted in words by hand."""
+"""Word alignments agree with Marian's attention weights and with words counted by hand."""
 
 import pytest
 import torch
@@ -27,22 +27,22 @@ def model(tokenizer):
     model = tiny_model(vocab_size=len(tokenizer), decoder_layers=3, tie_word_embeddings=False)
     with torch.no_grad():
         for layer in model.model.decoder.layers:
-            layer.cross_attn.q_proj.weight *= 4  # a clear best source word for each target word
+            layer.cross_attn.q_proj.weight *= 4  # gives each target token one clearly largest attention weight
     return model
 
 
 def words_by_hand(tokenizer, text):
-    """The word of each token: the tokenizer says which characters are the token's, and spaces end words."""
+    """The word of each token, from the tokenizer's character offsets; spaces end words."""
     encoded = tokenizer(text, return_offsets_mapping=True)
     numbers = []
     for token, (start, end) in zip(encoded.tokens(), encoded["offset_mapping"], strict=True):
-        inside = [place for place in range(start, end) if not text[place].isspace() and token != "Ġ"]
+        inside = [i for i in range(start, end) if not text[i].isspace() and token != "Ġ"]
         numbers.append(len(text[: inside[0] + 1].split()) - 1 if inside else None)
     return encoded["input_ids"], numbers
 
 
 @pytest.mark.parametrize("text", [text for pair in PAIRS for text in pair] + ["  a  dog 🙂🙂 ", "é \t中 e\u0301"])
-def test_words_are_what_spaces_separate(tokenizer, text):
+def test_word_numbers_follow_white_space(tokenizer, text):
     ids, numbers = words_by_hand(tokenizer, text)
     found = word_numbers(tokenizer, ids)
     assert found == numbers
@@ -50,13 +50,13 @@ def test_words_are_what_spaces_separate(tokenizer, text):
     assert max(number for number in found if number is not None) == len(text.split()) - 1
 
 
-def test_wide_space_ends_a_word_too(tokenizer):
+def test_word_numbers_follow_ideographic_space(tokenizer):
     numbers = word_numbers(tokenizer, tokenizer("日\u3000本")["input_ids"])  # each character is three tokens
     assert numbers[1:4] == [0, 0, 0] and numbers[-4:] == [1, 1, 1, None]
 
 
 @pytest.mark.parametrize("layer", [None, 1, 3])
-def test_links_are_those_of_marians_attention(model, tokenizer, layer):
+def test_links_equal_those_of_marians_attention(model, tokenizer, layer):
     ids = [[tokenizer(text)["input_ids"] for text in side] for side in zip(*PAIRS, strict=True)]
     implementation = model.config._attn_implementation
     found = align(model.train(), tokenizer, tokenizer, *ids, layer)
@@ -64,7 +64,7 @@ def test_links_are_those_of_marians_attention(model, tokenizer, layer):
     marian = to_marian(model.eval())
     marian.set_attn_implementation("eager")
     chosen = (layer or 2) - 1  # of three layers the last but one is the second
-    seen = set()
+    all_links = set()
     for (source, target), source_ids, target_ids, links in zip(PAIRS, *ids, found, strict=True):
         with torch.no_grad():
             attention = marian(
@@ -75,15 +75,15 @@ def test_links_are_those_of_marians_attention(model, tokenizer, layer):
         source_words, target_words = words_by_hand(tokenizer, source)[1], words_by_hand(tokenizer, target)[1]
         expected = set()
         for row, word in zip(attention.double().mean(dim=0).numpy(), target_words, strict=True):
-            real = {place: row[place] for place, number in enumerate(source_words) if number is not None}
+            real = {i: row[i] for i, number in enumerate(source_words) if number is not None}
             if word is not None:
                 expected.add((source_words[max(real, key=real.get)], word))
         assert links == sorted(expected)
-        seen |= expected
-    assert len({source for source, _ in seen}) > 2  # else anything would do
+        all_links |= expected
+    assert len({source for source, _ in all_links}) > 2  # otherwise the comparison proves nothing
 
 
-def test_translations_are_aligned_word_by_word(model, tokenizer):
+def test_alignment_of_translations_covers_their_words(model, tokenizer):
     translator = Translator(model, tokenizer)
     lines = [source for source, _ in PAIRS] + [""]
     settings = {"num_beams": 3, "max_new_tokens": 6}
@@ -101,11 +101,11 @@ def test_translations_are_aligned_word_by_word(model, tokenizer):
 
 
 @pytest.mark.parametrize("layer", [0, 4])
-def test_layer_that_is_not_there(model, tokenizer, layer):
+def test_missing_layer_is_refused(model, tokenizer, layer):
     with pytest.raises(UserError, match=f"decoder layers 1 to 3, not {layer}"):
         align(model, tokenizer, tokenizer, [[5, 2]], [[5, 2]], layer)
 
 
-def test_other_models_are_named(model, tokenizer):
+def test_model_of_another_package_is_refused(model, tokenizer):
     with pytest.raises(UserError, match="MarianMTModel"):
         Translator(to_marian(model), tokenizer).translate_nbest(["seven"], alignment=True)

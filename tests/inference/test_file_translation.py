@@ -1,4 +1,4 @@
-"""Files are translated in parts: whatever stops a job, nothing is done twice and nothing is missing."""
+"""Files are translated in chunks: a stopped job resumes without repeating or losing a chunk."""
 
 import gzip
 import os
@@ -15,8 +15,8 @@ import torch
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.inference.file_translation import BATCHES_PER_CHUNK, translate_file
-from hf_vanilla_transformer.inference.translator import Translator, translated_lines
+from hf_vanilla_transformer.inference.file_translation import BATCHES_PER_CHUNK, translate_file, translated_lines
+from hf_vanilla_transformer.inference.translator import Translator
 from tests.model_helpers import tiny_model
 
 LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(28)]
@@ -53,7 +53,9 @@ def expected(translator: Translator) -> str:
 
 
 @pytest.mark.parametrize("name", ["out", "out.gz"])
-def test_file_becomes_a_file(translator: Translator, source: Path, name: str) -> None:
+def test_output_holds_every_line_and_nothing_is_left_beside_it(
+    translator: Translator, source: Path, name: str
+) -> None:
     done: list[int] = []
     output = source.with_name(name)
     lines = translate_file(translator, source, output, process(), progress=lambda n, _: done.append(n), **SETTINGS)
@@ -63,14 +65,16 @@ def test_file_becomes_a_file(translator: Translator, source: Path, name: str) ->
     assert sorted(os.listdir(source.parent)) == sorted(["source", name])
 
 
-def test_job_goes_on_where_it_stopped(translator: Translator, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output, seen = source.with_name("out"), []
+def test_interrupted_job_resumes_with_missing_chunks(
+    translator: Translator, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, chunks = source.with_name("out"), []
     original = Translator.translate
 
     def stopped_in_the_third_chunk(self: Translator, lines: list[str], **settings: Any) -> Any:
-        seen.append(lines)
+        chunks.append(lines)
         for i, line in enumerate(original(self, lines, **settings)):
-            if len(seen) == 3 and i == 4:
+            if len(chunks) == 3 and i == 4:
                 raise KeyboardInterrupt
             yield line
 
@@ -81,11 +85,11 @@ def test_job_goes_on_where_it_stopped(translator: Translator, source: Path, monk
     translate_file(translator, source, output, process(), **SETTINGS)
     monkeypatch.undo()
     assert output.read_text(encoding="utf-8") == expected(translator)
-    assert sum(map(len, seen)) == len(LINES) + CHUNK, "only the chunk that was cut was translated again"
+    assert sum(map(len, chunks)) == len(LINES) + CHUNK, "only the interrupted chunk is translated again"
 
 
-def test_processes_share_the_chunks(translator: Translator, source: Path) -> None:
-    # The first to run to its end is not the first process: its parts wait for the others.
+def test_chunks_are_shared_by_processes(translator: Translator, source: Path) -> None:
+    # Rank 0, which joins the chunks, runs last.
     output, done = source.with_name("out"), {}
     for number in (2, 1, 0):
         counts: list[int] = []
@@ -100,7 +104,7 @@ def test_processes_share_the_chunks(translator: Translator, source: Path) -> Non
     assert output.read_text(encoding="utf-8") == expected(translator)
 
 
-def test_mistakes_name_the_line_of_the_file(folder: Path, source: Path) -> None:
+def test_errors_name_the_line_of_the_file(folder: Path, source: Path) -> None:
     model = tiny_model(
         vocab_size=300, tie_word_embeddings=False, position_encoding_type="learned", max_position_embeddings=64
     )
@@ -110,7 +114,7 @@ def test_mistakes_name_the_line_of_the_file(folder: Path, source: Path) -> None:
         translate_file(translator, source, source.with_name("out"), process(), **SETTINGS)
 
 
-def test_best_translations_are_counted_through_all_chunks(translator: Translator, source: Path) -> None:
+def test_n_best_numbers_continue_over_chunks(translator: Translator, source: Path) -> None:
     output, prefixes = source.with_name("out"), source.with_name("prefixes")
     begin = ["zwei" if i % 3 else "" for i in range(len(LINES))]
     prefixes.write_text("\n".join(begin) + "\n", encoding="utf-8")
@@ -122,7 +126,7 @@ def test_best_translations_are_counted_through_all_chunks(translator: Translator
     assert sorted({int(line.split(" ||| ")[0]) for line in lines}) == list(range(len(LINES)))
 
 
-def test_parts_of_another_job_are_not_mixed_in(translator: Translator, source: Path) -> None:
+def test_chunks_of_another_job_are_refused(translator: Translator, source: Path) -> None:
     output = source.with_name("out")
     parts = source.with_name(".out.parts")
     parts.mkdir()
@@ -132,7 +136,7 @@ def test_parts_of_another_job_are_not_mixed_in(translator: Translator, source: P
     assert (parts / "job.json").exists()
 
 
-def test_mistake_leaves_nothing_but_finished_work(translator: Translator, source: Path) -> None:
+def test_error_keeps_only_finished_chunks(translator: Translator, source: Path) -> None:
     parts, output = source.with_name(".out.parts"), source.with_name("out")
     source.write_bytes(b"f\xfcr\n")
     with pytest.raises(UserError, match="UTF-8"):
@@ -145,7 +149,7 @@ def test_mistake_leaves_nothing_but_finished_work(translator: Translator, source
 
 
 @pytest.mark.slow
-def test_killed_job_goes_on(translator: Translator, folder: Path, source: Path, repository: Path) -> None:
+def test_killed_job_resumes(translator: Translator, folder: Path, source: Path, repository: Path) -> None:
     script, output = repository / "scripts" / "translate.py", source.with_name("out")
     many = LINES * 60
     source.write_text("\n".join(many) + "\n", encoding="utf-8")
@@ -166,7 +170,9 @@ def test_killed_job_goes_on(translator: Translator, folder: Path, source: Path, 
 
 
 @pytest.mark.slow
-def test_two_processes_write_one_file(translator: Translator, folder: Path, source: Path, repository: Path) -> None:
+def test_two_launched_processes_write_one_file(
+    translator: Translator, folder: Path, source: Path, repository: Path
+) -> None:
     script, output = repository / "scripts" / "translate.py", source.with_name("out")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     command += [str(script), "--model", str(folder), "--input", str(source), "--output", str(output)]

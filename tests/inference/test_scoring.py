@@ -1,4 +1,4 @@
-"""Given translations are as likely as their words, one sentence at a time."""
+"""Scores of given translations are the sums of their tokens' log-probabilities, sentence by sentence."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def translator() -> Translator:
 
 
 @pytest.mark.parametrize(("batch_size", "max_tokens"), [(1, 100), (3, 100), (64, 4096), (64, 1), (64, 12)])
-def test_scores_are_those_of_each_pair_alone(translator: Translator, batch_size: int, max_tokens: int) -> None:
+def test_scores_do_not_depend_on_the_batch(translator: Translator, batch_size: int, max_tokens: int) -> None:
     found = list(score_translations_of(translator, iter(PAIRS), batch_size, max_tokens))
     assert len(found) == len(PAIRS)
     for (source, target), scored in zip(PAIRS, found, strict=True):
@@ -30,13 +30,13 @@ def test_scores_are_those_of_each_pair_alone(translator: Translator, batch_size:
                 input_ids=torch.tensor([translator.source_tokenizer(source)["input_ids"]]),
                 decoder_input_ids=torch.tensor([[START, *ids[:-1]]]),
             ).logits[0]
-        expected = [float(row[word]) for row, word in zip(logits.double().log_softmax(dim=-1), ids, strict=True)]
+        expected = [float(row[token]) for row, token in zip(logits.double().log_softmax(dim=-1), ids, strict=True)]
         assert scored.log_probabilities == pytest.approx(expected, abs=1e-5)
         assert scored.log_probability == pytest.approx(sum(expected), abs=1e-4)
         assert scored.tokens == translator.target_tokenizer.convert_ids_to_tokens(ids)
 
 
-def test_ensemble_scores_by_the_mean_probability(translator: Translator) -> None:
+def test_ensemble_scores_with_the_mean_probability(translator: Translator) -> None:
     other = tiny_model(1, vocab_size=translator.model.config.vocab_size, d_model=16)
     both = Translator(translator.model, translator.source_tokenizer, ensemble=[other])
     alone = [
@@ -48,6 +48,6 @@ def test_ensemble_scores_by_the_mean_probability(translator: Translator) -> None
 
 
 @pytest.mark.parametrize("limits", [(0,), (1, 0)])
-def test_limits_are_checked(translator: Translator, limits: tuple[int, ...]) -> None:
+def test_limits_below_one_are_refused(translator: Translator, limits: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match="must be at least 1, not 0"):
         list(score_translations_of(translator, PAIRS, *limits))

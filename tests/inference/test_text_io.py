@@ -17,18 +17,18 @@ LINES = ["eins", "", "zwei\u2028drei\x85vier\x0cfünf\rsechs", "日本 🙂"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_only_a_line_feed_ends_a_line(tmp_path, name):
+def test_lines_end_with_line_feeds_only(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(gzip.compress(TEXT.encode()) if name.endswith(".gz") else TEXT.encode())
     assert list(read_lines(path)) == LINES
 
 
-def test_byte_order_mark_is_no_text(tmp_path):
+def test_byte_order_mark_is_dropped(tmp_path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfeins\nzwei\n")
     assert list(read_lines(tmp_path / "a")) == ["eins", "zwei"]
 
 
-def test_latin_1_is_named_with_its_line(tmp_path, monkeypatch):
+def test_latin_1_is_refused_with_its_line(tmp_path, monkeypatch):
     text = "gut\nfür\n".encode("latin-1")
     (tmp_path / "a").write_bytes(text)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
@@ -47,7 +47,7 @@ def test_standard_input_is_read_as_it_arrives(monkeypatch):
             assert next(lines) == line
 
 
-def test_named_pipe_loses_nothing(tmp_path):
+def test_named_pipe_is_read_from_its_first_byte(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(TEXT.encode(),))
     writer.start()
@@ -55,14 +55,14 @@ def test_named_pipe_loses_nothing(tmp_path):
     writer.join()
 
 
-def test_damaged_gzip_is_said(tmp_path):
+def test_damaged_gzip_is_refused(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"text\n" * 1000)[:-12])
     with pytest.raises(UserError, match="damaged gzip file"):
         list(read_lines(tmp_path / "a.gz"))
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_written_lines_are_read_again(tmp_path, name):
+def test_written_lines_are_read_back(tmp_path, name):
     with line_writer(tmp_path / name) as write:
         for line in LINES:
             write(line)
@@ -70,7 +70,7 @@ def test_written_lines_are_read_again(tmp_path, name):
     assert os.listdir(tmp_path) == [name]
 
 
-def test_failed_work_leaves_the_old_file(tmp_path):
+def test_interrupted_writer_keeps_the_old_file(tmp_path):
     (tmp_path / "a").write_text("old\n")
     with pytest.raises(KeyboardInterrupt), line_writer(tmp_path / "a") as write:
         write("new")
@@ -88,18 +88,18 @@ def test_file_may_be_read_while_it_is_rewritten(tmp_path):
     assert (tmp_path / "a").read_text() == "B\nC\n" and (tmp_path / "link").is_symlink()
 
 
-def test_a_device_is_written_to_not_replaced():
+def test_device_is_written_to_and_not_replaced():
     with line_writer("/dev/null") as write:
         write("gone")
     assert not os.path.isfile("/dev/null")
 
 
-def test_a_folder_is_no_output(tmp_path):
+def test_folder_is_refused_as_output(tmp_path):
     with pytest.raises(UserError, match="is a folder"), line_writer(tmp_path):
         pass
 
 
-def test_prints_do_not_reach_standard_output(monkeypatch):
+def test_standard_output_gets_lines_but_no_prints(monkeypatch):
     output, errors = io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), io.StringIO()
     monkeypatch.setattr(sys, "stdout", output)
     monkeypatch.setattr(sys, "stderr", errors)

@@ -1,4 +1,4 @@
-"""Order, empty lines, lookahead and settings of `Translator`, with a model too small to know anything."""
+"""Order, blank lines, lookahead, settings and loading of `Translator`, with a tiny random model."""
 
 import threading
 
@@ -10,27 +10,22 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import loading, workers
-from hf_vanilla_transformer.inference.translator import (
-    BATCHES_AHEAD,
-    EXTRA_TOKENS,
-    Hypothesis,
-    Translator,
-    length_batches,
-    translated_lines,
-)
+from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
+from hf_vanilla_transformer.inference.file_translation import translated_lines
+from hf_vanilla_transformer.inference.translator import EXTRA_TOKENS, Hypothesis, Translator
 
 SENTENCES = ["two hundred and one", "", "seven", "   ", "one million three hundred thousand", "seven", "é 中 🙂", ""]
 
 
 def tiny_model(tokenizer, **options):
-    """A random model that says ASCII words only: half a character would look the same in every translation."""
+    """A random model that generates ASCII letters only: incomplete UTF-8 would look the same in every translation."""
     torch.manual_seed(1)
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     options = {"vocab_size": len(tokenizer), "tie_word_embeddings": False, "lm_head_bias": True} | options
     model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**sizes, **heads, **options))
     with torch.no_grad():
-        # large weights where the source comes in and words go out, so that sentences get different translations
+        # large weights in cross-attention and output layer, so that sentences get different translations
         model.model.decoder.layers[0].cross_attn.out_proj.weight.normal_(std=4)
         model.lm_head.weight.normal_()
         for index in range(model.config.target_vocab_size):
@@ -56,13 +51,13 @@ def translator(model, tokenizer):
 
 
 def alone(model, tokenizer, sentence, **settings):
-    """What `generate` makes of one sentence, without any of our batching."""
+    """What `generate` returns for one sentence, without batching."""
     ids = torch.tensor([tokenizer(sentence)["input_ids"]])
     return tokenizer.decode(model.generate(input_ids=ids, **settings)[0], skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
-def test_each_line_gets_its_own_translation_in_its_place(translator, batch_size):
+def test_translations_keep_the_order_of_their_sentences(translator, batch_size):
     expected = [
         alone(translator.model, translator.source_tokenizer, line, num_beams=1, max_new_tokens=8)
         if line.strip()
@@ -71,10 +66,10 @@ def test_each_line_gets_its_own_translation_in_its_place(translator, batch_size)
     ]
     found = list(translator.translate(SENTENCES, batch_size=batch_size, num_beams=1, max_new_tokens=8))
     assert found == expected
-    assert len(set(found)) >= 4  # else order could not be seen
+    assert len(set(found)) >= 4  # otherwise the order is not tested
 
 
-def test_order_holds_over_many_windows(translator):
+def test_translations_keep_their_order_over_many_windows(translator):
     lines = [" ".join(["seven"] * (number * 7 % 5)) for number in range(3 * 2 * BATCHES_AHEAD + 1)]
     found = list(translator.translate(lines, batch_size=2, num_beams=1, max_new_tokens=4))
     known = dict(zip(lines, found, strict=True))
@@ -83,7 +78,7 @@ def test_order_holds_over_many_windows(translator):
 
 
 @pytest.mark.parametrize(("batch_size", "ahead"), [(1, 1), (4, 4 * BATCHES_AHEAD)])
-def test_endless_streams_are_read_a_little_ahead(translator, batch_size, ahead):
+def test_endless_stream_is_read_a_fixed_number_ahead(translator, batch_size, ahead):
     read = []
 
     def stream():
@@ -95,21 +90,8 @@ def test_endless_streams_are_read_a_little_ahead(translator, batch_size, ahead):
     assert len(read) == ahead
 
 
-@pytest.mark.parametrize(("batch_size", "max_tokens"), [(1, 100), (5, 1), (5, 40), (64, 40), (64, 10_000)])
-def test_batches_hold_all_sentences_within_both_limits(batch_size, max_tokens):
-    lengths = {index + 7: (index * 37) % 50 + 1 for index in range(100)}
-    batches = list(length_batches(lengths, batch_size, max_tokens))
-    assert sorted(index for batch in batches for index in batch) == sorted(lengths)
-    sizes = [(len(batch), max(lengths[index] for index in batch)) for batch in batches]
-    assert all(count <= batch_size and (count == 1 or count * longest <= max_tokens) for count, longest in sizes)
-    ordered = [lengths[index] for batch in batches for index in batch]
-    assert ordered == sorted(ordered, reverse=True)
-    for (count, longest), following in zip(sizes, batches[1:], strict=False):  # no batch could have held one more
-        assert following and (count == batch_size or (count + 1) * longest > max_tokens)
-
-
 @pytest.mark.parametrize("budget", [1, 12, 60])
-def test_translations_do_not_depend_on_the_budget(translator, monkeypatch, budget):
+def test_translations_do_not_depend_on_max_tokens_per_batch(translator, monkeypatch, budget):
     settings = {"num_beams": 2, "max_new_tokens": 8}
     expected = list(translator.translate(SENTENCES * 2, **settings))
     shapes = []
@@ -123,46 +105,46 @@ def test_translations_do_not_depend_on_the_budget(translator, monkeypatch, budge
 
 
 @pytest.mark.parametrize("n_best", [1, 2])
-def test_searches_beside_each_other_find_the_same(translator, model, tokenizer, monkeypatch, n_best):
-    monkeypatch.setattr(workers, "LEAST_SENTENCES", 3)
-    threads, seen = torch.get_num_threads(), set()
+def test_parallel_searches_return_the_same_translations(translator, model, tokenizer, monkeypatch, n_best):
+    monkeypatch.setattr(workers, "MIN_SENTENCES", 3)
+    threads, calls = torch.get_num_threads(), set()
     settings = {"num_beams": 2, "max_new_tokens": 8, "batch_size": 4}
     lines = SENTENCES * 6
     expected = list(Translator(model, tokenizer, workers=1).translate_nbest(lines, n_best, **settings))
-    beside = Translator(model, tokenizer, workers=3)
+    parallel = Translator(model, tokenizer, workers=3)
     original = model.generate
 
     def generate(**arguments):
-        seen.add((threading.get_ident(), torch.get_num_threads()))
+        calls.add((threading.get_ident(), torch.get_num_threads()))
         return original(**arguments)
 
     monkeypatch.setattr(model, "generate", generate)
-    found = list(beside.translate_nbest(lines, n_best, **settings))
+    found = list(parallel.translate_nbest(lines, n_best, **settings))
     assert [[one.text for one in each] for each in found] == [[one.text for one in each] for each in expected]
-    assert len(seen) > 1 and {count for _, count in seen} == {max(1, threads // 3)}
+    assert len(calls) > 1 and {count for _, count in calls} == {max(1, threads // 3)}
     assert torch.get_num_threads() == threads
 
 
-def test_error_of_one_search_ends_the_others(model, tokenizer, monkeypatch):
-    monkeypatch.setattr(workers, "LEAST_SENTENCES", 1)
+def test_error_in_one_search_stops_the_others(model, tokenizer, monkeypatch):
+    monkeypatch.setattr(workers, "MIN_SENTENCES", 1)
     threads, begun = torch.get_num_threads(), threading.Barrier(2)
-    original = Translator._translate_together
+    original = Translator._search
 
-    def translate_together(self, batch, *others):
+    def search(self, sentences, batch_size, request, stop):
         begun.wait(timeout=60)
-        if len(batch) == 16:
+        if len(sentences) == 16:
             raise OSError("one of two")
-        others[-1].wait(timeout=60)  # until it is told to stop
-        return original(self, batch, *others)
+        assert stop.wait(timeout=60)
+        return original(self, sentences, batch_size, request, stop)
 
-    monkeypatch.setattr(Translator, "_translate_together", translate_together)
+    monkeypatch.setattr(Translator, "_search", search)
     lines = ["seven"] * 31
     with pytest.raises(OSError, match="one of two"):
         list(Translator(model, tokenizer, workers=2).translate(lines, batch_size=4, num_beams=1, max_new_tokens=2))
     assert torch.get_num_threads() == threads
 
 
-def test_number_of_workers(model, tokenizer):
+def test_workers_default_to_torch_threads(model, tokenizer):
     with pytest.raises(UserError, match="workers: must be at least 1, not 0"):
         Translator(model, tokenizer, workers=0)
     assert workers.worker_count(model) == min(8, torch.get_num_threads())
@@ -170,7 +152,7 @@ def test_number_of_workers(model, tokenizer):
         assert workers.worker_count(model) == 1
 
 
-def test_sentence_of_two_thousand_tokens(translator):
+def test_sentence_of_two_thousand_tokens_is_translated(translator):
     line = " ".join(["seven", "two hundred and one"] * 400)
     assert len(translator.source_tokenizer(line)["input_ids"]) >= 2000
     first, long, last = translator.translate(["seven", line, "seven"], num_beams=2, max_new_tokens=8)
@@ -179,14 +161,14 @@ def test_sentence_of_two_thousand_tokens(translator):
 
 
 @pytest.mark.parametrize("batch_size", [1, 64])
-def test_best_translations_are_those_of_transformers(translator, batch_size):
+def test_n_best_equals_that_of_transformers(translator, batch_size):
     settings = {"num_beams": 4, "length_penalty": 1.3, "max_new_tokens": 7, "early_stopping": True}
     found = list(translator.translate_nbest(SENTENCES, 3, batch_size=batch_size, **settings))
     for line, hypotheses in zip(SENTENCES, found, strict=True):
         if not line.strip():
             assert hypotheses == [Hypothesis("", 0.0)]
             continue
-        output = translator.model.generate(  # its own loop, because of the scores of each step
+        output = translator.model.generate(  # transformers' own loop, because of output_scores
             input_ids=torch.tensor([translator.source_tokenizer(line)["input_ids"]]), num_return_sequences=3,
             return_dict_in_generate=True, output_scores=True, **settings,
         )  # fmt: skip
@@ -198,9 +180,9 @@ def test_best_translations_are_those_of_transformers(translator, batch_size):
     assert best == list(translator.translate(SENTENCES, **settings))
 
 
-def test_settings_that_only_transformers_knows(translator, tokenizer):
+def test_settings_of_transformers_search_are_supported(translator, tokenizer):
     settings = {"num_beams": 3, "max_new_tokens": 5, "length_penalty": 1.0, "early_stopping": True}
-    left = settings | {"use_cache": False}  # left to transformers' own search, which finds the same
+    left = settings | {"use_cache": False}  # runs transformers' own search
     found = list(translator.translate_nbest(SENTENCES, 2, **left))
     for mine, theirs in zip(translator.translate_nbest(SENTENCES, 2, **settings), found, strict=True):
         assert [one.text for one in mine] == [one.text for one in theirs]
@@ -214,7 +196,7 @@ PREFIXES = ["zw", "", "x", "leer", "  a b c ", "", "abc", ""]
 
 
 @pytest.mark.parametrize("batch_size", [1, 64])
-def test_forced_words_come_first_and_the_rest_is_as_if_they_had_been_chosen(translator, batch_size):
+def test_prefix_tokens_come_first_and_search_continues_them(translator, batch_size):
     tokenizer = translator.target_tokenizer
     found = list(
         translator.translate(SENTENCES, prefixes=PREFIXES, batch_size=batch_size, num_beams=1, max_new_tokens=5)
@@ -226,8 +208,8 @@ def test_forced_words_come_first_and_the_rest_is_as_if_they_had_been_chosen(tran
         forced = tokenizer(prefix.strip(), add_special_tokens=False)["input_ids"] if prefix else []
         free = list(range(len(tokenizer)))
 
-        def allowed(_, words, forced=forced, free=free):
-            return [forced[len(words) - 1]] if len(words) <= len(forced) else free
+        def allowed(_, tokens, forced=forced, free=free):
+            return [forced[len(tokens) - 1]] if len(tokens) <= len(forced) else free
 
         ids = torch.tensor([tokenizer(line)["input_ids"]])
         output = translator.model.generate(
@@ -240,12 +222,12 @@ def test_forced_words_come_first_and_the_rest_is_as_if_they_had_been_chosen(tran
 @pytest.mark.parametrize(
     ("prefixes", "message"), [(["a"], "line 2 has a sentence but no prefix"), (["a"] * 3, "line 3")]
 )
-def test_each_sentence_needs_its_prefix(translator, prefixes, message):
+def test_prefixes_must_be_as_many_as_sentences(translator, prefixes, message):
     with pytest.raises(UserError, match=message):
         list(translator.translate(["seven", "seven"], prefixes=prefixes, max_new_tokens=2))
 
 
-def test_prefixes_and_learned_positions(tokenizer):
+def test_prefix_longer_than_learned_positions_is_refused(tokenizer):
     model = tiny_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
     translator = Translator(model, tokenizer)
     list(translator.translate(["seven"], prefixes=["a b c"], num_beams=1, min_new_tokens=14))
@@ -253,7 +235,7 @@ def test_prefixes_and_learned_positions(tokenizer):
         list(translator.translate(["seven"], prefixes=["xq" * 9 + "x"]))
 
 
-def test_ensemble_is_the_search_with_several_models(model, tokenizer):
+def test_ensemble_equals_generate_with_several_models(model, tokenizer):
     other = tiny_model(tokenizer, layer_norm_eps=0.1)
     with torch.no_grad():
         other.lm_head.weight.copy_(other.lm_head.weight.roll(1, dims=1))
@@ -266,7 +248,7 @@ def test_ensemble_is_the_search_with_several_models(model, tokenizer):
     assert found != list(Translator(model, tokenizer).translate(SENTENCES, **settings))
 
 
-def test_lines_of_hypotheses(translator):
+def test_translated_lines_follow_the_moses_format(translator):
     settings = {"num_beams": 3, "max_new_tokens": 5}
     plain = list(translated_lines(translator, SENTENCES, **settings))
     assert plain == list(translator.translate(SENTENCES, **settings))
@@ -282,7 +264,7 @@ def test_lines_of_hypotheses(translator):
         list(translated_lines(translator, ["seven"], n_best=1, num_beams=1, max_new_tokens=2))
 
 
-def test_blank_lines_never_reach_the_model(translator, monkeypatch):
+def test_blank_lines_do_not_reach_the_model(translator, monkeypatch):
     def refuse(**_):
         raise AssertionError("the model was asked")
 
@@ -292,7 +274,7 @@ def test_blank_lines_never_reach_the_model(translator, monkeypatch):
 
 
 def recorded(translator, monkeypatch, **settings):
-    """The arguments with which the library's own `generate` starts."""
+    """The generation config with which transformers' `generate` starts."""
     calls = []
 
     def prepare(self, generation_config, *arguments, **kwargs):
@@ -305,7 +287,7 @@ def recorded(translator, monkeypatch, **settings):
     return calls[0]
 
 
-def test_settings_come_from_the_checkpoint_and_callers_win(model, tokenizer, monkeypatch):
+def test_settings_default_to_the_checkpoints(model, tokenizer, monkeypatch):
     monkeypatch.setattr(model, "generation_config", GenerationConfig.from_dict(model.generation_config.to_dict()))
     model.generation_config.update(num_beams=3, length_penalty=0.3)
     translator = Translator(model, tokenizer)
@@ -320,7 +302,7 @@ def test_settings_come_from_the_checkpoint_and_callers_win(model, tokenizer, mon
     assert described["max_new_tokens"] == "source + 50" and described["dtype"] == "float32"
 
 
-def test_learned_positions_end_the_translation_and_refuse_long_lines(tokenizer, monkeypatch):
+def test_learned_positions_limit_translation_and_source(tokenizer, monkeypatch):
     model = tiny_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
     translator = Translator(model, tokenizer)
     assert recorded(translator, monkeypatch, num_beams=1).max_new_tokens == 20
@@ -329,7 +311,7 @@ def test_learned_positions_end_the_translation_and_refuse_long_lines(tokenizer, 
         list(translator.translate(["seven", "seven " * 30]))
 
 
-def test_model_in_training_is_evaluated_and_trains_on(translator):
+def test_training_mode_is_restored(translator):
     expected = list(translator.translate(SENTENCES, num_beams=1, max_new_tokens=8))
     translator.model.train()
     try:
@@ -350,7 +332,7 @@ def test_model_in_training_is_evaluated_and_trains_on(translator):
         (["seven"], {"num_return_sequences": 2}, "n_best of translate_nbest"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_read(translator, sentences, settings, message):
+def test_arguments_are_checked_before_anything_is_read(translator, sentences, settings, message):
     with pytest.raises(UserError, match=message):
         translator.translate(sentences, **settings)
 
@@ -363,17 +345,17 @@ def test_wrong_arguments_are_refused_before_anything_is_read(translator, sentenc
         ({"alignment": True, "alignment_layer": 2}, "alignment_layer: the model has decoder layers 1 to 1, not 2"),
     ],
 )
-def test_wrong_numbers_of_hypotheses_and_layers_are_refused_at_once(translator, settings, message):
+def test_n_best_and_alignment_layer_are_checked_at_once(translator, settings, message):
     with pytest.raises(UserError, match=message):
         translator.translate_nbest(["seven"], **settings)
 
 
-def test_items_that_are_no_text_are_refused(translator):
+def test_items_other_than_strings_are_refused(translator):
     with pytest.raises(UserError, match="not None"):
         list(translator.translate(["seven", None]))
 
 
-def test_folder_with_two_tokenizers(tmp_path, tokenizer):
+def test_folder_with_two_tokenizers_uses_the_targets(tmp_path, tokenizer):
     target = train_tokenizer(["zweihundert eins", "sieben", "eine Million"] * 3, 290)
     model = tiny_model(
         target, vocab_size=len(tokenizer), decoder_vocab_size=len(target), share_encoder_decoder_embeddings=False
@@ -396,7 +378,7 @@ def folder(tmp_path_factory, model, tokenizer):
     return folder
 
 
-def test_loaded_folder_translates_like_the_model(folder, translator):
+def test_loaded_model_translates_like_the_saved_one(folder, translator):
     loaded = Translator.from_pretrained(folder, device="cpu")
     assert loaded.model.generation_config.num_beams == 4  # the paper's, §6.1
     expected = list(translator.translate(SENTENCES, max_new_tokens=6))
@@ -405,43 +387,43 @@ def test_loaded_folder_translates_like_the_model(folder, translator):
 
 
 @pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
-def test_the_faster_precision_is_taken(folder, monkeypatch, faster):
-    seen = []
+def test_fastest_dtype_is_chosen_by_trial_times(folder, monkeypatch, faster):
+    trials = []
 
-    def seconds(model, words):
-        seen.append(model.dtype)
-        first = seen.count(model.dtype) == 1  # the one that warms up is slow for all
+    def seconds(model, tokens):
+        trials.append(model.dtype)
+        first = trials.count(model.dtype) == 1  # the warm-up
         return 9.0 if first else 1.0 if model.dtype == faster else 2.0
 
     monkeypatch.setattr(loading, "_seconds", seconds)
     assert Translator.from_pretrained(folder, device="cpu", dtype="fastest").model.dtype == faster
-    assert seen.count(torch.float32) == seen.count(torch.bfloat16) >= 3
+    assert trials.count(torch.float32) == trials.count(torch.bfloat16) >= 3
 
 
-def test_precision_is_really_measured(folder):
+def test_fastest_dtype_is_measured_with_a_real_model(folder):
     found = Translator.from_pretrained(folder, device="cpu", dtype="fastest")
     assert found.model.dtype in (torch.float32, torch.bfloat16) and not found.model.training
 
 
-def test_eight_bits_are_asked_for_as_a_precision(folder):
+def test_int8_is_a_dtype_of_the_decoder(folder):
     found = Translator.from_pretrained(folder, device="cpu", dtype="int8", ensemble=[folder])
     assert found.model.generation_config.decoder_weights == "int8"
     assert found.describe()["dtype"] == f"{str(found.model.dtype).removeprefix('torch.')}, decoder int8"
     plain = Translator.from_pretrained(folder, device="cpu", dtype=found.model.dtype)
-    eight, full = (
+    int8, full = (
         [one.score for found_ in each.translate_nbest(SENTENCES, 1, max_new_tokens=6) for one in found_]
         for each in (found, plain)
     )
-    assert eight != full and eight == pytest.approx(full, abs=0.2)
+    assert int8 != full and int8 == pytest.approx(full, abs=0.2)
 
 
-def test_eight_bits_where_nobody_can_use_them(folder, monkeypatch):
+def test_int8_is_refused_on_other_processors(folder, monkeypatch):
     monkeypatch.setattr(loading, "can_use_eight_bits", lambda weight: False)
     with pytest.raises(UserError, match="dtype: 'int8' needs an x86 processor and is of no use on cpu; take bfloat16"):
         Translator.from_pretrained(folder, device="cpu", dtype="int8")
 
 
-def test_members_of_an_ensemble_share_a_tokenizer(folder, tmp_path, tokenizer):
+def test_ensemble_members_must_share_a_tokenizer(folder, tmp_path, tokenizer):
     found = Translator.from_pretrained(folder, device="cpu", ensemble=[folder])
     assert len(found.models) == 2
     save_tokenizers(tmp_path, train_tokenizer(["another text"] * 3, 290))
@@ -458,7 +440,7 @@ def test_members_of_an_ensemble_share_a_tokenizer(folder, tmp_path, tokenizer):
         ({"dtype": "float8"}, "dtype: 'float8' is none of float32, bfloat16, float16, int8, fastest"),
     ],
 )
-def test_devices_and_dtypes_that_are_not_there(folder, options, message):
+def test_unknown_devices_and_dtypes_are_refused(folder, options, message):
     with pytest.raises(UserError, match=message):
         Translator.from_pretrained(folder, **options)
 
@@ -506,7 +488,7 @@ def break_tokenizer(folder):
         (break_tokenizer, "tokenizer"),
     ],
 )
-def test_folder_without_a_whole_model_is_one_line(folder, tmp_path, damage, message):
+def test_damaged_folder_is_refused_in_one_line(folder, tmp_path, damage, message):
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     damage(tmp_path)
@@ -515,6 +497,6 @@ def test_folder_without_a_whole_model_is_one_line(folder, tmp_path, damage, mess
     assert "\n" not in str(error.value)
 
 
-def test_missing_folder_says_what_to_do(tmp_path):
+def test_missing_folder_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(UserError, match="no such folder; .*hf download"):
         Translator.from_pretrained(tmp_path / "missing")

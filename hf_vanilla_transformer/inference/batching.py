@@ -1,0 +1,104 @@
+"""Batches of sentences of similar length, and their distribution over searches."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from ..errors import UserError
+from .workers import shard_evenly
+
+#: How many batches are read ahead and sorted by length: enough to waste little on padding, few enough for a stream.
+BATCHES_AHEAD = 16
+
+#: Padded source tokens per batch: 64 sentences of 64 tokens, so that only longer ones make a batch smaller. With 4
+#: beams the base model's KV caches then take about half a GiB in float32.
+MAX_TOKENS = 4096
+
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class EncodedSentence:
+    """Token ids of a source sentence, and of the prefix that its translation must begin with."""
+
+    source: list[int]
+    prefix: list[int]
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """Sentences that one search translates, `batch_size` at a time."""
+
+    indices: list[int]
+    batch_size: int
+
+
+def check_at_least_one(**values: int | None) -> None:
+    """Refuse numbers below 1; None is the default of an argument.
+
+    Raises:
+        UserError: with the name and the value of the argument.
+    """
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name}: must be at least 1, not {value}")
+
+
+def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:
+    """Cut sentences into batches of similar length, longest first, so that running out of memory happens at once.
+
+    Args:
+        lengths: tokens of each sentence, by its index.
+        batch_size: sentences per batch, at most.
+        max_tokens: tokens per batch, padding included, at most; a longer sentence gets its own batch.
+    """
+    batch: list[int] = []
+    for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
+        # the first sentence of a batch is its longest, to which the others are padded
+        if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def search_jobs(
+    sentences: Mapping[int, EncodedSentence], batch_size: int, max_tokens: int, refill: bool, workers: int
+) -> list[SearchJob]:
+    """Distribute sentences over searches. All prefixes of a search have the same length.
+
+    Args:
+        refill: whether a search can replace finished sentences by others (continuous batching). Then the full batches
+            become one search per worker. Smaller ones hold long sentences and come first.
+    """
+    jobs = []
+    for prefix_length in sorted({len(sentence.prefix) for sentence in sentences.values()}):
+        group = {i: len(one.source) for i, one in sentences.items() if len(one.prefix) == prefix_length}
+        batches = list(length_batches(group, batch_size, max_tokens))
+        full = [len(batch) == batch_size for batch in batches]
+        if refill and not prefix_length and True in full:
+            start = full.index(True)
+            batches[start:] = shard_evenly([index for batch in batches[start:] for index in batch], workers)
+        jobs += [SearchJob(batch, min(batch_size, len(batch))) for batch in batches]
+    return jobs
+
+
+def with_prefixes(
+    sentences: Iterable[str], prefixes: Iterable[str] | None, first_line: int = 1
+) -> Iterator[tuple[str, str]]:
+    """Pair each sentence with its target prefix, which is "" where `prefixes` is None.
+
+    Raises:
+        UserError: one of the two is longer than the other.
+    """
+    if prefixes is None:
+        yield from ((sentence, "") for sentence in sentences)
+        return
+    pairs: Iterator[tuple[Any, Any]] = zip_longest(sentences, prefixes, fillvalue=_MISSING)
+    for number, (sentence, prefix) in enumerate(pairs, start=first_line):
+        if sentence is _MISSING or prefix is _MISSING:
+            lacking, surplus = ("sentence", "prefix") if sentence is _MISSING else ("prefix", "sentence")
+            raise UserError(f"prefixes: line {number} has a {surplus} but no {lacking}; each sentence needs its own")
+        yield sentence, prefix
