@@ -4,28 +4,29 @@
     --engines ours_fp32 ours_bf16 marian_fp32 marian_bf16 ctranslate2_fp32 ctranslate2_int8 \\
     --output benchmark.json --plot benchmark.png
 
-Engines work in turn, each in a process of its own. Printed are Markdown tables: for each engine the median of the
-rounds, their spread (slowest less fastest, over the median), how many times its target tokens per second ours writes
-in the same precision (the fastest of ours where there is none), and the most memory its process held; then how time
-grows with four times as many sentences or beams in a batch, where --batch_sizes and --num_beams have such pairs; then
-the bytes in the caches of keys and values.
+Engines take turns, each in its own process. Printed are Markdown tables: for each engine the median of the rounds,
+their spread (fastest less slowest, over the median), how many times its target tokens per second ours reaches in the
+same precision (the fastest of ours if none has it), and the peak memory of its process; then how time grows with four
+times as many sentences or beams per batch, where --batch_sizes and --num_beams have such pairs; then the size of the
+KV caches.
 
   python scripts/benchmark.py train --source train.en --target train.de --preset base --tokens 4096 \\
     --engines ours_fp32 marian_fp32 marian_grouped_fp32 --output benchmark.json --plot benchmark.png
 
-trains fresh models: this package with batches of --tokens padded tokens, and MarianMTModel with the stock
-Seq2SeqTrainer, which draws its pairs at random (marian_) or by length (marian_grouped_). All have the same weights at
-the start, tokenizer, pairs, optimizer, dropout and label smoothing, and on average as many pairs in a batch and in an
-update, so that an update means as much to all. Only target tokens that are no padding count, after start-up and
---warm_up updates. Memory is that of one update of as many tokens for all without --source: the pairs are then
-invented, of 32 tokens each side, and nothing is padded.
+trains untrained models: this package with batches of --tokens padded tokens, and MarianMTModel with transformers'
+Seq2SeqTrainer, which draws pairs at random (marian_) or by length (marian_grouped_). All engines have the same initial
+weights, tokenizer, pairs, optimizer, dropout and label smoothing, and on average as many pairs per batch and update.
+Only target tokens without padding count, after start-up and --warm_up updates. To compare memory leave out --source:
+then random pairs of 32 tokens per side, without padding, give every update as many tokens.
+
+Ctrl-C, and the SIGTERM of `timeout`, end a benchmark early: the rounds finished by then are printed and written.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-from collections.abc import Callable
+import signal
+import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -33,100 +34,84 @@ from typing import Any
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    add_decode(commands)
-    add_train(commands)
+    texts: dict[str, Any] = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    add_decode(commands.add_parser("decode", help="translate the same sentences with every engine", **texts))
+    add_train(commands.add_parser("train", help="train the same model with every engine", **texts))
     return parser.parse_args()
 
 
-def add_decode(commands: Any) -> None:
-    decode = commands.add_parser(
-        "decode", help="translate the same sentences with every engine",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    decode.add_argument("--model", required=True, metavar="DIR", help="folder of a trained model")
-    decode.add_argument("--source", required=True, metavar="F", help="text to translate, .gz too")
-    decode.add_argument("--reference", metavar="F", help="the right translations, for the BLEU of each engine")
-    decode.add_argument("--sentences", type=int, metavar="N", help="only the first N lines")
-    decode.add_argument(
+def add_decode(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="folder of a trained model")
+    add("--source", required=True, metavar="F", help="text to translate, .gz too")
+    add("--reference", metavar="F", help="reference translations, for the BLEU of each engine")
+    add("--sentences", type=int, metavar="N", help="only the first N lines")
+    add(
         "--engines", nargs="+", default=["ours_fp32", "marian_fp32"], metavar="NAME",
         help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (not marian_) int8; ours_workers_ and "
-        "ctranslate2_workers_ run a search in each thread, ours_compiled_ (bf16, int8) has programs for single "
-        "sentences; the first is the one whose output the others are compared "
-        "with (default: %(default)s)",
+        "ctranslate2_workers_ run one search per thread, ours_compiled_ (bf16, int8) compiles the decoder for single "
+        "sentences; the output of the others is compared with that of the first (default: %(default)s)",
     )  # fmt: skip
-    decode.add_argument(
+    add(
         "--order", choices=["sorted", "file", "both"], default="sorted",
-        help="sentences of like length in a batch, or as the file has them; CTranslate2 always gets the whole file "
-        "and sorts for itself (default: %(default)s)",
+        help="batches of sentences of similar length, or in the order of the file; CTranslate2 always gets the whole "
+        "file and sorts it itself (default: %(default)s)",
     )  # fmt: skip
-    decode.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 64], metavar="N")
-    decode.add_argument("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")
-    decode.add_argument("--rounds", type=int, default=3, metavar="N", help="measured, after one that is not")
-    decode.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each engine")
-    decode.add_argument("--device", default="cpu", help='of each engine, such as "cuda:0" (default: %(default)s)')
-    decode.add_argument(
+    add("--batch_sizes", nargs="+", type=int, default=[1, 64], metavar="N")
+    add("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")
+    add("--rounds", type=int, default=3, metavar="N", help="after a warm-up round")
+    add("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each engine")
+    add("--device", default="cpu", help='of each engine, such as "cuda:0" (default: %(default)s)')
+    add(
         "--cache_beams", type=int, default=8, metavar="N",
-        help="count the bytes in the caches with N beams and the largest batch; 0 does not (default: %(default)s)",
+        help="measure the KV caches with N beams and the largest batch; 0 does not (default: %(default)s)",
     )  # fmt: skip
-    decode.add_argument("--tokenize", default="13a", metavar="NAME", help="sacreBLEU's tokenizer (default: 13a)")
-    decode.add_argument("--lowercase", action="store_true", help="BLEU without regard to case")
-    decode.add_argument("--output", metavar="F", help="JSON file with every figure")
-    decode.add_argument("--plot", metavar="F", help="picture of the tokens per second: .png, .pdf or .svg")
+    add("--tokenize", default="13a", metavar="NAME", help="sacreBLEU's tokenizer (default: 13a)")
+    add("--lowercase", action="store_true", help="case-insensitive BLEU")
+    add_outputs(parser)
 
 
-def add_train(commands: Any) -> None:
-    train = commands.add_parser(
-        "train", help="train the same model with every engine",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    train.add_argument("--source", metavar="F", help="raw text to train on, .gz too; without: invented pairs")
-    train.add_argument("--target", metavar="F", help="its translations, line by line")
-    train.add_argument(
+def add_train(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--source", metavar="F", help="raw text to train on, .gz too (default: random pairs)")
+    add("--target", metavar="F", help="its translations, line by line")
+    add(
         "--engines", nargs="+", default=["ours_fp32", "marian_fp32", "marian_grouped_fp32"], metavar="NAME",
         help="ours_, marian_ or marian_grouped_ with fp32 or bf16 (default: %(default)s)",
     )  # fmt: skip
-    train.add_argument("--preset", default="base", metavar="NAME", help="tiny (Multi30k's), or a row of Table 3")
-    train.add_argument("--vocab_size", type=int, default=16_000, metavar="N", help="(default: %(default)s)")
-    train.add_argument("--dropout", type=float, metavar="P", help="in place of the preset's")
-    train.add_argument("--label_smoothing", type=float, metavar="E", help="in place of the preset's")
-    train.add_argument(
-        "--tokens", type=int, default=4096, metavar="N",
-        help="padded tokens of a batch of ours, each side (default: %(default)s)",
-    )  # fmt: skip
-    train.add_argument(
-        "--tokens_per_update", type=int, metavar="N",
-        help="target tokens of an update, about (default: one batch in each process)",
-    )  # fmt: skip
-    train.add_argument("--updates", type=int, default=5, metavar="N", help="of one turn (default: %(default)s)")
-    train.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each engine")
-    train.add_argument("--warm_up", type=int, default=2, metavar="N", help="updates before the first turn")
-    train.add_argument(
+    add("--preset", default="base", metavar="NAME", help="tiny (Multi30k's), or a row of Table 3")
+    add("--vocab_size", type=int, default=16_000, metavar="N", help="(default: %(default)s)")
+    add("--dropout", type=float, metavar="P", help="(default: the preset's)")
+    add("--label_smoothing", type=float, metavar="E", help="(default: the preset's)")
+    add("--tokens", type=int, default=4096, metavar="N", help="max_tokens_per_batch of ours (default: %(default)s)")
+    add("--tokens_per_update", type=int, metavar="N", help="about (default: one batch in each process)")
+    add("--updates", type=int, default=5, metavar="N", help="per turn (default: %(default)s)")
+    add("--rounds", type=int, default=3, metavar="N", help="turns of each engine")
+    add("--warm_up", type=int, default=2, metavar="N", help="updates before the first turn")
+    add(
         "--processes", nargs="+", type=int, default=[1], metavar="N",
-        help="measure every engine in so many processes of --threads each: 1 2 compares (default: 1)",
+        help="measure every engine in N processes of --threads each: 1 2 compares (default: 1)",
     )  # fmt: skip
-    train.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each process")
-    train.add_argument("--device", default="cpu", help='"cpu" or "cuda" (default: %(default)s)')
-    train.add_argument("--output", metavar="F", help="JSON file with every figure")
-    train.add_argument("--plot", metavar="F", help="picture of the tokens per second: .png, .pdf or .svg")
+    add("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each process")
+    add("--device", default="cpu", help='"cpu" or "cuda" (default: %(default)s)')
+    add_outputs(parser)
 
 
-#: numbers that must be at least 1
-COUNTS = {
-    "decode": ("sentences", "rounds", "threads", "batch_sizes", "num_beams"),
-    "train": ("vocab_size", "tokens", "tokens_per_update", "updates", "rounds", "warm_up", "processes", "threads"),
-}
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", metavar="F", help="JSON file with all figures")
+    parser.add_argument("--plot", metavar="F", help="bar chart of the tokens per second: .png, .pdf or .svg")
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Find what can be wrong before the engines work for an hour."""
+    """Find wrong arguments before the engines run for an hour."""
     from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.evaluation.attention_maps import figures
+    from hf_vanilla_transformer.inference.batching import check_at_least_one
 
-    for name in COUNTS[arguments.command]:
-        given = getattr(arguments, name)
+    for name, given in vars(arguments).items():
         for value in given if isinstance(given, list) else [given]:
-            if value is not None and value < 1:
-                raise UserError(f"{name}: must be at least 1, not {value}")
+            if type(value) is int and name != "cache_beams":
+                check_at_least_one(**{name: value})
     if arguments.plot:
         with figures() as figure_class:
             kind = os.path.splitext(arguments.plot)[1][1:]
@@ -136,8 +121,8 @@ def check(arguments: argparse.Namespace) -> None:
                 )
 
 
-def measure_decoding(arguments: argparse.Namespace) -> tuple[list[Any], dict[str, int]]:
-    """The measurements, and the bytes in the caches."""
+def decode(arguments: argparse.Namespace, found: list[Any], caches: dict[str, int]) -> None:
+    """Add results to `found` and `caches` as they come in, so that an interrupt keeps them."""
     from hf_vanilla_transformer.benchmarks.decoding import ORDERS, cache_bytes, compare
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
     from hf_vanilla_transformer.inference.text_io import read_lines
@@ -145,82 +130,59 @@ def measure_decoding(arguments: argparse.Namespace) -> tuple[list[Any], dict[str
     check_tokenizer(arguments.tokenize)
     sentences = list(read_lines(arguments.source))[: arguments.sentences]
     references = list(read_lines(arguments.reference))[: arguments.sentences] if arguments.reference else None
-    found = compare(
-        arguments.model,
-        sentences,
-        arguments.engines,
-        arguments.batch_sizes,
-        arguments.num_beams,
-        arguments.rounds,
-        arguments.threads,
-        orders=ORDERS if arguments.order == "both" else [arguments.order],
-        references=references,
-        device=arguments.device,
-        tokenize=arguments.tokenize,
-        lowercase=arguments.lowercase,
-    )
-    caches: dict[str, int] = {}
+    model, engines, common = arguments.model, arguments.engines, (arguments.threads, arguments.device)
+    for one in compare(
+        model, sentences, engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds, *common,
+        orders=ORDERS if arguments.order == "both" else [arguments.order], references=references,
+        tokenize=arguments.tokenize, lowercase=arguments.lowercase,
+    ):  # fmt: skip
+        found.append(one)
     if arguments.cache_beams > 0:
-        batch, engines = sentences[: max(arguments.batch_sizes)], arguments.engines
-        caches = cache_bytes(
-            arguments.model, batch, engines, arguments.cache_beams, arguments.threads, arguments.device
-        )
-    return found, caches
+        batch = sentences[: max(arguments.batch_sizes)]
+        for engine, size in cache_bytes(model, batch, engines, arguments.cache_beams, *common):
+            caches[engine] = size
 
 
-def decode(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, Callable[[str], Any]]:
-    """What goes into the JSON file, what is printed, and what draws."""
-    from hf_vanilla_transformer.benchmarks.decoding_report import plot, ratios, report, scaling
-
-    found, caches = measure_decoding(arguments)
-    results = {
-        "measurements": [vars(one) | {"tokens_per_second": one.tokens_per_second} for one in found],
-        "ratios": [vars(one) for one in ratios(found)],
-        "scaling": [vars(one) for one in scaling(found)],
-        "cache_bytes": {"num_beams": arguments.cache_beams, **caches},
-    }
-    return results, report(found, caches, arguments.cache_beams), lambda path: plot(found, path)
-
-
-def train(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, Callable[[str], Any]]:
-    """As `decode`."""
+def train(settings: dict[str, Any], found: list[Any]) -> None:
+    """Add results to `found` as they come in, so that an interrupt keeps them."""
     from hf_vanilla_transformer.benchmarks.training import compare
-    from hf_vanilla_transformer.benchmarks.training_report import plot, ratios, report, scaling
 
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output", "plot")}
-    found = compare(**settings)
-    results = {
-        "settings": settings,
-        "measurements": [
-            vars(one) | {"tokens_per_second": one.tokens_per_second, "spread": one.spread} for one in found
-        ],
-        "ratios": [vars(one) for one in ratios(found)],
-        "scaling": [vars(one) for one in scaling(found)],
-    }
-    return results, report(found), lambda path: plot(found, path)
+    for one in compare(**settings):
+        found.append(one)
 
 
-def machine(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the figures belong to."""
-    from hf_vanilla_transformer.hub.card import describe_hardware, versions
-
-    known = {"hardware": describe_hardware(), "device": arguments.device, "threads": arguments.threads, **versions()}
-    if any(name.startswith("ctranslate2") for name in arguments.engines):
-        known["ctranslate2"] = importlib.metadata.version("ctranslate2")
-    return known
-
-
-def main(arguments: argparse.Namespace) -> None:
+def main(arguments: argparse.Namespace) -> int:
+    from hf_vanilla_transformer.benchmarks import report
     from hf_vanilla_transformer.inference.text_io import line_writer
+    from hf_vanilla_transformer.system_info import describe_hardware, versions
 
     check(arguments)
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output", "plot")}
+    found: list[Any] = []
+    caches: dict[str, int] = {}
+    status = 0
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:
-        results, tables, draw = (decode if arguments.command == "decode" else train)(arguments)
+        try:
+            if arguments.command == "decode":
+                decode(arguments, found, caches)
+            else:
+                train(settings, found)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            status = 130
+            print("interrupted: the figures are those of the rounds finished by then", file=sys.stderr)
         if write:
-            write(json.dumps({"machine": machine(arguments), **results}, indent=2))
-    print(tables)
+            machine = {"hardware": describe_hardware(), **versions("ctranslate2")}
+            results = report.as_json(found) | ({"cache_bytes": caches} if caches else {})
+            write(json.dumps({"machine": machine, "settings": settings, **results}, indent=2))
+    if arguments.command == "decode":
+        print(report.decoding_report(found, caches, arguments.cache_beams))
+    else:
+        print(report.training_report(found))
     if arguments.plot:
-        draw(arguments.plot)
+        report.plot(found, arguments.plot)
+    return status
 
 
 if __name__ == "__main__":
@@ -229,4 +191,5 @@ if __name__ == "__main__":
 
     from hf_vanilla_transformer.errors import run_command
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the signal of `timeout` ends a benchmark like Ctrl-C
     run_command(lambda: main(parsed))

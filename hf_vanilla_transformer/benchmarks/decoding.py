@@ -1,14 +1,9 @@
-"""How fast sentences are translated: this package, Marian in transformers and CTranslate2, with the same weights.
+"""Translation speed and memory: this package, Marian in transformers and CTranslate2, with the same weights."""
 
-All engines get the same sentences in turn, each in a process of its own (`side_by_side`).
-"""
-
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,41 +14,10 @@ from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..evaluation.metrics import score_translations
 from .decoding_engines import ENGINES, Ids
-from .harness import Worker, forget_peak, peak_mib, requests
+from .harness import Worker, check_choices, peak_memory_mib, requests, reset_peak_memory
+from .measurements import DecodingMeasurement
 
 ORDERS = ("sorted", "file")
-
-
-@dataclass
-class Measurement:
-    """One engine under one setting; seconds are one figure a round."""
-
-    engine: str
-    order: str
-    batch_size: int
-    num_beams: int
-    sentences: int
-    target_tokens: int
-    seconds: list[float]
-    peak_mib: float | None  # the model included, while it worked under this setting: of the process, or on the GPU
-    same_output: float  # share of sentences with the tokens of the first engine
-    bleu: float | None = None
-    bleu_signature: str | None = None
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of the median round; the end of a sentence is a token."""
-        return self.target_tokens / statistics.median(self.seconds)
-
-    @property
-    def seconds_per_batch(self) -> float:
-        """Of the median round, and the mean batch."""
-        return statistics.median(self.seconds) * self.batch_size / self.sentences
-
-    @property
-    def setting(self) -> tuple[str, int, int]:
-        """What the engines of one row of bars have in common."""
-        return self.order, self.batch_size, self.num_beams
 
 
 def compare(
@@ -69,46 +33,53 @@ def compare(
     references: Sequence[str] | None = None,
     device: str = "cpu",
     **bleu_settings: Any,
-) -> list[Measurement]:
-    """Translate the same sentences with every engine, `rounds` times in turn, after one round that does not count.
+) -> Iterator[DecodingMeasurement]:
+    """Translate the same sentences with every engine in turn, `rounds` times after a warm-up round.
 
     Args:
         folder: a trained model with its tokenizer.
         sentences: source text.
-        engines: keys of `ENGINES`; the first is the one whose output the others are compared with.
-        batch_sizes, beams: every pair of them is measured. CTranslate2 gets all sentences at once and the batch size
-            as its limit, because it sorts and cuts them itself; the others get batch by batch.
+        engines: keys of `ENGINES`; the output of the others is compared with that of the first.
+        batch_sizes, beams: every combination is measured. CTranslate2 gets all sentences at once and the batch size as
+            its limit, because it sorts and batches them itself.
         threads: of each engine.
-        limit_single: sentences in a row with batches of one, which take long.
-        orders: "sorted" gives sentences of like length together, the longest first; "file" as they come. (Batches of
-            one are measured once.)
-        references: the right translations, for BLEU where all sentences are translated; `bleu_settings` are those of
+        limit_single: number of sentences for batches of one, which take long.
+        orders: "sorted" batches sentences of similar length, longest first; "file" keeps the order of the file.
+            (Batches of one are measured in the first order only.)
+        references: reference translations, for BLEU where all sentences are translated; `bleu_settings` are those of
             `score_translations`.
         device: of every engine.
 
+    Yields:
+        Each measurement after its first round. Later rounds are added to it, so that a benchmark that is interrupted
+        has the figures of all rounds until then.
+
     Raises:
-        UserError: no such engine or order, one whose library is missing, or references of another number.
+        UserError: no such engine or order, an engine whose library is missing, or another number of references.
     """
     _check(sentences, engines, orders, references)
     settings = [
-        (order, size, width)
+        {"order": order, "batch_size": size, "num_beams": width}
         for order in dict.fromkeys(orders)
         for size in batch_sizes
         for width in beams
         if size > 1 or order == orders[0]
     ]
-    ids, decode = _tokenizers(folder, sentences)
-    found = []
-    with _workers(folder, engines, threads, device) as workers:
-        for order, size, width in settings:
-            chosen = ids[:limit_single] if size == 1 else ids
-            measured, outputs = _measure(workers, chosen, (order, size, width), rounds)
-            if references is not None and len(chosen) == len(ids):
-                for one in measured:
-                    scores = score_translations(decode(outputs[one.engine]), list(references), **bleu_settings)
-                    one.bleu, one.bleu_signature = scores["bleu"], scores["bleu_signature"]
-            found += measured
-    return found
+    source, target = load_tokenizers(folder)
+    ids = source(list(sentences))["input_ids"]
+
+    def bleu(outputs: Ids) -> dict[str, Any]:
+        if references is None or len(outputs) < len(references):
+            return {}
+        texts = target.batch_decode(outputs, skip_special_tokens=True)
+        scores = score_translations(texts, list(references), **bleu_settings)
+        return {name: scores[name] for name in ("bleu", "bleu_signature")}
+
+    with ExitStack() as stack:
+        workers = _start_workers(stack, folder, engines, threads, device)
+        for setting in settings:
+            chosen = ids[:limit_single] if setting["batch_size"] == 1 else ids
+            yield from _measure(workers, chosen, setting, rounds, bleu)
 
 
 def cache_bytes(
@@ -118,118 +89,106 @@ def cache_bytes(
     beams: int = 8,
     threads: int = 1,
     device: str = "cpu",
-) -> dict[str, int]:
-    """The most that each engine's caches of keys and values hold while it translates the sentences as one batch.
+) -> Iterator[tuple[str, int]]:
+    """The peak size of each engine's KV caches while it translates the sentences as one batch.
 
-    Counted from the tensors, of source and target; copies that live for a moment are left out on all sides.
-    CTranslate2 does not tell, so it is not there.
+    Counted from the tensors of self- and cross-attention, without temporary copies. CTranslate2 does not report it and
+    is left out.
     """
     _check(sentences, engines, ORDERS, None)
-    ids, _ = _tokenizers(folder, sentences)
-    with _workers(folder, engines, threads, device) as workers:
-        answers = {name: worker.ask("cache_bytes", ids, beams) for name, worker in workers.items()}
-    return {name: answer for name, answer in answers.items() if answer is not None}
+    ids = load_tokenizers(folder)[0](list(sentences))["input_ids"]
+    with ExitStack() as stack:
+        for name, worker in _start_workers(stack, folder, engines, threads, device).items():
+            size = worker.ask("cache_bytes", ids, beams)
+            if size is not None:
+                yield name, size
 
 
 def _check(
     sentences: Sequence[str], engines: Sequence[str], orders: Sequence[str], references: Sequence[str] | None
 ) -> None:
-    for name, given, known in (("engines", engines, ENGINES), ("order", orders, ORDERS)):
-        if unknown := set(given) - set(known):
-            raise UserError(f"{name}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+    check_choices(engines=(engines, list(ENGINES)), order=(orders, ORDERS))
     if not sentences:
         raise UserError("sentences: there are none to translate")
     if references is not None and len(references) != len(sentences):
         raise UserError(f"references: {len(references)} of them for {len(sentences)} sentences; each needs its own")
 
 
-def _tokenizers(folder: str | Path, sentences: Sequence[str]) -> tuple[Ids, Any]:
-    """Source ids, and what makes text of target ids."""
-    source, target = load_tokenizers(folder)
-    return source(list(sentences))["input_ids"], lambda rows: target.batch_decode(rows, skip_special_tokens=True)
-
-
 def _measure(
-    workers: dict[str, Worker], ids: Ids, setting: tuple[str, int, int], rounds: int
-) -> tuple[list[Measurement], dict[str, Ids]]:
-    """Measurements, and each engine's output in the order of the file."""
-    order, size, beams = setting
-    places = list(range(len(ids)))
-    if order == "sorted":
-        places.sort(key=lambda place: len(ids[place]), reverse=True)
-    seconds: dict[str, list[float]] = {name: [] for name in workers}
-    outputs: dict[str, Ids] = {}
+    workers: dict[str, Worker],
+    ids: Ids,
+    setting: dict[str, Any],
+    rounds: int,
+    bleu: Callable[[Ids], dict[str, Any]],
+) -> Iterator[DecodingMeasurement]:
+    order = list(range(len(ids)))
+    if setting["order"] == "sorted":
+        order.sort(key=lambda index: len(ids[index]), reverse=True)
+    ordered, first_outputs = [ids[index] for index in order], None
+    measured: dict[str, DecodingMeasurement] = {}
     for worker in workers.values():
-        worker.ask("forget_peak")
+        worker.ask("reset_peak_memory")
     for number in range(rounds + 1):
         for name, worker in workers.items():
-            taken, rows = worker.ask("translate", [ids[place] for place in places], size, beams)
-            outputs[name] = [row for _, row in sorted(zip(places, rows, strict=True))]
-            if number:
-                seconds[name].append(taken)
-    first = outputs[next(iter(workers))]
-    measured = [
-        Measurement(
-            engine=name,
-            order=order,
-            batch_size=size,
-            num_beams=beams,
-            sentences=len(ids),
-            target_tokens=sum(map(len, outputs[name])),
-            seconds=seconds[name],
-            peak_mib=worker.ask("peak_mib"),
-            same_output=sum(a == b for a, b in zip(first, outputs[name], strict=True)) / len(first),
-        )
-        for name, worker in workers.items()
-    ]
-    return measured, outputs
+            seconds, rows, peak = worker.ask("translate", ordered, setting["batch_size"], setting["num_beams"])
+            if number == 0:  # warm-up
+                continue
+            if is_new := name not in measured:
+                outputs = [row for _, row in sorted(zip(order, rows, strict=True))]
+                first_outputs = first_outputs or outputs
+                same = sum(a == b for a, b in zip(first_outputs, outputs, strict=True)) / len(ids)
+                measured[name] = DecodingMeasurement(
+                    engine=name, sentences=len(ids), same_output=same, **setting, **bleu(outputs)
+                )
+            one = measured[name]
+            one.seconds.append(seconds)
+            one.target_tokens.append(sum(map(len, rows)))
+            one.peak_mib = peak
+            if is_new:
+                yield one
 
 
-# Processes
+# Worker processes
 
 
-@contextmanager
-def _workers(folder: str | Path, engines: Sequence[str], threads: int, device: str) -> Iterator[dict[str, Worker]]:
-    workers: dict[str, Worker] = {}
-    with tempfile.TemporaryDirectory() as work:
-        try:
-            for name in engines:
-                workers[name] = Worker(_serve, name, str(folder), work, device, threads=threads)
-            yield workers
-        finally:
-            for worker in workers.values():
-                worker.stop()
+def _start_workers(
+    stack: ExitStack, folder: str | Path, engines: Sequence[str], threads: int, device: str
+) -> dict[str, Worker]:
+    work = stack.enter_context(tempfile.TemporaryDirectory())
+    workers = {}
+    for name in engines:  # one by one: CTranslate2's engines share converted models
+        workers[name] = stack.enter_context(Worker(serve, name, str(folder), work, device, threads=threads))
+        workers[name].receive()
+    return workers
 
 
 class _Server:
-    """What a process can be asked for."""
+    """The requests that a worker answers."""
 
     def __init__(self, engine: str, folder: str, work: str, device: str):
         self.engine = ENGINES[engine](folder, work, device)
         self.on_gpu = torch.device(device).type == "cuda"
 
-    def translate(self, sentences: Ids, size: int, beams: int) -> tuple[float, Ids]:
-        """Seconds, and the translations."""
+    def translate(self, sentences: Ids, size: int, beams: int) -> tuple[float, Ids, float | None]:
+        """Seconds, translations and peak memory."""
         start = time.perf_counter()
         outputs = self.engine.translate(sentences, size, beams)
-        return time.perf_counter() - start, outputs
+        return time.perf_counter() - start, outputs, peak_memory_mib(self.on_gpu)
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
         return self.engine.cache_bytes(batch, beams)
 
-    def forget_peak(self) -> None:
-        forget_peak(self.on_gpu)
-
-    def peak_mib(self) -> float | None:
-        return peak_mib(self.on_gpu)
+    def reset_peak_memory(self) -> None:
+        reset_peak_memory(self.on_gpu)
 
 
-def _serve(pipe: Connection, engine: str, folder: str, work: str, device: str) -> None:
+def serve(pipe: Connection, engine: str, folder: str, work: str, device: str) -> None:
+    """Run an engine in a worker process."""
     server = _Server(engine, folder, work, device)
     pipe.send("ready")
-    for what, args in requests(pipe):
+    for request, args in requests(pipe):
         try:
-            answer = getattr(server, what)(*args)
+            answer = getattr(server, request)(*args)
         except UserError as error:
             answer = error
         pipe.send(answer)

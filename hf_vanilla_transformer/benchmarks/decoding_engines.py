@@ -1,7 +1,8 @@
-"""The engines that the benchmark compares: this package, Marian in transformers, and CTranslate2, all in one way."""
+"""The engines of the decoding benchmark: this package, Marian in transformers, and CTranslate2."""
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,58 +17,53 @@ from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_gener
 from ..inference.loading import INT8, load_model
 from ..inference.workers import map_in_threads, shard_evenly
 
-LENGTH_PENALTY = 1.0  # log P / length, which all three engines have
+LENGTH_PENALTY = 1.0  # log P / length, the one formula that all three engines have
 
 Ids = list[list[int]]
 
 
 class Engine(Protocol):
-    """What the benchmark asks of an engine."""
+    """What the benchmark needs of an engine."""
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
-        """Target ids, their ends included, in the order of the sentences, of which `size` form a batch."""
+        """Target ids, end-of-sentence tokens included, in the order of the sentences; `size` sentences per batch."""
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        """The most that the decoder's caches hold while they translate a batch; None where nobody can tell."""
+        """Peak size of the KV caches while a batch is translated; None if the engine does not report it."""
 
 
-def longest_translation(sentences: Ids) -> int:
-    """Tokens that each of them may have, the same for all engines however they form batches."""
+def max_target_tokens(sentences: Ids) -> int:
+    """The maximum length of a translation, the same for all engines however they form batches."""
     return max(map(len, sentences)) + MAX_LENGTH_OVER_SOURCE
 
 
 class GenerateEngine:
-    """A model with transformers' interface: `generate` on so many sentences at a time, as they come."""
+    """A model with transformers' interface: `generate` on one batch after another, in the given order."""
 
     def __init__(self, model: Any):
         self.model = model.eval()
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
         batches = [sentences[start : start + size] for start in range(0, len(sentences), size)]
-        limit = longest_translation(sentences)
+        limit = max_target_tokens(sentences)
         return [row for batch in batches for row in self._generate(batch, beams, max_new_tokens=limit)]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        # in transformers' loop nothing leaves a cache, so that it is largest at the end
+        # transformers' loop removes no row, so that the caches are largest at the end
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        self._generate(batch, beams, past_key_values=cache, max_new_tokens=longest_translation(batch))
-        both = cache.self_attention_cache.layers + cache.cross_attention_cache.layers
-        return storage_bytes(states for layer in both for states in (layer.keys, layer.values))
+        self._generate(batch, beams, past_key_values=cache, max_new_tokens=max_target_tokens(batch))
+        layers = cache.self_attention_cache.layers + cache.cross_attention_cache.layers
+        return storage_bytes(states for layer in layers for states in (layer.keys, layer.values))
 
     def _generate(self, batch: Ids, beams: int, **settings: Any) -> Ids:
         eos = self.model.config.eos_token_id
-        rows, mask = self._padded(batch)
-        words = self.model.generate(
-            rows,
-            attention_mask=mask,
-            num_beams=beams,
-            length_penalty=LENGTH_PENALTY,
-            **settings,
-        )
-        return [row[: row.index(eos) + 1] if eos in row else row for row in words[:, 1:].tolist()]
+        input_ids, mask = self._padded(batch)
+        settings |= {"num_beams": beams, "length_penalty": LENGTH_PENALTY}
+        sequences = self.model.generate(input_ids, attention_mask=mask, **settings)
+        return [row[: row.index(eos) + 1] if eos in row else row for row in sequences[:, 1:].tolist()]
 
     def _padded(self, batch: Ids) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids (B, S) and their mask."""
+        """Source ids (B, S) and their mask."""
         longest, pad = max(map(len, batch)), self.model.config.pad_token_id
         rows = torch.tensor([row + [pad] * (longest - len(row)) for row in batch])
         mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
@@ -75,12 +71,12 @@ class GenerateEngine:
 
 
 class OurEngine(GenerateEngine):
-    """This package's search: the sentences by length, `size` at a time, others in the room of those that are done."""
+    """This package's search: sentences by length, `size` at a time, with refill (continuous batching)."""
 
-    def __init__(self, model: Any, workers: int = 1, compiled: bool = False):
+    def __init__(self, model: Any, workers: bool = False, compiled: bool = False):
         super().__init__(model)
-        self.workers = workers  # searches beside each other, `size` sentences each
-        # the peers know nothing of what the checkpoint's own has to say
+        self.workers = torch.get_num_threads() if workers else 1  # parallel searches of `size` sentences each
+        # the paper's settings, since the peers do not read the checkpoint's own
         own, self.model.generation_config = model.generation_config, paper_generation_config(model.config)
         self.model.generation_config.decoder_weights = getattr(own, "decoder_weights", None)
         self.model.generation_config.compiled = compiled
@@ -88,21 +84,21 @@ class OurEngine(GenerateEngine):
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
         if size == 1:
             return super().translate(sentences, size, beams)
-        limit = longest_translation(sentences)
-        parts = shard_evenly(sorted(range(len(sentences)), key=lambda index: -len(sentences[index])), self.workers)
+        limit = max_target_tokens(sentences)
+        shards = shard_evenly(sorted(range(len(sentences)), key=lambda i: -len(sentences[i])), self.workers)
 
-        def search(part: list[int]) -> Ids:
-            waiting = iter([sentences[index] for index in part])
+        def search(shard: list[int]) -> Ids:
+            pending = iter([sentences[index] for index in shard])
 
-            def more(room: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-                some = list(islice(waiting, room))
-                return self._padded(some) if some else None
+            def next_batch(count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+                batch = list(islice(pending, count))
+                return self._padded(batch) if batch else None
 
-            return self._generate(list(islice(waiting, size)), beams, more=more, max_new_tokens=limit)
+            return self._generate(list(islice(pending, size)), beams, more=next_batch, max_new_tokens=limit)
 
         found: dict[int, list[int]] = {}
-        for part, rows in zip(parts, map_in_threads(search, parts, self.workers, threading.Event()), strict=True):
-            found |= zip(part, rows, strict=True)
+        for shard, rows in zip(shards, map_in_threads(search, shards, self.workers, threading.Event()), strict=True):
+            found |= zip(shard, rows, strict=True)
         return [found[index] for index in range(len(sentences))]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
@@ -112,41 +108,43 @@ class OurEngine(GenerateEngine):
             reader = original(*args)
             read = reader.read
 
-            def read_and_look(*args: Any) -> torch.Tensor:
+            def read_and_measure(*args: Any) -> torch.Tensor:
                 nonlocal largest
                 logits = read(*args)
-                largest = max(largest, storage_bytes(_entries(reader)))
+                largest = max(largest, storage_bytes(_kv_tensors(reader)))
                 return logits
 
-            setattr(reader, "read", read_and_look)  # noqa: B010  (mypy wants no method replaced)
+            setattr(reader, "read", read_and_measure)  # noqa: B010  (mypy forbids replacing a method)
             return reader
 
         with mock.patch.object(generation_vanilla_transformer, "reader_for", watched):
-            self._generate(batch, beams, max_new_tokens=longest_translation(batch))
+            self._generate(batch, beams, max_new_tokens=max_target_tokens(batch))
         if not largest:
             raise UserError("cache_bytes: the search of this package has not run; its caches cannot be counted")
         return largest
 
 
 class CTranslate2Engine:
-    """All sentences at once: CTranslate2 sorts them by length and cuts the batches itself."""
+    """All sentences at once: CTranslate2 sorts them by length and forms the batches itself."""
 
-    def __init__(self, folder: str, work: str, device: str, quantization: str, workers: int = 1):
+    def __init__(self, folder: str, work: str, device: str, quantization: str, workers: bool = False):
         from ..data.tokenizer_training import load_tokenizers
         from ..interop.ctranslate2 import convert
 
-        output = Path(work) / f"{quantization}_{workers}"  # engines of one kind share the folder
+        threads = torch.get_num_threads()
+        parallel = threads if workers else 1
+        output = Path(work) / f"{quantization}_{parallel}"
         convert(folder, output, quantization)
         import ctranslate2
 
         self.source, self.target = load_tokenizers(folder)
-        where = torch.device(device)
+        place = torch.device(device)
         self.translator = ctranslate2.Translator(
             str(output),
-            where.type,
-            device_index=where.index or 0,
-            inter_threads=workers,
-            intra_threads=max(1, torch.get_num_threads() // workers),
+            place.type,
+            device_index=place.index or 0,
+            inter_threads=parallel,
+            intra_threads=threads // parallel,
             compute_type=quantization,
         )
 
@@ -157,8 +155,8 @@ class CTranslate2Engine:
             batch_type="examples",
             beam_size=beams,
             length_penalty=LENGTH_PENALTY,
-            min_decoding_length=0,  # its default forbids a translation that ends at once
-            max_decoding_length=longest_translation(sentences),
+            min_decoding_length=0,  # the default forbids an empty translation
+            max_decoding_length=max_target_tokens(sentences),
             return_end_token=True,
         )
         return [self.target.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
@@ -168,13 +166,13 @@ class CTranslate2Engine:
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """What these tensors keep in memory, each storage counted once and whole."""
+    """Memory of the storages behind these tensors, each counted once."""
     storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
     return sum(storages.values())
 
 
-def _entries(reader: Any) -> list[torch.Tensor]:
-    """The keys and values that a reader of `decoding_vanilla_transformer` holds, of source and target."""
+def _kv_tensors(reader: Any) -> list[torch.Tensor]:
+    """The keys and values of self- and cross-attention that a decoder of this package's search holds."""
     if hasattr(reader, "own"):  # a StepReader
         return [*reader.source, *reader.own]
     cache = reader.cache
@@ -182,36 +180,29 @@ def _entries(reader: Any) -> list[torch.Tensor]:
     return own + [states for layer in cache.cross_attention_cache.layers for states in (layer.keys, layer.values)]
 
 
-def _ours(folder: str, device: str, dtype: str | torch.dtype, workers: int = 1, compiled: bool = False) -> OurEngine:
-    return OurEngine(load_model(folder, device, dtype), workers, compiled)
+def _ours(folder: str, work: str, device: str, dtype: str | torch.dtype, **options: bool) -> Engine:
+    return OurEngine(load_model(folder, device, dtype), **options)
 
 
-def _marian(folder: str, device: str, dtype: torch.dtype) -> GenerateEngine:
+def _marian(folder: str, work: str, device: str, dtype: torch.dtype) -> Engine:
     from ..interop.marian import to_marian
 
     return GenerateEngine(to_marian(load_model(folder, device, torch.float32)).to(dtype))
 
 
-#: engine → how to make it, from the model's folder, a folder for its own files, and the device. Those with `workers`
-#: run as many searches beside each other as they have threads.
+_DTYPES: dict[str, Any] = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": INT8}
+_QUANTIZATIONS = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+
+#: Engine by name, made from the model folder, a folder for converted models, and the device. With `workers` an engine
+#: runs one search per thread in parallel; with `compiled` it compiles the decoder for single sentences.
 ENGINES: dict[str, Callable[[str, str, str], Engine]] = {
-    "ours_fp32": lambda folder, work, device: _ours(folder, device, torch.float32),
-    "ours_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16),
-    "ours_int8": lambda folder, work, device: _ours(folder, device, INT8),
-    "ours_compiled_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16, compiled=True),
-    "ours_compiled_int8": lambda folder, work, device: _ours(folder, device, INT8, compiled=True),
-    "marian_fp32": lambda folder, work, device: _marian(folder, device, torch.float32),
-    "marian_bf16": lambda folder, work, device: _marian(folder, device, torch.bfloat16),
-    "ctranslate2_fp32": lambda folder, work, device: CTranslate2Engine(folder, work, device, "float32"),
-    "ctranslate2_int8": lambda folder, work, device: CTranslate2Engine(folder, work, device, "int8"),
-    "ours_workers_fp32": lambda folder, work, device: _ours(folder, device, torch.float32, torch.get_num_threads()),
-    "ours_workers_bf16": lambda folder, work, device: _ours(folder, device, torch.bfloat16, torch.get_num_threads()),
-    "ours_workers_int8": lambda folder, work, device: _ours(folder, device, INT8, torch.get_num_threads()),
-    "ctranslate2_workers_fp32": lambda folder, work, device: CTranslate2Engine(
-        folder, work, device, "float32", torch.get_num_threads()
-    ),
-    "ctranslate2_workers_int8": lambda folder, work, device: CTranslate2Engine(
-        folder, work, device, "int8", torch.get_num_threads()
-    ),
-    "ctranslate2_bf16": lambda folder, work, device: CTranslate2Engine(folder, work, device, "bfloat16"),
+    **{f"ours_{name}": partial(_ours, dtype=dtype) for name, dtype in _DTYPES.items()},
+    **{f"ours_workers_{name}": partial(_ours, dtype=dtype, workers=True) for name, dtype in _DTYPES.items()},
+    **{f"ours_compiled_{name}": partial(_ours, dtype=_DTYPES[name], compiled=True) for name in ("bf16", "int8")},
+    **{f"marian_{name}": partial(_marian, dtype=_DTYPES[name]) for name in ("fp32", "bf16")},
+    **{f"ctranslate2_{name}": partial(CTranslate2Engine, quantization=q) for name, q in _QUANTIZATIONS.items()},
+    **{
+        f"ctranslate2_workers_{name}": partial(CTranslate2Engine, quantization=_QUANTIZATIONS[name], workers=True)
+        for name in ("fp32", "int8")
+    },
 }

@@ -1,18 +1,16 @@
-"""How fast models are trained: this package with batches of tokens, and Marian with the stock `Seq2SeqTrainer`.
+"""Training speed and memory: this package with token batches, and Marian with transformers' `Seq2SeqTrainer`.
 
 All engines start from the same weights and train on the same pairs, with the same optimizer, dropout and label
-smoothing, in turn, each in a process of its own (`side_by_side`) that waits in the middle of its training while
-others train. Start-up and the first updates are left out.
+smoothing. Between its turns a training waits inside a callback. Start-up and the first updates are not measured.
 """
 
 import socket
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,78 +30,39 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..training.arguments import VanillaTransformerTrainingArguments
 from ..training.progress import IGNORED
 from ..training.trainer import VanillaTransformerTrainer
-from .harness import Worker, family, forget_peak, held_mib, peak_mib, precision, requests, spread
+from .harness import Worker, check_choices, memory_mib, peak_memory_mib, requests, reset_peak_memory
+from .measurements import TrainingMeasurement, Turn, family, precision
 
 #: Transformer-tiny of Wu et al. 2021, the size of scripts/recipes/multi30k_en_de_tiny.yaml
-TINY: dict[str, int] = {
+TINY: dict[str, Any] = {
     **{"d_model": 128, "encoder_layers": 4, "decoder_layers": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256},
-    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "dropout": 0.3, "label_smoothing": 0.1},
 }
 SIZES = ("tiny", *PRESETS)
-#: engine → how the stock trainer draws its batches; None for this package
-ORDERS: dict[str, str | None] = {"ours": None, "marian": "random", "marian_grouped": "group_by_length"}
-ENGINES = tuple(f"{name}_{dtype}" for dtype in ("fp32", "bf16") for name in ORDERS)
+#: `train_sampling_strategy` of transformers' trainer by engine; None for this package
+SAMPLING: dict[str, str | None] = {"ours": None, "marian": "random", "marian_grouped": "group_by_length"}
+ENGINES = tuple(f"{name}_{dtype}" for dtype in ("fp32", "bf16") for name in SAMPLING)
 
-LIMIT = 256  # tokens of a side, as in the recipes
-INVENTED_LENGTH = 32  # tokens of each side of a pair without text
-_ENDLESS = 1_000_000  # updates: the one that asks decides when a training is over
+MAX_LENGTH = 256  # tokens per side, as in the recipes
+RANDOM_LENGTH = 32  # tokens per side of a random pair
+_ENDLESS = 1_000_000  # updates; the main process ends a training
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What every engine is to do.
+class BatchSizes:
+    """The batches and updates of every engine.
 
     Attributes:
         tokens: `max_tokens_per_batch` of this package.
         tokens_per_update: target tokens of an update, about; None for one batch in each process.
-        device: "cpu" or "cuda".
-        sentences, accumulation: batches of the stock trainer: as many pairs in a batch and in an update as this
-            package has on average, so that an update means as much to all.
+        pairs, accumulation: pairs per batch and batches per update of transformers' trainer, as many as this package
+            has on average.
     """
 
     tokens: int
     tokens_per_update: int | None
-    device: str
-    sentences: int = 0
+    pairs: int = 0
     accumulation: int = 1
-
-
-@dataclass
-class Turn:
-    """What an engine did while it was its turn, in one process."""
-
-    seconds: float
-    target_tokens: int  # without padding
-    tokens: int  # of both sides, without padding
-    padded: int  # the same with padding
-
-
-@dataclass
-class Measurement:
-    """One engine in so many processes; a figure a round."""
-
-    engine: str
-    processes: int
-    updates: int  # a round
-    seconds: list[float]
-    target_tokens: list[int]
-    padding: float  # share of the tokens of both sides
-    peak_mib: float | None  # of the largest process, the model and all else included; or on the GPU
-    step_mib: float | None  # the same less what it held before the update: weights and the optimizer's state
-    rates: list[float] = field(init=False)  # target tokens per second, without padding
-
-    def __post_init__(self) -> None:
-        self.rates = [words / taken for words, taken in zip(self.target_tokens, self.seconds, strict=True)]
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of the median round."""
-        return statistics.median(self.rates)
-
-    @property
-    def spread(self) -> float:
-        """The fastest round less the slowest, over the median."""
-        return spread(self.rates)
 
 
 def compare(
@@ -122,78 +81,61 @@ def compare(
     device: str = "cpu",
     dropout: float | None = None,
     label_smoothing: float | None = None,
-) -> list[Measurement]:
-    """Train with every engine, `updates` at a time in turn, after some that do not count.
+) -> Iterator[TrainingMeasurement]:
+    """Train with every engine in turn, `updates` at a time, after a warm-up.
 
     Args:
         engines: of `ENGINES`.
-        source, target: parallel text, raw; without, invented pairs of 32 tokens a side, so that nothing is padded:
-            for memory.
-        preset: of `SIZES`. vocab_size: words of the model, and at most so many of the tokenizer trained on the text.
-        tokens, tokens_per_update: of this package (`VanillaTransformerTrainingArguments`); the stock trainer's
-            batches and updates have as many pairs on average.
-        updates: of one turn. rounds: turns of each engine. warm_up: updates before the first.
-        processes: each engine is measured in each number of processes, of `threads` threads each.
+        source, target: raw parallel text; None trains on random pairs of 32 tokens per side, without padding, to
+            compare memory.
+        preset: of `SIZES`. vocab_size: of the model, and at most of the tokenizer trained on the text.
+        tokens, tokens_per_update: of this package (`VanillaTransformerTrainingArguments`); the batches and updates of
+            transformers' trainer have as many pairs on average.
+        updates: per turn. rounds: turns of each engine. warm_up: updates before the first turn.
+        processes: each engine is measured in each number of processes, with `threads` threads each.
         device: "cpu" or "cuda".
         dropout, label_smoothing: None for the preset's.
+
+    Yields:
+        Each measurement after its first round. Later rounds are added to it, so that a benchmark that is interrupted
+        has the figures of all rounds until then.
 
     Raises:
         UserError: no such engine, preset or device, or text that cannot be read.
     """
-    _check(engines, preset, device, source, target)
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = {"dropout": dropout, "label_smoothing": label_smoothing}
-        given = {name: value for name, value in chosen.items() if value is not None}
-        data = prepare(Path(folder), source, target, preset, vocab_size, tokens, given)
-        settings = {
-            count: setting(data, tokens, tokens_per_update, count, device) for count in dict.fromkeys(processes)
-        }
-        with _teams(engines, folder, settings, threads) as teams:
-            for team in teams.values():
-                _ask(team, "updates", warm_up)
-                _ask(team, "forget_peak")
-            turns: dict[tuple[str, int], list[list[Turn]]] = {key: [] for key in teams}
-            for _ in range(rounds):
-                for key, team in teams.items():
-                    turns[key].append(_ask(team, "updates", updates))
-            return [
-                _measurement(*key, updates, turns[key], _ask(team, "peak_mib"), _ask(team, "before_mib"))
-                for key, team in teams.items()
-            ]
-
-
-def _check(engines: Sequence[str], preset: str, device: str, source: Any, target: Any) -> None:
-    for name, given, known in (
-        ("engines", engines, ENGINES),
-        ("preset", [preset], SIZES),
-        ("device", [device], ["cpu", "cuda"]),
-    ):
-        if unknown := set(given) - set(known):
-            raise UserError(f"{name}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+    check_choices(engines=(engines, ENGINES), preset=([preset], SIZES), device=([device], ["cpu", "cuda"]))
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device: 'cuda' cannot be used here: torch sees no GPU")
     if (source is None) != (target is None):
         raise UserError("source and target go together; one of them is missing")
+    given = {"dropout": dropout, "label_smoothing": label_smoothing}
+    fields = {name: value for name, value in given.items() if value is not None}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        data = prepare(Path(folder), source, target, preset, vocab_size, tokens, fields)
+        teams: dict[tuple[str, int], list[Worker]] = {}
+        for count in dict.fromkeys(processes):
+            sizes = batch_sizes(data, tokens, tokens_per_update, count)
+            for engine in engines:
+                teams[engine, count] = team = [
+                    stack.enter_context(
+                        Worker(serve, engine, folder, sizes, device, threads=threads, environment=environment)
+                    )
+                    for environment in _environments(count)
+                ]
+                for worker in team:  # after all have started, because they wait for each other
+                    worker.receive()
+        for team in teams.values():
+            _ask(team, "updates", warm_up)
+            _ask(team, "reset_peak_memory")
+        measured = {key: TrainingMeasurement(engine=key[0], processes=key[1], updates=updates) for key in teams}
+        for number in range(rounds):
+            for key, team in teams.items():
+                measured[key].add(_ask(team, "updates", updates))
+                if number == 0:
+                    yield measured[key]
 
 
-def _measurement(
-    engine: str, processes: int, updates: int, rounds: list[list[Turn]], peaks: list, before: list
-) -> Measurement:
-    padded, real = (sum(getattr(turn, name) for team in rounds for turn in team) for name in ("padded", "tokens"))
-    known = [(peak, held) for peak, held in zip(peaks, before, strict=True) if peak is not None]
-    return Measurement(
-        engine=engine,
-        processes=processes,
-        updates=updates,
-        seconds=[max(turn.seconds for turn in team) for team in rounds],
-        target_tokens=[sum(turn.target_tokens for turn in team) for team in rounds],
-        padding=1 - real / padded,
-        peak_mib=max((peak for peak, _ in known), default=None),
-        step_mib=max((peak - held for peak, held in known if held is not None), default=None),
-    )
-
-
-# What all engines share: pairs, tokenizer, weights
+# What all engines share: pairs, tokenizer, initial weights
 
 
 def prepare(
@@ -203,26 +145,26 @@ def prepare(
     preset: str,
     vocab_size: int,
     tokens: int,
-    chosen: Mapping[str, Any],
+    fields: Mapping[str, Any],
 ) -> Dataset:
-    """Write the encoded pairs, the tokenizer and a fresh model where the engines find them."""
+    """Write the encoded pairs, the tokenizer and an untrained model into a folder."""
     if source is not None:
         pairs, _ = load_pairs(source_file=source, target_file=target)
         texts = (row[side] for side in ("source", "target") for row in pairs.select_columns([side]))
         tokenizer = train_tokenizer(texts, vocab_size)
-        limits = {"max_source_length": LIMIT, "max_target_length": LIMIT}
+        limits = {"max_source_length": MAX_LENGTH, "max_target_length": MAX_LENGTH}
         data, _ = encode_pairs(pairs, tokenizer, **limits, drop_too_long=True)
     else:
         tokenizer = train_tokenizer(["no text"], min(vocab_size, 300))
-        data = invented_pairs(vocab_size, tokens)
+        data = random_pairs(vocab_size, tokens)
     data.save_to_disk(folder / "data")
     save_tokenizers(folder / "tokenizer", tokenizer, tokenizer)
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos", "unk")}
+    fields = {"vocab_size": vocab_size, **ids, "decoder_start_token_id": tokenizer.bos_token_id, **fields}
     set_seed(1)
-    fields = {"vocab_size": vocab_size, **ids, "decoder_start_token_id": tokenizer.bos_token_id, **chosen}
     try:
         if preset == "tiny":
-            config = VanillaTransformerConfig(**{"dropout": 0.3, "label_smoothing": 0.1, **TINY, **fields})
+            config = VanillaTransformerConfig(**{**TINY, **fields})
         else:
             config = VanillaTransformerConfig.from_preset(preset, **fields)
     except ValueError as error:
@@ -231,151 +173,120 @@ def prepare(
     return load_from_disk(folder / "data")
 
 
-def invented_pairs(vocab_size: int, tokens: int, batches: int = 16) -> Dataset:
-    """Pairs of `INVENTED_LENGTH` random tokens a side, enough for so many batches."""
-    dice = np.random.default_rng(1)
-    shape = batches * -(-tokens // INVENTED_LENGTH), INVENTED_LENGTH
-    sides = {side: dice.integers(4, vocab_size, shape).tolist() for side in ("input_ids", "labels")}
-    return Dataset.from_dict({**sides, "length": [INVENTED_LENGTH] * shape[0]})
+def random_pairs(vocab_size: int, tokens: int, batches: int = 16) -> Dataset:
+    """Pairs of `RANDOM_LENGTH` random tokens per side, enough for a number of batches."""
+    generator = np.random.default_rng(1)
+    shape = batches * -(-tokens // RANDOM_LENGTH), RANDOM_LENGTH
+    sides = {side: generator.integers(4, vocab_size, shape).tolist() for side in ("input_ids", "labels")}
+    return Dataset.from_dict({**sides, "length": [RANDOM_LENGTH] * shape[0]})
 
 
-def setting(data: Dataset, tokens: int, tokens_per_update: int | None, processes: int, device: str) -> Setting:
-    """What to do in so many processes, with batches of the stock trainer that are like ours."""
+def batch_sizes(data: Dataset, tokens: int, tokens_per_update: int | None, processes: int) -> BatchSizes:
+    """Batches of transformers' trainer that hold as many pairs as this package's on average."""
     sampler = UpdateSampler(
         *pair_lengths(data), tokens, tokens_per_update=tokens_per_update, batches_per_update=processes
     )
     batches = len(sampler.tokens)
-    sentences = max(1, round(len(data) / batches))
     accumulation = max(1, round(batches / len(sampler) / processes))
-    return Setting(tokens, tokens_per_update, device, sentences, accumulation)
+    return BatchSizes(tokens, tokens_per_update, max(1, round(len(data) / batches)), accumulation)
 
 
-# Engines in turn
-
-Team = list[Worker]  # the processes of one engine
-
-
-@contextmanager
-def _teams(
-    engines: Sequence[str], folder: str, settings: Mapping[int, Setting], threads: int
-) -> Iterator[dict[tuple[str, int], Team]]:
-    teams: dict[tuple[str, int], Team] = {}
-    try:
-        for count, what in settings.items():
-            for engine in engines:
-                team = teams[engine, count] = []
-                for environment in _environments(count):
-                    team.append(
-                        Worker(_serve, engine, folder, what, threads=threads, environment=environment, wait=False)
-                    )
-                for worker in team:  # they wait for each other first
-                    worker.receive()
-        yield teams
-    finally:
-        for worker in (each for team in teams.values() for each in team):
-            worker.stop()
+# Worker processes
 
 
 def _environments(processes: int) -> list[dict[str, str]]:
-    """What a launcher would tell each of several processes."""
+    """The environment variables that a launcher sets for each of several processes."""
     if processes == 1:
         return [{}]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    return [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    return [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-def _ask(team: Team, what: str, *args: Any) -> list[Any]:
+def _ask(team: Sequence[Worker], request: str, *args: Any) -> list[Any]:
+    """Ask all processes of an engine at once."""
     for worker in team:
-        worker.send(what, *args)
+        worker.send(request, *args)
     return [worker.receive() for worker in team]
 
 
-def _serve(pipe: Connection, engine: str, folder: str, what: Setting) -> None:
+def serve(pipe: Connection, engine: str, folder: str, sizes: BatchSizes, device: str) -> None:
+    """Train an engine in a worker process."""
     logging.set_verbosity_error()
-    trainer = make_trainer(engine, Path(folder), what)
-    counter = Counter(trainer)
-    trainer.add_callback(Turns(pipe, counter, on_gpu=what.device == "cuda"))
+    trainer = make_trainer(engine, Path(folder), sizes, device)
+    trainer.add_callback(TurnCallback(pipe, TokenCounter(trainer), on_gpu=device == "cuda"))
     trainer.train()
 
 
-class Counter:
+class TokenCounter:
     """Counts the tokens that a trainer trains on."""
 
     def __init__(self, trainer: Any):
         self._step = trainer.training_step
-        trainer.training_step = self._counted
-        self.forget()
+        trainer.training_step = self._counted_step
+        self.reset()
 
-    def forget(self) -> None:
-        """Begin at nothing."""
-        self.target_tokens: Any = 0  # tensors, so that no device is waited for
+    def reset(self) -> None:
+        """Start again at 0."""
+        self.target_tokens: Any = 0  # these two become tensors, so that counting does not synchronise the device
         self.tokens: Any = 0
-        self.padded = 0
+        self.padded_tokens = 0
 
-    def _counted(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _counted_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for batch in inputs if isinstance(inputs, list) else [inputs]:
             labels, mask = batch["labels"], batch["attention_mask"]
-            words = labels.ne(IGNORED).sum()
-            self.target_tokens = self.target_tokens + words
-            self.tokens = self.tokens + words + mask.sum()
-            self.padded += labels.numel() + mask.numel()
+            target_tokens = labels.ne(IGNORED).sum()
+            self.target_tokens = self.target_tokens + target_tokens
+            self.tokens = self.tokens + target_tokens + mask.sum()
+            self.padded_tokens += labels.numel() + mask.numel()
         return self._step(model, inputs, *args, **kwargs)
 
 
-class Turns(TrainerCallback):
-    """Lets a training wait, between two updates, until it is asked for more; ends it when nobody is there to ask."""
+class TurnCallback(TrainerCallback):
+    """Pauses a training between updates until the main process requests more, and ends it when the pipe is closed."""
 
-    def __init__(self, pipe: Connection, counter: Counter, on_gpu: bool):
+    def __init__(self, pipe: Connection, counter: TokenCounter, on_gpu: bool):
         self.pipe, self.counter, self.on_gpu = pipe, counter, on_gpu
-        self.left, self.start = 0, 0.0
-        self.held: float | None = None
+        self.updates_left, self.start = 0, 0.0
+        self.before_mib: float | None = None
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.pipe.send("ready")
         self._wait()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.left -= 1
-        if self.left:
+        self.updates_left -= 1
+        if self.updates_left:
             return
         self._synchronize()
-        seconds, counter = time.perf_counter() - self.start, self.counter
-        self.pipe.send(Turn(seconds, int(counter.target_tokens), int(counter.tokens), counter.padded))
+        seconds, counts = time.perf_counter() - self.start, self.counter
+        peak = peak_memory_mib(self.on_gpu)
+        step = None if peak is None or self.before_mib is None else peak - self.before_mib
+        self.pipe.send(Turn(seconds, int(counts.target_tokens), int(counts.tokens), counts.padded_tokens, peak, step))
         self._wait()
 
     def _wait(self) -> None:
-        for what, args in requests(self.pipe):
-            if what == "updates":
-                (self.left,) = args
-                self.counter.forget()
+        for request, args in requests(self.pipe):
+            if request == "updates":
+                (self.updates_left,) = args
+                self.counter.reset()
                 self._synchronize()
                 self.start = time.perf_counter()
                 return
-            self.pipe.send(self._answer(what))
+            reset_peak_memory(self.on_gpu)
+            self.before_mib = memory_mib(self.on_gpu)
+            self.pipe.send(None)
         sys.exit()
-
-    def _answer(self, what: str) -> float | None:
-        if what == "peak_mib":
-            return peak_mib(self.on_gpu)
-        if what == "before_mib":
-            return self.held
-        forget_peak(self.on_gpu)
-        self.held = held_mib(self.on_gpu)
-        return None
 
     def _synchronize(self) -> None:
         if self.on_gpu:
             torch.cuda.synchronize()
 
 
-# Engines
-
-
-def make_trainer(engine: str, folder: Path, what: Setting) -> Seq2SeqTrainer:
-    """The trainer of an engine, with what `prepare` wrote."""
+def make_trainer(engine: str, folder: Path, sizes: BatchSizes, device: str) -> Seq2SeqTrainer:
+    """The trainer of an engine, with the files of `prepare`."""
     model = VanillaTransformerForConditionalGeneration.from_pretrained(folder / "model")
     smoothing = model.config.label_smoothing
     ours = family(engine) == "ours"
@@ -385,8 +296,8 @@ def make_trainer(engine: str, folder: Path, what: Setting) -> Seq2SeqTrainer:
         "output_dir": str(folder / "none"),
         "max_steps": _ENDLESS,
         "bf16": precision(engine) == "bf16",
-        "use_cpu": what.device == "cpu",
-        "dataloader_pin_memory": what.device != "cpu",
+        "use_cpu": device == "cpu",
+        "dataloader_pin_memory": device != "cpu",
         "learning_rate": 4000**-0.5 * model.config.d_model**-0.5,
         **{"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 4000, "adam_beta2": 0.98, "adam_epsilon": 1e-9},
         **{"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True, "seed": 1},
@@ -395,14 +306,14 @@ def make_trainer(engine: str, folder: Path, what: Setting) -> Seq2SeqTrainer:
     args: Seq2SeqTrainingArguments
     if ours:
         args = VanillaTransformerTrainingArguments(
-            **common, max_tokens_per_batch=what.tokens, tokens_per_update=what.tokens_per_update
+            **common, max_tokens_per_batch=sizes.tokens, tokens_per_update=sizes.tokens_per_update
         )
     else:
         args = Seq2SeqTrainingArguments(
             **common,
-            per_device_train_batch_size=what.sentences,
-            gradient_accumulation_steps=what.accumulation,
-            train_sampling_strategy=ORDERS[engine.rpartition("_")[0]],
+            per_device_train_batch_size=sizes.pairs,
+            gradient_accumulation_steps=sizes.accumulation,
+            train_sampling_strategy=SAMPLING[engine.rpartition("_")[0]],
             label_smoothing_factor=smoothing,
         )
     tokenizer, _ = load_tokenizers(folder / "tokenizer")

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..benchmarks.harness import markdown
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import run_command
+from ..markdown import markdown_table
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .recipes import parse_recipe
 
@@ -96,7 +96,7 @@ def main() -> None:
     shares = " / ".join(f"{share:.0%}" for share in machine.utilisation)
     head = "recipe|parameters|target tokens an update · updates|weights, gradients, Adam|an update|exchanged"
     rows = [plan(recipe, machine) for recipe in machine.recipes]
-    print(markdown([*head.split("|"), f"hours at {shares}"], rows))
+    print(markdown_table([*head.split("|"), f"hours at {shares}"], rows))
 
 
 if __name__ == "__main__":

@@ -23,13 +23,13 @@ from torch import Tensor
 from transformers import MarianMTModel, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from hf_vanilla_transformer.benchmarks.harness import markdown
 from hf_vanilla_transformer.data import load_tokenizers, number_pairs
 from hf_vanilla_transformer.evaluation.metrics import score_translations
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
+from hf_vanilla_transformer.markdown import markdown_table
 from tests.interop.exports import decoded
 from tests.interop.imports_table import Seen, run
 
@@ -196,7 +196,7 @@ def table(found: dict[str, Found], targets: Sequence[str]) -> str:
         peer = () if name == OURS else (f"{ENGINES[name][0]} {version(ENGINES[name][0])}", f"{each.difference:.1e}")
         scored = f"{scores['exact_match']:.1f} %", f"{scores['bleu']:.2f}", f"{same} of {len(each.lines)}"
         rows.append([name, *(peer or ("", "")), *scored])
-    return markdown(head.split("|"), rows)
+    return markdown_table(head.split("|"), rows)
 
 
 def refusals(seen: Seen) -> list[str]:

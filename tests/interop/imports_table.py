@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.benchmarks.harness import markdown
 from hf_vanilla_transformer.interop.converting import FORMATS
+from hf_vanilla_transformer.markdown import markdown_table
 
 FOLDER = Path(__file__).parent
 # What each format is, and its tests.
@@ -86,7 +86,7 @@ def table(seen: Seen, formats: Iterable[str]) -> str:
             rows.append([f"`{name}`, {what}", peer, str(len(differences)), logits, *last])
             last = [""] * len(last)
     head = ["format", "checked against", "models", "logits differ by", "same tokens as"]
-    return markdown([*head, "refused", "bad files refused"], rows)
+    return markdown_table([*head, "refused", "bad files refused"], rows)
 
 
 def main() -> int:

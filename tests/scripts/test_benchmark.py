@@ -1,7 +1,9 @@
 """`scripts/benchmark.py`: what it prints, what it writes, what it refuses before it measures anything."""
 
 import json
+import os
 import runpy
+import signal
 import sys
 
 import pytest
@@ -10,6 +12,7 @@ from transformers.utils import logging
 
 from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
 from hf_vanilla_transformer.benchmarks import training as training_benchmark
+from hf_vanilla_transformer.benchmarks.measurements import DecodingMeasurement
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from tests.model_helpers import tiny_model
 
@@ -33,7 +36,7 @@ def run(repository, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name in ("source", "reference"):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
-    verbosity = logging.get_verbosity()
+    verbosity, terminate = logging.get_verbosity(), signal.getsignal(signal.SIGTERM)
 
     def run(*arguments, command="decode"):
         monkeypatch.setattr(sys, "argv", ["benchmark.py", command, *map(str, arguments)])
@@ -43,9 +46,10 @@ def run(repository, tmp_path, monkeypatch, capfd):
 
     yield run
     logging.set_verbosity(verbosity)
+    signal.signal(signal.SIGTERM, terminate)
 
 
-def test_everything_is_printed_and_written(run, model_folder, tmp_path):
+def test_decoding_figures_are_printed_and_written(run, model_folder, tmp_path):
     pytest.importorskip("matplotlib")
     status, printed, errors = run(
         "--model", model_folder, "--source", "source", "--reference", "reference", "--tokenize", "none",
@@ -59,14 +63,32 @@ def test_everything_is_printed_and_written(run, model_folder, tmp_path):
     ]  # fmt: skip
     assert all("tok:none" in one["bleu_signature"] and one["seconds"] for one in found["measurements"])
     assert [one["larger"] for one in found["scaling"]] == [[2, 4], [2, 4]]
-    assert found["cache_bytes"]["ours_fp32"] > 0 and found["machine"]["threads"] == 1
+    assert found["cache_bytes"]["ours_fp32"] > 0 and found["settings"]["threads"] == 1
     assert printed.count("| ours_fp32 |") == 4 + 2 + 1
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "found.png", "reference", "source"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_benchmark_reports_the_finished_rounds(run, model_folder, tmp_path, monkeypatch, number):
+    def compare(*_, **__):
+        yield DecodingMeasurement(
+            engine="ours_fp32", order="sorted", batch_size=2, num_beams=1, sentences=3, same_output=1.0,
+            seconds=[2.0], target_tokens=[30],
+        )  # fmt: skip
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal was ignored")
+
+    monkeypatch.setattr(decoding_benchmark, "compare", compare)
+    status, printed, errors = run("--model", model_folder, "--source", "source", "--output", "found.json")
+    assert status == 130 and "| ours_fp32 | sorted | 2 | 1 | 15 |" in printed
+    assert errors == "interrupted: the figures are those of the rounds finished by then\n"
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert [one["seconds"] for one in found["measurements"]] == [[2.0]]
+
+
 @pytest.mark.slow
-def test_device_that_is_not_there_is_one_line(run, model_folder):
+def test_unknown_device_is_refused_in_one_line(run, model_folder):
     status, printed, errors = run("--model", model_folder, "--source", "source", "--device", "cuda:99")
     assert status == 2 and printed == ""
     assert errors.startswith("error: device: 'cuda:99' cannot be used here") and errors.count("\n") == 1
@@ -85,7 +107,7 @@ def test_device_that_is_not_there_is_one_line(run, model_folder):
         (("--plot", "found.xyz"), "found.xyz: matplotlib cannot write this kind of picture"),
     ],
 )
-def test_mistakes_are_one_line_before_anything_is_measured(run, model_folder, tmp_path, monkeypatch, wrong, message):
+def test_wrong_arguments_are_refused_before_an_engine_starts(run, model_folder, tmp_path, monkeypatch, wrong, message):
     def refuse(*_, **__):
         raise AssertionError("an engine was started")
 
@@ -97,7 +119,7 @@ def test_mistakes_are_one_line_before_anything_is_measured(run, model_folder, tm
 
 
 @pytest.mark.slow
-def test_training_is_printed_and_written(run, tmp_path):
+def test_training_figures_are_printed_and_written(run, tmp_path):
     pytest.importorskip("matplotlib")
     status, printed, errors = run(
         "--source", "source", "--target", "reference", "--preset", "tiny", "--vocab_size", 300, "--tokens", 30,
@@ -108,7 +130,7 @@ def test_training_is_printed_and_written(run, tmp_path):
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert [one["engine"] for one in found["measurements"]] == ["ours_fp32", "marian_bf16"]
     assert all(len(one["rates"]) == 2 and one["tokens_per_second"] > 0 for one in found["measurements"])
-    assert found["settings"]["tokens"] == 30 and found["machine"]["threads"] == 1
+    assert found["settings"]["tokens"] == 30
     assert printed.count("| ours_fp32 |") == 1 and printed.count("| marian_bf16 |") == 1
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
 
@@ -125,7 +147,7 @@ def test_training_is_printed_and_written(run, tmp_path):
         (("--output", "."), "is a folder"),
     ],
 )
-def test_mistakes_in_training_are_one_line_before_anything_is_measured(run, monkeypatch, wrong, message):
+def test_wrong_training_arguments_are_refused_before_an_engine_starts(run, monkeypatch, wrong, message):
     def refuse(*_, **__):
         raise AssertionError("an engine was started")
 

@@ -1,0 +1,130 @@
+"""The figures of an engine, collected round by round."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+def family(engine: str) -> str:
+    """The library of an engine: its name up to the first `_`."""
+    return engine.partition("_")[0]
+
+
+def precision(engine: str) -> str:
+    """The precision of an engine: its name from the last `_` on."""
+    return engine.rpartition("_")[2]
+
+
+@dataclass(kw_only=True)
+class Measurement:
+    """One engine under one setting. The lists have one item per round and grow while the benchmark runs."""
+
+    engine: str
+    seconds: list[float] = field(default_factory=list)
+    target_tokens: list[int] = field(default_factory=list)  # without padding
+    peak_mib: float | None = None  # of the process under this setting, model included; or of torch on the GPU
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What the engines that are compared with each other have in common."""
+        raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """The setting in words."""
+        raise NotImplementedError
+
+    @property
+    def rates(self) -> list[float]:
+        """Target tokens per second."""
+        return [tokens / seconds for tokens, seconds in zip(self.target_tokens, self.seconds, strict=True)]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The median rate."""
+        return statistics.median(self.rates)
+
+    @property
+    def spread(self) -> float:
+        """The fastest rate less the slowest, over the median."""
+        return (max(self.rates) - min(self.rates)) / self.tokens_per_second
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return asdict(self) | {name: getattr(self, name) for name in ("rates", "tokens_per_second", "spread")}
+
+
+@dataclass(kw_only=True)
+class DecodingMeasurement(Measurement):
+    """One engine under one setting. The end-of-sentence token counts as a token."""
+
+    order: str
+    batch_size: int
+    num_beams: int
+    sentences: int
+    same_output: float  # share of sentences with the same tokens as the first engine's
+    bleu: float | None = None
+    bleu_signature: str | None = None
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        return {"order": self.order, "batch_size": self.batch_size, "num_beams": self.num_beams}
+
+    @property
+    def title(self) -> str:
+        batch = "one sentence at a time" if self.batch_size == 1 else f"{self.batch_size} sentences, {self.order}"
+        return f"{batch}\n{'greedy' if self.num_beams == 1 else f'{self.num_beams} beams'}"
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """Of the median round."""
+        return statistics.median(self.seconds) * self.batch_size / self.sentences
+
+
+@dataclass
+class Turn:
+    """What one process of a training engine did in its turn."""
+
+    seconds: float
+    target_tokens: int  # without padding
+    tokens: int  # of both sides, without padding
+    padded_tokens: int  # of both sides, with padding
+    peak_mib: float | None
+    step_mib: float | None  # the peak less what was in use before the first measured update: weights, optimizer state
+
+
+@dataclass(kw_only=True)
+class TrainingMeasurement(Measurement):
+    """One engine in a number of processes; memory is that of the largest process."""
+
+    processes: int
+    updates: int  # per round
+    tokens: int = 0  # of both sides and all rounds, without padding
+    padded_tokens: int = 0
+    step_mib: float | None = None
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        return {"processes": self.processes}
+
+    @property
+    def title(self) -> str:
+        return f"{self.processes} process{'es' if self.processes > 1 else ''}"
+
+    @property
+    def padding(self) -> float:
+        """The share of padding in the tokens of both sides."""
+        return 1 - self.tokens / self.padded_tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        return super().as_dict() | {"padding": self.padding}
+
+    def add(self, turns: Sequence[Turn]) -> None:
+        """Add a round, with the turn of each process."""
+        self.seconds.append(max(turn.seconds for turn in turns))
+        self.target_tokens.append(sum(turn.target_tokens for turn in turns))
+        self.tokens += sum(turn.tokens for turn in turns)
+        self.padded_tokens += sum(turn.padded_tokens for turn in turns)
+        self.peak_mib = max((turn.peak_mib for turn in turns if turn.peak_mib is not None), default=None)
+        self.step_mib = max((turn.step_mib for turn in turns if turn.step_mib is not None), default=None)
