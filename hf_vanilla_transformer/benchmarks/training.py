@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from ..data import encode_pairs, load_pairs, load_tokenizers, save_tokenizers, train_tokenizer
-from ..data.batching import UpdateSampler, pair_lengths
+from ..data.batching import TokenBatchSampler, pair_lengths
 from ..errors import UserError
 from ..interop.marian import to_marian
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -241,7 +241,7 @@ def invented_pairs(vocab_size: int, tokens: int, batches: int = 16) -> Dataset:
 
 def setting(data: Dataset, tokens: int, tokens_per_update: int | None, processes: int, device: str) -> Setting:
     """What to do in so many processes, with batches of the stock trainer that are like ours."""
-    sampler = UpdateSampler(
+    sampler = TokenBatchSampler(
         *pair_lengths(data), tokens, tokens_per_update=tokens_per_update, batches_per_update=processes
     )
     batches = len(sampler.tokens)

@@ -54,7 +54,7 @@ def test_an_epoch_has_the_tokens_of_the_data(prepared: tuple[Path, Dataset], eng
     what = setting(data, 100, None, 1, "cpu")
     sizes = sorted(len(row) for row in data["input_ids"])
     updates = {
-        "ours": len(benchmark.UpdateSampler(*benchmark.pair_lengths(data), 100)),
+        "ours": len(benchmark.TokenBatchSampler(*benchmark.pair_lengths(data), 100)),
         "marian": -(-len(data) // what.sentences),
     }[engine.partition("_")[0]]
     ready, *turns, nothing, peak = serve(
@@ -95,7 +95,7 @@ def test_updates_of_the_stock_trainer_have_as_many_pairs(
 ) -> None:
     what = setting(prepared[1], 50, tokens_per_update, processes, "cpu")
     pairs = what.sentences * what.accumulation * processes
-    sampler = benchmark.UpdateSampler(
+    sampler = benchmark.TokenBatchSampler(
         *benchmark.pair_lengths(prepared[1]), 50, tokens_per_update=tokens_per_update, batches_per_update=processes
     )
     ours = sum(len(batch) for batch in sampler.update(0)), len(prepared[1]) / len(sampler)
