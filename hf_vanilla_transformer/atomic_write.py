@@ -1,7 +1,8 @@
-"""A folder that appears when it is whole."""
+"""Atomic writing: a file or folder is written under a temporary name beside its target and renamed when complete."""
 
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,28 @@ from .errors import UserError
 
 
 @contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path beside `path`: renamed to `path` when the block ends, deleted if it raises.
+
+    It ends like `path`, for libraries that choose a format by the suffix. A device or a named pipe cannot be replaced:
+    for those it is `path` itself.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    # Not mkstemp: its files have mode 0600 whatever the umask is.
+    temporary = target.with_name(f".{uuid.uuid4().hex[:8]}.{target.name}")
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A path beside `output` to write a folder to, which is put in its place when the block ends without an error.
+    """A temporary path beside `output` to write a folder to: renamed to `output` when the block ends.
 
     Raises:
         UserError: `output` is a file, or a folder that is not empty and `overwrite` is off.
@@ -19,18 +40,32 @@ def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
     if output.exists() and not output.is_dir():
         raise UserError(f"output {output} is a file; name a folder")
     if not overwrite and output.exists() and any(output.iterdir()):
-        raise UserError(f"output {output} is there already; name a new folder, or give --overwrite")
+        raise UserError(f"output {output} exists already; name a new folder, or give --overwrite")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
-        folder = Path(beside) / "model"
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
+        folder = Path(temporary) / "new"
         yield folder
-        if not output.exists():
-            os.replace(folder, output)
-            return
-        before = Path(beside) / "before"
-        os.replace(output, before)
+        replace_folder(folder, output)
+
+
+def replace_folder(folder: Path, target: Path) -> None:
+    """Rename `folder` to `target`; an old `target` is deleted afterwards, or restored if renaming fails."""
+    if not target.exists():
+        os.replace(folder, target)
+        return
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        old = Path(temporary) / "old"
+        os.replace(target, old)
         try:
-            os.replace(folder, output)
+            os.replace(folder, target)
         except BaseException:
-            os.replace(before, output)
+            os.replace(old, target)
             raise
+
+
+def move_files(source: Path, target: Path) -> None:
+    """Rename each file in the folder `source` into the folder `target`, which keeps its other files."""
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        moved = target / path.relative_to(source)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, moved)

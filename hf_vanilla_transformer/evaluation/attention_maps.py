@@ -11,6 +11,7 @@ import torch
 from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..atomic_write import atomic_file
 from ..errors import UserError
 from ..inference.alignment import eager_attention
 from ..inference.translator import Translator
@@ -105,20 +106,16 @@ def plot_attention(
 
 
 def save_figure(figure: Any, path: str | os.PathLike) -> None:
-    """Write a picture beside its place and move it there, so that it appears whole.
+    """Write a figure to a file.
 
     Raises:
         UserError: a kind of picture that matplotlib does not know.
     """
-    target = Path(path)
-    beside = target.with_name(f".{os.getpid()}.{target.name}")
     try:
-        figure.savefig(beside, dpi=min(150, MAX_PIXELS / max(figure.get_size_inches())))
-        os.replace(beside, target)
+        with atomic_file(path) as temporary:
+            figure.savefig(temporary, dpi=min(150, MAX_PIXELS / max(figure.get_size_inches())))
     except ValueError as error:
         raise UserError(f"{path}: matplotlib cannot write this kind of picture; name it .png, .pdf or .svg") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _draw(

@@ -20,6 +20,7 @@ import torch
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..atomic_write import atomic_file
 from ..data.tokenizer_training import TARGET_FOLDER
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
@@ -109,12 +110,8 @@ def write_model_card(directory: Path, facts: CardFacts) -> Path:
     directory = Path(directory)
     card = model_card(directory, facts)
     path = directory / "README.md"
-    part = directory / ".README.md.part"
-    try:
-        card.save(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_file(path) as temporary:
+        card.save(temporary)
     return path
 
 

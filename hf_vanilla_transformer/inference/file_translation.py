@@ -7,7 +7,6 @@ killed goes on with the chunks that are missing, with as many processes as there
 
 import gzip
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..atomic_write import atomic_file
 from ..errors import UserError
 from .text_io import read_lines
 from .translator import MAX_TOKENS, Translator, translated_lines, with_prefixes
@@ -126,11 +126,9 @@ def _claim(parts: Path, job: dict[str, Any]) -> None:
 
 
 def _write(path: Path, lines: Iterable[str], end: str = "\n") -> None:
-    beside = path.with_name(f"{path.name}.new")
-    with open(beside, "w", encoding="utf-8", newline="\n") as file:
+    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         for line in lines:
             file.write(line + end)
-    os.replace(beside, path)
 
 
 def _finished(parts: Path) -> list[Path]:
@@ -138,10 +136,9 @@ def _finished(parts: Path) -> list[Path]:
 
 
 def _join(parts: Path, target: Path) -> None:
-    beside = parts / "whole"
-    with gzip.open(beside, "wb") if target.suffix == ".gz" else open(beside, "wb") as stream:
+    opened = gzip.open if target.suffix == ".gz" else open
+    with atomic_file(target) as temporary, opened(temporary, "wb") as stream:
         for part in _finished(parts):
             with open(part, "rb") as file:
                 shutil.copyfileobj(file, stream)
-    os.replace(beside, target)
     shutil.rmtree(parts)

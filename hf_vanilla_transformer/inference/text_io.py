@@ -1,13 +1,13 @@
 """Lines of text in and out: files, `.gz` files and pipes, UTF-8 whatever the locale says."""
 
 import gzip
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ..atomic_write import atomic_file
 from ..data import readers
 from ..errors import UserError
 
@@ -58,16 +58,9 @@ def line_writer(path: str | Path | None = None) -> Iterator[Callable[[str], None
     target = Path(path).resolve()
     if target.is_dir():
         raise UserError(f"{path}: this is a folder; give the name of a file")
-    # a device or a named pipe is written to, never replaced
-    beside = target if target.exists() and not target.is_file() else target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with gzip.open(beside, "wb") if target.suffix == ".gz" else open(beside, "wb") as stream:
-            yield _line_writer(stream)
-        if beside != target:
-            os.replace(beside, target)
-    finally:
-        if beside != target:
-            beside.unlink(missing_ok=True)
+    opened = gzip.open if target.suffix == ".gz" else open
+    with atomic_file(target) as temporary, opened(temporary, "wb") as stream:
+        yield _line_writer(stream)
 
 
 def _decode(stream: BinaryIO, name: str) -> Iterator[str]:
