@@ -1,0 +1,45 @@
+"""The machine and the versions that a measured figure depends on."""
+
+import os
+import platform
+import re
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+
+
+def describe_hardware() -> str:
+    """CPU, cores, threads and GPUs in one line: `AMD EPYC 7B13, 2 of 64 cores, 2 torch threads; 1 x NVIDIA H200`."""
+    total = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    cores = f"{usable} cores" if usable == total else f"{usable} of {total} cores"
+    parts = [f"{_cpu_name()}, {cores}, {torch.get_num_threads()} torch threads"]
+    names = Counter(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    parts += [f"{count} x {name}" for name, count in names.items()]
+    return "; ".join(parts)
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def versions(*more: str) -> dict[str, str]:
+    """The version of Python, of this package, of `PACKAGES` and of the packages in `more`, where they are installed."""
+    from . import __version__  # a source tree on PYTHONPATH has no metadata
+
+    found = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
+    for name in (*PACKAGES, *more):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
