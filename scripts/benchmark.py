@@ -120,7 +120,7 @@ COUNTS = {
 def check(arguments: argparse.Namespace) -> None:
     """Find what can be wrong before the engines work for an hour."""
     from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.evaluation.attention_maps import figures
+    from hf_vanilla_transformer.plotting import check_figure_path
 
     for name in COUNTS[arguments.command]:
         given = getattr(arguments, name)
@@ -128,12 +128,7 @@ def check(arguments: argparse.Namespace) -> None:
             if value is not None and value < 1:
                 raise UserError(f"{name}: must be at least 1, not {value}")
     if arguments.plot:
-        with figures() as figure_class:
-            kind = os.path.splitext(arguments.plot)[1][1:]
-            if kind not in figure_class().canvas.get_supported_filetypes():
-                raise UserError(
-                    f"{arguments.plot}: matplotlib cannot write this kind of picture; name it .png or .svg"
-                )
+        check_figure_path(arguments.plot)
 
 
 def measure_decoding(arguments: argparse.Namespace) -> tuple[list[Any], dict[str, int]]:
@@ -202,7 +197,7 @@ def train(arguments: argparse.Namespace) -> tuple[dict[str, Any], str, Callable[
 
 def machine(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the figures belong to."""
-    from hf_vanilla_transformer.hub.card import describe_hardware, versions
+    from hf_vanilla_transformer.system_info import describe_hardware, versions
 
     known = {"hardware": describe_hardware(), "device": arguments.device, "threads": arguments.threads, **versions()}
     if any(name.startswith("ctranslate2") for name in arguments.engines):

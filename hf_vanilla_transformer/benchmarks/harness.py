@@ -20,7 +20,7 @@ import torch
 from transformers.utils import logging
 
 from ..errors import UserError
-from ..evaluation.attention_maps import figures, save_figure
+from ..plotting import figure_file
 
 #: Told apart by eyes that see no red or no green (Okabe and Ito 2008).
 COLORS = ("#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#f0e442", "#cc79a7")
@@ -179,8 +179,8 @@ def draw_panels(panels: Mapping[str, Mapping[str, Sequence[float]]], label: str,
         UserError: no matplotlib, or a kind of picture that it does not know.
     """
     engines = list(dict.fromkeys(engine for rates in panels.values() for engine in rates))
-    with figures() as figure_class:
-        figure = figure_class(figsize=(2.5 + 2.2 * len(panels), 1.5 + 0.35 * len(engines)), layout="constrained")
+    size = (2.5 + 2.2 * len(panels), 1.5 + 0.35 * len(engines))
+    with figure_file(path, figsize=size, layout="constrained") as figure:
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axis, (title, rates) in zip(axes, panels.items(), strict=True):
             for engine, rounds in rates.items():
@@ -191,7 +191,6 @@ def draw_panels(panels: Mapping[str, Mapping[str, Sequence[float]]], label: str,
         axes[0].set_yticks(range(len(engines)), engines)
         axes[0].invert_yaxis()
         figure.supxlabel(label, fontsize=10)
-        save_figure(figure, path)
     return Path(path)
 
 

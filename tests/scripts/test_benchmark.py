@@ -82,7 +82,7 @@ def test_device_that_is_not_there_is_one_line(run, model_folder):
         (("--reference", "short"), "references: 1 of them for 3 sentences"),
         (("--tokenize", "13b"), "no tokenizer '13b'"),
         (("--output", "."), "is a folder"),
-        (("--plot", "found.xyz"), "found.xyz: matplotlib cannot write this kind of picture"),
+        (("--plot", "found.xyz"), "found.xyz: matplotlib cannot write this format"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_measured(run, model_folder, tmp_path, monkeypatch, wrong, message):
