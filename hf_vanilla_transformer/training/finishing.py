@@ -19,8 +19,9 @@ from ..errors import UserError
 from ..evaluation.attention_maps import cross_attention, plot_attention
 from ..evaluation.metrics import score_translations
 from ..generation_vanilla_transformer import chosen_settings
-from ..hub.card import CardFacts, describe_hardware, versions, write_model_card
+from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..system_info import describe_hardware, versions
 from .arguments import DataArguments, RunArguments, chosen_values
 from .checkpoints import WAITING_ROOM, average_weights, disk_may_fill, whole_checkpoints
 from .corpus import Corpus, Tokenizers
