@@ -33,7 +33,7 @@ def _cpu_name() -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Versions of Python, this package, `PACKAGES` and the packages in `more`, as far as they are installed."""
+    """The versions of Python, this package, `PACKAGES` and the packages in `more`, if they are installed."""
     from . import __version__  # a source tree on PYTHONPATH has no metadata
 
     found = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}

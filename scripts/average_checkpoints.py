@@ -8,9 +8,7 @@ weights. If its name ends with .safetensors, it is a file with the weights alone
 """
 
 import argparse
-import os
 import shutil
-import tempfile
 from pathlib import Path
 
 SCORES = ("README.md", "all_results.json", "*.png", "runs")  # of another model than the average
@@ -68,13 +66,13 @@ def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
 
 def write_model_folder(checkpoints: list[Path], output: Path) -> None:
     """Average into a folder that appears when it is complete."""
+    from hf_vanilla_transformer.atomic_write import new_folder
     from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
     from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.training.checkpoints import INDEX, WEIGHTS, average_weights
 
     last = checkpoints[-1]
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as beside:
-        folder = Path(beside) / "model"
+    with new_folder(output) as folder:
         folder.mkdir()
         average_weights(checkpoints, folder / WEIGHTS)
         if not last.is_dir():
@@ -85,7 +83,6 @@ def write_model_folder(checkpoints: list[Path], output: Path) -> None:
             shutil.copytree(target_tokenizer, folder / TARGET_FOLDER)
         unwanted = shutil.ignore_patterns(*TRAINING_STATE, *SCORES, "*.safetensors", INDEX, "checkpoint-*")
         shutil.copytree(last, folder, ignore=unwanted, dirs_exist_ok=True)
-        os.replace(folder, output)
 
 
 if __name__ == "__main__":

@@ -104,21 +104,15 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Find wrong arguments before the engines run for an hour."""
-    from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.evaluation.attention_maps import figures
     from hf_vanilla_transformer.inference.batching import check_at_least_one
+    from hf_vanilla_transformer.plotting import check_figure_path
 
     for name, given in vars(arguments).items():
         for value in given if isinstance(given, list) else [given]:
             if type(value) is int and name != "cache_beams":
                 check_at_least_one(**{name: value})
     if arguments.plot:
-        with figures() as figure_class:
-            kind = os.path.splitext(arguments.plot)[1][1:]
-            if kind not in figure_class().canvas.get_supported_filetypes():
-                raise UserError(
-                    f"{arguments.plot}: matplotlib cannot write this kind of picture; name it .png or .svg"
-                )
+        check_figure_path(arguments.plot)
 
 
 def decode(arguments: argparse.Namespace, found: list[Any], caches: dict[str, int]) -> None:

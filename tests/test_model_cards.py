@@ -1,4 +1,4 @@
-"""The reviewed cards: valid for the Hub, whole, of a recipe that is here, and used as a run's own card says today."""
+"""The reviewed model cards: valid for the Hub, complete, of an existing recipe, with the template's usage code."""
 
 import ast
 import re
@@ -35,7 +35,7 @@ def section(text: str, title: str) -> str:
 
 
 def block(text: str, language: str) -> str:
-    """The only block of code in a language."""
+    """The only code block in a language."""
     (code,) = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return code
 
@@ -46,11 +46,11 @@ def measured(text: str) -> list[EvalResult]:
     return results
 
 
-def test_there_are_cards() -> None:
+def test_cards_exist() -> None:
     assert {path.stem for path in CARDS} >= {"numbers_en_de", "multi30k_en_de_tiny"}
 
 
-def test_the_hub_reads_what_people_read(path: Path, text: str) -> None:
+def test_metadata_equals_the_text(path: Path, text: str) -> None:
     data: Any = ModelCard(text).data
     assert (data.library_name, data.pipeline_tag, data.model_name) == ("transformers", "translation", path.stem)
     assert data.metrics == [metric for metric in METRICS if metric in {each.metric_type for each in measured(text)}]
@@ -61,7 +61,7 @@ def test_the_hub_reads_what_people_read(path: Path, text: str) -> None:
     ]
 
 
-def test_a_score_on_the_test_text_has_its_signature(text: str) -> None:
+def test_scores_of_the_test_split_have_signatures(text: str) -> None:
     signed = {each.metric_type: each for each in measured(text) if each.dataset_split == "test"}
     for metric in ("bleu", "chrf"):
         signature = (signed[metric].metric_args or {})["signature"]
@@ -69,7 +69,7 @@ def test_a_score_on_the_test_text_has_its_signature(text: str) -> None:
         assert f"- `{signature}`" in section(text, "Results")
 
 
-def test_the_usage_lines_are_those_that_a_run_writes_today(path: Path, text: str, tmp_path: Path) -> None:
+def test_usage_code_is_that_of_the_template(path: Path, text: str, tmp_path: Path) -> None:
     for name in CODE:
         (tmp_path / name).touch()
     (example,) = ast.literal_eval(re.findall(r"^sentences = (.*)$", text, re.MULTILINE)[0])
@@ -81,7 +81,7 @@ def test_the_usage_lines_are_those_that_a_run_writes_today(path: Path, text: str
     assert len(limits) > 2 and [line for line in limits if line not in section(text, "Limits")] == []
 
 
-def test_the_run_is_told_whole(text: str) -> None:
+def test_sections_and_facts_are_complete(text: str) -> None:
     titles = ["Use", "Results", "Training", "Data", "Limits", "Citation"]
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == titles
     training = section(text, "Training")
@@ -90,11 +90,11 @@ def test_the_run_is_told_whole(text: str) -> None:
     assert re.findall(r"/home|/root|/work|/tmp|hf_[A-Za-z]{20}", text) == []
 
 
-def test_it_is_a_run_of_the_recipe_that_is_here(path: Path, text: str) -> None:
+def test_recipe_is_that_of_the_repository(path: Path, text: str) -> None:
     given = yaml.safe_load(block(text, "yaml"))
     recipe = yaml.safe_load((REPOSITORY / "scripts" / "recipes" / f"{path.stem}.yaml").read_text(encoding="utf-8"))
-    words = shlex.split(block(text, "bash"))
-    flags = {word.removeprefix("--").split("=")[0] for word in words if word.startswith("--")}
+    arguments = shlex.split(block(text, "bash"))
+    flags = {each.removeprefix("--").split("=")[0] for each in arguments if each.startswith("--")}
     same = [name for name in recipe if name in given and name not in flags]
     assert len(same) > 15 and {name: given[name] for name in same} == {name: recipe[name] for name in same}
     sizes = dict(re.findall(r"^\| ([\w, ]+) \| ([\d.,]+) \|$", text.split("## Use")[0], re.MULTILINE))

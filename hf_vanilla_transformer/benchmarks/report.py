@@ -5,8 +5,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.attention_maps import figures, save_figure
 from ..markdown import markdown_table
+from ..plotting import figure_file
 from .measurements import DecodingMeasurement, Measurement, TrainingMeasurement, family, precision
 
 #: A palette for the colour-blind (Okabe and Ito 2008).
@@ -146,8 +146,8 @@ def plot(found: Sequence[Measurement], path: str | Path) -> Path:
         UserError: no matplotlib, or a kind of picture that it cannot write.
     """
     engines, titles = (list(dict.fromkeys(getattr(one, name) for one in found)) for name in ("engine", "title"))
-    with figures() as figure_class:
-        figure = figure_class(figsize=(2.5 + 2.2 * len(titles), 1.5 + 0.35 * len(engines)), layout="constrained")
+    size = (2.5 + 2.2 * len(titles), 1.5 + 0.35 * len(engines))
+    with figure_file(path, figsize=size, layout="constrained") as figure:
         axes = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
         for one in found:
             index, rate = engines.index(one.engine), one.tokens_per_second
@@ -161,5 +161,4 @@ def plot(found: Sequence[Measurement], path: str | Path) -> Path:
         axes[0].set_yticks(range(len(engines)), engines)
         axes[0].invert_yaxis()
         figure.supxlabel("target tokens per second, without padding", fontsize=10)
-        save_figure(figure, path)
     return Path(path)

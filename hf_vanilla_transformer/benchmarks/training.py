@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from ..data import encode_pairs, load_pairs, load_tokenizers, save_tokenizers, train_tokenizer
-from ..data.batching import UpdateSampler, pair_lengths
+from ..data.batching import TokenBatchSampler, pair_lengths
 from ..errors import UserError
 from ..interop.marian import to_marian
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -183,7 +183,7 @@ def random_pairs(vocab_size: int, tokens: int, batches: int = 16) -> Dataset:
 
 def batch_sizes(data: Dataset, tokens: int, tokens_per_update: int | None, processes: int) -> BatchSizes:
     """Batches of transformers' trainer that hold as many pairs as this package's on average."""
-    sampler = UpdateSampler(
+    sampler = TokenBatchSampler(
         *pair_lengths(data), tokens, tokens_per_update=tokens_per_update, batches_per_update=processes
     )
     batches = len(sampler.tokens)

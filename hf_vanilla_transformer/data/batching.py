@@ -1,6 +1,6 @@
-"""In which order pairs are seen: grouped by length into batches with little padding, the batches shuffled.
+"""Samplers of sentence pairs: batches of similar lengths, which need little padding, in random order.
 
-A batch has a number of pairs (`GroupedPairSampler`) or of tokens (`UpdateSampler`).
+`LengthGroupedSampler` makes batches of a fixed number of pairs, `TokenBatchSampler` of a maximal number of tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,44 +11,44 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 
-BUCKET = 2  # tokens; sources whose lengths differ by less share a bucket
-_ROWS_READ = 50_000
+BUCKET = 2  # tokens: the width of a bucket of source lengths
+_ROWS_PER_READ = 50_000
 
 
 def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target lengths in tokens, each (number of pairs,); of a `Dataset` without building Python lists.
+    """Source and target lengths in tokens, each (number of pairs,).
 
     Args:
-        dataset: rows with `input_ids` and `labels`. Segmentation with BPE-dropout, by a transform or around the data
-            set that it keeps as `encoded`, is not applied.
+        dataset: rows with `input_ids` and `labels`; the columns of a `Dataset` are not turned into Python lists.
+            BPE-dropout (a transform, or a wrapper with the attribute `encoded`) is not applied.
     """
     dataset = getattr(dataset, "encoded", dataset)
     if not isinstance(dataset, Dataset):
-        lengths = [(len(row["input_ids"]), len(row["labels"])) for row in (dataset[i] for i in range(len(dataset)))]
-        source, target = np.array(lengths, dtype=np.int64).reshape(-1, 2).T  # (2, number of pairs)
+        sizes = [(len(row["input_ids"]), len(row["labels"])) for row in (dataset[i] for i in range(len(dataset)))]
+        source, target = np.array(sizes, dtype=np.int64).reshape(-1, 2).T  # (2, number of pairs)
         return source, target
     sides = ["input_ids", "labels"]
-    found = np.empty((len(sides), len(dataset)), dtype=np.int32)  # (2, number of pairs)
+    lengths = np.empty((len(sides), len(dataset)), dtype=np.int32)  # (2, number of pairs)
     start = 0
-    # part by part: where rows were left out, the ids of the others are copied
-    for table in dataset.select_columns(sides).with_format("arrow").iter(batch_size=_ROWS_READ):
+    # in chunks, because a filtered `Dataset` copies the ids it returns
+    for table in dataset.select_columns(sides).with_format("arrow").iter(batch_size=_ROWS_PER_READ):
         for number, side in enumerate(sides):
-            found[number, start : start + len(table)] = pc.list_value_length(table[side]).to_numpy()
+            lengths[number, start : start + len(table)] = pc.list_value_length(table[side]).to_numpy()
         start += len(table)
-    return found[0], found[1]
+    return lengths[0], lengths[1]
 
 
-class GroupedPairSampler(torch.utils.data.Sampler[int]):
-    """Every pair once an epoch, such that `batch_size` in a row have nearly the same two lengths.
+class LengthGroupedSampler(torch.utils.data.Sampler[int]):
+    """Yields every row once per epoch, so that `batch_size` consecutive pairs have similar source and target lengths.
 
-    Pairs are bucketed by source length (at boundaries that move from epoch to epoch), sorted by target length within
-    a bucket, and cut into batches; then the batches are shuffled. transformers' own sampler looks at one side only
-    and leaves its batches in order of length, from which a Transformer with a high learning rate learns badly.
+    Pairs are bucketed by source length (with bucket boundaries that shift every epoch), sorted by target length
+    within a bucket and split into batches, which are shuffled. The class of this name in transformers looks at one
+    side only and leaves the batches sorted by length, which hurts training with a high learning rate.
 
     Args:
         source_lengths, target_lengths: tokens, (number of pairs,).
-        batch_size: pairs; for all accumulated batches together, if they should be alike.
-        seed: together with the epoch it decides the order, so that a resumed run sees the same one.
+        batch_size: pairs in a batch, or in all accumulated batches of an update if they should have similar lengths.
+        seed: determines the order together with the epoch, so that a resumed run repeats it.
     """
 
     def __init__(self, source_lengths: np.ndarray, target_lengths: np.ndarray, batch_size: int, seed: int):
@@ -58,7 +58,7 @@ class GroupedPairSampler(torch.utils.data.Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of this epoch; `Trainer` calls it."""
+        """Set the epoch that the order is drawn for; `Trainer` calls it."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class GroupedPairSampler(torch.utils.data.Sampler[int]):
         order = np.lexsort((rng.random(len(self)), self.target_lengths, bucket))  # the last key counts first
         starts = np.arange(0, len(order), self.batch_size)
         if len(order) % self.batch_size:
-            # A loader cuts every `batch_size` pairs: only the last batch can be the short one.
+            # The loader splits after every `batch_size` pairs, so the incomplete batch must stay last.
             starts = np.append(rng.permutation(starts[:-1]), starts[-1])
         else:
             starts = rng.permutation(starts)
@@ -78,81 +78,83 @@ class GroupedPairSampler(torch.utils.data.Sampler[int]):
             yield from order[start : start + self.batch_size].tolist()
 
 
-# Batches of tokens (§5.1)
+# Batches by number of tokens (§5.1)
 
 
 def sort_by_length(source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
-    """Order pairs such that neighbours have nearly the same two lengths.
+    """Sort pairs so that neighbours have similar source and target lengths.
 
-    Sources whose lengths differ by less than `BUCKET` stand together, ordered by target: upwards in one bucket,
-    downwards in the next, so that a batch which reaches over the border has targets of like lengths as well.
+    Pairs are sorted by bucket of source length, then by target length: ascending in one bucket, descending in the
+    next, so that a batch across a bucket boundary also has similar target lengths.
 
     Returns:
-        Rows, (number of pairs,). Their lengths depend on nothing but the lengths given.
+        Row numbers, (number of pairs,).
     """
     bucket = source_lengths // BUCKET
     target = np.where(bucket % 2 == 0, target_lengths, -target_lengths)
-    return np.lexsort((source_lengths, target, bucket))  # the last key counts first
+    return np.lexsort((source_lengths, target, bucket))  # the last key is the primary one
 
 
-def cut(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Cut a row of pairs into batches of at most `max_tokens` padded tokens; a longer pair is a batch of its own.
+def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Split consecutive pairs greedily into batches of at most `max_tokens` tokens, padding included.
 
     Args:
-        lengths: tokens of each pair's longer side, (number of pairs,): with it padded, no side is over the limit.
+        lengths: tokens of each pair's longer side, (number of pairs,).
+        max_tokens: limit on either side of a batch; a pair that exceeds it alone forms a batch.
 
     Returns:
-        Where each batch begins, and the end: (number of batches + 1,).
+        Start index of each batch, and the end index of the last: (number of batches + 1,).
     """
-    cuts = [0]
-    while cuts[-1] < len(lengths):
-        start = cuts[-1]
+    starts = [0]
+    while starts[-1] < len(lengths):
+        start = starts[-1]
         candidates = lengths[start : start + max(1, max_tokens // max(1, int(lengths[start])))]
         padded = np.maximum.accumulate(candidates) * np.arange(1, len(candidates) + 1)
-        cuts.append(start + max(1, int(np.searchsorted(padded, max_tokens, side="right"))))
-    return np.array(cuts)
+        starts.append(start + max(1, int(np.searchsorted(padded, max_tokens, side="right"))))
+    return np.array(starts)
 
 
 def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
-    """Cut a row of batches into `count` groups of about the same number of tokens, none of them empty.
+    """Split consecutive batches into `count` non-empty groups of about the same number of tokens.
 
     Args:
-        tokens: of each batch, (number of batches,), not fewer than `count`.
+        tokens: tokens of each batch, (number of batches,).
+        count: number of groups, at most the number of batches.
 
     Returns:
-        Where each group begins, and the end: (count + 1,).
+        Start index of each group, and the end index of the last: (count + 1,).
     """
     border = np.concatenate([[0], np.cumsum(tokens)])
     wanted = np.arange(count + 1) * (border[-1] / count)
     nearest = np.searchsorted((border[:-1] + border[1:]) / 2, wanted)
     step = np.arange(count + 1)
-    starts = np.maximum.accumulate(nearest - step) + step  # each at least one further than the one before …
-    return np.minimum(starts, len(tokens) - count + step)  # … with enough left for those that follow
+    starts = np.maximum.accumulate(nearest - step) + step  # strictly increasing …
+    return np.minimum(starts, len(tokens) - count + step)  # … with a batch left for each group that follows
 
 
-def deal(batches: list[np.ndarray], lengths: np.ndarray, processes: int) -> list[list[np.ndarray]]:
-    """Share the batches of one update among processes: each gets the same number, and about the same work.
+def shard_batches(batches: list[np.ndarray], lengths: np.ndarray, world_size: int) -> list[list[np.ndarray]]:
+    """Distribute the batches of one update over the ranks: the same number to each, and about the same work.
 
-    Where the number of batches is no multiple of the processes, the largest are halved until it is. Where even
-    single pairs are too few, a process gets a pair that does not count, `~row` in place of `row`: it takes part in
-    the exchange of gradients with zeros, so that nobody waits.
+    If the number of batches is no multiple of `world_size`, the largest are halved until it is. If there are fewer
+    pairs than ranks, the remaining ranks get a dummy pair, encoded as `~row`, which has no labels: they take part in
+    the gradient all-reduce with zeros, so that no rank waits forever.
 
     Args:
-        batches: rows of each. lengths: tokens of the longer side by row.
+        batches: row numbers of each batch.
+        lengths: tokens of each row's longer side.
 
     Returns:
-        The batches of each process.
+        The batches of each rank.
     """
 
     def size(batch: np.ndarray) -> int:
         return len(batch) * int(lengths[batch].max())
 
-    if processes == 1:
+    if world_size == 1:
         return [list(batches)]
-    share = -(-len(batches) // processes)
-    by_size = sorted(((size(batch), number) for number, batch in enumerate(batches)), reverse=True)
-    parts = [batches[number] for _, number in by_size]
-    while len(parts) < share * processes:
+    total = -(-len(batches) // world_size) * world_size
+    parts = sorted(batches, key=size, reverse=True)
+    while len(parts) < total:
         largest = max(range(len(parts)), key=lambda i: size(parts[i]) if len(parts[i]) > 1 else 0)
         batch = parts[largest]
         if len(batch) == 1:
@@ -160,31 +162,29 @@ def deal(batches: list[np.ndarray], lengths: np.ndarray, processes: int) -> list
         half = (len(batch) + 1) // 2
         parts[largest : largest + 1] = [batch[:half], batch[half:]]
     parts.sort(key=size, reverse=True)
-    parts += [~parts[0][:1]] * (share * processes - len(parts))
-    rounds = [parts[start : start + processes] for start in range(0, len(parts), processes)]
-    # Who had the largest batch of one round gets the smallest of the next.
-    return [
-        [each[process if turn % 2 == 0 else -1 - process] for turn, each in enumerate(rounds)]
-        for process in range(processes)
-    ]
+    parts += [~parts[0][:1]] * (total - len(parts))
+    rounds = [parts[start : start + world_size] for start in range(0, total, world_size)]
+    # alternate the direction: the rank with the largest batch of one round gets the smallest of the next
+    return [[each[rank if turn % 2 == 0 else -1 - rank] for turn, each in enumerate(rounds)]
+            for rank in range(world_size)]  # fmt: skip
 
 
-class UpdateSampler(torch.utils.data.Sampler[list[list[int]]]):
-    """The updates of an epoch, each as the batches of this process; every pair is in one of them, once.
+class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
+    """Yields the updates of an epoch, each as this rank's batches of row numbers; every pair occurs in one batch.
 
-    Pairs of like lengths are cut into batches of at most `max_tokens` padded source tokens and at most `max_tokens`
-    padded target tokens (§5.1; fairseq's `--max-tokens`), the batches are shuffled, and consecutive ones make an
-    update. Lengths and cuts are the same each epoch, so that all epochs have the same number of updates; which of
-    the pairs of the same two lengths stands where, and the order of the batches, are drawn anew. An update is made
-    of the same pairs however many processes share it.
+    Pairs sorted by length are split into batches of at most `max_tokens` source tokens and at most `max_tokens`
+    target tokens, padding included (§5.1; fairseq's `--max-tokens`). The batches are shuffled, and consecutive ones
+    form an update. Batch boundaries are the same in every epoch, so all epochs have the same number of updates;
+    each epoch shuffles the batches anew, and the pairs among those of equal lengths. An update consists of the same
+    pairs for any number of ranks.
 
     Args:
         source_lengths, target_lengths: tokens, (number of pairs,).
-        max_tokens: the limit.
-        tokens_per_update: target tokens of an update, about; all updates have nearly the same number. None for
-            updates of `batches_per_update` batches each.
-        seed: with the epoch it decides the order.
-        processes, process: among how many an update is shared, and which of them this is.
+        max_tokens: limit of a batch.
+        tokens_per_update: approximate number of target tokens in an update; all updates have nearly the same number.
+            None for updates of `batches_per_update` batches each.
+        seed: determines the order together with the epoch.
+        world_size, rank: number of processes that share an update, and the index of this one.
     """
 
     def __init__(
@@ -196,33 +196,36 @@ class UpdateSampler(torch.utils.data.Sampler[list[list[int]]]):
         tokens_per_update: int | None = None,
         batches_per_update: int = 1,
         seed: int | Sequence[int] = 0,
-        processes: int = 1,
-        process: int = 0,
+        world_size: int = 1,
+        rank: int = 0,
     ):
         self.lengths = np.maximum(source_lengths, target_lengths)
-        self.seed, self.processes, self.process = seed, processes, process
+        self.seed, self.world_size, self.rank = seed, world_size, rank
         self.sorted = sort_by_length(source_lengths, target_lengths)
         source, target = source_lengths[self.sorted], target_lengths[self.sorted]
-        self.cells = np.cumsum((np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0))
-        self.cuts = cut(self.lengths[self.sorted], min(max_tokens, tokens_per_update or max_tokens))
-        self.tokens = np.add.reduceat(target, self.cuts[:-1])  # of each batch
+        # number of each run of pairs with equal source and equal target length
+        self.equal_lengths = np.cumsum((np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0))
+        self.batch_starts = split_into_batches(
+            self.lengths[self.sorted], min(max_tokens, tokens_per_update or max_tokens)
+        )
+        self.tokens = np.add.reduceat(target, self.batch_starts[:-1])  # target tokens of each batch
         if tokens_per_update and tokens_per_update > max_tokens:
             self.batches_per_update = None
             self.updates = min(max(1, round(int(target.sum()) / tokens_per_update)), len(self.tokens))
-        else:  # where an update is no more than a batch, the batches were cut for that
+        else:  # a batch is limited to `tokens_per_update`, so it is an update
             self.batches_per_update = 1 if tokens_per_update else batches_per_update
             self.updates = -(-len(self.tokens) // self.batches_per_update)
         self.epoch = -1
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of this epoch; the trainer calls it."""
+        """Draw the order of an epoch; the trainer calls it."""
         if epoch == self.epoch:
             return
         self.epoch = epoch
         rng = np.random.default_rng([*np.atleast_1d(self.seed), epoch])
-        # Pairs change places within their cell, that of pairs with the same two lengths.
-        self.rows = self.sorted[np.argsort(self.cells + rng.random(len(self.cells)))]
+        # shuffles only within runs of equal lengths, which leaves the size of every batch as it is
+        self.rows = self.sorted[np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))]
         self.order = rng.permutation(len(self.tokens))
         if self.batches_per_update is None:
             self.starts = even_groups(self.tokens[self.order], self.updates)
@@ -233,14 +236,14 @@ class UpdateSampler(torch.utils.data.Sampler[list[list[int]]]):
         return self.updates
 
     def update(self, number: int) -> list[np.ndarray]:
-        """The batches of one update, before they are shared: rows of each."""
+        """The batches of one update, for all ranks together: row numbers of each."""
         chosen = self.order[self.starts[number] : self.starts[number + 1]]
-        return [self.rows[self.cuts[batch] : self.cuts[batch + 1]] for batch in chosen]
+        return [self.rows[self.batch_starts[batch] : self.batch_starts[batch + 1]] for batch in chosen]
 
     def batches(self, number: int) -> list[list[int]]:
-        """The rows of this process's batches of one update; `~row` for a pair that does not count."""
-        shares = deal(self.update(number), self.lengths, self.processes)
-        return [batch.tolist() for batch in shares[self.process]]
+        """This rank's batches of one update: row numbers, or `~row` for a dummy pair."""
+        shards = shard_batches(self.update(number), self.lengths, self.world_size)
+        return [batch.tolist() for batch in shards[self.rank]]
 
     def __iter__(self) -> Iterator[list[list[int]]]:
         return map(self.batches, range(len(self)))

@@ -1,6 +1,6 @@
-"""BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267) whose random numbers belong to the sentence.
+"""BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267) with random numbers that can be seeded per sentence.
 
-`tokenizers` has it too, but draws from a generator that no seed reaches.
+The BPE-dropout of `tokenizers` draws from a generator that cannot be seeded.
 """
 
 import json
@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 
 class BpeDropout:
-    """Segments text with a tokenizer's own merges, leaving out some.
+    """Tokenizes text with a tokenizer's merges, some of which are left out at random.
 
     Args:
-        tokenizer: a byte-pair encoding; left as it is. Its normalizer and pre-tokenizer make the words.
+        tokenizer: a byte-pair encoding; it is not modified. Its normalizer and pre-tokenizer split text into words.
 
     Raises:
         ValueError: it has no merges.
@@ -32,12 +32,12 @@ class BpeDropout:
         self.unknown = self.vocabulary.get(model.get("unk_token") or "")
 
     def __call__(self, text: str, dropout: float, draw: Callable[[], float]) -> list[int]:
-        """The ids of a text, without special tokens.
+        """The token ids of a text, without special tokens.
 
         Args:
             text: a sentence.
             dropout: the probability of leaving out a merge: 0 gives the tokenizer's segmentation, 1 single characters.
-            draw: gives a random number in [0, 1) at each call.
+            draw: returns a random number in [0, 1) per call.
         """
         backend = self.backend
         if backend.normalizer is not None:
@@ -45,33 +45,36 @@ class BpeDropout:
         words: Iterable[tuple[str, Any]] = [(text, None)]
         if backend.pre_tokenizer is not None:
             words = backend.pre_tokenizer.pre_tokenize_str(text)
-        pieces = (piece for word, _ in words for piece in self.segment(word, dropout, draw))
-        ids = (self.vocabulary.get(piece, self.unknown) for piece in pieces)
+        tokens = (token for word, _ in words for token in self.segment(word, dropout, draw))
+        ids = (self.vocabulary.get(token, self.unknown) for token in tokens)
         return [each for each in ids if each is not None]
 
     def segment(self, word: str, dropout: float, draw: Callable[[], float]) -> list[str]:
-        """Algorithm 1 of the paper: at every step each possible merge is left out with some probability, and the best
-        of the others is done; where all are left out, the word stays as it is."""
-        pieces = list(word)
-        ranks = [self.rank.get(pair) for pair in zip(pieces, pieces[1:], strict=False)]
+        """Split a word into tokens by Algorithm 1 of the paper.
+
+        Each step leaves out every possible merge with probability `dropout` and applies the best of the others; if
+        none is left, the segmentation is final.
+        """
+        tokens = list(word)
+        ranks = [self.rank.get(pair) for pair in zip(tokens, tokens[1:], strict=False)]
         while True:
-            best, place = None, -1
-            for here, rank in enumerate(ranks):
+            best, position = None, -1
+            for index, rank in enumerate(ranks):
                 if rank is None or (best is not None and rank >= best and dropout == 0):
                     continue
                 if dropout and draw() < dropout:
                     continue
                 if best is None or rank < best:
-                    best, place = rank, here
+                    best, position = rank, index
             if best is None:
-                return pieces
-            pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
-            del ranks[place]
-            for here in (place - 1, place):
-                if 0 <= here < len(ranks):
-                    ranks[here] = self.rank.get((pieces[here], pieces[here + 1]))
+                return tokens
+            tokens[position : position + 2] = [tokens[position] + tokens[position + 1]]
+            del ranks[position]
+            for index in (position - 1, position):
+                if 0 <= index < len(ranks):
+                    ranks[index] = self.rank.get((tokens[index], tokens[index + 1]))
 
 
-def dice(*numbers: int) -> Callable[[], float]:
-    """A source of random numbers that depends on nothing but `numbers` (a seed, an epoch, a line …)."""
-    return random.Random(" ".join(map(str, numbers))).random
+def seeded_random(*seeds: int) -> Callable[[], float]:
+    """A source of random numbers in [0, 1) that depends only on `seeds` (a seed, an epoch, a line number …)."""
+    return random.Random(" ".join(map(str, seeds))).random

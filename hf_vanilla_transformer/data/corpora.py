@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, islice
 from pathlib import Path
@@ -14,6 +12,7 @@ import datasets
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 
+from ..atomic_write import atomic_file
 from ..errors import UserError
 from .readers import Fault, Row, read_parallel, read_rows
 
@@ -343,9 +342,11 @@ def _table(source: _Input, report: PairReport, max_characters: int | None) -> Da
     notes = path.with_suffix(".json")
     # the notes are written last: where they are, the table is whole
     if not notes.is_file():
-        write_whole(path, lambda to: _write_table(_checked(source.pairs(), report, max_characters), to))
-        text = json.dumps(asdict(report))
-        write_whole(notes, lambda to: Path(to).write_text(text, encoding="utf-8"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as temporary:
+            _write_table(_checked(source.pairs(), report, max_characters), str(temporary))
+        with atomic_file(notes) as temporary:
+            temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
     else:
         report.restore(PairReport(**json.loads(notes.read_text(encoding="utf-8"))))
     return Dataset.from_file(str(path))
@@ -354,19 +355,6 @@ def _table(source: _Input, report: PairReport, max_characters: int | None) -> Da
 def cache_file(name: str) -> Path:
     """Where something made from an input is kept, under a name that tells its content."""
     return Path(datasets.config.HF_DATASETS_CACHE) / "hf_vanilla_transformer" / name
-
-
-def write_whole(path: Path, write: Callable[[str], Any]) -> None:
-    """Let `write` fill a file that appears under its name only when it is complete (other processes look)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    os.close(handle)
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _write_table(pairs: Iterator[RawPair], path: str) -> None:

@@ -10,7 +10,7 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .bpe_dropout import BpeDropout, dice
+from .bpe_dropout import BpeDropout, seeded_random
 from .corpora import describe_dropped
 
 _LINES_TOLD = 5
@@ -240,7 +240,7 @@ class _Segment:
             raise UserError(f"BPE-dropout needs a byte-pair encoding; the tokenizer has {error}") from None
 
     def __call__(self, pair: dict[str, Any]) -> dict[str, Any]:
-        draw = dice(self.seed, int(self.epoch), pair["line"])
+        draw = seeded_random(self.seed, int(self.epoch), pair["line"])
         return {**pair, **{side: self.fresh(side, pair[side], self.dropout, draw) for side in self.sides}}
 
     def fresh(self, side: str, ids: list[int], dropout: float, draw: Any = None) -> list[int]:

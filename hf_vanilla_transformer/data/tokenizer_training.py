@@ -14,8 +14,9 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ..atomic_write import atomic_file
 from ..errors import UserError
-from .corpora import cache_file, write_whole
+from .corpora import cache_file
 
 # in the order of their ids: 0, 1, 2, 3
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -98,7 +99,9 @@ def _trained_backend(
         ),
     )
     if content is not None:
-        write_whole(file, backend.save)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(file) as temporary:
+            backend.save(str(temporary))
     return backend
 
 

@@ -1,4 +1,4 @@
-"""Judge a trained model: scores of its translations, pictures of its attention."""
+"""Evaluation of a trained model: metrics of its translations, and attention maps."""
 
 from .attention_maps import cross_attention, plot_attention
 from .metrics import TRANSLATION_SCORE, score_translations, translation_metrics

@@ -1,4 +1,4 @@
-"""Scores of translations: BLEU, chrF and exact match, always with sacreBLEU's signature."""
+"""BLEU, chrF and exact match, with the signatures of sacreBLEU."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..errors import UserError
 
-#: The folder of the local `evaluate` module: `evaluate.load(TRANSLATION_SCORE)` works without a network.
+#: Folder of the local `evaluate` module: `evaluate.load(TRANSLATION_SCORE)` works offline.
 TRANSLATION_SCORE = str(Path(__file__).parent / "translation_score")
 
-#: What the label of a position is that does not count (torch's `ignore_index`).
+#: Label of a position without loss (torch's `ignore_index`).
 IGNORED_LABEL = -100
 
 
@@ -24,18 +24,18 @@ def score_translations(
     """Score translations against one reference each.
 
     Args:
-        hypotheses: the translations, detokenised text unless `tokenize` is "none".
-        references: as many reference translations, in the same order.
-        tokenize: the name of sacreBLEU's tokenizer for BLEU; chrF has none.
-        lowercase: compare without regard to case.
+        hypotheses: the translations, detokenised unless `tokenize` is "none".
+        references: one reference per hypothesis.
+        tokenize: sacreBLEU's tokenizer for BLEU; chrF has none.
+        lowercase: ignore case.
 
     Returns:
         `bleu`, `chrf`, `exact_match` (percent), `bleu_signature`, `chrf_signature`, `brevity_penalty`, `precisions`
         (percent, n = 1 … 4), `hypothesis_length` and `reference_length` (tokens), `sentences`.
 
     Raises:
-        UserError: nothing to score, different numbers of lines, an item that is no string, or a tokenizer that
-            sacreBLEU does not know or cannot load here.
+        UserError: empty lists, lists of different lengths, an item that is no string, or a tokenizer that sacreBLEU
+            does not know or cannot load.
 
     Source: BLEU, Papineni et al. 2002; chrF, Popović 2015; both computed by sacreBLEU, Post 2018.
     """
@@ -51,27 +51,25 @@ def score_translations(
         predictions=hypotheses, references=references, tokenize=tokenize, lowercase=lowercase
     )
     if scores["bleu"] == 0 and scores["exact_match"] > 0:
-        _warn_of_short_lines(tokenize)
+        _warn_about_short_lines(tokenize)
     return scores
 
 
 def translation_metrics(
     tokenizer: PreTrainedTokenizerBase, *, tokenize: str = "13a", lowercase: bool = False
 ) -> Callable[[EvalPrediction], dict[str, float]]:
-    """Make the `compute_metrics` of a `Seq2SeqTrainer` whose `predict_with_generate` is true.
+    """The `compute_metrics` of a `Seq2SeqTrainer` with `predict_with_generate=True`.
 
     Args:
-        tokenizer: the target language's.
-        tokenize: see `score_translations`.
-        lowercase: see `score_translations`.
+        tokenizer: of the target language.
+        tokenize, lowercase: see `score_translations`.
 
     Returns:
-        A function from predicted ids (N, T) and label ids (N, T'), -100 where nothing counts, to `bleu`, `chrf`,
-        `exact_match` (percent) and `gen_len` (mean number of tokens that are not padding, as Hugging Face's
-        `run_translation.py` counts them).
+        A function from predicted ids (N, T) and label ids (N, T'), padded with -100, to `bleu`, `chrf`, `exact_match`
+        (percent) and `gen_len` (mean number of tokens without padding, as in Hugging Face's `run_translation.py`).
 
     Raises:
-        UserError: the tokenizer has no pad token, or the tokenizer of sacreBLEU is unknown.
+        UserError: the tokenizer has no pad token, or sacreBLEU does not know `tokenize`.
     """
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
@@ -91,10 +89,10 @@ def translation_metrics(
 
 @lru_cache
 def check_tokenizer(name: str) -> None:
-    """Find out now, before hours of decoding, whether sacreBLEU has and can load the tokenizer called `name`.
+    """Check that sacreBLEU can load a tokenizer, which is better known before hours of decoding than after.
 
     Raises:
-        UserError: it does not; the message lists those it knows.
+        UserError: it cannot; the message lists those that exist.
     """
     from sacrebleu.metrics import BLEU
 
@@ -102,7 +100,7 @@ def check_tokenizer(name: str) -> None:
         raise UserError(f"tokenize: sacreBLEU has no tokenizer {name!r}; choose one of {', '.join(BLEU.TOKENIZERS)}")
     try:
         BLEU(tokenize=name)
-    # some tokenizers want a package or a download, and sacreBLEU says so in an exception of any kind
+    # a tokenizer may need a package or a download, which sacreBLEU reports by exceptions of many types
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UserError(
@@ -112,17 +110,17 @@ def check_tokenizer(name: str) -> None:
 
 @lru_cache(maxsize=1)
 def _translation_score() -> Any:
-    import evaluate  # takes seconds to import, so not before something is scored
+    import evaluate  # here, because importing it takes seconds
 
-    # in memory: no file that two processes on one machine could both want to lock
+    # in memory, because two processes that score at once would lock the same file
     return evaluate.load(TRANSLATION_SCORE, keep_in_memory=True)
 
 
-@lru_cache  # said once, not at every evaluation of a training
-def _warn_of_short_lines(tokenize: str) -> None:
+@lru_cache  # warns once, not at every evaluation of a training run
+def _warn_about_short_lines(tokenize: str) -> None:
     logging.getLogger(__name__).warning(
-        "BLEU is 0 although some lines equal their references: with tokenize=%r no right line has the 4 tokens "
-        "that BLEU counts together; tokenize='char' or chrF suits such text",
+        "BLEU is 0 although some lines equal their references: with tokenize=%r no matching line has a 4-gram; "
+        "use tokenize='char' or chrF for such text",
         tokenize,
     )
 
@@ -138,7 +136,7 @@ def _text_list(texts: Sequence[str], name: str) -> list[str]:
 
 
 def _token_ids(ids: Any, pad_id: int) -> np.ndarray:
-    """The ids (N, T) with padding in place of -100: a copy, since the arrays belong to the trainer."""
+    """The ids (N, T) with -100 replaced by `pad_id`, as a copy, because the trainer keeps using its arrays."""
     array = np.asarray(ids[0] if isinstance(ids, tuple) else ids)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
         raise UserError(
@@ -149,5 +147,5 @@ def _token_ids(ids: Any, pad_id: int) -> np.ndarray:
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
-    # cleaning up would join what the tokenizer has kept apart, and the score would be another text's
+    # clean-up would change the spaces of the text, and with them the score
     return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

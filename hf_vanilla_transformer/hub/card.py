@@ -1,35 +1,30 @@
-"""The model card of a finished run. It says what the run measured, and nothing else."""
+"""The model card of a finished run, which states what the run measured and nothing else."""
 
 import json
 import math
-import os
-import platform
 import re
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from importlib import metadata
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import torch
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..atomic_write import atomic_file
 from ..data.tokenizer_training import TARGET_FOLDER
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "Exact match, %"}
-SPLITS = {"test": "test", "eval": "validation"}  # the prefix in all_results.json, and what the recipe calls it
-PICTURES = {"Loss and validation score over the updates": "curve.png", "Cross-attention": "attention.png"}
-PACKAGES = ("hf_vanilla_transformer", "torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+SPLITS = {"test": "test", "eval": "validation"}  # prefix in all_results.json: prefix in the recipe
+PLOTS = {"Loss and validation score over the updates": "curve.png", "Cross-attention": "attention.png"}
 
-# Sizes that tell a model from another, with the paper's names; both languages' are told apart where they differ.
+# Configuration fields in the table of sizes, with the paper's names.
 SIZES = {
     "d_model": "d_model",
     "encoder_layers": "encoder layers",
@@ -51,26 +46,25 @@ SIZES = {
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What is known of a run. Whatever is left out has no line in the card.
+    """What is known about a run. Missing facts are left out of the card.
 
     Attributes:
-        model_name: the title, and what the usage lines load: a folder's name or a repository on the Hub.
+        model_name: title and name in the usage code: a folder or a repository on the Hub.
         languages: (source, target), as codes such as en.
-        recipe: every value that the run was given, by its name.
-        command: how the run was called.
+        recipe: all recipe fields that were set.
+        command: the command line of the run.
         metrics: `all_results.json`: `test_bleu`, `test_chrf`, `eval_bleu`, `train_updates`, `epoch` …
-        signatures: sacreBLEU's, by metric (`bleu`) or by split and metric (`test_bleu`); those that stand in
-            `metrics` as `test_bleu_signature` are found there.
+        signatures: sacreBLEU's, by metric (`bleu`) or by split and metric (`test_bleu`), if `metrics` lacks them as
+            `test_bleu_signature`.
         data_summaries: by split (`train`, `validation`, `test`), how many pairs were kept and dropped.
         data_fingerprints: by split, the hash of the text.
-        parameters: how many numbers the model has learned, tied ones counted once.
+        parameters: number of trained parameters, tied ones counted once.
         config: `config.to_dict()`.
-        train_seconds: wall time of training, of all its parts where it was resumed.
-        hardware: `describe_hardware()`.
-        versions: `versions()`.
-        datasets: names of data sets on the Hub.
-        license: the model's, as the Hub names it.
-        example: a source sentence for the usage lines.
+        train_seconds: wall time of training, including the time before a resumption.
+        hardware, versions: of `system_info`.
+        datasets: names of datasets on the Hub.
+        license: the model's, by its id on the Hub.
+        example: a source sentence for the usage code.
     """
 
     model_name: str
@@ -92,47 +86,37 @@ class CardFacts:
 
 
 def write_model_card(directory: Path, facts: CardFacts) -> Path:
-    """Write `README.md` into a model folder; pictures and code files that lie there are shown and explained.
+    """Write a model folder's `README.md` (atomically), with the plots and the remote code that the folder contains.
 
-    Files are told by their names: no folder, home directory or access token of the recipe or command gets into it.
+    Paths in the recipe and the command are reduced to file names; directories and access tokens are removed.
 
     Args:
         directory: the run's folder, in which the model is already saved.
         facts: what the run measured.
 
     Returns:
-        The path of the card, which appears whole or not at all.
+        The path of the card.
 
     Raises:
         OSError: it cannot be written.
     """
-    directory = Path(directory)
-    card = model_card(directory, facts)
-    path = directory / "README.md"
-    part = directory / ".README.md.part"
-    try:
-        card.save(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    card = model_card(Path(directory), facts)
+    path = Path(directory) / "README.md"
+    with atomic_file(path) as temporary:
+        card.save(temporary)
     return path
 
 
 def model_card(directory: Path, facts: CardFacts) -> ModelCard:
-    """The card of a model folder, without writing it.
-
-    Args:
-        directory: where the model, its code and its pictures lie.
-        facts: what the run measured.
-    """
+    """The card of a model folder, without writing it; see `write_model_card`."""
     results = _results(facts)
     return ModelCard.from_template(
         _metadata(facts, results),
-        template_str=TEMPLATE.read_text(encoding="utf-8") + "\n",  # jinja takes the last one away
+        template_str=TEMPLATE.read_text(encoding="utf-8") + "\n",  # jinja strips the last newline
         **_model_section(directory, facts),
         results=results,
         result_signatures=list(dict.fromkeys(row["signature"] for row in results if row["signature"])),
-        pictures=[(caption, file) for caption, file in PICTURES.items() if (directory / file).is_file()],
+        plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
         training=_training(facts),
         command=_public_command(facts.command) if facts.command else None,
         recipe=_yaml(facts.recipe),
@@ -143,12 +127,12 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
 
 
 def card_for_repository(text: str, repo_id: str, license: str | None = None) -> str:
-    """A card in which the model has the name that it has on the Hub, so that the usage lines load it from there.
+    """Replace the model's name in a card by its name on the Hub, so that the usage code loads it from there.
 
     Args:
-        text: a card; only one of this package has usage lines to change.
+        text: a card; one that this package did not write keeps its name.
         repo_id: the model's name on the Hub.
-        license: as the Hub names it; None keeps what the card says.
+        license: its id on the Hub; None keeps the card's.
     """
     usage = re.search(r'^name = "([^"\n]+)"', text, re.MULTILINE)
     if usage is None and license is None:
@@ -167,40 +151,7 @@ def card_for_repository(text: str, repo_id: str, license: str | None = None) -> 
     return str(card)
 
 
-def describe_hardware() -> str:
-    """The machine in one line: `AMD EPYC 7B13, 2 of 64 cores, 2 torch threads; 1 x NVIDIA H200`."""
-    total = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
-    cores = f"{usable} cores" if usable == total else f"{usable} of {total} cores"
-    parts = [f"{_cpu_name()}, {cores}, {torch.get_num_threads()} torch threads"]
-    names = Counter(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    parts += [f"{count} x {name}" for name, count in names.items()]
-    return "; ".join(parts)
-
-
-def _cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """The version of Python and of each package that a run's numbers depend on, where it is installed."""
-    from .. import __version__  # a source tree on PYTHONPATH has no metadata
-
-    found = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-# 1. What the Hub reads
+# 1. Metadata for the Hub
 
 
 def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
@@ -209,7 +160,7 @@ def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
         pipeline_tag="translation",
         language=list(dict.fromkeys(facts.languages)) if facts.languages else None,
         license=facts.license,
-        datasets=[name for name in facts.datasets if _is_hub_name(name)] or None,
+        datasets=[name for name in facts.datasets if _HUB_NAME.fullmatch(name)] or None,
         metrics=list(dict.fromkeys(row["metric"] for row in results)) or None,
         tags=["vanilla_transformer", "translation", "attention-is-all-you-need"],
         model_name=_public_value("model_name", facts.model_name) if results else None,
@@ -233,7 +184,7 @@ def _eval_result(row: dict[str, Any]) -> EvalResult:
 
 
 def _results(facts: CardFacts) -> list[dict[str, Any]]:
-    """One row for each score that was measured."""
+    """One row per measured score."""
     rows = []
     for prefix, split in SPLITS.items():
         text, dataset = _text(facts, split)
@@ -251,7 +202,7 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
 
 
 def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
-    """What a split was read from, and its name on the Hub if it has one; a recipe's files win over its data set."""
+    """Description of a split's text, and its dataset name on the Hub or None; files take precedence over a dataset."""
     recipe = facts.recipe
     files = [recipe.get(f"{split}{side}_file") for side in ("", "_source", "_target")]
     if any(files):
@@ -259,14 +210,14 @@ def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
     if recipe.get("numbers_size"):
         return "number words made by num2words", None
     if recipe.get("train_file") or recipe.get("train_source_file"):
-        return None, None  # the data set was not read
+        return None, None  # the files for training take precedence over the dataset
     name = recipe.get("dataset_name") or next(iter(facts.datasets), None)
     if not name:
         return None, None
-    return _public_value("dataset_name", str(name)), str(name) if _is_hub_name(str(name)) else None
+    return _public_value("dataset_name", str(name)), str(name) if _HUB_NAME.fullmatch(str(name)) else None
 
 
-# 2. What people read
+# 2. The text
 
 
 def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
@@ -328,15 +279,15 @@ def _data(facts: CardFacts) -> list[tuple[str, str]]:
 def _limits(facts: CardFacts) -> list[str]:
     recipe, limits = facts.recipe, []
     if recipe.get("numbers_size"):
-        limits.append("It was trained on number words, and can translate nothing else.")
+        limits.append("It was trained on number words and translates nothing else.")
     if recipe.get("lowercase"):
-        limits.append("It lower-cases what it reads, and writes lower case.")
+        limits.append("It lower-cases its input and its translations.")
     for side in ("source", "target"):
         if recipe.get(f"max_{side}_length"):
             longest = recipe[f"max_{side}_length"]
-            limits.append(f"It was trained on no {side} sentence of more than {longest} tokens.")
+            limits.append(f"It was trained on {side} sentences of at most {longest} tokens.")
     if facts.config.get("position_encoding_type") == "learned" and facts.config.get("max_position_embeddings"):
-        limits.append(f"It can read and write at most {facts.config['max_position_embeddings']} tokens.")
+        limits.append(f"Its input and output are limited to {facts.config['max_position_embeddings']} tokens.")
     return limits
 
 
@@ -344,9 +295,9 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, Real) and math.isfinite(value)
 
 
-# 3. What nobody should read: folders, home directories, access tokens
+# 3. Redaction of directories and access tokens
 
-# A path from the root, a drive, a share or a home directory, inside other text; the group is its last part.
+# An absolute path within other text: from the root, a drive, a share or a home directory. Group 1: its last part.
 _ABSOLUTE_PATH = re.compile(
     r"""(?<![^\s"'(=,:;`\[])(?:file://)?(?:~[^\s\\/]*|[A-Za-z]:)?(?:\\\\|[\\/])(?:[^\s"'()<>,;:`|\\/\]]+[\\/]+)*"""
     r"""([^\s"'()<>,;:`|\\/\]]+)"""
@@ -357,56 +308,50 @@ _SECRET_FIELD = re.compile(r"(^|[_-])(token|password|secret|key)$", re.IGNORECAS
 _SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 
 
-def _is_hub_name(value: str) -> bool:
-    return bool(_HUB_NAME.fullmatch(value))
-
-
 def _public_text(text: str) -> str:
-    """A sentence with each absolute path reduced to its last part, and no access token."""
+    """Text with absolute paths reduced to their last part, and without access tokens."""
     return _SECRET.sub("hf_…", _ABSOLUTE_PATH.sub(r"\1", text))
 
 
 def _public_value(name: str, value: str) -> str:
-    """The value of a recipe's field or a flag; a path is reduced to its last part, a name on the Hub is kept."""
+    """The value of a recipe field or a flag: a path is reduced to its last part, a name on the Hub is kept."""
     is_path = _PATH_START.match(value) or not re.search(r"[\s{\[]|://", value)
-    if is_path and not (name.endswith(("_name", "_id")) and _is_hub_name(value)):
+    if is_path and not (name.endswith(("_name", "_id")) and _HUB_NAME.fullmatch(value)):
         value = re.split(r"[\\/]", value.rstrip("\\/"))[-1]
     return _public_text(value)
 
 
 def _public_command(command: str) -> str:
-    """A command line in which files and folders are told by their names; the script and recipe keep relative paths."""
+    """A command line with paths reduced to their last part, except the relative paths of script and recipe."""
     try:
-        words = shlex.split(command)
-    except ValueError:  # an open quotation
-        words = command.split()
-    shown: list[str] = []
-    flag = ""  # whose value comes next
-    for word in words:
-        name, equals, value = word.partition("=")
+        arguments = shlex.split(command)
+    except ValueError:  # an unclosed quote
+        arguments = command.split()
+    public: list[str] = []
+    flag = ""  # the one that the next argument belongs to
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         if equals and re.fullmatch(r"[\w-]+", name):  # --flag=value, VARIABLE=value
             if not _SECRET_FIELD.search(name):
-                shown.append(f"{name}={_public_value(name, value)}")
+                public.append(f"{name}={_public_value(name, value)}")
             flag = ""
-        elif word.startswith("-"):
-            flag = word
+        elif argument.startswith("-"):
+            flag = argument
             if not _SECRET_FIELD.search(flag):
-                shown.append(word)
+                public.append(argument)
         elif flag:
             if not _SECRET_FIELD.search(flag):
-                shown.append(_public_value(flag, word))
+                public.append(_public_value(flag, argument))
             flag = ""
         else:
-            inside = not _PATH_START.match(word) and ".." not in re.split(r"[\\/]", word)
-            shown.append(_public_text(word) if inside else _public_value("file", word))
-    return shlex.join(shown)
+            inside = not _PATH_START.match(argument) and ".." not in re.split(r"[\\/]", argument)
+            public.append(_public_text(argument) if inside else _public_value("file", argument))
+    return shlex.join(public)
 
 
 def _yaml(recipe: Mapping[str, Any]) -> str | None:
     public = _public_recipe(recipe)
-    if not public:
-        return None
-    return yaml.safe_dump(public, sort_keys=False, allow_unicode=True, width=119).rstrip()
+    return yaml.safe_dump(public, sort_keys=False, allow_unicode=True, width=119).rstrip() if public else None
 
 
 def _public_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -418,7 +363,7 @@ def _public_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """What YAML can write, without what is private."""
+    """A value that YAML can represent, without private parts."""
     if isinstance(value, Enum):
         return _plain(name, value.value)
     if isinstance(value, bool | int | float):

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..atomic_write import atomic_file, replace_folder
 from ..errors import UserError
 
 WEIGHTS = "model.safetensors"
@@ -62,14 +63,7 @@ def move_in(beside: Path, target: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    if target.exists():
-        old = beside.with_name(f"old-{target.name}")
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(target, old)
-        os.replace(beside, target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.replace(beside, target)
+    replace_folder(beside, target)
 
 
 def remove_old_checkpoints(run: Path, limit: int, newest: Path, best: str | Path | None = None) -> None:
@@ -152,7 +146,7 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
         if different:
             raise UserError(f"{checkpoint} and {checkpoints[0]} cannot be averaged: they differ in {different[0]}")
     averaged = {name: _mean([each[name] for each in places], name) for name in shapes[0]}
-    with written_beside(target) as beside:
+    with atomic_file(target) as beside:
         save_file(averaged, beside, metadata={"format": "pt"})
 
 
@@ -212,17 +206,3 @@ def _mean(files: Sequence[Path], name: str) -> torch.Tensor:
     for file in files[1:]:
         total += _read(file, name)
     return (total / len(files)).to(first.dtype)
-
-
-@contextmanager
-def written_beside(target: Path) -> Iterator[Path]:
-    """A path to write to; when the block ends well, what stands there takes `target`'s place at once.
-
-    Where it does not (a full disk, Ctrl-C), `target` is what it was, and the half-written file is gone.
-    """
-    beside = target.with_name(f".{target.name}.part")
-    try:
-        yield beside
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)

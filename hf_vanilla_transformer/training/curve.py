@@ -6,8 +6,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from ..atomic_write import atomic_file
 from ..errors import UserError
-from .checkpoints import written_beside
 
 NAMES = {"eval_bleu": "BLEU", "eval_chrf": "chrF", "eval_exact_match": "Exact match, %"}
 
@@ -44,7 +44,7 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
         _draw_score(figure.axes[1], score, NAMES.get(metric, metric.removeprefix("eval_")))
     figure.axes[-1].set_xlabel("Updates")
     path = Path(path)
-    with written_beside(path) as part:
+    with atomic_file(path) as part:
         figure.savefig(part, format="png", dpi=150)
     return path
 

@@ -1,7 +1,6 @@
 """The end of a run: which weights to keep, the test, and the model folder with its card and pictures."""
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -14,15 +13,17 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from ..atomic_write import atomic_file, move_files
 from ..data import save_tokenizers
 from ..errors import UserError
 from ..evaluation.attention_maps import cross_attention, plot_attention
 from ..evaluation.metrics import score_translations
 from ..generation_vanilla_transformer import chosen_settings
-from ..hub.card import CardFacts, describe_hardware, versions, write_model_card
+from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..system_info import describe_hardware, versions
 from .arguments import DataArguments, RunArguments, chosen_values
-from .checkpoints import WAITING_ROOM, average_weights, disk_may_fill, whole_checkpoints, written_beside
+from .checkpoints import WAITING_ROOM, average_weights, disk_may_fill, whole_checkpoints
 from .corpus import Corpus, Tokenizers
 from .curve import plot_curve
 from .processes import is_first, say
@@ -138,16 +139,12 @@ def save(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, 
         with disk_may_fill(run, "the model was not saved"), as_itself(model):
             model.save_pretrained(beside, state_dict=weights)
             save_tokenizers(beside, *tokenizers)
-        for path in sorted(beside.rglob("*")):
-            if path.is_file():
-                target = run / path.relative_to(beside)
-                target.parent.mkdir(exist_ok=True)
-                os.replace(path, target)
+        move_files(beside, run)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     trainer.save_state()
-    with written_beside(run / "all_results.json") as part:
-        part.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    with atomic_file(run / "all_results.json") as temporary:
+        temporary.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 # A longer sentence is no picture for a card.

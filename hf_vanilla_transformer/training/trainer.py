@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
 from transformers.utils import CONFIG_NAME
 
-from ..data.batching import GroupedPairSampler, UpdateSampler, pair_lengths
+from ..data.batching import LengthGroupedSampler, TokenBatchSampler, pair_lengths
+from ..data.token_batches import StreamingTokenBatches, TokenBatchDataset, collate_batches
 from ..data.tokenizer_training import save_tokenizers
-from ..data.updates import UpdateDataset, UpdateStream, collate_update
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from .callbacks import StopWithCheckpoint
@@ -54,7 +54,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         self.meter = Meter()
         # How many batches an update has, where no number of tokens says so; a resumed run goes on with its own.
         self.batches_per_update = self.args.world_size
-        self._updates: UpdateSampler | UpdateStream | None = None
+        self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
         self._start: dict[str, Any] | None = None  # the position of the checkpoint to go on from
         self._epoch = 0
         self._warned = False
@@ -93,7 +93,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             return super()._get_train_sampler(train_dataset)
         # All that one update sees, in however many processes and parts, should be alike.
         batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return GroupedPairSampler(*pair_lengths(dataset), batch_size, self.args.seed)
+        return LengthGroupedSampler(*pair_lengths(dataset), batch_size, self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> torch.utils.data.Sampler | None:
         if self.args.train_sampling_strategy != "group_by_length" or not isinstance(eval_dataset, Dataset):
@@ -112,8 +112,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             "tokens_per_update": self.args.tokens_per_update,
             "batches_per_update": self.batches_per_update,
             "seed": self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            "processes": self.args.world_size,
-            "process": self.args.process_index,
+            "world_size": self.args.world_size,
+            "rank": self.args.process_index,
         }
         streaming = isinstance(self.train_dataset, torch.utils.data.IterableDataset)
         return self._stream_loader(plan) if streaming else self._table_loader(plan)
@@ -122,13 +122,13 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         if len(self.train_dataset) == 0:
             raise UserError("there is no pair to train on")
         dataset, collator = self._without_unused_columns()
-        self._updates = sampler = UpdateSampler(*pair_lengths(self.train_dataset), **plan)
+        self._updates = sampler = TokenBatchSampler(*pair_lengths(self.train_dataset), **plan)
         too_long = int((sampler.lengths > self.args.max_tokens_per_batch).sum())
         self._warn_of_long_pairs(int(sampler.lengths.max()), f"{too_long:,}")
         return DataLoader(
-            UpdateDataset(dataset),
+            TokenBatchDataset(dataset),
             batch_sampler=sampler,
-            collate_fn=partial(collate_update, collator=collator),
+            collate_fn=partial(collate_batches, collator=collator),
             generator=self._loader_generator(),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
@@ -140,11 +140,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         if self.args.dataloader_num_workers:
             raise UserError("a stream is read in this process: set dataloader_num_workers to 0")
         collator = self._get_collator_with_removed_columns(self.data_collator)
-        self._updates = UpdateStream(self.train_dataset, self.args.stream_window, **plan)
+        self._updates = StreamingTokenBatches(self.train_dataset, self.args.stream_window, **plan)
         return DataLoader(
             self._updates,
             batch_size=None,
-            collate_fn=partial(collate_update, collator=collator),
+            collate_fn=partial(collate_batches, collator=collator),
             generator=self._loader_generator(),
             pin_memory=self.args.dataloader_pin_memory,
         )
@@ -187,7 +187,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             self.meter.count(updates, words)
             return updates, words
         updates = list(islice(epoch_iterator, num_batches))
-        if isinstance(self._updates, UpdateStream):
+        if isinstance(self._updates, StreamingTokenBatches):
             self._warn_of_long_pairs(self._updates.longest)
         batches = [batch for update in updates for batch in update]
         words = self._get_num_items_in_batch(batches, device)
@@ -240,11 +240,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
 
     def _rows_at_hand(self, batch: int) -> list[int] | None:
         """The rows of a batch of the update that is being done, or of all of it; None where nobody can tell."""
-        if isinstance(self._updates, UpdateSampler):
+        if isinstance(self._updates, TokenBatchSampler):
             rows = self._updates.batches(self.state.global_step % len(self._updates))[batch]
             return [max(row, ~row) for row in rows]
         sampler = None if self.by_tokens else self._get_train_sampler()
-        if not isinstance(sampler, GroupedPairSampler):
+        if not isinstance(sampler, LengthGroupedSampler):
             return None
         sampler.set_epoch(self._epoch)
         start = self.state.global_step % -(-len(sampler) // sampler.batch_size) * sampler.batch_size
@@ -277,7 +277,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Pairs of an update; about, where they are made of tokens."""
-        if isinstance(self._updates, UpdateSampler):
+        if isinstance(self._updates, TokenBatchSampler):
             return max(1, round(len(self._updates.lengths) / len(self._updates)))
         return super().get_total_train_batch_size(args)
 
@@ -329,7 +329,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         epochs, updates = super()._init_training_state(*args, **kwargs)
-        if isinstance(self._updates, UpdateStream) and self._start is not None:
+        if isinstance(self._updates, StreamingTokenBatches) and self._start is not None:
             self._updates.load_state_dict(self._start["stream"])
             return self._start["stream"]["epoch"], 0
         return epochs, updates
@@ -387,7 +387,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             "batches_per_update": self.batches_per_update,
             **{name: getattr(self.args, name) for name in _PLAN},
         }
-        if isinstance(self._updates, UpdateStream):
+        if isinstance(self._updates, StreamingTokenBatches):
             position["stream"] = self._updates.state_dict()
         (checkpoint / POSITION).write_text(json.dumps(position), encoding="utf-8")
 

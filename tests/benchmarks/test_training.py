@@ -53,7 +53,7 @@ def test_turns_of_an_epoch_count_all_tokens(prepared: tuple[Path, Dataset], engi
     folder, data = prepared
     sizes = batch_sizes(data, 100, None, 1)
     updates = {
-        "ours": len(benchmark.UpdateSampler(*benchmark.pair_lengths(data), 100)),
+        "ours": len(benchmark.TokenBatchSampler(*benchmark.pair_lengths(data), 100)),
         "marian": -(-len(data) // sizes.pairs),
     }[engine.partition("_")[0]]
     ready, first, nothing, last = serve(
@@ -95,7 +95,7 @@ def test_updates_of_transformers_trainer_have_as_many_pairs(
 ) -> None:
     sizes = batch_sizes(prepared[1], 50, tokens_per_update, processes)
     pairs = sizes.pairs * sizes.accumulation * processes
-    sampler = benchmark.UpdateSampler(
+    sampler = benchmark.TokenBatchSampler(
         *benchmark.pair_lengths(prepared[1]), 50, tokens_per_update=tokens_per_update, batches_per_update=processes
     )
     ours = sum(len(batch) for batch in sampler.update(0)), len(prepared[1]) / len(sampler)

@@ -1,11 +1,17 @@
-"""Updates of token batches: every pair once an epoch, no batch over the limit, equal shares, whatever the lengths."""
+"""Token batches: every pair once per epoch, no batch over the limit, equal shares for all ranks, for any lengths."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.data.batching import UpdateSampler, cut, deal, even_groups, pair_lengths
+from hf_vanilla_transformer.data.batching import (
+    TokenBatchSampler,
+    even_groups,
+    pair_lengths,
+    shard_batches,
+    split_into_batches,
+)
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=120)
 FEW = settings(max_examples=60, deadline=None, derandomize=True)
@@ -13,7 +19,7 @@ FEW = settings(max_examples=60, deadline=None, derandomize=True)
 
 def sampler(pairs, max_tokens=60, **plan):
     source, target = np.array(pairs).T
-    return UpdateSampler(source, target, max_tokens, **plan)
+    return TokenBatchSampler(source, target, max_tokens, **plan)
 
 
 def lengths_like_sentences(count=3000, seed=0):
@@ -24,36 +30,36 @@ def lengths_like_sentences(count=3000, seed=0):
 
 @FEW
 @given(LENGTHS, st.integers(1, 100), st.none() | st.integers(1, 500), st.integers(1, 5), st.integers(0, 3))
-def test_every_pair_is_in_one_update_of_an_epoch(pairs, max_tokens, tokens_per_update, processes, epoch):
+def test_every_pair_is_in_one_update_of_an_epoch(pairs, max_tokens, tokens_per_update, world_size, epoch):
     shares = []
-    for process in range(processes):
+    for rank in range(world_size):
         each = sampler(
             pairs,
             max_tokens,
             tokens_per_update=tokens_per_update,
-            batches_per_update=processes,
-            processes=processes,
-            process=process,
+            batches_per_update=world_size,
+            world_size=world_size,
+            rank=rank,
         )
         each.set_epoch(epoch)
         shares.append(list(each))
         assert len(shares[-1]) == len(each)
-    seen = [row for share in shares for update in share for batch in update for row in batch if row >= 0]
-    assert sorted(seen) == list(range(len(pairs)))
-    for updates in zip(*shares, strict=True):  # one update, as each of the processes has it
+    rows = [row for share in shares for update in share for batch in update for row in batch if row >= 0]
+    assert sorted(rows) == list(range(len(pairs)))
+    for updates in zip(*shares, strict=True):  # one update, on each rank
         assert len({len(update) for update in updates}) == 1
         assert all(batch for update in updates for batch in update)
         counted = [row for update in updates for batch in update for row in batch if row >= 0]
-        filled = [row for update in updates for batch in update for row in batch if row < 0]
+        dummies = [row for update in updates for batch in update for row in batch if row < 0]
         assert counted
-        if filled:  # only where there are not enough pairs to go round
-            assert len(counted) < sum(map(len, updates)) and {~row for row in filled} <= set(counted)
+        if dummies:  # only if there are fewer pairs than ranks
+            assert len(counted) < sum(map(len, updates)) and {~row for row in dummies} <= set(counted)
 
 
 @FEW
 @given(LENGTHS, st.integers(1, 100), st.none() | st.integers(1, 500), st.integers(1, 4))
-def test_no_batch_is_over_the_limit_on_either_side(pairs, max_tokens, tokens_per_update, processes):
-    each = sampler(pairs, max_tokens, tokens_per_update=tokens_per_update, processes=processes)
+def test_batches_keep_the_token_limit_on_both_sides(pairs, max_tokens, tokens_per_update, world_size):
+    each = sampler(pairs, max_tokens, tokens_per_update=tokens_per_update, world_size=world_size)
     for update in each:
         for batch in update:
             padded = [len(batch) * max(pairs[max(row, ~row)][side] for row in batch) for side in (0, 1)]
@@ -62,11 +68,11 @@ def test_no_batch_is_over_the_limit_on_either_side(pairs, max_tokens, tokens_per
 
 @FEW
 @given(LENGTHS, st.integers(1, 500), st.integers(1, 6))
-def test_an_update_is_of_the_same_pairs_in_any_number_of_processes(pairs, tokens_per_update, processes):
+def test_update_has_the_same_pairs_for_any_world_size(pairs, tokens_per_update, world_size):
     alone = sampler(pairs, tokens_per_update=tokens_per_update)
     together = [
-        sampler(pairs, tokens_per_update=tokens_per_update, processes=processes, process=process)
-        for process in range(processes)
+        sampler(pairs, tokens_per_update=tokens_per_update, world_size=world_size, rank=rank)
+        for rank in range(world_size)
     ]
     for number in range(len(alone)):
         expected = sorted(row for batch in alone.batches(number) for row in batch)
@@ -83,18 +89,18 @@ def test_even_groups_are_not_empty_and_near_their_size(tokens, data):
     assert (np.diff(starts) > 0).all()
 
 
-def test_cut_is_the_greedy_one():
+def test_split_into_batches_is_greedy():
     lengths = np.random.default_rng(1).integers(1, 30, 500)
-    cuts, batch = [0], []
+    starts, batch = [0], []
     for row, length in enumerate(lengths):  # the definition, pair by pair
         if batch and (len(batch) + 1) * max(*batch, length) > 64:
-            cuts.append(row)
+            starts.append(row)
             batch = []
         batch.append(length)
-    assert cut(lengths, 64).tolist() == [*cuts, len(lengths)]
+    assert split_into_batches(lengths, 64).tolist() == [*starts, len(lengths)]
 
 
-def test_epochs_differ_and_come_again_with_the_same_seed():
+def test_epoch_order_depends_on_the_epoch_and_the_seed():
     pairs = lengths_like_sentences()
     each, again, other = (sampler(pairs, 500, tokens_per_update=2000, seed=seed) for seed in (1, 1, 2))
     first = list(each)
@@ -104,30 +110,30 @@ def test_epochs_differ_and_come_again_with_the_same_seed():
     again.set_epoch(1)
     assert list(each) == first and list(again) == second
     assert first != second and list(other) != first
-    # not only the batches change places, but also the pairs in them
+    # not only the order of the batches differs, but also the pairs in them
     assert {frozenset(batch) for update in first for batch in update} != {
         frozenset(batch) for update in second for batch in update
     }
 
 
-def test_all_epochs_have_the_same_number_of_updates_of_nearly_the_same_size():
+def test_epochs_have_the_same_number_of_updates_of_similar_size():
     pairs = lengths_like_sentences()
     each = sampler(pairs, 500, tokens_per_update=2000)
     target = pairs[:, 1]
     assert len(each) == round(target.sum() / 2000)
     for epoch in range(4):
         each.set_epoch(epoch)
-        words = [sum(target[batch].sum() for batch in update) for update in each]
-        assert len(words) == len(each) and min(words) >= 1500 and max(words) <= 2500
+        tokens = [sum(target[batch].sum() for batch in update) for update in each]
+        assert len(tokens) == len(each) and min(tokens) >= 1500 and max(tokens) <= 2500
 
 
-def test_batches_are_shuffled_and_not_in_order_of_length():
+def test_batches_are_not_in_order_of_length():
     pairs = lengths_like_sentences()
     longest = [max(pairs[batch[0]][0] for batch in update) for update in sampler(pairs, 500)]
     assert abs(np.corrcoef(longest, range(len(longest)))[0, 1]) < 0.3
 
 
-def test_little_is_padding():
+def test_padding_share_is_small():
     pairs = lengths_like_sentences(20_000)
     real = padded = 0
     for update in sampler(pairs, 2048):
@@ -137,30 +143,30 @@ def test_little_is_padding():
     assert 1 - real / padded <= 0.06
 
 
-def test_a_pair_longer_than_the_limit_is_a_batch_of_its_own():
+def test_pair_over_the_limit_forms_a_batch_alone():
     batches = [batch for update in sampler([(3, 4), (90, 2), (5, 5)], 20) for batch in update]
     assert sorted(map(sorted, batches)) == [[0, 2], [1]]
 
 
-@pytest.mark.parametrize("processes", [2, 3, 4, 7])
-def test_work_is_shared_evenly(processes):
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+def test_shard_batches_balances_the_work_of_ranks(world_size):
     pairs = lengths_like_sentences()
     lengths = pairs.max(axis=1)
     whole = sampler(pairs, 500, tokens_per_update=8000)
     for number in range(len(whole)):
-        shares = deal(whole.update(number), lengths, processes)
+        shares = shard_batches(whole.update(number), lengths, world_size)
         work = [sum(len(batch) * lengths[batch].max() for batch in share) for share in shares]
         assert max(work) <= 1.35 * min(work)
 
 
-def test_more_processes_than_pairs():
-    shares = [sampler([(3, 4), (5, 5)], batches_per_update=4, processes=4, process=p).batches(0) for p in range(4)]
+def test_ranks_without_pairs_get_a_dummy():
+    shares = [sampler([(3, 4), (5, 5)], batches_per_update=4, world_size=4, rank=p).batches(0) for p in range(4)]
     rows = sorted(row for share in shares for batch in share for row in batch)
     assert [len(share) for share in shares] == [1] * 4
     assert [row for row in rows if row >= 0] == [0, 1] and len(rows) == 4
 
 
-def test_lengths_of_rows_that_are_no_table():
+def test_pair_lengths_of_a_list_of_rows():
     rows = [{"input_ids": [4, 2], "labels": [5, 6, 2]}, {"input_ids": [2], "labels": [2]}]
     source, target = pair_lengths(rows)
     assert source.tolist() == [2, 1] and target.tolist() == [3, 1]

@@ -1,4 +1,4 @@
-"""Attention as numbers against a computation of our own, and as a picture."""
+"""Cross-attention weights against Eq. 1 computed in the test, and their plot."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_rows_are_distributions_over_the_source(model, tokenizer):
     assert weights.min() >= 0
 
 
-def test_weights_are_equation_1_of_the_first_layer(model, tokenizer):
+def test_weights_equal_equation_1_in_the_first_layer(model, tokenizer):
     """softmax(QK^T / sqrt(d_k)), with the queries and keys that the first layer's projections give."""
     kept = {}
     attention = model.model.decoder.layers[0].cross_attn
@@ -52,8 +52,8 @@ def test_weights_are_equation_1_of_the_first_layer(model, tokenizer):
     torch.testing.assert_close(weights[0], torch.softmax(query @ key.transpose(1, 2) / 4**0.5, -1))
 
 
-def test_row_belongs_to_the_word_that_it_predicts(model, tokenizer):
-    """The first row is computed before any target word is read, so it is the same for every translation."""
+def test_row_belongs_to_the_token_that_it_predicts(model, tokenizer):
+    """The first row depends on no target token, so it is the same for every translation."""
     first, second = (
         cross_attention(model, tokenizer, None, SENTENCE, text)[2] for text in (TRANSLATION, "ganz anders")
     )
@@ -61,7 +61,7 @@ def test_row_belongs_to_the_word_that_it_predicts(model, tokenizer):
     assert not torch.allclose(first[1, :, 1], second[1, :, 1])
 
 
-def test_own_translation_is_the_default(model, tokenizer, monkeypatch):
+def test_translation_defaults_to_that_of_the_model(model, tokenizer, monkeypatch):
     model.generation_config.max_new_tokens = 5
     own = model.generate(input_ids=torch.tensor([tokenizer(SENTENCE)["input_ids"]]))
     text = tokenizer.decode(own[0], skip_special_tokens=True)
@@ -70,7 +70,7 @@ def test_own_translation_is_the_default(model, tokenizer, monkeypatch):
     torch.testing.assert_close(found[2], expected[2])
 
 
-def test_model_is_left_as_it_was(model, tokenizer):
+def test_model_state_is_restored(model, tokenizer):
     model.set_attn_implementation("sdpa")
     model.train()
     cross_attention(model, tokenizer, None, SENTENCE, TRANSLATION)
@@ -83,11 +83,11 @@ def test_tokens_are_readable(model, tokenizer):
     source, target, _ = cross_attention(model, tokenizer, None, "two hundred", "zweihunderteins für 中\n\x04")
     assert "".join(source) == "▁two▁hundred</s>" and source[-1] == "</s>"
     assert "▁für" in target  # "ĠfÃ¼r" in the vocabulary
-    assert target.count("�") == 3  # three bytes of a character that the vocabulary has not seen
+    assert target.count("�") == 3  # three bytes of a character without a token
     assert target[-3:] == ["↵", "\\x04", "</s>"]
 
 
-def test_other_models_of_transformers_work_too(tokenizer):
+def test_cross_attention_of_a_marian_model(tokenizer):
     config = MarianConfig(
         vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
         decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2, pad_token_id=1,
@@ -99,7 +99,7 @@ def test_other_models_of_transformers_work_too(tokenizer):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Figures as they are saved."""
+    """The figures that are saved."""
     from matplotlib.figure import Figure
 
     figures = []
@@ -108,7 +108,7 @@ def drawn(monkeypatch):
     return figures
 
 
-def test_picture_has_the_mean_and_every_head(tmp_path, drawn):
+def test_plot_has_the_mean_and_every_head(tmp_path, drawn):
     weights = torch.rand(3, 4, 2, 3)
     path = plot_attention(["▁one", "$2$", "</s>"], ["eins", "</s>"], weights, tmp_path / "a.png", layer=2)
     assert path == tmp_path / "a.png" and path.read_bytes().startswith(b"\x89PNG")
@@ -123,18 +123,18 @@ def test_picture_has_the_mean_and_every_head(tmp_path, drawn):
     assert "layer 2 of 3" in drawn[0].get_suptitle()
 
 
-def test_last_layer_is_the_default(tmp_path, drawn):
+def test_layer_defaults_to_the_last(tmp_path, drawn):
     weights = torch.rand(2, 1, 2, 2)
     plot_attention(["a", "b"], ["c", "d"], weights, tmp_path / "a.svg")
     torch.testing.assert_close(torch.tensor(drawn[0].axes[1].images[0].get_array()), weights[1, 0])
 
 
 @pytest.mark.parametrize("layer", [0, -1, 3])
-def test_layer_that_is_not_there(tmp_path, layer):
+def test_missing_layer_is_refused(tmp_path, layer):
     with pytest.raises(UserError, match=f"decoder layers 1 to 2, not {layer}"):
         plot_attention(["a"], ["b"], torch.ones(2, 1, 1, 1), tmp_path / "a.png", layer=layer)
 
 
-def test_kind_of_picture_that_is_unknown(tmp_path):
+def test_unknown_format_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"a\.docx: matplotlib cannot write"):
         plot_attention(["a"], ["b"], torch.ones(1, 1, 1, 1), tmp_path / "a.docx")

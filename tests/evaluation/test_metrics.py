@@ -1,4 +1,4 @@
-"""Scores against the formula of Papineni et al. 2002 and sacreBLEU's own functions; ids as a trainer gives them."""
+"""Metrics against the formula of Papineni et al. 2002 and sacreBLEU's functions, and token ids from a trainer."""
 
 import math
 import subprocess
@@ -40,19 +40,19 @@ def papineni_bleu(hypotheses, references):
     return 100 * min(1, math.exp(1 - r / c)) * math.exp(sum(logs) / 4), min(1, math.exp(1 - r / c))
 
 
-def test_bleu_is_the_formula_of_papineni():
+def test_bleu_equals_the_formula_of_papineni():
     scores = score_translations(HYPOTHESES, REFERENCES, tokenize="none")
     bleu, brevity_penalty = papineni_bleu(HYPOTHESES, REFERENCES)
-    assert brevity_penalty < 1  # else the example would not try it
+    assert brevity_penalty < 1  # so that the example covers it
     assert scores["bleu"] == pytest.approx(bleu, abs=1e-9)
     assert scores["brevity_penalty"] == pytest.approx(brevity_penalty, abs=1e-12)
-    # by hand: 17 of 20 words have a partner; the fourth "the" of the first line has none
+    # by hand: 17 of 20 words match; the fourth "the" of the first line has none
     assert scores["precisions"][0] == pytest.approx(100 * (7 + 7 + 3) / 20)
     assert (scores["hypothesis_length"], scores["reference_length"], scores["sentences"]) == (20, 21, 3)
 
 
 @pytest.mark.parametrize(("tokenize", "lowercase"), [("13a", False), ("13a", True), ("intl", False), ("char", True)])
-def test_scores_are_those_of_sacrebleu(tokenize, lowercase):
+def test_scores_equal_sacrebleu(tokenize, lowercase):
     hypotheses = ["Hello, World!", "Ein kleiner Hund läuft über die Straße."]
     references = ["Hello, world!", "Ein Hund läuft über die Straße."]
     scores = score_translations(hypotheses, references, tokenize=tokenize, lowercase=lowercase)
@@ -63,7 +63,7 @@ def test_scores_are_those_of_sacrebleu(tokenize, lowercase):
     assert scores["exact_match"] == (50 if lowercase else 0)
 
 
-def test_signatures_say_how_the_score_was_made():
+def test_signatures_contain_the_settings():
     scores = score_translations(["a b c d"], ["a b c d"], tokenize="none", lowercase=True)
     version = sacrebleu.__version__
     assert scores["bleu_signature"] == f"BLEU|nrefs:1|case:lc|eff:no|tok:none|smooth:exp|version:{version}"
@@ -80,17 +80,17 @@ def test_signatures_say_how_the_score_was_made():
         (["a", None], ["a", "b"], "line 2 is None"),
     ],
 )
-def test_what_cannot_be_scored_is_said(hypotheses, references, message):
+def test_invalid_texts_are_refused(hypotheses, references, message):
     with pytest.raises(UserError, match=message):
         score_translations(hypotheses, references)
 
 
-def test_unknown_tokenizer_lists_the_known():
+def test_unknown_tokenizer_error_lists_the_known():
     with pytest.raises(UserError, match="no tokenizer '13b'; choose one of .*13a.*char"):
         score_translations(["a"], ["a"], tokenize="13b")
 
 
-def test_tokenizer_that_needs_more_is_one_line(monkeypatch):
+def test_tokenizer_that_cannot_be_loaded_is_a_one_line_error(monkeypatch):
     def missing(name):
         raise RuntimeError("\nPlease install\n\n    pip install extra\n")
 
@@ -102,27 +102,27 @@ def test_tokenizer_that_needs_more_is_one_line(monkeypatch):
     assert "pip install extra" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_lines_too_short_for_bleu_are_said_once(caplog):
-    metrics._warn_of_short_lines.cache_clear()
+def test_lines_too_short_for_bleu_give_one_warning(caplog):
+    metrics._warn_about_short_lines.cache_clear()
     words = ["zweihunderteins", "siebentausenddreizehn"]
     for _ in range(2):
-        assert score_translations(words, words)["bleu"] == 0  # there is no 4-gram to be right
+        assert score_translations(words, words)["bleu"] == 0  # no 4-gram exists
     assert [record.message.startswith("BLEU is 0 although") for record in caplog.records] == [True]
     assert score_translations(words, words, tokenize="char")["bleu"] == pytest.approx(100)
 
 
-def test_module_loads_without_a_network_in_two_processes_at_once(tmp_path):
-    program = (
+def test_module_loads_offline_in_two_processes_at_once(tmp_path):
+    code = (
         "import os, socket, sys, evaluate\n"
         "def refuse(*_): raise SystemExit('the network was asked')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "other = os.fork()\n"  # after the import, which takes most of the time, so that they really meet
+        "other = os.fork()\n"  # after the slow import, so that both load at the same time
         "score = evaluate.load(sys.argv[1])\n"
         "print(score.compute(predictions=['a b c d'], references=['a b c d'])['bleu_signature'], flush=True)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) if other else 0)\n"
     )
     environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", program, TRANSLATION_SCORE]
+    command = [sys.executable, "-c", code, TRANSLATION_SCORE]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     printed = run.stdout.splitlines()
@@ -140,7 +140,7 @@ def tokenizer():
     )
 
 
-def test_ignored_labels_are_read_as_padding_and_left_alone(tokenizer):
+def test_ignored_labels_become_padding_in_a_copy(tokenizer):
     predictions = np.array([[0, 4, 5, 6, 7, 2], [0, 4, 4, 2, -100, -100]])
     labels = np.array([[4, 5, 6, 7, 2], [4, 5, 2, -100, -100]])
     kept = predictions.copy(), labels.copy()
@@ -157,14 +157,14 @@ def test_ignored_labels_are_read_as_padding_and_left_alone(tokenizer):
     np.testing.assert_array_equal(labels, kept[1])
 
 
-def test_read_only_arrays_and_tuples_are_welcome(tokenizer):
+def test_read_only_arrays_and_tuples_are_accepted(tokenizer):
     ids = np.array([[4, 5, -100]])
     ids.setflags(write=False)
     scores = translation_metrics(tokenizer)(EvalPrediction(predictions=(ids, None), label_ids=ids))
     assert scores["exact_match"] == 100
 
 
-def test_lowercase_reaches_the_score(tokenizer):
+def test_lowercase_is_passed_to_the_score(tokenizer):
     prediction = EvalPrediction(predictions=np.array([[8]]), label_ids=np.array([[8]]))
     assert translation_metrics(tokenizer, lowercase=True)(prediction)["exact_match"] == 100
 

@@ -104,7 +104,7 @@ def test_unknown_device_is_refused_in_one_line(run, model_folder):
         (("--reference", "short"), "references: 1 of them for 3 sentences"),
         (("--tokenize", "13b"), "no tokenizer '13b'"),
         (("--output", "."), "is a folder"),
-        (("--plot", "found.xyz"), "found.xyz: matplotlib cannot write this kind of picture"),
+        (("--plot", "found.xyz"), "found.xyz: matplotlib cannot write this format"),
     ],
 )
 def test_wrong_arguments_are_refused_before_an_engine_starts(run, model_folder, tmp_path, monkeypatch, wrong, message):

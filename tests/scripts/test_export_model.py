@@ -1,16 +1,13 @@
 """`scripts/export_model.py`: a model folder in, another program's folder out."""
 
 import json
-import os
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
-from hf_vanilla_transformer.atomic_write import new_folder
 from hf_vanilla_transformer.interop.exporting import FORMATS
 from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.exports import LINES, write_model
@@ -128,22 +125,6 @@ def test_quantised_weights_are_refused_before_they_are_read(run, tmp_path):
     for target_format in FORMATS:
         status, _, err = run("--to", target_format, tmp_path / "model", tmp_path / "out")
         assert (status, err.count("\n")) == (2, 1) and "quantization_config" in err
-
-
-def test_a_failed_rename_brings_the_old_folder_back(tmp_path, monkeypatch):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "old").write_text("old")
-    replace = os.replace
-
-    def full_disk(source, target):
-        if Path(source).name == "model":
-            raise OSError("no space left")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", full_disk)
-    with pytest.raises(OSError, match="no space"), new_folder(tmp_path / "out", overwrite=True) as folder:
-        folder.mkdir()
-    assert (tmp_path / "out" / "old").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_help_and_readme_name_every_format(run, repository):

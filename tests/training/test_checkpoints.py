@@ -1,7 +1,5 @@
 """Which checkpoints are whole, and their average."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,7 +11,6 @@ from hf_vanilla_transformer.training.checkpoints import (
     average_weights,
     remove_broken_checkpoints,
     whole_checkpoints,
-    written_beside,
 )
 from tests.model_helpers import TYING_MODES, tiny_model
 
@@ -171,17 +168,3 @@ def test_a_failed_write_leaves_the_target_as_it_was(tmp_path, monkeypatch):
         average_weights([file], target)
     assert target.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.safetensors", "mean.safetensors"]
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_written_beside_replaces_at_the_end_or_never(tmp_path, error):
-    target = tmp_path / "results.json"
-    target.write_text("old")
-    with pytest.raises(error), written_beside(target) as beside:
-        beside.write_text("half")
-        raise error
-    assert target.read_text() == "old"
-    with written_beside(target) as beside:
-        beside.write_text(json.dumps([1]))
-        assert target.read_text() == "old"
-    assert target.read_text() == "[1]" and list(tmp_path.iterdir()) == [target]

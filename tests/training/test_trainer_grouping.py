@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_pt_utils import LengthGroupedSampler as SourceLengthSampler
 
 from hf_vanilla_transformer.data import batching
-from hf_vanilla_transformer.data.batching import GroupedPairSampler, pair_lengths
+from hf_vanilla_transformer.data.batching import LengthGroupedSampler, pair_lengths
 from hf_vanilla_transformer.training.arguments import RunArguments
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.model_helpers import tiny_model
@@ -35,7 +35,7 @@ def padding_share(found, lengths):
 
 
 def test_pair_lengths_are_those_of_both_sides_and_no_transform_runs(monkeypatch):
-    monkeypatch.setattr(batching, "_ROWS_READ", 2)  # in parts
+    monkeypatch.setattr(batching, "_ROWS_PER_READ", 2)  # in parts
     data = Dataset.from_dict({"input_ids": [[5, 2], [2], [5, 6, 2]], "labels": [[2], [7, 8, 9, 2], [7, 2]]})
 
     def never(batch):
@@ -51,7 +51,7 @@ def test_pair_lengths_are_those_of_both_sides_and_no_transform_runs(monkeypatch)
 @pytest.mark.parametrize("count", [1000, 992, 5, 1])
 def test_every_pair_comes_once_and_the_short_batch_last(lengths, count):
     source, target = (side[:count] for side in lengths)
-    sampler = GroupedPairSampler(source, target, BATCH, seed=3)
+    sampler = LengthGroupedSampler(source, target, BATCH, seed=3)
     assert len(sampler) == count
     for epoch in range(3):
         sampler.set_epoch(epoch)
@@ -59,13 +59,13 @@ def test_every_pair_comes_once_and_the_short_batch_last(lengths, count):
 
 
 def test_the_sources_of_a_batch_are_alike(lengths):
-    spread = [np.ptp(lengths[0][batch]) for batch in batches(GroupedPairSampler(*lengths, BATCH, seed=3))]
+    spread = [np.ptp(lengths[0][batch]) for batch in batches(LengthGroupedSampler(*lengths, BATCH, seed=3))]
     assert np.median(spread) <= 2 and np.max(spread) <= 4
 
 
 def test_the_order_depends_on_seed_and_epoch_alone(lengths):
     def order(seed, epoch):
-        sampler = GroupedPairSampler(*lengths, BATCH, seed)
+        sampler = LengthGroupedSampler(*lengths, BATCH, seed)
         sampler.set_epoch(epoch)
         return list(sampler)
 
@@ -77,15 +77,15 @@ def test_the_order_depends_on_seed_and_epoch_alone(lengths):
 
 
 def test_batches_do_not_come_in_order_of_length(lengths):
-    means = [lengths[0][batch].mean() for batch in batches(GroupedPairSampler(*lengths, BATCH, seed=1))]
+    means = [lengths[0][batch].mean() for batch in batches(LengthGroupedSampler(*lengths, BATCH, seed=1))]
     assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.4
     # nor does the longest or the shortest always come first
     assert np.argmax(means) != 0 and np.argmin(means) != 0
 
 
 def test_less_padding_than_grouping_by_the_source_alone(lengths):
-    ours = padding_share(batches(GroupedPairSampler(*lengths, BATCH, seed=1)), lengths)
-    theirs = padding_share(batches(LengthGroupedSampler(BATCH, lengths=lengths[0].tolist())), lengths)
+    ours = padding_share(batches(LengthGroupedSampler(*lengths, BATCH, seed=1)), lengths)
+    theirs = padding_share(batches(SourceLengthSampler(BATCH, lengths=lengths[0].tolist())), lengths)
     unsorted = padding_share(batches(range(1000)), lengths)
     assert ours < theirs / 2 < unsorted / 2
     assert ours < 0.1
@@ -108,10 +108,10 @@ def trainer(folder, count=26, collator=None, **settings):
 
 def test_the_trainer_groups_all_accumulated_batches_together(tmp_path):
     sampler = trainer(tmp_path, gradient_accumulation_steps=3)._get_train_sampler()
-    assert isinstance(sampler, GroupedPairSampler)
+    assert isinstance(sampler, LengthGroupedSampler)
     assert (sampler.batch_size, len(sampler)) == (12, 26)
     other = trainer(tmp_path, train_sampling_strategy="random")._get_train_sampler()
-    assert not isinstance(other, GroupedPairSampler)
+    assert not isinstance(other, LengthGroupedSampler)
 
 
 def test_training_sees_every_pair_once_an_epoch_in_a_new_order(tmp_path):

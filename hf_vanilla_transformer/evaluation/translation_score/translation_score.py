@@ -1,7 +1,7 @@
-"""BLEU, chrF and exact match in one `evaluate` module, computed by sacreBLEU and stated with its signatures.
+"""A local `evaluate` module: BLEU, chrF and exact match, computed by sacreBLEU, with its signatures.
 
-`evaluate.load("sacrebleu")` fetches its script from the Hub; this file comes with the package instead. `evaluate`
-copies it alone into its cache of modules, so it imports nothing of the package.
+`evaluate.load("sacrebleu")` downloads its script from the Hub; this one works offline. `evaluate` copies this file
+alone into its module cache, so it must not import the package.
 """
 
 import datasets
@@ -9,20 +9,20 @@ import evaluate
 from sacrebleu.metrics import BLEU, CHRF
 
 _DESCRIPTION = """\
-Corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015) as sacreBLEU (Post 2018) computes them, each with the
-signature that makes a figure comparable, and the percentage of sentences that equal their reference."""
+Corpus BLEU (Papineni et al. 2002) and chrF (Popović 2015) as computed by sacreBLEU (Post 2018), each with the
+signature that makes it comparable, and the percentage of sentences that equal their reference."""
 
 _INPUTS = """
 Args:
-    predictions: list of translations, detokenised text.
-    references: list of as many reference translations, one each.
-    tokenize: sacreBLEU's tokenizer for BLEU: "13a" for detokenised text, "none" for text that is tokenised already.
-    lowercase: compare without regard to case.
+    predictions: list of detokenised translations.
+    references: list of references, one per translation.
+    tokenize: sacreBLEU's tokenizer for BLEU: "13a" for detokenised text, "none" for tokenised text.
+    lowercase: ignore case.
 Returns:
     bleu, chrf, exact_match: percentages.
-    bleu_signature, chrf_signature: how they were computed.
+    bleu_signature, chrf_signature: the signatures of sacreBLEU.
     precisions: clipped n-gram precisions for n = 1 … 4, percentages.
-    brevity_penalty, hypothesis_length, reference_length: in the tokens of `tokenize`; sentences: their number.
+    brevity_penalty; hypothesis_length, reference_length: in tokens of `tokenize`; sentences: their number.
 """
 
 _CITATION = """\
@@ -37,7 +37,7 @@ _CITATION = """\
 
 
 class TranslationScore(evaluate.Metric):
-    """The module that `evaluate.load` makes an instance of."""
+    """The class that `evaluate.load` instantiates."""
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
@@ -51,7 +51,7 @@ class TranslationScore(evaluate.Metric):
         )
 
     def _compute(self, predictions, references, tokenize="13a", lowercase=False):
-        # force: text for "none" is tokenised on purpose, so sacreBLEU need not warn that it looks so
+        # force: no warning that the text looks tokenised, which "none" expects
         bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
         chrf = CHRF(lowercase=lowercase)
         bleu_score = bleu.corpus_score(predictions, [references])
@@ -71,7 +71,7 @@ class TranslationScore(evaluate.Metric):
 
 
 def _exact_match(predictions, references, lowercase):
-    """Percentage of sentences that equal their reference but for spaces at the ends, which sacreBLEU ignores too."""
+    """Percentage of sentences that equal their reference, ignoring spaces at the ends, as sacreBLEU does."""
     if lowercase:
         predictions = [text.lower() for text in predictions]
         references = [text.lower() for text in references]

@@ -1,11 +1,11 @@
-"""The pairs of updates out of tables and streams, and a stream that goes on where it stopped."""
+"""The pairs of token batches from tables and streams, and streams that resume."""
 
 import json
 
 import pytest
 from datasets import IterableDataset
 
-from hf_vanilla_transformer.data.updates import UpdateDataset, UpdateStream
+from hf_vanilla_transformer.data.token_batches import StreamingTokenBatches, TokenBatchDataset
 
 
 def rows(count=50):
@@ -13,7 +13,7 @@ def rows(count=50):
 
 
 class Stream:
-    """A stream that cannot jump."""
+    """A stream without `load_state_dict`."""
 
     def __init__(self):
         self.read = 0
@@ -29,11 +29,11 @@ def lines(updates):
 
 
 def stream(source, **plan):
-    return UpdateStream(source, 16, 0, **{"max_tokens": 20, "tokens_per_update": 12, **plan})
+    return StreamingTokenBatches(source, 16, 0, **{"max_tokens": 20, "tokens_per_update": 12, **plan})
 
 
-def test_a_pair_that_does_not_count_has_no_label():
-    data = UpdateDataset(rows())
+def test_dummy_pair_has_no_labels():
+    data = TokenBatchDataset(rows())
     ((first, second), (third,)) = data.__getitems__([[3, ~4], [5]])
     assert (first["line"], second["line"], third["line"]) == (4, 5, 6)
     assert second["labels"] == [-100] * 5 and second["input_ids"] == data.dataset[4]["input_ids"]
@@ -41,16 +41,16 @@ def test_a_pair_that_does_not_count_has_no_label():
     assert len(data) == 50
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_every_pair_of_a_stream_is_seen_once(processes):
-    shares = [list(stream(Stream(), processes=processes, process=process)) for process in range(processes)]
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_stream_yields_every_pair_once(world_size):
+    shares = [list(stream(Stream(), world_size=world_size, rank=rank)) for rank in range(world_size)]
     assert len({len(share) for share in shares}) == 1
-    seen = [row["line"] for share in shares for update in share for batch in update for row in batch
-            if row["labels"][0] != -100]  # fmt: skip
-    assert sorted(seen) == list(range(1, 51))
+    found = [row["line"] for share in shares for update in share for batch in update for row in batch
+             if row["labels"][0] != -100]  # fmt: skip
+    assert sorted(found) == list(range(1, 51))
 
 
-def test_epochs_of_a_stream_differ():
+def test_stream_order_depends_on_the_epoch():
     updates = stream(Stream())
     first = lines(updates)
     updates.set_epoch(1)
@@ -60,8 +60,8 @@ def test_epochs_of_a_stream_differ():
 
 
 @pytest.mark.parametrize("kind", ["datasets", "plain"])
-@pytest.mark.parametrize("given", [1, 4, 7, 11, "all"])
-def test_a_stream_goes_on_where_it_was(kind, given):
+@pytest.mark.parametrize("done", [1, 4, 7, 11, "all"])
+def test_stream_resumes_at_a_saved_position(kind, done):
     def fresh():
         return IterableDataset.from_generator(lambda: iter(rows())) if kind == "datasets" else Stream()
 
@@ -69,25 +69,25 @@ def test_a_stream_goes_on_where_it_was(kind, given):
     whole.set_epoch(2)
     expected = lines(whole)
     assert len(expected) > 11
-    given = len(expected) if given == "all" else given
+    done = len(expected) if done == "all" else done
     stopped = stream(fresh())
     stopped.set_epoch(2)
     iterator = iter(stopped)
-    begun = [next(iterator) for _ in range(given)]
+    begun = [next(iterator) for _ in range(done)]
     position = json.loads(json.dumps(stopped.state_dict()))
     resumed = stream(fresh())
     resumed.load_state_dict(position)
-    if given < len(expected):
+    if done < len(expected):
         assert lines(begun) + lines(resumed) == expected
     assert resumed.state_dict()["epoch"] == 3
-    # and the next epoch begins at the start
+    # the next epoch begins at the start
     resumed.set_epoch(3)
     whole.set_epoch(3)
     assert lines(resumed) == lines(whole)
 
 
-def test_no_more_than_a_window_is_held():
+def test_stream_reads_one_window_ahead():
     source = Stream()
     iterator = iter(stream(source))
     next(iterator)
-    assert source.read == 16 + 1  # one more tells whether there is another
+    assert source.read == 16 + 1  # one more row tells whether there is another window

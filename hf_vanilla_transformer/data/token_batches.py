@@ -1,0 +1,119 @@
+"""The pairs of the batches that `TokenBatchSampler` plans, from a table or from a stream."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from .batching import TokenBatchSampler, pair_lengths
+
+IGNORED = -100  # label of a position without loss
+Rows = list[dict[str, Any]]
+
+
+def select_rows(row_of: Callable[[int], dict[str, Any]], batches: list[list[int]]) -> list[Rows]:
+    """The rows of each batch.
+
+    Args:
+        row_of: from a row number to the row.
+        batches: row numbers; `~row` for a dummy pair, whose labels become -100.
+    """
+    return [[row_of(row) if row >= 0 else _without_labels(row_of(~row)) for row in batch] for batch in batches]
+
+
+def _without_labels(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "labels": [IGNORED] * len(row["labels"])}
+
+
+class TokenBatchDataset(torch.utils.data.Dataset):
+    """Fetches the pairs of a whole update, given the row numbers of its batches.
+
+    Args:
+        dataset: rows by number; with `__getitems__`, all rows of an update are read at once.
+    """
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, batches: list[list[int]]) -> list[Rows]:
+        if not hasattr(self.dataset, "__getitems__"):
+            return select_rows(self.dataset.__getitem__, batches)
+        numbers = sorted({max(row, ~row) for batch in batches for row in batch})
+        return select_rows(dict(zip(numbers, self.dataset.__getitems__(numbers), strict=True)).__getitem__, batches)
+
+
+class StreamingTokenBatches(torch.utils.data.IterableDataset):
+    """Token batches from a stream: buffers one window of pairs at a time and yields the updates made of it.
+
+    Every rank reads the whole stream and keeps its own share of each update, so that all have the same number.
+
+    Args:
+        stream: pairs with `input_ids` and `labels`. If it has `state_dict` and `load_state_dict`, like an
+            `IterableDataset` of `datasets`, resuming reads one window again; otherwise it reads from the start.
+        window: number of buffered pairs.
+        seed: as of `TokenBatchSampler`.
+        plan: its other arguments, except the lengths.
+    """
+
+    def __init__(self, stream: Any, window: int, seed: int, **plan: Any):
+        self.stream, self.window, self.seed, self.plan = stream, window, seed, plan
+        self.epoch = 0
+        self.longest = 0  # tokens, of the pairs read so far
+        self._position = _start_of(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that the order is drawn for; the trainer calls it."""
+        self.epoch = epoch
+        if hasattr(self.stream, "set_epoch"):
+            self.stream.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position: the epoch, the window, the number of its updates yielded, and the stream's state before it."""
+        return dict(self._position)
+
+    def load_state_dict(self, position: dict[str, Any]) -> None:
+        """Make the next iteration resume at a position."""
+        self.set_epoch(position["epoch"])
+        self._position = dict(position)
+
+    def __iter__(self) -> Iterator[list[Rows]]:
+        begin = self._position if self._position["epoch"] == self.epoch else _start_of(self.epoch)
+        seekable = hasattr(self.stream, "load_state_dict")
+        if seekable and begin["stream"] is not None:
+            self.stream.load_state_dict(begin["stream"])
+        rows = iter(self.stream)
+        if not seekable:
+            deque(islice(rows, begin["window"] * self.window), maxlen=0)  # skip
+        number, done = begin["window"], begin["update"]
+        state, window = self._stream_state(), list(islice(rows, self.window))
+        while window:
+            # one row ahead tells whether this window is the last
+            next_state, next_row = self._stream_state(), list(islice(rows, 1))
+            sampler = TokenBatchSampler(*pair_lengths(window), seed=[self.seed, number], **self.plan)
+            sampler.set_epoch(self.epoch)
+            self.longest = max(self.longest, int(sampler.lengths.max()))
+            for update in range(done, len(sampler)):
+                self._position = {"epoch": self.epoch, "window": number, "update": update + 1, "stream": state}
+                if update + 1 == len(sampler) and not next_row:
+                    self._position = _start_of(self.epoch + 1)
+                yield select_rows(window.__getitem__, sampler.batches(update))
+            number, done, state = number + 1, 0, next_state
+            window = next_row + list(islice(rows, self.window - 1))
+        self._position = _start_of(self.epoch + 1)
+
+    def _stream_state(self) -> Any:
+        return self.stream.state_dict() if hasattr(self.stream, "load_state_dict") else None
+
+
+def _start_of(epoch: int) -> dict[str, Any]:
+    return {"epoch": epoch, "window": 0, "update": 0, "stream": None}
+
+
+def collate_batches(batches: list[Rows], collator: Callable[[Rows], Any]) -> list[Any]:
+    """Apply the model's collator to each batch of an update."""
+    return [collator(batch) for batch in batches]

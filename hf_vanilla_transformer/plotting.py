@@ -1,0 +1,58 @@
+"""Figures as files, drawn with matplotlib, which is an optional dependency."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .atomic_write import atomic_file
+from .errors import UserError
+
+# For the scripts that matplotlib's default font lacks; those that are installed are used.
+_FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Arial Unicode MS", "Noto Sans")
+_DPI = 150
+_MAX_PIXELS = 12_000  # on the longer side; matplotlib refuses more than 2^16 and needs memory for all of them
+
+
+def check_figure_path(path: str | os.PathLike) -> None:
+    """Refuse a path that `figure_file` cannot write to.
+
+    Raises:
+        UserError: matplotlib is not installed, or does not know the format.
+    """
+    if Path(path).suffix[1:].lower() not in _figure_class()().canvas.get_supported_filetypes():
+        raise UserError(f"{path}: matplotlib cannot write this format; name it .png, .pdf or .svg")
+
+
+@contextmanager
+def figure_file(path: str | os.PathLike, **settings: Any) -> Iterator[Any]:
+    """A figure to draw on, which is written to `path` (atomically) when the block ends.
+
+    The figure needs no display, and the user's matplotlib settings and backend stay as they are.
+
+    Args:
+        path: its suffix chooses the format: `.png`, `.pdf`, `.svg` …
+        settings: arguments of `matplotlib.figure.Figure`, such as `figsize` and `layout`.
+
+    Raises:
+        UserError: see `check_figure_path`.
+    """
+    check_figure_path(path)
+    import matplotlib
+    from matplotlib import font_manager
+
+    installed = set(font_manager.get_font_names())
+    with matplotlib.rc_context({"font.family": [font for font in _FONTS if font in installed] or ["sans-serif"]}):
+        figure = _figure_class()(**settings)
+        yield figure
+        with atomic_file(path) as temporary:
+            figure.savefig(temporary, dpi=min(_DPI, _MAX_PIXELS / max(figure.get_size_inches())))
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("a figure needs matplotlib: pip install 'hf_vanilla_transformer[plot]'") from error
+    return Figure

@@ -1,0 +1,112 @@
+"""Files and folders appear when they are complete; an error leaves the old ones."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from hf_vanilla_transformer.atomic_write import atomic_file, move_files, new_folder, replace_folder
+from hf_vanilla_transformer.errors import UserError
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_atomic_file_keeps_the_old_file_until_the_end(tmp_path, error):
+    target = tmp_path / "results.json"
+    target.write_text("old")
+    with pytest.raises(error), atomic_file(target) as temporary:
+        temporary.write_text("half")
+        raise error
+    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
+    with atomic_file(target) as temporary:
+        temporary.write_text("new")
+        assert target.read_text() == "old"
+    assert target.read_text() == "new" and list(tmp_path.iterdir()) == [target]
+
+
+def test_atomic_file_keeps_suffix_and_folder(tmp_path):
+    with atomic_file(tmp_path / "text.txt.gz") as temporary:
+        assert temporary.parent == tmp_path and temporary.suffixes[-2:] == [".txt", ".gz"]
+        temporary.touch()
+
+
+def test_atomic_file_has_the_mode_of_a_plain_open(tmp_path):
+    umask = os.umask(0o027)
+    try:
+        with atomic_file(tmp_path / "file") as temporary:
+            temporary.touch()
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def test_atomic_file_has_a_name_for_each_writer(tmp_path):
+    with atomic_file(tmp_path / "file") as first, atomic_file(tmp_path / "file") as second:
+        assert first != second
+        first.write_text("first")
+        second.write_text("second")
+    assert (tmp_path / "file").read_text() == "first"
+
+
+def test_atomic_file_does_not_replace_a_device(tmp_path):
+    with atomic_file("/dev/null") as temporary:
+        assert temporary == Path("/dev/null")
+    assert not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_new_folder_appears_at_the_end_or_never(tmp_path, overwrite):
+    output = tmp_path / "sub" / "out"
+    if overwrite:
+        output.mkdir(parents=True)
+        (output / "old").touch()
+    with pytest.raises(RuntimeError), new_folder(output, overwrite) as folder:
+        folder.mkdir()
+        raise RuntimeError
+    assert [path.name for path in output.parent.iterdir()] == (["out"] if overwrite else [])
+    with new_folder(output, overwrite) as folder:
+        folder.mkdir()
+        (folder / "new").touch()
+        assert not (output / "new").exists()
+    assert [path.name for path in output.iterdir()] == ["new"]
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+
+
+def test_new_folder_refuses_files_and_full_folders(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file; name a folder"), new_folder(tmp_path / "file", overwrite=True):
+        pass
+    with pytest.raises(UserError, match="--overwrite"), new_folder(tmp_path):
+        pass
+
+
+def test_replace_folder_restores_the_old_one_if_renaming_fails(tmp_path, monkeypatch):
+    for name in ("new", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    replace = os.replace
+
+    def full_disk(source, target):
+        if Path(source).name == "new":
+            raise OSError("no space left")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        replace_folder(tmp_path / "new", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["out"]
+    monkeypatch.undo()
+    replace_folder(tmp_path / "new", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"] and len(list(tmp_path.iterdir())) == 1
+
+
+def test_move_files_keeps_the_other_files(tmp_path):
+    (tmp_path / "new" / "sub").mkdir(parents=True)
+    (tmp_path / "new" / "sub" / "a").write_text("new")
+    (tmp_path / "new" / "b").write_text("new")
+    (tmp_path / "run").mkdir()
+    for name in ("b", "c"):
+        (tmp_path / "run" / name).write_text("old")
+    move_files(tmp_path / "new", tmp_path / "run")
+    files = {str(path.relative_to(tmp_path / "run")): path.read_text() for path in (tmp_path / "run").rglob("?")}
+    assert files == {"b": "new", "c": "old", "sub/a": "new"}
