@@ -1,4 +1,4 @@
-"""Score a model on parallel text, or a finished translation against its reference.
+"""Score a model on parallel text, or an existing translation against its reference.
 
   python scripts/evaluate_translation.py --model runs/numbers_en_de --source test.en --reference test.de
   python scripts/evaluate_translation.py --hypothesis translation.txt --reference test.de --tokenize none
@@ -12,7 +12,19 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from translate import add_decoding_arguments, decoding_settings, load_translator, quiet
+#: type and help of the flags that `translate.py` has too; what is not given is left to the package
+TRANSLATION_FLAGS: dict[str, tuple[type, str]] = {
+    "num_beams": (int, "beam size; 1 is greedy decoding"),
+    "length_penalty": (float, "score log P / length^A (default: the paper's)"),
+    "max_new_tokens": (int, "(default: longest source of the batch + 50)"),
+    "batch_size": (int, "sentences per batch, at most (default: 64)"),
+    "max_tokens_per_batch": (int, "source tokens per batch, padding included, at most (default: 4096)"),
+}
+LOADING_FLAGS: dict[str, tuple[type, str]] = {
+    "workers": (int, "parallel searches on a CPU (default: one per thread, up to 8)"),
+    "device": (str, 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'),
+    "dtype": (str, "float32, bfloat16, float16, int8 or fastest (default: the checkpoint's)"),
+}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -21,17 +33,21 @@ def parse_arguments() -> argparse.Namespace:
     what.add_argument(
         "--model", nargs="+", metavar="DIR", help="folder of the trained model, or several to average; needs --source"
     )
-    what.add_argument("--hypothesis", metavar="F", help="a finished translation, one sentence a line")
-    parser.add_argument("--source", metavar="F", help="text to translate, one sentence a line, .gz too")
-    parser.add_argument("--reference", required=True, metavar="F", help="the right translations, one a line, .gz too")
-    parser.add_argument("--output", metavar="F", help="JSON file for the scores and how they came about")
+    what.add_argument("--hypothesis", metavar="F", help="an existing translation, one sentence per line")
+    parser.add_argument("--source", metavar="F", help="text to translate, one sentence per line, .gz too")
+    parser.add_argument(
+        "--reference", required=True, metavar="F", help="reference translations, one per line, .gz too"
+    )
+    parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
     parser.add_argument(
         "--tokenize", default="13a", metavar="NAME",
         help="sacreBLEU's tokenizer for BLEU: 13a for plain text, none for text that is tokenised already, "
         "intl, char, zh and others (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--lowercase", action="store_true", help="score without regard to case")
-    add_decoding_arguments(parser)
+    parser.add_argument("--lowercase", action="store_true", help="case-insensitive scores")
+    group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
+    for name, (kind, text) in (TRANSLATION_FLAGS | LOADING_FLAGS).items():
+        group.add_argument(f"--{name}", type=kind, metavar={int: "N", float: "A"}.get(kind), help=text)
     arguments = parser.parse_args()
     if (arguments.model is None) != (arguments.source is None):
         parser.error("--model and --source belong together; --hypothesis needs neither")
@@ -39,13 +55,16 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def translate_source(arguments: argparse.Namespace, references: int) -> tuple[list[str], dict[str, Any]]:
-    """Translate --source; give the translations and how they were made."""
+    """The translations of --source, and how they were made."""
     from hf_vanilla_transformer.inference.text_io import read_lines
+    from hf_vanilla_transformer.inference.translator import Translator
 
     sources = list(read_lines(arguments.source))
     check_lengths(arguments.source, len(sources), arguments.reference, references)
-    translator = load_translator(arguments)
-    settings = decoding_settings(arguments)
+    first, *others = arguments.model
+    translator = Translator.from_pretrained(first, arguments.device, arguments.dtype, others, arguments.workers)
+    given = {name: getattr(arguments, name) for name in TRANSLATION_FLAGS}
+    settings = {name: value for name, value in given.items() if value is not None}
     start = time.perf_counter()
     translations = list(translator.translate(sources, **settings))
     seconds = time.perf_counter() - start
@@ -77,11 +96,10 @@ def print_scores(results: dict[str, Any]) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, score_translations
-    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
+    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines, silence_transformers
 
-    quiet()
-    # what can be wrong is found before the model works for an hour
-    check_tokenizer(arguments.tokenize)
+    silence_transformers()
+    check_tokenizer(arguments.tokenize)  # before the model translates for an hour
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:
         references = list(read_lines(arguments.reference))
         if arguments.model is not None:

@@ -1,4 +1,4 @@
-"""`scripts/evaluate_translation.py`: scores of a model and of a finished file, and what may be wrong with them."""
+"""`scripts/evaluate_translation.py`: scores of a model and of an existing translation, and wrong arguments."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A folder to work in, with texts."""
+    """A working directory with texts."""
     monkeypatch.chdir(tmp_path)
     for name, lines in {"hypotheses": HYPOTHESES, "references": REFERENCES, "short": REFERENCES[:2]}.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -44,8 +44,7 @@ def work(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(repository, monkeypatch, capfd):
-    """Run the script in this process; give its exit status, its standard output and its standard error."""
-    monkeypatch.syspath_prepend(str(repository / "scripts"))
+    """Run the script in this process; return its exit status, standard output and standard error."""
     verbosity = logging.get_verbosity()
 
     def run(*arguments):
@@ -60,7 +59,7 @@ def run(repository, monkeypatch, capfd):
     logging.enable_progress_bar()
 
 
-def in_a_process_of_its_own(repository):
+def in_new_process(repository):
     def run(*arguments):
         command = [sys.executable, repository / "scripts" / "evaluate_translation.py", *arguments]
         environment = os.environ | {"PYTHONPATH": str(repository)}
@@ -70,10 +69,10 @@ def in_a_process_of_its_own(repository):
     return run
 
 
-# a process of its own must import torch: seconds
-@pytest.mark.parametrize("own_process", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_finished_file(run, repository, work, own_process):
-    run = in_a_process_of_its_own(repository) if own_process else run
+# a new process takes seconds to import torch
+@pytest.mark.parametrize("new_process", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_existing_translation_is_scored(run, repository, work, new_process):
+    run = in_new_process(repository) if new_process else run
     status, printed, errors = run(
         "--tokenize", "none", "--lowercase", "--hypothesis", "hypotheses", "--reference", "references",
         "--output", "results.json",
@@ -90,7 +89,7 @@ def test_finished_file(run, repository, work, own_process):
     assert json.loads((work / "results.json").read_text(encoding="utf-8")) == scores | files
 
 
-def test_model(run, work, model_folder):
+def test_model_is_scored_with_its_settings(run, work, model_folder):
     status, printed, errors = run(
         "--model", model_folder, "--source", "hypotheses", "--reference", "references", "--output", "results.json",
         "--max_new_tokens", 5, "--num_beams", 2, "--batch_size", 2, "--device", "cpu",
@@ -114,14 +113,14 @@ def test_model(run, work, model_folder):
     assert results["bleu_signature"] in printed and "sentences per second" in printed
 
 
-def test_several_models_are_named(run, work, model_folder):
+def test_ensemble_is_named_in_the_results(run, work, model_folder):
     files = ("--source", "hypotheses", "--reference", "references", "--output", "results.json")
     status, _, errors = run("--model", model_folder, model_folder, *files, "--max_new_tokens", 2)
     assert status == 0, errors
     assert json.loads((work / "results.json").read_text(encoding="utf-8"))["model"] == [str(model_folder)] * 2
 
 
-def test_results_may_go_down_the_pipe(run, work):
+def test_results_can_be_written_to_standard_output(run, work):
     status, printed, errors = run("--hypothesis", "hypotheses", "--reference", "references", "--output", "-")
     assert status == 0 and json.loads(printed)["sentences"] == 3 and "exact match" in errors
 
@@ -139,20 +138,20 @@ def test_results_may_go_down_the_pipe(run, work):
         ("--model {model} --source short --reference short --output .", "is a folder"),
     ],
 )
-def test_mistakes_are_one_line(run, work, model_folder, arguments, message):
+def test_wrong_arguments_are_refused_in_one_line(run, work, model_folder, arguments, message):
     status, printed, errors = run(*arguments.format(model=model_folder).split())
     assert status == 2 and printed == ""
     assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
 
 
-def test_mistakes_are_found_before_the_model_works(run, work, model_folder, monkeypatch):
-    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("it worked in vain"))
+def test_wrong_arguments_are_refused_before_translation(run, work, model_folder, monkeypatch):
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("it translated"))
     files = ("--model", model_folder, "--source", "short", "--reference", "short")
     for mistake in (("--tokenize", "13b"), ("--output", "no/such/folder.json")):
         assert run(*files, *mistake)[0] == 2
 
 
 @pytest.mark.parametrize("arguments", ["--hypothesis a --source b", "--model a", "--model a --hypothesis b", ""])
-def test_flags_that_do_not_go_together_show_the_usage(run, work, arguments):
+def test_incompatible_flags_show_the_usage(run, work, arguments):
     status, _, errors = run("--reference", "references", *arguments.split())
     assert status == 2 and errors.startswith("usage: ")

@@ -1,4 +1,4 @@
-"""`scripts/translate.py` as a user runs it: in a pipe, with files, and wrongly."""
+"""`scripts/translate.py` as users run it: in a pipe, with files, and with wrong arguments."""
 
 import gzip
 import os
@@ -32,7 +32,7 @@ def model_folder(tmp_path_factory):
     )
     model = VanillaTransformerForConditionalGeneration(config)
     with torch.no_grad():
-        # large where the source comes in and words go out, so that sentences get different translations
+        # large weights in cross-attention and output layer, so that sentences get different translations
         model.model.decoder.layers[0].cross_attn.out_proj.weight.normal_(std=4)
         model.lm_head.weight.normal_()
     model.save_pretrained(folder)
@@ -42,7 +42,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture
 def run(repository, monkeypatch, capfdbinary):
-    """Run a script in this process; give its exit status, its standard output and its standard error."""
+    """Run the script in this process; return its exit status, standard output and standard error."""
     verbosity = logging.get_verbosity()
 
     def run(*arguments):
@@ -63,7 +63,7 @@ def expected(model_folder, **settings):
 
 
 @pytest.mark.parametrize("name", ["out.txt", "out.txt.gz"])
-def test_files(run, model_folder, tmp_path, name):
+def test_file_is_translated_into_a_file(run, model_folder, tmp_path, name):
     (tmp_path / "in.gz").write_bytes(gzip.compress("\n".join(LINES).encode() + b"\n"))
     output = tmp_path / name
     status, printed, _ = run(
@@ -77,13 +77,13 @@ def test_files(run, model_folder, tmp_path, name):
     assert sorted(os.listdir(tmp_path)) == ["in.gz", name]
 
 
-def test_translation_with_a_line_feed_stays_one_line(run, model_folder, tmp_path, monkeypatch):
+def test_line_feed_in_a_translation_becomes_a_space(run, model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Translator, "translate", lambda *_, **__: iter(["one\ntwo", "three"]))
     (tmp_path / "in").write_text("a\nb\n")
     assert run("--model", model_folder, "--input", tmp_path / "in")[1] == b"one two\nthree\n"
 
 
-def test_what_libraries_print_stays_out_of_the_translation(run, model_folder, tmp_path, monkeypatch):
+def test_prints_of_libraries_go_to_standard_error(run, model_folder, tmp_path, monkeypatch):
     def chatty(*_, **__):
         print("advice")
         yield "eins"
@@ -108,14 +108,16 @@ def test_what_libraries_print_stays_out_of_the_translation(run, model_folder, tm
         ({"--max_tokens_per_batch": "0"}, "max_tokens_per_batch: must be at least 1"),
         ({"--n_best": "5"}, "n_best: 5 translations need num_beams to be at least 5; it is 4"),
         ({"--n_best": "1", "--num_beams": "1"}, "greedy search gives no scores"),
-        ({"--n_best": "2", "--score": "out.txt"}, "--score judges finished translations; --n_best is for new ones"),
+        ({"--n_best": "2", "--score": "out.txt"}, "--score is for existing translations; --n_best is for new ones"),
         ({"--prefix": "out.txt", "--score": "out.txt"}, "--prefix is for new ones"),
-        ({"--alignment_layer": "1"}, "--alignment_layer says where --alignment looks"),
+        ({"--alignment_layer": "1"}, "--alignment_layer needs --alignment"),
         ({"--input": "-", "--prefix": "-"}, "--prefix and --input cannot both be standard input"),
         ({"--input": "out.txt", "--prefix": "two.txt"}, "prefixes: line 2 has a prefix but no sentence"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(run, model_folder, tmp_path, monkeypatch, wrong, message):
+def test_wrong_arguments_are_refused_in_one_line_and_leave_no_file(
+    run, model_folder, tmp_path, monkeypatch, wrong, message
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "latin1.txt").write_bytes("gut\nfür\n".encode("latin-1"))
     (tmp_path / "out.txt").write_text("old\n")
@@ -134,7 +136,7 @@ def test_mistakes_are_one_line_and_leave_nothing(run, model_folder, tmp_path, mo
 
 
 @pytest.mark.parametrize("name", ["translate.py", "evaluate_translation.py", "plot_attention.py"])
-def test_help_is_quick_and_says_what_it_does(repository, name, tmp_path):
+def test_help_shows_examples_without_importing_torch(repository, name, tmp_path):
     start = time.perf_counter()
     process = subprocess.run(
         [sys.executable, "-X", "importtime", repository / "scripts" / name, "--help"], capture_output=True, text=True,
@@ -142,21 +144,21 @@ def test_help_is_quick_and_says_what_it_does(repository, name, tmp_path):
     )  # fmt: skip
     assert process.returncode == 0
     assert "--model DIR" in process.stdout and f"python scripts/{name}" in process.stdout
-    assert "torch" not in process.stderr  # seconds, and the clock of a busy machine would not tell
+    assert "torch" not in process.stderr  # its import takes seconds
     assert time.perf_counter() - start < 10
 
 
-def test_scores_of_given_translations(run, model_folder, tmp_path):
+def test_score_writes_log_probabilities_of_tokens(run, model_folder, tmp_path):
     (tmp_path / "source").write_text("two hundred and one\nseven\n", encoding="utf-8")
     (tmp_path / "target").write_text("seven\n\n", encoding="utf-8")
     status, printed, errors = run(
         "--model", model_folder, "--input", tmp_path / "source", "--score", tmp_path / "target"
     )
     assert status == 0, errors
-    for line, words in zip(printed.decode().splitlines(), (None, 1), strict=True):
+    for line, tokens in zip(printed.decode().splitlines(), (None, 1), strict=True):
         total, each = line.split("\t")
         log_p = [float(number) for number in each.split()]
-        assert words is None or len(log_p) == words
+        assert tokens is None or len(log_p) == tokens
         assert float(total) == pytest.approx(sum(log_p), abs=1e-3) and max(log_p) < 0
     (tmp_path / "target").write_text("seven\n", encoding="utf-8")
     status, _, errors = run("--model", model_folder, "--input", tmp_path / "source", "--score", tmp_path / "target")
@@ -170,12 +172,12 @@ def source(tmp_path):
 
 
 @pytest.mark.parametrize("to_file", [False, True])
-def test_best_translations_and_their_alignment(run, model_folder, source, to_file):
+def test_n_best_and_alignment_are_written(run, model_folder, source, to_file):
     output = source.with_name("best")
-    place = ("--output", output) if to_file else ()
+    destination = ("--output", output) if to_file else ()
     status, printed, errors = run(
         "--model", model_folder, "--input", source, "--n_best", 3, "--num_beams", 4, "--max_new_tokens", 5,
-        "--alignment", "--batch_size", 1, *place,
+        "--alignment", "--batch_size", 1, *destination,
     )  # fmt: skip
     assert status == 0, errors
     lines = (output.read_bytes() if to_file else printed).decode("utf-8").split("\n")[:-1]
@@ -192,13 +194,13 @@ def test_best_translations_and_their_alignment(run, model_folder, source, to_fil
 
 
 @pytest.mark.parametrize("to_file", [False, True])
-def test_forced_beginnings(run, model_folder, source, to_file):
+def test_prefixes_are_forced(run, model_folder, source, to_file):
     output, prefixes = source.with_name("out"), source.with_name("prefixes")
     beginnings = ["zwei", "x", "", "fünf", "", "日"]
     prefixes.write_text("".join(f"{line}\n" for line in beginnings), encoding="utf-8")
-    place = ("--output", output) if to_file else ()
+    destination = ("--output", output) if to_file else ()
     status, printed, errors = run(
-        "--model", model_folder, "--input", source, "--prefix", prefixes, "--max_new_tokens", 5, *place
+        "--model", model_folder, "--input", source, "--prefix", prefixes, "--max_new_tokens", 5, *destination
     )
     assert status == 0, errors
     lines = (output.read_bytes() if to_file else printed).decode("utf-8").split("\n")[:-1]
@@ -207,7 +209,7 @@ def test_forced_beginnings(run, model_folder, source, to_file):
     assert lines != expected(model_folder, max_new_tokens=5)
 
 
-def test_several_models_search_together(run, model_folder, source, tmp_path):
+def test_several_models_form_an_ensemble(run, model_folder, source, tmp_path):
     other = VanillaTransformerForConditionalGeneration.from_pretrained(model_folder)
     with torch.no_grad():
         other.lm_head.weight.copy_(other.lm_head.weight.roll(1, dims=0))
@@ -222,7 +224,7 @@ def test_several_models_search_together(run, model_folder, source, tmp_path):
     assert run(*command)[1] != printed
 
 
-def test_job_with_other_settings_is_another_job(run, model_folder, source, monkeypatch):
+def test_interrupted_job_is_not_resumed_with_other_settings(run, model_folder, source, monkeypatch):
     output = source.with_name("out")
     monkeypatch.setattr(Translator, "translate", interrupted)
     command = ("--model", model_folder, "--input", source, "--output", output, "--batch_size", 1)
@@ -238,7 +240,7 @@ def interrupted(self, sentences, **_):
     raise KeyboardInterrupt
 
 
-def test_interrupted_file_is_one_line_and_goes_on(run, model_folder, tmp_path, monkeypatch):
+def test_interrupted_file_translation_resumes(run, model_folder, tmp_path, monkeypatch):
     source, output = tmp_path / "source", tmp_path / "out"
     source.write_text("".join(f"{line}\n" for line in LINES * 4), encoding="utf-8")
     original, chunks = Translator.translate, []
@@ -251,8 +253,8 @@ def test_interrupted_file_is_one_line_and_goes_on(run, model_folder, tmp_path, m
     command = ("--model", model_folder, "--input", source, "--output", output, "--batch_size", 1)
     status, printed, errors = run(*command, "--max_new_tokens", 3)
     assert (status, printed, output.exists()) == (130, b"", False)
-    assert errors == "error: interrupted; what is finished is kept, and the same command goes on there\n"
-    # less memory for a batch is no other job
+    assert errors == "error: interrupted; finished chunks are kept, and the same command resumes\n"
+    # max_tokens_per_batch may change
     assert run(*command, "--max_new_tokens", 3, "--max_tokens_per_batch", 7)[0] == 0
     monkeypatch.undo()
     assert output.read_text(encoding="utf-8").split("\n") == [*expected(model_folder, max_new_tokens=3) * 4, ""]
@@ -260,7 +262,7 @@ def test_interrupted_file_is_one_line_and_goes_on(run, model_folder, tmp_path, m
 
 
 def translating(repository, model_folder, *flags, **options):
-    """The script in a process, another locale and another folder, answering each line at once."""
+    """The script in a process with another locale and working directory, answering each line at once."""
     command = [sys.executable, repository / "scripts" / "translate.py", "--model", model_folder]
     command += ["--batch_size", "1", "--max_new_tokens", "3", "--device", "cpu", *flags]
     locale = {"LC_ALL": "en_US.ISO-8859-1", "PYTHONIOENCODING": "latin-1"}
@@ -269,12 +271,12 @@ def translating(repository, model_folder, *flags, **options):
     return subprocess.Popen(command, env=environment, **pipes, **options)
 
 
-def test_a_pipe_in_another_locale_and_an_interrupt(repository, model_folder):
+def test_pipe_is_utf_8_in_any_locale_and_interruptible(repository, model_folder):
     flags = ["--max_new_tokens", "6", "--num_beams", "2"]
     with translating(repository, model_folder, *flags, stdout=subprocess.PIPE) as process:
         process.stdin.write("\n".join([*LINES, ""]).encode())
         process.stdin.flush()
-        # what is finished has been written, although the pipe has no end yet
+        # lines are written before the input ends
         found = [process.stdout.readline().decode("utf-8") for _ in LINES]
         assert found == [f"{line}\n" for line in expected(model_folder, max_new_tokens=6, num_beams=2)]
         assert len(set(found)) >= 4 and found[1] == found[4] == "\n"
@@ -283,7 +285,7 @@ def test_a_pipe_in_another_locale_and_an_interrupt(repository, model_folder):
         assert process.stdout.read() == b"" and process.stderr.read() == b"error: interrupted\n"
 
 
-def test_reader_that_leaves_is_no_mistake(repository, model_folder):
+def test_closed_output_pipe_is_no_error(repository, model_folder):
     reading, writing = os.pipe()
     with translating(repository, model_folder, stdout=writing) as process:
         os.close(writing)
@@ -291,7 +293,7 @@ def test_reader_that_leaves_is_no_mistake(repository, model_folder):
         process.stdin.flush()
         with os.fdopen(reading, "rb") as pipe:
             assert pipe.readline().endswith(b"\n")
-        process.stdin.write(b"seven\nseven\n")  # into a pipe that nobody reads any more
+        process.stdin.write(b"seven\nseven\n")  # the output pipe is closed by now
         process.stdin.close()
         assert process.wait(timeout=60) == 0
         assert process.stderr.read() == b""
