@@ -1,32 +1,33 @@
-"""Draw where a model looks in the source while it translates one sentence.
+"""Plot a model's cross-attention for one sentence and its translation.
 
   python scripts/plot_attention.py --model runs/numbers_en_de --sentence "two hundred and one" --output attention.png
 
-The picture has the mean of the heads of one decoder layer and each head, source tokens along the top, target tokens
-down the side. A low line before a token is the space that it begins with.
+The plot shows one decoder layer: the mean of its heads and each head, with a column per source token and a row per
+target token. "▁" is the space that a token begins with.
 """
 
 import argparse
-
-from translate import quiet
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, metavar="DIR", help="folder of the trained model")
     parser.add_argument("--sentence", required=True, help="the sentence to translate")
-    parser.add_argument("--translation", help="look at this translation (default: the model's own)")
+    parser.add_argument("--translation", help="the translation (default: the model's)")
     parser.add_argument("--layer", type=int, metavar="N", help="decoder layer, counted from 1 (default: the last)")
-    parser.add_argument("--output", required=True, metavar="F", help="the picture: .png, .pdf or .svg")
+    parser.add_argument("--output", required=True, metavar="F", help="the plot: .png, .pdf or .svg")
     parser.add_argument("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
     return parser.parse_args()
 
 
 def main(arguments: argparse.Namespace) -> None:
+    from transformers.utils import logging
+
     from hf_vanilla_transformer.evaluation.attention_maps import cross_attention, plot_attention
     from hf_vanilla_transformer.inference.translator import Translator
 
-    quiet()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     translator = Translator.from_pretrained(arguments.model, arguments.device)
     source_tokens, target_tokens, weights = cross_attention(
         translator.model,

@@ -3,11 +3,10 @@
   python scripts/push_to_hub.py runs/quickstart --repo-id me/numbers-en-de --dry-run
   python scripts/push_to_hub.py runs/quickstart --repo-id me/numbers-en-de --private
 
-What goes: weights, configuration, tokenizers, the code for trust_remote_code, card, pictures and results. What stays:
-everything else, above all checkpoints, the state of the optimizer and text. Run again after a failure, it goes on
-where it stopped.
+Uploads weights, configuration, tokenizers, remote code, card, plots and results; no checkpoints, optimizer state or
+text. After a failure, the same command resumes.
 
-Log in once with `hf auth login`, or put a token with write access into HF_TOKEN; there is no flag for it, since
+Log in once with `hf auth login`, or set HF_TOKEN to a token with write access; there is no flag for it, because
 command lines end up in logs.
 """
 
@@ -17,7 +16,7 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that does not repeat what it was given by mistake: it may be a token."""
+    """A parser whose error messages do not repeat unknown arguments, which may be tokens."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments"):
@@ -32,16 +31,14 @@ def parse_arguments() -> argparse.Namespace:
         "--repo-id", required=True, metavar="NAME", help="name on the Hub: model or organisation/model"
     )
     parser.add_argument("--private", action="store_true", help="make the new repository private")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="show what would go and what stays; ask the Hub nothing"
-    )
-    parser.add_argument("--max-shard-size", metavar="SIZE", help="larger weights go in shards of this size, as 5GB")
-    parser.add_argument("--revision", "--branch", metavar="BRANCH", help="branch, made if there is none")
+    parser.add_argument("--dry-run", action="store_true", help="list the files without contacting the Hub")
+    parser.add_argument("--max-shard-size", metavar="SIZE", help="split larger weights into shards, as 5GB")
+    parser.add_argument("--revision", "--branch", metavar="BRANCH", help="branch, created if necessary")
     parser.add_argument("--commit-message", default="Upload model", metavar="TEXT", help="(default: Upload model)")
     parser.add_argument("--license", metavar="ID", help="the model's license for the card, as apache-2.0")
-    parser.add_argument("--base-model", metavar="NAME", help="of an adapter: the name on the Hub of what it adapts")
+    parser.add_argument("--base-model", metavar="NAME", help="for an adapter: its base model on the Hub")
     parser.add_argument(
-        "--include", nargs="+", default=[], metavar="FILE", help="more files to send, by their paths in DIR"
+        "--include", nargs="+", default=[], metavar="FILE", help="additional files, by their paths in DIR"
     )
     return parser.parse_args()
 
@@ -57,7 +54,7 @@ def main(arguments: argparse.Namespace) -> None:
         for name, size in sizes.items():
             print(f"  {size:>15,}  {name}")
         print(f"  {sum(sizes.values()):>15,}  bytes in {len(sizes)} files")
-        print("stays here:", ", ".join(files.left) or "nothing")
+        print("not uploaded:", ", ".join(files.left) or "nothing")
         return
     commit = publish(
         arguments.folder,

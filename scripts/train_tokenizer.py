@@ -2,7 +2,7 @@
 
     python scripts/train_tokenizer.py train.en train.de --vocab_size 10000 --output_dir tokenizer
 
-Give the files of both languages for one shared vocabulary, as in the paper. One sentence a line; plain or .gz.
+Give the files of both languages for one joint vocabulary, as in the paper.
 """
 
 import argparse
@@ -15,25 +15,23 @@ from hf_vanilla_transformer.errors import run_command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="text files, UTF-8, one sentence a line, plain or gzip")
-    parser.add_argument("--output_dir", required=True, help="folder for the tokenizer; made if there is none")
+    parser.add_argument("--output_dir", required=True, help="folder of the tokenizer; created if necessary")
     parser.add_argument(
         "--vocab_size",
         type=int,
         default=37000,
-        help="tokens in all, with 4 special ones and 256 bytes (default 37000)",
+        help="number of tokens, including 4 special tokens and 256 bytes (default 37000)",
     )
-    parser.add_argument(
-        "--min_frequency", type=int, default=2, help="merge only pairs that occur this often (default 2)"
-    )
+    parser.add_argument("--min_frequency", type=int, default=2, help="least frequency of a merged pair (default 2)")
     parser.add_argument("--lowercase", action="store_true", help="lower-case all text; the case is lost")
     arguments = parser.parse_args()
 
     lines = chain.from_iterable(map(read_lines, arguments.files))
     tokenizer = train_tokenizer(lines, arguments.vocab_size, arguments.min_frequency, arguments.lowercase)
     save_tokenizers(arguments.output_dir, tokenizer)
-    print(f"{len(tokenizer):,} tokens learnt from {', '.join(arguments.files)}; saved in {arguments.output_dir}")
+    print(f"{len(tokenizer):,} tokens learned from {', '.join(arguments.files)}; saved in {arguments.output_dir}")
     if len(tokenizer) < arguments.vocab_size:
-        print(f"no more pairs occur {arguments.min_frequency} times: {arguments.vocab_size:,} were asked for")
+        print(f"below --vocab_size {arguments.vocab_size:,}: no other pair occurs {arguments.min_frequency} times")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Sentence pairs from wherever they lie, checked row by row, memory-mapped or streamed."""
+"""Sentence pairs from files and datasets, validated row by row, memory-mapped or streamed."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -14,30 +14,28 @@ from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 
 from ..atomic_write import atomic_file
 from ..errors import UserError
-from .readers import Fault, Row, read_parallel, read_rows
+from .readers import BadRow, Row, read_parallel, read_rows, require_file
 
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 
-# part of the name of every cached table: raise it when the same input would give another table
+# part of every cached table's name: increase it when the same input would give a different table
 _CACHE_VERSION = 1
 _ROWS_PER_WRITE = 10_000
-_LINES_TOLD = 5
+_REPORTED_LINES = 5
 
-RawPair = tuple[int, Any, Any]  # line number, source, target: nothing checked yet
+RawPair = tuple[int, Any, Any]  # line number, source, target: not validated yet
 
 
 @dataclass
 class PairReport:
-    """What became of the rows of one input.
+    """Which rows of an input were kept and dropped. For a stream: of the rows read so far by this process.
 
     Attributes:
         name: the input, as the user named it.
         seen, kept: numbers of rows.
         dropped: reason -> number of rows dropped for it.
         first_lines: reason -> the first few of their line numbers, from 1.
-        fingerprint: hash of the kept text in its order; the same pairs give the same one from any format.
-
-    Of a streamed data set it tells what has been read so far, in the process that read it.
+        fingerprint: hash of the kept pairs in their order, independent of the file format.
     """
 
     name: str
@@ -48,53 +46,51 @@ class PairReport:
     fingerprint: str = ""
 
     def keep(self, source: str, target: str) -> None:
-        """Count a good row and chain its text to the fingerprint."""
+        """Count a kept row and update the fingerprint with its text."""
         self.seen += 1
         self.kept += 1
-        # "\0" with the lengths of both sides: no other pair of texts gives the same bytes
+        # the separator and the source length make the bytes of every pair of texts unique
         text = f"{self.fingerprint}\0{len(source)}\0{source}{target}"
         self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def drop(self, reason: str, line: int) -> None:
-        """Count a row that is left out."""
+        """Count a dropped row."""
         self.seen += 1
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         lines = self.first_lines.setdefault(reason, [])
-        if len(lines) < _LINES_TOLD:
+        if len(lines) < _REPORTED_LINES:
             lines.append(line)
 
     def reset(self) -> None:
-        """Forget all rows: a streamed data set is being read again from its start."""
+        """Discard all counts, because a stream is read again from its start."""
         self.restore(PairReport(self.name))
 
     def restore(self, other: "PairReport") -> None:
-        """Take over all that another report counted."""
-        for attribute in fields(self):
-            if attribute.name != "name":
-                setattr(self, attribute.name, getattr(other, attribute.name))
+        """Copy the counts of another report."""
+        vars(self).update(vars(other) | {"name": self.name})
 
     def summary(self) -> str:
-        """Say it in one line: `kept 998 of 1,000 pairs; dropped 2: empty target (lines 7, 31)`."""
+        """One line, such as `kept 998 of 1,000 pairs; dropped 2: empty target (lines 7, 31)`."""
         text = f"kept {self.kept:,} of {self.seen:,} pairs"
         if not self.dropped:
             return text
-        reasons = ", ".join(self._reason(reason, count) for reason, count in self.dropped.items())
+        several = len(self.dropped) > 1
+        reasons = ", ".join(
+            (f"{count:,} " if several else "") + describe_dropped(reason, count, self.first_lines[reason])
+            for reason, count in self.dropped.items()
+        )
         return f"{text}; dropped {self.seen - self.kept:,}: {reasons}"
 
-    def _reason(self, reason: str, count: int) -> str:
-        return describe_dropped(reason, count, self.first_lines[reason], many=len(self.dropped) > 1)
 
-
-def describe_dropped(reason: str, count: int, lines: Sequence[int], many: bool = False) -> str:
-    """Say a reason with its first lines, `empty target (lines 7, 31, …)`; with its count if there are `many`."""
-    numbers = ", ".join(str(line) for line in lines) + (", …" if count > len(lines) else "")
-    counted = f"{count:,} {reason}" if many else reason
-    return f"{counted} (line{'s' if count > 1 else ''} {numbers})"
+def describe_dropped(reason: str, count: int, lines: Sequence[int]) -> str:
+    """A reason with the first lines that it applies to: `empty target (lines 7, 31, …)`."""
+    numbers = ", ".join(map(str, lines)) + (", …" if count > len(lines) else "")
+    return f"{reason} (line{'s' if count > 1 else ''} {numbers})"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a row has its two sentences; what is None is found from the rest."""
+    """The columns of the source and the target, as far as the user named them."""
 
     source_column: str | None = None
     target_column: str | None = None
@@ -102,17 +98,17 @@ class Columns:
     target_lang: str | None = None
 
     def names_in(self, columns: Sequence[str], where: str) -> tuple[str | None, str, str]:
-        """Choose the columns.
+        """Choose from the existing columns.
 
         Args:
             columns: the columns that exist.
             where: the input's name, for errors.
 
         Returns:
-            (column that holds both sides in a {language: text}, or None; key of the source; key of the target).
+            (column with a {language: text} of both sides, or None; key of the source; key of the target).
 
         Raises:
-            UserError: nothing fits; the message names the columns that exist.
+            UserError: no match; the message lists the columns that exist.
         """
         holder: str | None = None
         source, target = self.source_column, self.target_column
@@ -130,21 +126,21 @@ class Columns:
         return holder, source, target
 
 
-def _pick(rows: Iterable[tuple[int, Row | Fault]], columns: Columns, where: str) -> Iterator[RawPair]:
-    """Take the two sentences out of each row; the first good row decides which columns there are."""
+def _select_columns(rows: Iterable[tuple[int, Row | BadRow]], columns: Columns, where: str) -> Iterator[RawPair]:
+    """Extract both sentences from each row; the first valid row determines the columns."""
     rows = iter(rows)
-    head = []  # up to the first good row
+    head = []  # up to the first valid row
     for each in rows:
         head.append(each)
-        if not isinstance(each[1], Fault):
+        if not isinstance(each[1], BadRow):
             break
-    if not head or isinstance(head[-1][1], Fault):
+    if not head or isinstance(head[-1][1], BadRow):
         yield from ((line, row, None) for line, row in head)
         return
     first_line, first = head[-1]
     holder, source, target = columns.names_in(list(first), where)
     for line, row in chain(head, rows):
-        if isinstance(row, Fault):
+        if isinstance(row, BadRow):
             yield line, row, None
             continue
         if holder is not None:
@@ -158,9 +154,9 @@ def _pick(rows: Iterable[tuple[int, Row | Fault]], columns: Columns, where: str)
         yield line, row.get(source), row.get(target)
 
 
-def _fault(side: str, text: Any, max_characters: int | None) -> str | None:
-    """Say what is wrong with one side of a pair, or None."""
-    if isinstance(text, Fault):
+def _defect(side: str, text: Any, max_characters: int | None) -> str | None:
+    """The reason to drop a pair because of one side, or None."""
+    if isinstance(text, BadRow):
         return str(text)
     if text is None:
         return f"missing {side}"
@@ -171,17 +167,17 @@ def _fault(side: str, text: Any, max_characters: int | None) -> str | None:
     if max_characters is not None and len(text) > max_characters:
         return f"{side} longer than {max_characters:,} characters"
     try:
-        text.encode()  # JSON can spell half a character, "\ud83d", which no file can hold
+        text.encode()  # JSON can contain a lone surrogate, "\ud83d", which UTF-8 cannot represent
     except UnicodeEncodeError:
         return f"{side} is not valid Unicode"
     return None
 
 
-def _checked(pairs: Iterable[RawPair], report: PairReport, max_characters: int | None) -> Iterator[RawPair]:
-    """Let the good pairs through, and tell the report of every row."""
+def _valid_pairs(pairs: Iterable[RawPair], report: PairReport, max_characters: int | None) -> Iterator[RawPair]:
+    """Yield the valid pairs and count every row in the report."""
     report.reset()
     for line, source, target in pairs:
-        reason = _fault("source", source, max_characters) or _fault("target", target, max_characters)
+        reason = _defect("source", source, max_characters) or _defect("target", target, max_characters)
         if reason is not None:
             report.drop(reason, line)
             continue
@@ -206,21 +202,20 @@ def load_pairs(
     streaming: bool = False,
     max_characters: int | None = None,
 ) -> tuple[Dataset | IterableDataset, PairReport]:
-    """Load sentence pairs from exactly one input and check each of them.
+    """Load and validate sentence pairs from exactly one input.
 
-    Text is kept as it is, spaces at its ends too. A table read once stays as an Arrow file in the cache of
-    `datasets` under a name made from the input's content: memory does not grow with the corpus.
+    Text is not changed, not even spaces at its ends. The table is written once, as an Arrow file in the cache of
+    `datasets` whose name is a hash of the input's content, and memory-mapped.
 
     Args:
         file: JSON lines, CSV, TSV (each also `.gz`) or Parquet; CSV and TSV with a header.
         source_file, target_file: parallel text, plain or `.gz`; line n of one translates line n of the other.
-        dataset_name: a data set of the Hub, a folder of data files, or a folder made by `save_to_disk`.
-        dataset_config_name: its configuration.
-        split: its split.
-        source_lang, target_lang: keys in the column `translation`, or columns that carry these names.
-        source_column, target_column: the columns, by name. Without any of the four: `source` and `target`.
-        streaming: read while iterating, with no table on disk; errors and the report come along the way.
-        max_characters: a longer sentence on either side drops the pair.
+        dataset_name: a dataset of the Hub, a folder of data files, or a folder written by `save_to_disk`.
+        dataset_config_name, split: its configuration and split.
+        source_lang, target_lang: keys in the column `translation`, or names of columns.
+        source_column, target_column: names of columns. Without any of the four: `source` and `target`.
+        streaming: read while iterating, without a table on disk; errors and the report come during iteration.
+        max_characters: a pair with a longer sentence on either side is dropped.
 
     Returns:
         The pairs, with columns `source`, `target` and `line` (of the input, from 1), and the report of what
@@ -228,56 +223,42 @@ def load_pairs(
 
     Raises:
         UserError: not exactly one input, a missing or unreadable file, bytes that are not UTF-8, parallel files
-            of different length, a missing column or language, or no good pair at all.
+            of different lengths, a missing column or language, or no valid pair.
     """
-    columns = Columns(source_column, target_column, source_lang, target_lang)
-    _require_one_input(file, source_file, target_file, dataset_name)
-    source = _Input(file, source_file, target_file, dataset_name, dataset_config_name, split, columns, streaming)
-    report = PairReport(source.name)
-    if streaming:
-        return _stream(source, report, max_characters), report
-    return _table(source, report, max_characters), report
-
-
-def _require_one_input(file: Any, source_file: Any, target_file: Any, dataset_name: Any) -> None:
     if bool(source_file) != bool(target_file):
         raise UserError("parallel text needs both source_file and target_file")
     if sum(map(bool, (file, source_file, dataset_name))) != 1:
         raise UserError("give exactly one of: file; source_file with target_file; dataset_name")
+    files = [Path(name) for name in (file, source_file, target_file) if name]
+    for path in files:
+        require_file(path)
+    data = _open_dataset(dataset_name, dataset_config_name, split, streaming) if dataset_name else None
+    columns = Columns(source_column, target_column, source_lang, target_lang)
+    source = _Input(" + ".join(map(str, files)) or f"{dataset_name} ({split})", files, data, columns)
+    report = PairReport(source.name)
+    load = _stream if streaming else _table
+    return load(source, report, max_characters), report
 
 
+@dataclass
 class _Input:
-    """The one input of `load_pairs`: its name, its identity, and its rows as often as they are wanted."""
+    """The input of `load_pairs`: one file, two parallel files, or a dataset."""
 
-    def __init__(
-        self,
-        file: str | Path | None,
-        source_file: str | Path | None,
-        target_file: str | Path | None,
-        dataset_name: str | None,
-        config_name: str | None,
-        split: str,
-        columns: Columns,
-        streaming: bool,
-    ) -> None:
-        self.columns = columns
-        self.files = [Path(name) for name in (file, source_file, target_file) if name]
-        for path in self.files:
-            if not path.is_file():
-                raise UserError(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there: no such file'}")
-        self.name = " + ".join(map(str, self.files)) or f"{dataset_name} ({split})"
-        self.data = _open_dataset(dataset_name, config_name, split, streaming) if dataset_name else None
+    name: str
+    files: list[Path]
+    data: Dataset | IterableDataset | None
+    columns: Columns
 
     def pairs(self) -> Iterator[RawPair]:
-        """Read from the start. Raises UserError where the input is at fault."""
+        """Read from the start. Raises UserError if the input is malformed."""
         if len(self.files) == 2:
             return read_parallel(*self.files)
         rows = read_rows(self.files[0]) if self.data is None else self._rows_of(self.data)
-        return _pick(rows, self.columns, self.name)
+        return _select_columns(rows, self.columns, self.name)
 
     def _rows_of(self, data: Dataset | IterableDataset) -> Iterator[tuple[int, Row]]:
         if data.column_names is not None:
-            # other columns may be pictures: never decode what is not wanted
+            # do not decode other columns, which may be images
             holder, source, target = self.columns.names_in(data.column_names, self.name)
             data = data.select_columns([holder] if holder else list(dict.fromkeys([source, target])))
         line = 0
@@ -287,10 +268,10 @@ class _Input:
                 yield line, dict(zip(batch, values, strict=True))
 
     def identity(self) -> str:
-        """Hash the input's content (the files' bytes) and what is read from it."""
+        """Hash of the input's content and of the columns."""
         digest = hashlib.blake2b(repr((_CACHE_VERSION, self.columns)).encode(), digest_size=16)
         for path in self.files:
-            # the name's ending decides how the bytes are read
+            # the suffix determines the format
             digest.update("".join(path.suffixes[-2:]).encode())
             with path.open("rb") as handle:
                 while block := handle.read(1 << 20):
@@ -301,19 +282,19 @@ class _Input:
 
 
 def _open_dataset(name: str, config_name: str | None, split: str, streaming: bool) -> Dataset | IterableDataset:
-    """Open a data set of the Hub or a folder, and put what goes wrong into one line."""
+    """Open a dataset of the Hub or a folder; errors become one line."""
     try:
         folder = Path(name)
-        if any((folder / made).is_file() for made in ("state.json", "dataset_dict.json")):
+        if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):
             return _from_disk(name, split)
         return datasets.load_dataset(name, config_name, split=split, streaming=streaming)
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # a full disk, a folder one may not read: the system's own words are better
+            raise  # a full disk or missing permissions: the message of the system is clearer
         reason = " ".join(str(error.__cause__ or error).split())
-        raise UserError(f"cannot load the data set {name!r} (split {split!r}): {reason}") from error
+        raise UserError(f"cannot load the dataset {name!r} (split {split!r}): {reason}") from error
 
 
 def _from_disk(folder: str, split: str) -> Dataset:
@@ -323,38 +304,39 @@ def _from_disk(folder: str, split: str) -> Dataset:
             raise UserError(f"{folder} has the splits {', '.join(map(repr, saved))}, not {split!r}")
         return saved[split]
     if split not in ("train", str(saved.split)):
-        raise UserError(f"{folder} holds one data set without splits; the split {split!r} was asked for")
+        raise UserError(f"{folder} holds one dataset without splits; the split {split!r} was asked for")
     return saved
 
 
 def _stream(source: _Input, report: PairReport, max_characters: int | None) -> IterableDataset:
     def read() -> Iterator[dict[str, Any]]:
-        for line, text, translation in _checked(source.pairs(), report, max_characters):
+        for line, text, translation in _valid_pairs(source.pairs(), report, max_characters):
             yield {"source": text, "target": translation, "line": line}
 
     return IterableDataset.from_generator(read, features=FEATURES)
 
 
 def _table(source: _Input, report: PairReport, max_characters: int | None) -> Dataset:
-    """Map the checked pairs from the cache, after writing them there if this content is new."""
+    """Memory-map the valid pairs from the cache, after writing them there if this content is new."""
     key = hashlib.blake2b(f"{source.identity()} {max_characters}".encode(), digest_size=16).hexdigest()
     path = cache_file(f"{key}.arrow")
-    notes = path.with_suffix(".json")
-    # the notes are written last: where they are, the table is whole
-    if not notes.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    saved_report = path.with_suffix(".json")
+    # the report is written last: if it exists, the table is complete
+    if not saved_report.is_file():
         with atomic_file(path) as temporary:
-            _write_table(_checked(source.pairs(), report, max_characters), str(temporary))
-        with atomic_file(notes) as temporary:
+            _write_table(_valid_pairs(source.pairs(), report, max_characters), str(temporary))
+        with atomic_file(saved_report) as temporary:
             temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
     else:
-        report.restore(PairReport(**json.loads(notes.read_text(encoding="utf-8"))))
+        report.restore(PairReport(**json.loads(saved_report.read_text(encoding="utf-8"))))
     return Dataset.from_file(str(path))
 
 
 def cache_file(name: str) -> Path:
-    """Where something made from an input is kept, under a name that tells its content."""
-    return Path(datasets.config.HF_DATASETS_CACHE) / "hf_vanilla_transformer" / name
+    """Path of a file in the cache of `datasets`; its folder is created."""
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_vanilla_transformer"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
 
 
 def _write_table(pairs: Iterator[RawPair], path: str) -> None:

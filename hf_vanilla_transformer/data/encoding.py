@@ -1,4 +1,4 @@
-"""Sentence pairs as ids, with the length of each pair beside it, and BPE-dropout for training."""
+"""Sentence pairs as token ids, with BPE-dropout for training."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,21 +13,19 @@ from ..errors import UserError
 from .bpe_dropout import BpeDropout, seeded_random
 from .corpora import describe_dropped
 
-_LINES_TOLD = 5
-_ROWS_COMPARED = 1000
+_REPORTED_LINES = 5
+_CHECKED_ROWS = 1000
 _COLUMNS = ["input_ids", "labels", "length", "line"]
 
 
 @dataclass
 class EncodingReport:
-    """What the limits of length did.
+    """Which pairs exceeded a length limit. For a stream: of the pairs read so far by this process.
 
     Attributes:
-        seen, too_long: numbers of pairs; the too long ones are dropped for training and kept for evaluation.
-        dropped: whether they were dropped.
-        first_lines: the first few line (or row) numbers of the too long ones, from 1.
-
-    Of a streamed data set it tells what has been read so far, in the process that read it.
+        dropped: whether pairs over a limit were dropped (training) or kept (evaluation).
+        seen, too_long: numbers of pairs.
+        first_lines: the first few line (or row) numbers of pairs over a limit, from 1.
     """
 
     dropped: bool
@@ -36,20 +34,20 @@ class EncodingReport:
     first_lines: list[int] = field(default_factory=list)
 
     def count(self, lines: Any, too_long: np.ndarray) -> None:
-        """Count pairs: their line numbers, and which of them are over a limit, each (number of pairs,)."""
+        """Count pairs, given their line numbers and whether they exceed a limit, each (number of pairs,)."""
         over = np.asarray(lines)[too_long]
         self.seen += len(too_long)
         self.too_long += len(over)
-        self.first_lines += over[: _LINES_TOLD - len(self.first_lines)].tolist()
+        self.first_lines += over[: _REPORTED_LINES - len(self.first_lines)].tolist()
 
     def summary(self) -> str:
-        """Say it in one line: `encoded 998 of 1,000 pairs; dropped 2: too long (lines 7, 31)`."""
+        """One line, such as `encoded 998 of 1,000 pairs; dropped 2: too long (lines 7, 31)`."""
         kept = self.seen - self.too_long if self.dropped else self.seen
         text = f"encoded {kept:,} of {self.seen:,} pairs"
         if not self.too_long:
             return text
-        said = describe_dropped("too long", self.too_long, self.first_lines)
-        return f"{text}; {'dropped' if self.dropped else 'kept all the same'} {self.too_long:,}: {said}"
+        lines = describe_dropped("too long", self.too_long, self.first_lines)
+        return f"{text}; {'dropped' if self.dropped else 'kept all the same'} {self.too_long:,}: {lines}"
 
 
 def encode_pairs(
@@ -61,19 +59,19 @@ def encode_pairs(
     max_target_length: int | None = None,
     drop_too_long: bool,
 ) -> tuple[Dataset | IterableDataset, EncodingReport]:
-    """Turn sentence pairs into ids. Nothing is ever cut: a sentence is whole or left out.
+    """Tokenize sentence pairs, without truncation.
 
     Args:
-        pairs: columns `source` and `target`, and `line` if the report is to give the input's own numbers.
+        pairs: columns `source` and `target`, and optionally `line`, the line numbers for the report.
         tokenizer: of the source.
         target_tokenizer: of the target; None for a joint vocabulary.
         max_source_length, max_target_length: limits in tokens, `</s>` included; None for no limit.
-        drop_too_long: leave out pairs over a limit (training). An evaluation keeps all pairs, else its score
-            would be of another test set.
+        drop_too_long: drop pairs over a limit (training). Evaluation keeps all pairs, because scores on a subset of
+            the test set are not comparable.
 
     Returns:
-        Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, from the cache of `datasets`
-        where it knows them; and the report.
+        Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, cached by `datasets`; and the
+        report.
 
     Raises:
         UserError: every pair is too long.
@@ -99,7 +97,7 @@ def encode_pairs(
 
 
 class _Encode:
-    """Encodes a batch of pairs; a class, and not a closure, so that `datasets` hashes no more than it needs."""
+    """Tokenizes a batch of pairs; a class, because `datasets` would hash everything that a closure captures."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
@@ -118,10 +116,10 @@ class _Encode:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], target: bool = False) -> list[list[int]]:
-    # `text_target` lets Marian's and other tokenizers with two languages switch to the second
-    texts_by_side = {"text_target": texts} if target else {"text": texts}
-    # `verbose`: no warning about the model's maximal length, the limits above are the caller's
-    return tokenizer(**texts_by_side, return_attention_mask=False, verbose=False)["input_ids"]
+    # `text_target` switches Marian's and other bilingual tokenizers to the target language
+    text = {"text_target" if target else "text": texts}
+    # not verbose: `model_max_length` does not apply, the caller sets limits
+    return tokenizer(**text, return_attention_mask=False, verbose=False)["input_ids"]
 
 
 def _encode_stream(
@@ -146,23 +144,22 @@ def with_bpe_dropout(
     dropout: float = 0.1,
     seed: int = 0,
 ) -> Any:
-    """Segment the text anew in each epoch (BPE-dropout, Provilkov et al. 2020, arXiv 1910.13267).
+    """Tokenize training text anew in every epoch, with BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267).
 
-    The text is what the ids decode to. How a pair is segmented depends on nothing but `seed`, the epoch
-    (`set_epoch`, which `VanillaTransformerTrainer` calls) and the pair's `line`: not on the process or worker that
-    reads it, nor on what was read before. `length` stays the length without dropout, with which batches are made;
-    what comes out is longer (1.29 times at 0.1 and 1.97 times at 0.3 on Multi30k with 10,000 tokens; the dropout of
-    `tokenizers`, which tries left-out merges again, gives 1.16 and 1.67 times).
+    The text is decoded from the ids. Its segmentation depends only on `seed`, the epoch (`set_epoch`, which
+    `VanillaTransformerTrainer` calls) and the pair's `line`, not on the process or worker, nor on pairs read before.
+    `length`, by which batches are made, remains the length without dropout; the new ids are longer (on Multi30k with
+    10,000 tokens 1.29 times at 0.1 and 1.97 times at 0.3; with the BPE-dropout of `tokenizers`, which retries
+    left-out merges, 1.16 and 1.67 times).
 
     Args:
         encoded: from `encode_pairs`.
-        tokenizer, target_tokenizer: the ones that encoded it.
-        dropout: probability of leaving out a merge; 0.1 in the paper. 0 gives `encoded` back.
+        tokenizer, target_tokenizer: those that encoded it.
+        dropout: probability of leaving out a merge; 0.1 in the paper. 0 returns `encoded`.
         seed: of the random numbers.
 
     Returns:
-        The same rows, freshly segmented in each epoch: a `torch` data set with `encoded` as an attribute, or an
-        iterable one where that is a stream. For training only.
+        The rows as a `torch` dataset with the attribute `encoded`, or as an iterable dataset for a stream.
 
     Raises:
         UserError: `dropout` is not in [0, 1), a tokenizer is no BPE, or its ids do not decode to the text.
@@ -171,21 +168,21 @@ def with_bpe_dropout(
         raise UserError(f"bpe_dropout is {dropout}; it must be at least 0 and below 1")
     if dropout == 0:
         return encoded
-    segment = _Segment(tokenizer, target_tokenizer or tokenizer, dropout, seed)
+    segment = _Resegment(tokenizer, target_tokenizer or tokenizer, dropout, seed)
     if isinstance(encoded, IterableDataset):
-        return FreshStream(encoded, segment)
-    segment.require_round_trip(encoded.with_format(None)[:_ROWS_COMPARED])
-    return FreshPairs(encoded, segment)
+        return BpeDropoutStream(encoded, segment)
+    segment.require_round_trip(encoded.with_format(None)[:_CHECKED_ROWS])
+    return BpeDropoutDataset(encoded, segment)
 
 
-class FreshPairs(torch.utils.data.Dataset):
-    """Rows of a data set, segmented anew in each epoch; see `with_bpe_dropout`."""
+class BpeDropoutDataset(torch.utils.data.Dataset):
+    """Rows of a dataset, tokenized anew in every epoch; see `with_bpe_dropout`."""
 
-    def __init__(self, encoded: Dataset, segment: "_Segment"):
+    def __init__(self, encoded: Dataset, segment: "_Resegment"):
         self.encoded, self.segment = encoded, segment
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the segmentation; worker processes that already run hear of it, too."""
+        """Set the epoch that the segmentation is drawn for, also in running worker processes (shared memory)."""
         self.segment.epoch.fill_(epoch)
 
     def __len__(self) -> int:
@@ -198,31 +195,24 @@ class FreshPairs(torch.utils.data.Dataset):
         return [self.segment(row) for row in self.encoded.__getitems__(rows)]
 
 
-class FreshStream(torch.utils.data.IterableDataset):
-    """Rows of a stream, segmented anew in each epoch; see `with_bpe_dropout`."""
+class BpeDropoutStream(torch.utils.data.IterableDataset):
+    """Rows of a stream, tokenized anew in every epoch; see `with_bpe_dropout`."""
 
-    def __init__(self, stream: IterableDataset, segment: "_Segment"):
+    def __init__(self, stream: IterableDataset, segment: "_Resegment"):
         self.stream, self.segment = stream, segment
+        self.state_dict, self.load_state_dict = stream.state_dict, stream.load_state_dict
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the segmentation, and the order if the stream shuffles."""
+        """Set the epoch of the segmentation, and of the stream's shuffling."""
         self.segment.epoch.fill_(epoch)
         self.stream.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands."""
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there when it is read next."""
-        self.stream.load_state_dict(state)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.segment, self.stream)
 
 
-class _Segment:
-    """Takes the ids of a pair back to text and segments that again, with some merges left out."""
+class _Resegment:
+    """Decodes the ids of a pair and tokenizes the text again with BPE-dropout."""
 
     def __init__(
         self,
@@ -241,22 +231,22 @@ class _Segment:
 
     def __call__(self, pair: dict[str, Any]) -> dict[str, Any]:
         draw = seeded_random(self.seed, int(self.epoch), pair["line"])
-        return {**pair, **{side: self.fresh(side, pair[side], self.dropout, draw) for side in self.sides}}
+        return {**pair, **{side: self.resegment(side, pair[side], self.dropout, draw) for side in self.sides}}
 
-    def fresh(self, side: str, ids: list[int], dropout: float, draw: Any = None) -> list[int]:
-        """The ids of one side, segmented again between the special tokens at its ends."""
+    def resegment(self, side: str, ids: list[int], dropout: float, draw: Any = None) -> list[int]:
+        """New ids of one side; special tokens at its ends are kept."""
         tokenizer = self.sides[side]
         special = set(tokenizer.all_special_ids)
-        start = next((place for place, each in enumerate(ids) if each not in special), 0)
-        end = len(ids) - next((place for place, each in enumerate(reversed(ids)) if each not in special), 0)
+        start = next((index for index, each in enumerate(ids) if each not in special), 0)
+        end = len(ids) - next((index for index, each in enumerate(reversed(ids)) if each not in special), 0)
         text = tokenizer.decode(ids[start:end])
         return [*ids[:start], *self.encoders[side](text, dropout, draw), *ids[end:]]
 
     def require_round_trip(self, head: dict[str, list[list[int]]]) -> None:
-        """A foreign tokenizer may not give its text back (unknown words, cleaned spaces), or segment in ways that
-        `BpeDropout` does not know: look before training."""
+        """Refuse tokenizers that do not restore the text (unknown tokens, cleaned spaces), or that `BpeDropout` does
+        not reproduce."""
         for side, tokenizer in self.sides.items():
-            if any(self.fresh(side, ids, 0.0) != ids for ids in head[side]):
+            if any(self.resegment(side, ids, 0.0) != ids for ids in head[side]):
                 raise UserError(
                     f"BPE-dropout is not possible with this {type(tokenizer).__name__}: {side} decoded and encoded "
                     "again differ; train one with scripts/train_tokenizer.py or set bpe_dropout to 0"

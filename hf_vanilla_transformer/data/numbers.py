@@ -1,4 +1,4 @@
-"""A corpus that needs no download: numbers spelt out in two languages by `num2words`."""
+"""A corpus that needs no download: numbers spelled out in two languages by `num2words`."""
 
 import random
 
@@ -18,22 +18,22 @@ def number_pairs(
 ) -> DatasetDict:
     """Spell numbers in two languages: "two hundred and thirty-four", "zweihundertvierunddreißig".
 
-    Each number occurs once in the whole corpus. Every count of digits gets the same share, as far as there are
-    numbers enough of it: of a million numbers taken evenly, 900,000 would have six digits and hardly one less
-    than three. Then the numbers are shuffled and split, so that short ones are held out as often as long ones.
+    Each number occurs once in the corpus. Every number of digits gets the same share, as far as it has enough
+    numbers: a uniform sample of a million numbers would have 900,000 with six digits and hardly any with two.
+    The splits are random, so that short numbers are held out as often as long ones.
 
     Args:
-        size: pairs to train on.
-        seed: the same seed gives the same corpus.
+        size: number of training pairs.
+        seed: determines the corpus.
         source_lang, target_lang: languages of `num2words`, "en", "de", "fr", "pt_BR", ….
-        held_out: pairs in each of `validation` and `test`, with numbers that `train` has not.
+        held_out: number of pairs in each of `validation` and `test`, with numbers that `train` does not contain.
         maximum: the largest number; the smallest is 0.
 
     Returns:
         Splits `train`, `validation`, `test` with the columns `source` and `target`.
 
     Raises:
-        UserError: a language that `num2words` has not, or more pairs than there are numbers.
+        UserError: a language that `num2words` does not support, or more pairs than there are numbers.
     """
     for language in (source_lang, target_lang):
         _require_language(language)
@@ -64,13 +64,13 @@ def _require_language(language: str) -> None:
 
 
 def _draw(count: int, maximum: int, rng: random.Random) -> list[int]:
-    """Draw different numbers from 0 to `maximum`, the same share of each length in digits, in random order."""
+    """Sample distinct numbers from 0 to `maximum`, the same share for each number of digits, in random order."""
     if count > maximum + 1:
         raise UserError(f"{count:,} different numbers are wanted, but 0 to {maximum:,} are only {maximum + 1:,}")
     digits = range(1, len(str(maximum)) + 1)
     ranges = [range(10 ** (n - 1) if n > 1 else 0, min(10**n, maximum + 1)) for n in digits]
     numbers: list[int] = []
-    # the smallest range first: what it cannot give falls to the larger ones
+    # the smallest range first: larger ones compensate for what it lacks
     ranges.sort(key=len)
     for position, values in enumerate(ranges):
         share = -(-(count - len(numbers)) // (len(ranges) - position))

@@ -1,7 +1,7 @@
-"""Rows out of files, one reader per format; every mistake in a file is told with the file and the line.
+"""Rows of files, one reader per format; errors name the file and the line.
 
-Only "\\n" ends a line of text: a sentence may hold U+2028, a form feed or a lone "\\r", and splitting there
-would shift one side of a parallel corpus against the other without a word.
+Only "\\n" ends a line of text: a sentence may contain U+2028, a form feed or a lone "\\r", and splitting there
+would misalign a parallel corpus silently.
 """
 
 import csv
@@ -21,18 +21,15 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
-class Fault(str):
-    """Stands where a source sentence should, and says why there is none."""
+class BadRow(str):
+    """Replaces a row that cannot be read; its text is the reason."""
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Read UTF-8 text, plain or gzip (told by its first bytes), line by line.
-
-    Args:
-        path: the file.
+    """Read UTF-8 text, plain or gzip (recognised by its first bytes), line by line.
 
     Yields:
-        Each line without its "\\n" or "\\r\\n"; a byte order mark at the start is not part of the text.
+        Each line without its "\\n" or "\\r\\n", and without a byte order mark at the start of the file.
 
     Raises:
         UserError: no such file, not UTF-8, or a damaged gzip file.
@@ -51,10 +48,15 @@ def read_lines(path: str | Path) -> Iterator[str]:
             yield text.removesuffix("\n").removesuffix("\r")
 
 
-def open_binary(path: Path) -> IO[bytes]:
-    """Open a file for reading bytes, through gzip where its first bytes say so."""
+def require_file(path: Path) -> None:
+    """Raises UserError: `path` is a folder, or does not exist."""
     if not path.is_file():
         raise UserError(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there: no such file'}")
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    """Open a file for reading bytes, decompressed if its first bytes are those of gzip."""
+    require_file(path)
     with path.open("rb") as handle:
         zipped = handle.read(2) == _GZIP_MAGIC
     return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
@@ -111,35 +113,35 @@ def _parse(text: str, path: Path, line: int) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        place = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise UserError(f"{path}, {place}: {error.msg}; one JSON object a line is expected") from None
+        where = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise UserError(f"{path}, {where}: {error.msg}; one JSON object per line is expected") from None
 
 
-def _object(row: Any, place: str) -> Row:
+def _object(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
-        raise UserError(f"{place} is a JSON {type(row).__name__}, not an object with columns")
+        raise UserError(f"{where} is a JSON {type(row).__name__}, not an object with columns")
     return row
 
 
-def read_csv(path: Path) -> Iterator[tuple[int, Row | Fault]]:
+def read_csv(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     """Read comma-separated values with a header and quoting as in RFC 4180.
 
-    Every cell stays the text it is: "null", "NA" and "007" are words here.
+    Cells are never converted: "null", "NA" and "007" are text.
 
     Yields:
-        (line number on which the record starts, row), or a `Fault` for a record with too many cells.
+        (line number on which the record starts, row), or a `BadRow` for a record with too many cells.
     """
-    # a quoted cell may run over several lines, so each keeps its end
+    # a quoted cell may contain line breaks, so each line needs its end
     return _table(path, csv.reader((f"{line}\n" for line in read_lines(path)), strict=True))
 
 
-def read_tsv(path: Path) -> Iterator[tuple[int, Row | Fault]]:
+def read_tsv(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     """Read tab-separated values with a header. A quotation mark is text: this format has no quoting."""
     return _table(path, csv.reader(read_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def _table(path: Path, records: Any) -> Iterator[tuple[int, Row | Fault]]:
-    csv.field_size_limit(2**31 - 1)  # a cell too long for a sentence is our caller's to refuse, not csv's
+def _table(path: Path, records: Any) -> Iterator[tuple[int, Row | BadRow]]:
+    csv.field_size_limit(2**31 - 1)  # the caller limits the length of a sentence
     header: list[str] | None = None
     while True:
         line = records.line_num + 1
@@ -154,7 +156,7 @@ def _table(path: Path, records: Any) -> Iterator[tuple[int, Row | Fault]]:
         if header is None:
             header = cells
         elif len(cells) > len(header):
-            yield line, Fault("more cells than the header")
+            yield line, BadRow("more cells than the header")
         else:
             yield line, dict(zip(header, cells, strict=False))
 
@@ -164,8 +166,7 @@ def read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    if not path.is_file():
-        raise UserError(f"{path} is not there: no such file")
+    require_file(path)
     line = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches():
@@ -176,7 +177,7 @@ def read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise UserError(f"{path} is not a readable Parquet file: {' '.join(str(error).split())}") from None
 
 
-_READERS: dict[str, Callable[[Path], Iterator[tuple[int, Row | Fault]]]] = {
+_READERS: dict[str, Callable[[Path], Iterator[tuple[int, Row | BadRow]]]] = {
     ".json": read_json,
     ".jsonl": read_json,
     ".csv": read_csv,
@@ -185,13 +186,13 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, Row | Fault]]]] = {
 }
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row | Fault]]:
-    """Read a file of rows by the format its name ends with (`.gz` after it is fine, except for Parquet).
+def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
+    """Read a file of rows in the format of its suffix; all but Parquet may also be gzipped, with the suffix `.gz`.
 
     Raises:
-        UserError: an unknown ending, or whatever is wrong with the file.
+        UserError: an unknown suffix, or a malformed file.
     """
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix not in _READERS:
-        raise UserError(f"{path}: unknown kind of file {suffix!r}; known are {', '.join(sorted(_READERS))}")
+        raise UserError(f"{path}: unknown file format {suffix!r}; known are {', '.join(sorted(_READERS))}")
     return _READERS[suffix](path)

@@ -41,10 +41,9 @@ class TokenBatchDataset(torch.utils.data.Dataset):
         return len(self.dataset)
 
     def __getitems__(self, batches: list[list[int]]) -> list[Rows]:
-        if not hasattr(self.dataset, "__getitems__"):
-            return select_rows(self.dataset.__getitem__, batches)
+        read = getattr(self.dataset, "__getitems__", lambda numbers: [self.dataset[row] for row in numbers])
         numbers = sorted({max(row, ~row) for batch in batches for row in batch})
-        return select_rows(dict(zip(numbers, self.dataset.__getitems__(numbers), strict=True)).__getitem__, batches)
+        return select_rows(dict(zip(numbers, read(numbers), strict=True)).__getitem__, batches)
 
 
 class StreamingTokenBatches(torch.utils.data.IterableDataset):

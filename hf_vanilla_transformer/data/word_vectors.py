@@ -1,11 +1,12 @@
-"""Word vectors that others trained, into the embeddings of a new model: GloVe, word2vec and fastText in text format.
+"""Pretrained word vectors for the embeddings of a new model: GloVe, word2vec and fastText in text format.
 
-All three are lines of a word and its numbers; word2vec and fastText have a first line with the number of words and of
-numbers (Mikolov et al. 2013, Pennington et al. 2014, Bojanowski et al. 2017).
+Each line holds a word and its vector; word2vec and fastText files start with a header line of the number of words and
+the dimension (Mikolov et al. 2013, Pennington et al. 2014, Bojanowski et al. 2017).
 
-Shapes: V tokens of the vocabulary, F tokens that have a vector, D numbers of a vector and d_model.
+Shapes: V tokens of the vocabulary, F tokens with a vector, D dimension of the vectors and d_model.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,31 +20,30 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 from .readers import open_binary
 
-_SHOWN = 5  # tokens without a vector, in a summary
+_REPORTED_TOKENS = 5
 
 
 @dataclass
 class VectorReport:
-    """What became of a file of word vectors.
+    """Which tokens got a vector.
 
     Attributes:
         name: the file.
         width: D.
-        words: words in the file.
-        dropped: reason -> lines that were no word and D numbers.
-        found: token id -> the file's word whose vector it got.
-        lowered: how many of them are in the file in lower case only.
-        missing: tokens that can be words, but have no vector, in the order of their ids; beginnings of words, which
-            look like words, are among them.
-        pieces: tokens that cannot: other parts of words, bytes, special tokens. They keep what they had.
-        mean: the length of the mean of the F vectors, before it was taken away.
-        scale: what the vectors were multiplied with; 1 where they were written as they are.
+        words: number of words in the file.
+        dropped: reason -> number of malformed lines.
+        found: token id -> the word whose vector it got.
+        lowered: how many of them only matched in lower case.
+        missing: candidate tokens (see `load_word_vectors`) without a vector, by id; many are only prefixes of words.
+        pieces: number of other tokens: suffixes of words, bytes, special tokens.
+        mean: norm of the mean of the F vectors, which was subtracted.
+        scale: factor of the vectors; 1 without rescaling.
     """
 
     name: str
     width: int = 0
     words: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
     found: dict[int, str] = field(default_factory=dict)
     lowered: int = 0
     missing: list[str] = field(default_factory=list)
@@ -52,14 +52,15 @@ class VectorReport:
     scale: float = 1.0
 
     def summary(self) -> str:
-        """All of it in one line."""
-        whole = len(self.found) + len(self.missing)
+        """The report in one line."""
+        candidates = len(self.found) + len(self.missing)
         text = (
-            f"{self.name}: {self.words:,} words of {self.width} numbers; {len(self.found):,} of the {whole:,} tokens "
-            f"that can be words have one ({self.lowered:,} in lower case), {self.pieces:,} are other parts"
+            f"{self.name}: {self.words:,} words of {self.width} dimensions; {len(self.found):,} of {candidates:,} "
+            f"tokens that begin a word have a vector ({self.lowered:,} in lower case); {self.pieces:,} other tokens"
         )
         if self.missing:
-            text += f"; without: {', '.join(self.missing[:_SHOWN])}{' …' if len(self.missing) > _SHOWN else ''}"
+            more = " …" if len(self.missing) > _REPORTED_TOKENS else ""
+            text += f"; without a vector: {', '.join(self.missing[:_REPORTED_TOKENS])}{more}"
         for reason, count in self.dropped.items():
             text += f"; {count:,} lines dropped: {reason}"
         return text
@@ -68,32 +69,31 @@ class VectorReport:
 def load_word_vectors(
     embedding: nn.Embedding, tokenizer: PreTrainedTokenizerBase, path: str | Path, *, rescale: bool = True
 ) -> VectorReport:
-    """Write the vectors of a file into the rows of the tokens that are words of it.
+    """Copy pretrained word vectors into the embeddings of the tokens that are whole words.
 
-    A token can be a word where it begins one: "▁dog" or "Ġdog" is "dog", while "dog" without the mark of a space is
-    the end of another word, such as "hotdog". The word is looked up as it is, then in lower case.
+    Only tokens that begin a word are candidates: "▁dog" and "Ġdog" are "dog", while "dog" without the marker of a
+    space is a suffix, as in "hotdog". A word is looked up as it is, then in lower case.
 
     Args:
-        embedding: (V, D), such as `model.get_input_embeddings()` or `model.get_decoder().embed_tokens`; one matrix
-            where source and target share it. All other rows stay.
-        tokenizer: the one whose ids the embedding has.
+        embedding: (V, D), such as `model.get_input_embeddings()` or `model.get_decoder().embed_tokens`, which may be
+            shared. Other rows are not changed.
+        tokenizer: of the embedding's ids.
         path: text, plain or gzip.
-        rescale: take the mean of the F vectors away and multiply what is left with the number that gives it the
-            standard deviation of the embedding as it was. A model is built for the size of its own embeddings, to
-            which positions are added; vectors as they lie differ by their training (GloVe's 0.4, fastText's 0.05).
-            False writes them as they are.
+        rescale: subtract the mean of the F vectors and scale them to the standard deviation of the embedding, whose
+            size relative to the position encoding the model is built for; pretrained vectors vary (GloVe 0.4,
+            fastText 0.05). False copies them unchanged.
 
     Returns:
-        What was found, and what was not.
+        Which tokens got a vector.
 
     Raises:
-        UserError: no vectors of the embedding's width in the file, or none for any token.
+        UserError: the vectors are not of the embedding's dimension, or none belongs to a token.
     """
     path = Path(path)
     words = _whole_words(tokenizer)
     report = VectorReport(path.name, pieces=len(tokenizer) - len(words))
     wanted = {form for word in words.values() for form in (word, word.lower())}
-    vectors = _read(path, wanted, embedding.weight.shape[1], report)
+    vectors = _read_vectors(path, wanted, embedding.weight.shape[1], report)
     for index, word in words.items():
         form = word if word in vectors else word.lower()
         if form not in vectors:
@@ -120,12 +120,12 @@ def _rescaled(rows: Tensor, size: float, report: VectorReport) -> Tensor:
     centred = rows - mean
     spread = float(centred.square().mean().sqrt())
     report.mean = float(mean.norm())
-    report.scale = size / spread if spread > 0 else 1.0  # one word alone has no spread
+    report.scale = size / spread if spread > 0 else 1.0  # a single vector has no spread
     return (centred if spread > 0 else rows) * report.scale
 
 
 def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Token id -> the word that the token is, for tokens that can be words."""
+    """Token id -> word, for tokens that begin a word."""
     vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
     special = set(tokenizer.all_special_tokens)
     byte_level = any(token.startswith("Ġ") for _, token in vocabulary)
@@ -140,42 +140,40 @@ def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     return words
 
 
-def _read(path: Path, wanted: set[str], width: int, report: VectorReport) -> dict[str, np.ndarray]:
-    """The vectors (D,) of the wanted words; the first counts where a word stands twice."""
+def _read_vectors(path: Path, wanted: set[str], width: int, report: VectorReport) -> dict[str, np.ndarray]:
+    """The vectors (D,) of the wanted words; the first if a word occurs twice."""
     vectors: dict[str, np.ndarray] = {}
     report.width = width
-    for raw in _rows(path, width):
-        # from the right: GloVe has words with spaces in them
+    for raw in _vector_lines(path, width):
+        # from the right, because GloVe contains words with spaces
         parts = raw.rsplit(b" ", width)
-        reason = "not a word and its numbers" if len(parts) != width + 1 or not parts[0].strip() else None
-        if reason is None:
-            report.words += 1
-            word = parts[0].decode("utf-8", errors="replace")
-            if word not in wanted or word in vectors:
-                continue
+        if len(parts) != width + 1 or not parts[0].strip():
+            report.dropped["not a word and its vector"] += 1
+            continue
+        word = parts[0].decode("utf-8", errors="replace")
+        if word in wanted and word not in vectors:
             vector = _numbers(parts[1:])
-            if vector is not None:
-                vectors[word] = vector
+            if vector is None:
+                report.dropped["not numbers"] += 1
                 continue
-            report.words -= 1
-            reason = "not numbers"
-        report.dropped[reason] = report.dropped.get(reason, 0) + 1
+            vectors[word] = vector
+        report.words += 1
     return vectors
 
 
-def _rows(path: Path, width: int) -> Iterator[bytes]:
-    """The lines with vectors, after the first of word2vec and fastText, which says how many there are.
+def _vector_lines(path: Path, width: int) -> Iterator[bytes]:
+    """The lines after the header, if there is one.
 
     Raises:
-        UserError: the vectors have another width, or there are none.
+        UserError: the vectors have another dimension, or there are none.
     """
     with open_binary(path) as lines:
         first = next(lines, b"").rstrip()
         header = len(first.split(b" ")) == 2 and all(part.isdigit() for part in first.split(b" "))
         found = int(first.split(b" ")[1]) if header else first.count(b" ")
         if found != width:
-            what = f"vectors of {found} numbers" if found > 0 else "no vectors"
-            raise UserError(f"{path} has {what}, and the embedding takes {width}: build the model with that d_model")
+            what = f"vectors of dimension {found}" if found > 0 else "no vectors"
+            raise UserError(f"{path} has {what}, but the embedding has {width}: build the model with that d_model")
         if not header:
             yield first
         for line in lines:
@@ -188,6 +186,3 @@ def _numbers(parts: list[bytes]) -> np.ndarray | None:
     except ValueError:
         return None
     return vector if np.isfinite(vector).all() else None
-
-
-__all__ = ["VectorReport", "load_word_vectors"]

@@ -1,4 +1,4 @@
-"""Loading sentence pairs: every format, and every mistake a user can make with one."""
+"""Loading sentence pairs from every format, and errors in the input."""
 
 import csv
 import gzip
@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.errors import UserError
 
-# the second has the marks that other readers split lines at; the third, words that CSV readers take for nothing
+# the second contains line separators of other readers; the third and fourth, what CSV readers take for missing values
 PAIRS = [
     ("a dog runs", "ein Hund rennt"),
     ("one\u2028line\x0bwith\x0c\x85strange\rmarks", "eine Zeile\u2029"),
@@ -39,7 +39,7 @@ def text_of(pairs):
 
 
 def write_as(kind, folder, pairs=PAIRS):
-    """Write the pairs in a format; the arguments of `load_pairs` that read them back."""
+    """Write the pairs in a format and return the arguments of `load_pairs` that read them."""
     path = folder / f"pairs.{kind}"
     rows = [{"en": source, "de": target} for source, target in pairs]
     if kind == "jsonl":
@@ -67,7 +67,7 @@ def test_every_format_gives_the_same_pairs(tmp_path, kind, streaming):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv"])
-def test_gzip_is_told_by_its_content(tmp_path, kind):
+def test_gzip_is_recognised_by_its_content(tmp_path, kind):
     arguments = write_as(kind, tmp_path, PAIRS[2:])
     arguments["file"] = arguments["file"].rename(tmp_path / f"zipped.{kind}.gz")
     arguments["file"].write_bytes(gzip.compress(arguments["file"].read_bytes(), mtime=0))
@@ -81,20 +81,20 @@ def test_only_a_newline_ends_a_line_of_text(tmp_path):
     assert sorted(pairs.column_names) == ["line", "source", "target"]
 
 
-def test_windows_lines_byte_order_mark_and_gzip(tmp_path):
+def test_windows_line_ends_byte_order_mark_and_gzip(tmp_path):
     files = parallel(tmp_path, PAIRS, end="\r\n")
     files["source_file"].write_bytes(b"\xef\xbb\xbf" + files["source_file"].read_bytes())
     files["target_file"].write_bytes(gzip.compress(files["target_file"].read_bytes(), mtime=0))
     assert text_of(load_pairs(**files)[0]) == PAIRS
 
 
-def test_last_line_may_lack_its_end(tmp_path):
+def test_last_line_may_lack_its_newline(tmp_path):
     files = parallel(tmp_path)
     files["source_file"].write_bytes(files["source_file"].read_bytes().removesuffix(b"\n"))
     assert text_of(load_pairs(**files)[0]) == PAIRS
 
 
-def test_the_fingerprint_is_of_the_text_and_its_order(tmp_path):
+def test_fingerprint_depends_on_the_text_and_its_order(tmp_path):
     reports = [load_pairs(**write_as(kind, tmp_path))[1] for kind in ("jsonl", "csv", "parquet")]
     reports.append(load_pairs(**parallel(tmp_path))[1])
     assert len({report.fingerprint for report in reports}) == 1
@@ -105,7 +105,7 @@ def test_the_fingerprint_is_of_the_text_and_its_order(tmp_path):
     assert len(fingerprints) == 4
 
 
-def test_a_table_is_mapped_from_disk_and_reused_until_the_file_changes(tmp_path):
+def test_table_is_memory_mapped_and_reused_until_the_file_changes(tmp_path):
     files = parallel(tmp_path)
     first, report = load_pairs(**files)
     again, report_again = load_pairs(**files)
@@ -122,17 +122,17 @@ BAD_ROWS = [
     {"source": "number", "target": 7},
     {"source": "x" * 41, "target": "zu lang"},
     {"source": None, "target": "nichts"},
-    {"source": "half a character \ud83d", "target": "halb"},
+    {"source": "lone surrogate \ud83d", "target": "halb"},
     {"source": "good", "target": " "},
     {"source": "fine", "target": "fein"},
 ]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_bad_rows_are_dropped_counted_and_told_with_their_lines(tmp_path, streaming):
+def test_invalid_rows_are_dropped_and_reported_with_their_lines(tmp_path, streaming):
     path = write_text(tmp_path / "bad.jsonl", map(json.dumps, BAD_ROWS))
     pairs, report = load_pairs(file=path, max_characters=40, streaming=streaming)
-    for _ in range(2):  # a second pass of a stream counts anew
+    for _ in range(2):  # a second pass of a stream resets the counts
         assert text_of(pairs) == [("good", "gut"), ("fine", "fein")]
         assert [row["line"] for row in pairs] == [1, 9]
         assert (report.seen, report.kept) == (9, 2)
@@ -149,7 +149,7 @@ def test_bad_rows_are_dropped_counted_and_told_with_their_lines(tmp_path, stream
     assert report.summary().startswith("kept 2 of 9 pairs; dropped 7: ")
 
 
-def test_the_summary_reads_as_promised(tmp_path):
+def test_summary_has_counts_reasons_and_lines(tmp_path):
     pairs = [("a", "" if line in (7, 31) else "b") for line in range(1, 1001)]
     assert load_pairs(**parallel(tmp_path, pairs))[1].summary() == (
         "kept 998 of 1,000 pairs; dropped 2: empty target (lines 7, 31)"
@@ -159,7 +159,7 @@ def test_the_summary_reads_as_promised(tmp_path):
     assert summary == "kept 1 of 8 pairs; dropped 7: empty target (lines 1, 2, 3, 4, 5, …)"
 
 
-def test_a_ragged_first_row_is_counted_like_any_other(tmp_path):
+def test_ragged_first_row_is_counted(tmp_path):
     path = write_text(tmp_path / "x.csv", ["source,target", "a,b, c", "a,b"])
     pairs, report = load_pairs(file=path)
     assert (pairs["source"][:], pairs["target"][:]) == (["a"], ["b"])
@@ -184,7 +184,7 @@ def error_of(**arguments):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_files_of_different_length_stop_with_both_counts(tmp_path, streaming):
+def test_files_of_different_lengths_are_an_error_with_both_counts(tmp_path, streaming):
     files = parallel(tmp_path, [("a", "b")] * 1000)
     write_text(files["target_file"], ["b"] * 999)
     message = error_of(**files, streaming=streaming)
@@ -195,7 +195,7 @@ def test_files_of_different_length_stop_with_both_counts(tmp_path, streaming):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_latin1_names_file_line_byte_and_remedy(tmp_path, streaming):
+def test_latin1_error_names_file_line_byte_and_remedy(tmp_path, streaming):
     files = parallel(tmp_path, [("a", "b")] * 3)
     files["target_file"].write_bytes("ja\nschön\nnein\n".encode("latin1"))
     message = error_of(**files, streaming=streaming)
@@ -203,20 +203,20 @@ def test_latin1_names_file_line_byte_and_remedy(tmp_path, streaming):
     assert "iconv -f latin1 -t utf-8" in message
 
 
-def test_utf16_is_guessed(tmp_path):
+def test_utf16_error_suggests_the_encoding(tmp_path):
     files = parallel(tmp_path)
     files["source_file"].write_text("a\n" * len(PAIRS), encoding="utf-16")
     assert "iconv -f utf-16" in error_of(**files)
 
 
-def test_a_failed_load_leaves_nothing_that_the_next_one_would_trust(tmp_path):
+def test_failed_load_leaves_nothing_in_the_cache(tmp_path):
     files = parallel(tmp_path, [("a", "b")] * 1000)
     write_text(files["target_file"], ["b"] * 999)
     for _ in range(2):
         assert "999" in error_of(**files)
 
 
-def test_input_mistakes(tmp_path):
+def test_invalid_inputs_are_refused(tmp_path):
     files = parallel(tmp_path)
     rows = write_as("csv", tmp_path)["file"]
     assert "exactly one of" in error_of()
@@ -225,10 +225,10 @@ def test_input_mistakes(tmp_path):
     assert "none.csv is not there" in error_of(file=tmp_path / "none.csv")
     assert "is a folder, not a file" in error_of(file=tmp_path)
     assert "none.de is not there" in error_of(source_file=files["source_file"], target_file=tmp_path / "none.de")
-    assert "unknown kind of file '.en'; known are .csv" in error_of(file=files["source_file"])
+    assert "unknown file format '.en'; known are .csv" in error_of(file=files["source_file"])
 
 
-def test_missing_columns_are_answered_with_those_that_exist(tmp_path):
+def test_missing_columns_error_lists_those_that_exist(tmp_path):
     rows = write_as("csv", tmp_path)["file"]
     assert "columns 'en', 'de'; 'source' and 'target' are needed" in error_of(file=rows)
     assert "'en' and 'german' are needed" in error_of(file=rows, source_column="en", target_column="german")
@@ -254,14 +254,14 @@ def test_missing_columns_are_answered_with_those_that_exist(tmp_path):
         ("x.csv", b'source,target\na,"b\n', ["x.csv, line 2"]),
     ],
 )
-def test_damaged_files(tmp_path, name, content, parts):
+def test_damaged_files_are_one_line_errors(tmp_path, name, content, parts):
     (tmp_path / name).write_bytes(content)
     message = error_of(file=tmp_path / name)
     assert all(part in message for part in parts), message
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_saved_folder_with_splits(tmp_path, streaming):
+def test_dataset_of_save_to_disk_with_splits(tmp_path, streaming):
     data = Dataset.from_list([{"en": source, "de": target, "id": 1} for source, target in PAIRS])
     DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(str(tmp_path / "saved"))
     arguments: dict[str, Any] = {"dataset_name": str(tmp_path / "saved"), "source_lang": "en", "target_lang": "de"}
@@ -272,7 +272,7 @@ def test_saved_folder_with_splits(tmp_path, streaming):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_folder_of_data_files(tmp_path, streaming):
+def test_dataset_of_a_folder_of_data_files(tmp_path, streaming):
     folder = tmp_path / "folder"
     folder.mkdir()
     write_as("jsonl", folder)["file"].rename(folder / "train.jsonl")
@@ -286,11 +286,11 @@ def test_folder_of_data_files(tmp_path, streaming):
     assert "split 'test'" in error_of(**arguments, split="test")
 
 
-def test_a_data_set_that_cannot_be_had(tmp_path):
-    assert "cannot load the data set 'nobody/nothing'" in error_of(dataset_name="nobody/nothing")
+def test_missing_dataset_is_refused(tmp_path):
+    assert "cannot load the dataset 'nobody/nothing'" in error_of(dataset_name="nobody/nothing")
 
 
-def test_multi30k_loads_whole(shared_data):
+def test_multi30k_loads_completely(shared_data):
     files = {side: shared_data / f"train.lc.norm.tok.{side}.gz" for side in ("en", "de")}
     pairs, report = load_pairs(source_file=files["en"], target_file=files["de"])
     with gzip.open(files["de"], "rb") as handle:

@@ -1,4 +1,4 @@
-"""Pairs as ids: what is kept, what is dropped and said, and fresh segmentations for training."""
+"""Pairs as token ids: kept and dropped pairs, the report, and BPE-dropout for training."""
 
 import pytest
 from datasets import Dataset
@@ -35,7 +35,7 @@ def rows_of(data):
     return [dict(row) for row in data]
 
 
-def test_ids_labels_and_length(pairs, tokenizer):
+def test_rows_have_ids_labels_length_and_line(pairs, tokenizer):
     encoded, report = encode_pairs(pairs, tokenizer, drop_too_long=True)
     rows = rows_of(encoded)
     assert [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in rows] == SOURCES
@@ -47,7 +47,7 @@ def test_ids_labels_and_length(pairs, tokenizer):
     assert report.summary() == "encoded 5 of 5 pairs"
 
 
-def test_two_vocabularies(pairs, tokenizer, german):
+def test_separate_tokenizers_encode_their_side(pairs, tokenizer, german):
     rows = rows_of(encode_pairs(pairs, tokenizer, german, drop_too_long=False)[0])
     assert [row["input_ids"] for row in rows] == tokenizer(SOURCES)["input_ids"]
     assert [row["labels"] for row in rows] == german(TARGETS)["input_ids"]
@@ -57,7 +57,7 @@ def test_two_vocabularies(pairs, tokenizer, german):
 def test_too_long_pairs_are_dropped_for_training_and_kept_for_evaluation(pairs, tokenizer, side):
     texts = SOURCES if side == "source" else TARGETS
     sizes = [len(ids) for ids in tokenizer(texts)["input_ids"]]
-    limit = sorted(set(sizes))[-2]  # itself still allowed
+    limit = sorted(set(sizes))[-2]  # inclusive
     over = [number for number, size in enumerate(sizes, start=1) if size > limit]
     limits = {f"max_{side}_length": limit}
     encoded, report = encode_pairs(pairs, tokenizer, **limits, drop_too_long=True)
@@ -71,7 +71,7 @@ def test_too_long_pairs_are_dropped_for_training_and_kept_for_evaluation(pairs, 
     assert "encoded 5 of 5 pairs; kept all the same" in report.summary()
 
 
-def test_line_numbers_are_those_of_the_input(tokenizer):
+def test_report_has_the_line_numbers_of_the_input(tokenizer):
     pairs = Dataset.from_dict({"source": ["a", "b" * 50, "c"], "target": ["x", "y", "z"], "line": [3, 8, 11]})
     _, report = encode_pairs(pairs, tokenizer, max_source_length=10, drop_too_long=True)
     assert report.first_lines == [8]
@@ -79,13 +79,13 @@ def test_line_numbers_are_those_of_the_input(tokenizer):
     assert report.first_lines == [2]
 
 
-def test_nothing_left_is_an_error(tokenizer):
+def test_pairs_that_are_all_too_long_are_an_error(tokenizer):
     pairs = Dataset.from_dict({"source": ["a b c"], "target": ["x"]})
     with pytest.raises(UserError, match=r"every pair is longer than the limits: .* too long \(line 1\)"):
         encode_pairs(pairs, tokenizer, max_source_length=2, drop_too_long=True)
 
 
-def test_encoding_comes_from_the_cache_until_the_tokenizer_changes(tmp_path, tokenizer, german):
+def test_encoding_is_cached_until_the_tokenizer_changes(tmp_path, tokenizer, german):
     path = tmp_path / "x.jsonl"
     path.write_text('{"source": "one", "target": "eins"}\n')
     pairs, _ = load_pairs(file=path)
@@ -98,7 +98,7 @@ def epoch_of(fresh, epoch):
     return rows_of(fresh[i] for i in range(len(fresh))) if hasattr(fresh, "__len__") else rows_of(fresh)
 
 
-def test_dropout_draws_anew_in_each_epoch_and_keeps_the_text(pairs, tokenizer, german):
+def test_dropout_differs_per_epoch_and_keeps_the_text(pairs, tokenizer, german):
     encoded, _ = encode_pairs(pairs, tokenizer, german, drop_too_long=True)
     plain = rows_of(encoded)
     fresh = with_bpe_dropout(encoded, tokenizer, german, dropout=0.4)
@@ -111,7 +111,7 @@ def test_dropout_draws_anew_in_each_epoch_and_keeps_the_text(pairs, tokenizer, g
         assert all(row["labels"][-1] == german.eos_token_id for row in rows)
     for side in ("input_ids", "labels"):
         assert len({tuple(rows[4][side]) for rows in epochs}) > 3
-    # neither the data set that went in nor the tokenizers have changed
+    # neither the input dataset nor the tokenizers have changed
     assert rows_of(encoded) == plain
     assert tokenizer(SOURCES)["input_ids"] == [row["input_ids"] for row in plain]
 
@@ -122,13 +122,13 @@ def test_dropout_depends_on_seed_epoch_and_line_alone(pairs, tokenizer, german):
     expected = {epoch: epoch_of(first, epoch) for epoch in (0, 1)}
     assert epoch_of(again, 1) == expected[1] and epoch_of(again, 0) == expected[0]
     assert epoch_of(other, 0) != expected[0] != expected[1]
-    if hasattr(first, "__len__"):  # in any order, and in any process
+    if hasattr(first, "__len__"):  # in any order and process
         first.set_epoch(1)
         loader = DataLoader(first, batch_size=2, sampler=[4, 2, 0], collate_fn=list, num_workers=1)
         assert [row for batch in loader for row in batch] == [expected[1][row] for row in (4, 2, 0)]
 
 
-def test_workers_that_stay_hear_of_the_epoch(tokenizer):
+def test_persistent_workers_get_the_epoch(tokenizer):
     pairs = Dataset.from_dict({"source": SOURCES, "target": TARGETS})
     fresh = with_bpe_dropout(encode_pairs(pairs, tokenizer, drop_too_long=True)[0], tokenizer, dropout=0.5)
     expected = [epoch_of(fresh, epoch) for epoch in (0, 1)]
@@ -138,12 +138,12 @@ def test_workers_that_stay_hear_of_the_epoch(tokenizer):
         assert [row for batch in loader for row in batch] == expected[epoch]
 
 
-def test_without_dropout_nothing_changes(tokenizer):
+def test_dropout_0_returns_the_input(tokenizer):
     encoded, _ = encode_pairs(Dataset.from_dict({"source": SOURCES, "target": TARGETS}), tokenizer, drop_too_long=True)
     assert with_bpe_dropout(encoded, tokenizer, dropout=0) is encoded
 
 
-def test_dropout_refuses_what_it_would_spoil(tokenizer):
+def test_dropout_refuses_tokenizers_that_do_not_restore_the_text(tokenizer):
     pairs = Dataset.from_dict({"source": ["one two", "unheard words"], "target": ["eins", "zwei"]})
     backend = Tokenizer(models.WordLevel({"one": 0, "two": 1, "<unk>": 2}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()

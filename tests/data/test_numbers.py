@@ -1,4 +1,4 @@
-"""The built-in corpus: right words, really held out, the same by seed."""
+"""The built-in corpus: correct number words, disjoint splits, determined by the seed."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_sizes_and_columns(corpus):
     assert all(part.column_names == ["source", "target"] for part in corpus.values())
 
 
-def test_the_words_are_those_of_num2words_and_of_the_grammar():
+def test_pairs_equal_num2words():
     corpus = number_pairs(size=980, seed=0, held_out=10, maximum=999)
     spelt = {row["source"]: row["target"] for part in corpus.values() for row in part}
     assert spelt == {num2words(n, lang="en"): num2words(n, lang="de") for n in range(1000)}
@@ -32,25 +32,25 @@ def test_the_words_are_those_of_num2words_and_of_the_grammar():
     assert spelt["seventeen"] == "siebzehn"
 
 
-def test_held_out_numbers_are_nowhere_else(corpus):
+def test_splits_are_disjoint(corpus):
     everything = words(corpus, "train", "validation", "test")
     assert len(everything) == len(set(everything)) == 2600
 
 
-def test_short_numbers_are_in_training_and_held_out_alike(corpus):
+def test_short_numbers_have_the_same_share_in_every_split(corpus):
     short = {num2words(n, lang="en") for n in range(1000)}
     shares = [len(short & set(words(corpus, split))) / len(corpus[split]) for split in ("train", "test")]
-    # 2,600 numbers of five lengths: 10 + 90 + 900 … at most; a uniform draw would have 1 in 100
+    # 2,600 numbers of five lengths: at most 10 + 90 + 900 …; a uniform sample would have 1 in 100
     assert all(0.25 < share < 0.45 for share in shares)
 
 
-def test_the_seed_decides():
+def test_seed_determines_the_corpus():
     arguments: dict[str, Any] = {"size": 50, "held_out": 5, "maximum": 9999}
     assert words(number_pairs(seed=1, **arguments), "train") == words(number_pairs(seed=1, **arguments), "train")
     assert words(number_pairs(seed=1, **arguments), "train") != words(number_pairs(seed=2, **arguments), "train")
 
 
-def test_every_number_may_be_used_and_none_exceeds_the_maximum():
+def test_numbers_up_to_the_maximum_are_used():
     corpus = number_pairs(size=233, seed=3, held_out=1, maximum=234)
     assert set(words(corpus, "train", "validation", "test")) == {num2words(n) for n in range(235)}
 
@@ -61,7 +61,7 @@ def test_other_languages():
     assert spelt["quatre-vingt-dix-sept"] == "noventa y siete"
 
 
-def test_mistakes():
+def test_invalid_arguments_are_refused():
     with pytest.raises(UserError, match=r"in 'xx'; it knows am, ar, .*\bde, en, .*pt_BR"):
         number_pairs(size=10, seed=0, target_lang="xx")
     with pytest.raises(UserError, match="2,100 different numbers are wanted, but 0 to 999 are only 1,000"):

@@ -1,4 +1,4 @@
-"""A language more: what was known stays as it was, and the new text takes fewer tokens."""
+"""Vocabulary extension: old ids and logits stay, and new text takes fewer tokens."""
 
 import json
 from collections import Counter
@@ -38,12 +38,12 @@ def test_old_tokens_keep_their_ids_and_new_text_gets_shorter(tokenizers):
 
 
 @pytest.mark.parametrize("text", [*NEW[:2], *OLD[:2], " déjà  vu\n", "日本 </s> 🙂", ""])
-def test_every_text_comes_back_exactly(text, tokenizers):
+def test_extended_tokenizer_restores_every_text(text, tokenizers):
     for tokenizer in tokenizers:
         assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
-def test_an_extended_tokenizer_is_saved_like_any_other(tokenizers, tmp_path):
+def test_extended_tokenizer_is_saved_and_loaded(tokenizers, tmp_path):
     _, new = tokenizers
     save_tokenizers(tmp_path, new)
     assert AutoTokenizer.from_pretrained(tmp_path)(NEW + OLD)["input_ids"] == new(NEW + OLD)["input_ids"]
@@ -51,7 +51,7 @@ def test_an_extended_tokenizer_is_saved_like_any_other(tokenizers, tmp_path):
 
 @pytest.mark.parametrize("tied", TYING_MODES)
 @torch.no_grad()
-def test_the_logits_of_old_words_stay(tied, tokenizers, tmp_path):
+def test_logits_of_old_tokens_stay(tied, tokenizers, tmp_path):
     old, new = tokenizers
     shared, tie = tied
     sizes = {} if shared else {"decoder_vocab_size": 50}
@@ -70,14 +70,14 @@ def test_the_logits_of_old_words_stay(tied, tokenizers, tmp_path):
     assert_near(after[..., : before.shape[-1]], before, 1e-6)
     assert model.config.vocab_size == len(new)
     assert after.shape[-1] == (len(new) if shared else 50)
-    # a new token starts as the mean of what it was read as
-    (word, _), pieces = new("mots")["input_ids"], old("mots")["input_ids"][:-1]
-    assert word >= len(old) and len(pieces) > 1
+    # a new token is the mean of the old tokens that it replaces
+    (token, _), parts = new("mots")["input_ids"], old("mots")["input_ids"][:-1]
+    assert token >= len(old) and len(parts) > 1
     matrices = [model.get_encoder().embed_tokens.weight]
     if shared:
         matrices += [model.get_decoder().embed_tokens.weight, model.lm_head.weight, model.lm_head.bias]
     for matrix in matrices:
-        assert_near(matrix[word], matrix[pieces].mean(dim=0), 1e-6)
+        assert_near(matrix[token], matrix[parts].mean(dim=0), 1e-6)
     assert (model.lm_head.weight is model.get_decoder().embed_tokens.weight) == tie
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path).eval()
@@ -85,7 +85,7 @@ def test_the_logits_of_old_words_stay(tied, tokenizers, tmp_path):
 
 
 @torch.no_grad()
-def test_the_targets_own_vocabulary_grows_alone(tokenizers):
+def test_separate_target_vocabulary_is_extended_alone(tokenizers):
     old, new = tokenizers
     sizes = {"vocab_size": 40, "decoder_vocab_size": len(old), "share_encoder_decoder_embeddings": False}
     model = tiny_model(lm_head_bias=True, tie_word_embeddings=False, **sizes)
@@ -98,8 +98,8 @@ def test_the_targets_own_vocabulary_grows_alone(tokenizers):
     assert torch.isfinite(after).all() and after.shape[-1] == len(new)
 
 
-def test_the_merges_are_those_of_the_algorithm():
-    # Sennrich et al. 2016: the most frequent pair of neighbours is joined; here restated without any index
+def test_merges_are_those_of_the_algorithm():
+    # Sennrich et al. 2016: merge the most frequent pair of adjacent tokens; here without an index
     old = train_tokenizer(OLD, 270)
     found = extend_tokenizer(old, NEW, 12)
     merges = json.loads(found.backend_tokenizer.to_str())["model"]["merges"]
@@ -109,8 +109,7 @@ def test_the_merges_are_those_of_the_algorithm():
         pairs = Counter(
             pair for line in lines for pair in zip(line, line[1:], strict=False) if not pair[1].startswith("Ġ")
         )
-        # neighbours of different words are no pair: of these texts each word and comma begins with a space or stands
-        # alone, and "'" begins a word of its own
+        # pairs do not cross words: in these texts a word begins with a space, a comma is one word, and "'" begins one
         pairs = Counter({pair: n for pair, n in pairs.items() if pair[1] not in (",", "'") and pair[0] != "'"})
         assert pairs[left, right] == max(pairs.values())
         for line in lines:
@@ -121,7 +120,7 @@ def test_the_merges_are_those_of_the_algorithm():
                 index += 1
 
 
-def test_what_cannot_be_is_one_line(tokenizers):
+def test_invalid_arguments_are_one_line_errors(tokenizers):
     old, new = tokenizers
     with pytest.raises(UserError, match="more is 0"):
         extend_tokenizer(old, NEW, 0)

@@ -1,4 +1,4 @@
-"""Word vectors: the three text formats as their programs write them, which tokens are words, and what is told."""
+"""Word vectors: the three text formats, the tokens that get a vector, and the report."""
 
 import gzip
 
@@ -25,7 +25,7 @@ def lines(vectors, end=""):
 
 
 def written(path, format="glove", vectors=VECTORS, extra=()):
-    """A file as GloVe, word2vec and fastText write it: those two with a first line, word2vec with a last space."""
+    """A file as written by GloVe, word2vec (header, trailing spaces) or fastText (header)."""
     rows = [*lines(vectors, " " if format == "word2vec" else ""), *extra]
     head = [] if format == "glove" else [f"{len(rows)} {D}"]
     path.write_bytes(("\n".join(head + rows) + "\n").encode())
@@ -45,12 +45,12 @@ def embedding(tokenizer):
 
 
 def token_of(tokenizer, word):
-    (index, _) = tokenizer(word)["input_ids"]  # one token, and the end
+    (index, _) = tokenizer(word)["input_ids"]  # one token and `</s>`
     return index
 
 
 @pytest.mark.parametrize("format", ["glove", "word2vec", "fasttext"])
-def test_every_format_gives_its_words_their_vectors(format, tokenizer, embedding, tmp_path):
+def test_vectors_are_read_from_every_format(format, tokenizer, embedding, tmp_path):
     before = embedding.weight.clone()
     report = load_word_vectors(embedding, tokenizer, written(tmp_path / "v.txt", format), rescale=False)
     assert (report.words, report.width, report.dropped) == (len(VECTORS), D, {})
@@ -64,7 +64,7 @@ def test_every_format_gives_its_words_their_vectors(format, tokenizer, embedding
     assert report.pieces + len(report.missing) + len(report.found) == len(tokenizer)
 
 
-def test_mean_and_size_as_the_formulas_say(tokenizer, embedding, tmp_path):
+def test_rescaling_equals_the_formulas(tokenizer, embedding, tmp_path):
     size = embedding.weight.std().item()
     report = load_word_vectors(embedding, tokenizer, written(tmp_path / "v.txt"))
     rows = np.stack([VECTORS[word] for word in report.found.values()]).astype(np.float64)
@@ -76,7 +76,7 @@ def test_mean_and_size_as_the_formulas_say(tokenizer, embedding, tmp_path):
     np.testing.assert_allclose(found, centred * scale, atol=1e-5)
 
 
-def test_gzip_lower_case_and_the_first_of_two(tokenizer, embedding, tmp_path):
+def test_gzip_lower_case_and_duplicates(tokenizer, embedding, tmp_path):
     vectors = {"new": VECTORS["New"], "The": VECTORS["dog"], "the": VECTORS["the"]}
     rows = [*lines(vectors), *lines({"the": VECTORS["snow"]})]
     path = tmp_path / "v.vec.gz"
@@ -87,21 +87,21 @@ def test_gzip_lower_case_and_the_first_of_two(tokenizer, embedding, tmp_path):
     np.testing.assert_allclose(embedding.weight[token_of(tokenizer, "the")].detach(), VECTORS["the"], atol=1e-6)
 
 
-def test_bad_lines_are_counted_and_words_may_hold_spaces(tokenizer, embedding, tmp_path):
+def test_malformed_lines_are_counted_and_words_may_contain_spaces(tokenizer, embedding, tmp_path):
     numbers = " ".join(["0.5"] * D)
     bad = ["dog 1 2 3", f"snow {numbers[:-4]} nan", f"für {numbers[:-4]} x", "", f". . . {numbers}"]
     vectors = {word: VECTORS[word] for word in ("the", "hotdog")}
     report = load_word_vectors(embedding, tokenizer, written(tmp_path / "v.txt", vectors=vectors, extra=bad))
-    assert report.dropped == {"not a word and its numbers": 2, "not numbers": 2}
+    assert report.dropped == {"not a word and its vector": 2, "not numbers": 2}
     assert report.words == 3 and set(report.found.values()) == {"the", "hotdog"}
     assert report.summary() == (
-        f"v.txt: 3 words of 8 numbers; 2 of the {len(report.missing) + 2} tokens that can be words have one (0 in "
-        f"lower case), {report.pieces} are other parts; without: {', '.join(report.missing[:5])} …; "
-        "2 lines dropped: not a word and its numbers; 2 lines dropped: not numbers"
+        f"v.txt: 3 words of 8 dimensions; 2 of {len(report.missing) + 2} tokens that begin a word have a vector (0 in "
+        f"lower case); {report.pieces} other tokens; without a vector: {', '.join(report.missing[:5])} …; "
+        "2 lines dropped: not a word and its vector; 2 lines dropped: not numbers"
     )
 
 
-def test_vocabularies_of_words_and_of_sentencepiece(tmp_path):
+def test_word_level_and_sentencepiece_vocabularies(tmp_path):
     path = written(tmp_path / "v.txt")
     vocabulary = {"<unk>": 0, "the": 1, "dog": 2, "moon": 3}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -116,7 +116,7 @@ def test_vocabularies_of_words_and_of_sentencepiece(tmp_path):
     assert report.found == {1: "the", 4: "hotdog"} and report.missing == ["hot"] and report.pieces == 3
 
 
-def test_the_shared_matrix_of_a_model_stays_one(tokenizer, tmp_path):
+def test_shared_embeddings_stay_shared(tokenizer, tmp_path):
     model = tiny_model(vocab_size=len(tokenizer), d_model=D)
     report = load_word_vectors(model.get_input_embeddings(), tokenizer, written(tmp_path / "v.txt"), rescale=False)
     for matrix in (model.get_encoder().embed_tokens, model.get_decoder().embed_tokens, model.lm_head):
@@ -127,14 +127,14 @@ def test_the_shared_matrix_of_a_model_stays_one(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the 1 2 3\n", "has vectors of 3 numbers, and the embedding takes 8"),
-        ("10 300\nthe " + "1 " * 300 + "\n", "has vectors of 300 numbers"),
+        ("the 1 2 3\n", "has vectors of dimension 3, but the embedding has 8"),
+        ("10 300\nthe " + "1 " * 300 + "\n", "has vectors of dimension 300"),
         ("", "has no vectors"),
         (f"5 {D}\n", "none of its 0 words is a token"),
         (f"1 {D}\nzzz " + "1 " * D + "\n", "none of its 1 words is a token"),
     ],
 )
-def test_files_that_are_of_no_use_are_one_line(text, message, tokenizer, embedding, tmp_path):
+def test_unusable_files_are_one_line_errors(text, message, tokenizer, embedding, tmp_path):
     before = embedding.weight.clone()
     (tmp_path / "v.txt").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message) as raised:

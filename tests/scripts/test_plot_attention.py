@@ -1,4 +1,4 @@
-"""`scripts/plot_attention.py`: a picture in a process of its own, and what may be wrong."""
+"""`scripts/plot_attention.py`: plots without a display, and errors."""
 
 import os
 import runpy
@@ -30,8 +30,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture
 def run(repository, monkeypatch, capfd, tmp_path):
-    """Run the script in this process; give its exit status, its standard output and its standard error."""
-    monkeypatch.syspath_prepend(str(repository / "scripts"))
+    """Run the script in this process and return (exit status, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     verbosity = logging.get_verbosity()
 
@@ -48,20 +47,20 @@ def run(repository, monkeypatch, capfd, tmp_path):
     logging.enable_progress_bar()
 
 
-def test_picture_without_a_display(run, model_folder, tmp_path, monkeypatch):
-    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed: the extra plot has it")
+def test_plot_without_a_display(run, model_folder, tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib", reason="it comes with the extra 'plot'")
     monkeypatch.delenv("DISPLAY", raising=False)
-    monkeypatch.setitem(matplotlib.rcParams, "backend", "TkAgg")  # as MPLBACKEND says it
+    monkeypatch.setitem(matplotlib.rcParams, "backend", "TkAgg")  # as MPLBACKEND sets it
     status, printed, errors = run(
         model=model_folder, sentence=SENTENCE, translation="zweihunderteins", output="attention.png"
     )
     assert (status, printed) == (0, "attention.png\n"), errors
     assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
-    assert matplotlib.rcParams["backend"] == "TkAgg"  # somebody's own pictures keep it
+    assert matplotlib.rcParams["backend"] == "TkAgg"  # the user's plots keep it
 
 
-@pytest.mark.slow  # a process of its own, which must import torch
-def test_picture_without_a_display_in_a_process_of_its_own(model_folder, repository, tmp_path):
+@pytest.mark.slow  # a separate process that imports torch
+def test_plot_without_a_display_in_a_separate_process(model_folder, repository, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
     process = subprocess.run(
         [sys.executable, repository / "scripts" / "plot_attention.py", "--model", model_folder,
@@ -74,7 +73,7 @@ def test_picture_without_a_display_in_a_process_of_its_own(model_folder, reposit
     assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_chosen_layer_and_own_translation(run, model_folder, tmp_path):
+def test_layer_and_default_translation(run, model_folder, tmp_path):
     status, printed, errors = run(model=model_folder, sentence="two", layer=1, output="a.svg", device="cpu")
     assert (status, printed) == (0, "a.svg\n"), errors
     assert "<svg" in (tmp_path / "a.svg").read_text(encoding="utf-8")
@@ -91,7 +90,7 @@ def test_chosen_layer_and_own_translation(run, model_folder, tmp_path):
         ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used here"),
     ],
 )
-def test_mistakes_are_one_line(run, model_folder, wrong, message):
+def test_invalid_arguments_are_one_line_errors(run, model_folder, wrong, message):
     right = {"model": model_folder, "sentence": SENTENCE, "translation": "eins", "output": "a.png"}
     status, printed, errors = run(**right | wrong)
     assert status == 2 and printed == ""

@@ -1,4 +1,4 @@
-"""`scripts/push_to_hub.py`: it shows, it sends, and it says nothing of tokens."""
+"""`scripts/push_to_hub.py`: dry run, upload, errors, and no token in the output."""
 
 import os
 import runpy
@@ -16,7 +16,7 @@ hub, saved = publishing.hub, publishing.saved  # the fixtures
 
 @pytest.fixture
 def push(repository, monkeypatch, capfd):
-    """Run the script in this process; give its exit status, its standard output and its standard error."""
+    """Run the script in this process and return (exit status, stdout, stderr)."""
 
     def push(*arguments):
         monkeypatch.setattr(sys, "argv", ["push_to_hub.py", *map(str, arguments)])
@@ -27,7 +27,7 @@ def push(repository, monkeypatch, capfd):
     return push
 
 
-def test_a_dry_run_shows_each_file_and_what_stays_and_asks_nothing(push, hub, saved):
+def test_dry_run_lists_files_without_requests(push, hub, saved):
     status, printed, errors = push(saved.folder, "--repo-id", "me/x", "--dry-run")
     assert status == 0 and errors == "" and hub.requests == []
     lines = printed.splitlines()
@@ -35,12 +35,12 @@ def test_a_dry_run_shows_each_file_and_what_stays_and_asks_nothing(push, hub, sa
     assert sizes["model.safetensors"] == (saved.folder / "model.safetensors").stat().st_size
     assert {"config.json", "README.md", "modeling_vanilla_transformer.py"} < sizes.keys()
     assert lines[-2].split()[0].replace(",", "") == str(sum(sizes.values()))
-    stays = lines[-1].removeprefix("stays here: ").split(", ")
+    stays = lines[-1].removeprefix("not uploaded: ").split(", ")
     assert {"optimizer.pt", "train.en", ".env", "checkpoint-5/"} <= set(stays)
     assert not sizes.keys() & PRIVATE.keys()
 
 
-def test_it_sends_the_folder_and_prints_the_commit(push, hub, saved, caplog):
+def test_upload_prints_the_commit(push, hub, saved, caplog):
     flags = ["--private", "--branch", "v2", "--commit-message", "Second words", "--max-shard-size", "20KB"]
     status, printed, errors = push(saved.folder, "--repo-id", "x", *flags, "--include", "train.en", "--license", "mit")
     assert status == 0, errors
@@ -50,15 +50,15 @@ def test_it_sends_the_folder_and_prints_the_commit(push, hub, saved, caplog):
     assert repository.private and commit.message == "Second words"
     assert {"train.en", "model.safetensors.index.json"} <= commit.files.keys()
     assert "license: mit" in commit.files["README.md"].decode()
-    said = printed + errors + caplog.text
-    assert TOKEN not in said and not any(TOKEN.encode() in content for content in commit.files.values())
+    output = printed + errors + caplog.text
+    assert TOKEN not in output and not any(TOKEN.encode() in content for content in commit.files.values())
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [((401, {}), "the Hub does not know the token"), ((403, {}), "the token may not write"), (None, "holds no model")],
 )
-def test_an_error_is_one_line(push, hub, saved, tmp_path, fault, message):
+def test_errors_are_one_line(push, hub, saved, tmp_path, fault, message):
     folder = saved.folder
     if fault is None:
         folder = tmp_path
@@ -69,15 +69,15 @@ def test_an_error_is_one_line(push, hub, saved, tmp_path, fault, message):
     assert errors.count("\n") == 1 and errors.startswith("error: ") and message in errors
 
 
-def test_a_token_given_by_mistake_is_not_repeated(push, hub, saved):
+def test_token_argument_is_not_repeated(push, hub, saved):
     for wrong in (["--token", TOKEN], [f"--token={TOKEN}"], [TOKEN], [f"--private={TOKEN}"]):
         status, printed, errors = push(saved.folder, "--repo-id", "x", *wrong)
         assert status == 2 and TOKEN not in printed + errors
     assert hub.requests == []
 
 
-@pytest.mark.slow  # a process of its own, which must import torch
-def test_a_process_finds_the_hub_by_its_environment(hub, saved, repository, tmp_path):
+@pytest.mark.slow  # a separate process that imports torch
+def test_script_reads_the_environment(hub, saved, repository, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
     command = [sys.executable, repository / "scripts" / "push_to_hub.py", saved.folder, "--repo-id", "x"]
