@@ -35,17 +35,22 @@ def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
     """A temporary path beside `output` to write a folder to: renamed to `output` when the block ends.
 
     Raises:
-        UserError: `output` is a file, or a folder that is not empty and `overwrite` is off.
+        UserError: see `require_new`.
     """
-    if output.exists() and not output.is_dir():
-        raise UserError(f"output {output} is a file; name a folder")
-    if not overwrite and output.exists() and any(output.iterdir()):
-        raise UserError(f"output {output} exists already; name a new folder, or give --overwrite")
+    require_new(output, overwrite)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
         folder = Path(temporary) / "new"
         yield folder
         replace_folder(folder, output)
+
+
+def require_new(output: Path, overwrite: bool) -> None:
+    """Raise a UserError if `output` is a file, or a folder that is not empty and not to be overwritten."""
+    if output.exists() and not output.is_dir():
+        raise UserError(f"output {output} is a file; name a folder")
+    if not overwrite and output.exists() and any(output.iterdir()):
+        raise UserError(f"output {output} exists already; name a new folder, or give --overwrite")
 
 
 def replace_folder(folder: Path, target: Path) -> None:

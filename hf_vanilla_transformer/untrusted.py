@@ -1,4 +1,4 @@
-"""Files that others wrote may be damaged or malicious: what reading them raises becomes one line with their name."""
+"""Reading untrusted input: what a library raises for a damaged or malicious file becomes a one-line `UserError`."""
 
 import json
 import pickle
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from .errors import UserError
 
-_LONGEST = 300  # characters of what a library says
+_MAX_CHARACTERS = 300  # of a library's message
 _UNSAFE = re.compile(r"(?:Unsupported (?:global|class)|GLOBAL)\W+(?:GLOBAL )?([A-Za-z_][\w.]+)")
 
-# What cut or overwritten bytes, or settings that do not fit together, lead to inside of torch, safetensors and
-# transformers.
+# What torch, safetensors and transformers raise for truncated or overwritten files, and for inconsistent settings.
 _DAMAGE = (
     *(RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, AssertionError),
     *(MemoryError, OSError, SafetensorError, StrictDataclassError, zipfile.BadZipFile),
@@ -26,19 +26,21 @@ _DAMAGE = (
 
 
 def one_line(error: object) -> str:
-    """What an error of a library says, short enough for a line."""
+    """A library's error message as one line of at most 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + " …"
+    return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + " …"
+
+
+def require_file(path: Path, advice: str = "") -> Path:
+    """`path`, if it is a file; otherwise a UserError that ends with `advice`."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file" + (f"; {advice}" if advice else ""))
+    return path
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A file that holds a JSON object.
-
-    Raises:
-        UserError: it is not there, or holds something else.
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; name the folder of a model")
+    """A file that holds a JSON object; a UserError if it is missing or holds something else."""
+    require_file(path, "name the folder of a model")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -48,13 +50,23 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def parse_yaml_mapping(content: bytes, refusal: str) -> dict[str, Any]:
+    """A YAML mapping of plain data; a UserError that begins with `refusal` for anything else."""
+    try:
+        value = yaml.safe_load(content.decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{refusal} ({one_line(error)})") from None
+    if not isinstance(value, dict):
+        raise UserError(refusal)
+    return value
+
+
 @contextmanager
 def reading_weights(path: str | Path) -> Iterator[None]:
-    """Around the lines that read weights, without running code, from a file or folder that somebody gave.
+    """Wraps code that loads weights from an untrusted file or folder, with loaders that run no code from it.
 
     Raises:
-        UserError: instead of what they raise where the weights are damaged, or where more than tensors and plain data
-            would have to be read.
+        UserError: the weights are damaged, or reading them would need more than tensors and plain data.
     """
     try:
         yield

@@ -1,12 +1,12 @@
-"""Turn a checkpoint of another program into a model folder: the same translations, from here on.
+"""Convert a checkpoint of another toolkit to a model folder that gives the same translations.
 
   python scripts/convert_checkpoint.py --from marian opus-mt-en-de runs/en_de
 
 FORMAT is one of:
 @@FORMATS@@
-What a checkpoint does not say is given with --set NAME=VALUE, as often as needed. DIR appears when it is complete.
-A model that this architecture cannot express is refused with the reason, and nothing is written. No code that a
-checkpoint holds is ever run.
+Give what a checkpoint does not hold with --set NAME=VALUE, as often as needed. DIR appears when it is complete.
+A model that this architecture cannot express is refused with the reason, and nothing is written. No code of a
+checkpoint is run.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from typing import Any
 FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
   fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
-  marian-npz  a .npz of Marian itself, or the folder that it is in, with the vocabularies that its options name
+  marian-npz  a .npz of Marian itself, or its folder, with the vocabularies that its options name
   torch    a state dictionary with a torch.nn.Transformer, or of a well-known tutorial; it needs --set heads=N, and
-           --set activation=gelu or norm_first=true where that was so
-  fairseq  a .pt of a post-norm transformer, with dict.*.txt beside it or in --set data=FOLDER; give --set codes=FILE
-           (subword-nmt, fastBPE; text then goes through Moses) or sentencepiece=FILE for a tokenizer of raw text
+           --set activation=gelu or norm_first=true if the model was built with it
+  fairseq  a .pt of a post-norm transformer, with dict.*.txt in its folder or in --set data=FOLDER; give --set
+           codes=FILE (subword-nmt, fastBPE; text then goes through Moses) or sentencepiece=FILE for raw text
   joeynmt  the model_dir of a Transformer with layer_norm: post, or a .ckpt in it
   opennmt  a .pt of OpenNMT-py: refused with the reason, as its Transformers are all pre-norm
 """
@@ -30,22 +30,15 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [line.split()[0] for line in FORMATS.splitlines() if line[2] != " "]
     parser.add_argument("--from", required=True, dest="source_format", choices=names, metavar="FORMAT")
-    parser.add_argument("source", metavar="SRC", help="the checkpoint: a folder or a file, as that program has it")
+    parser.add_argument("source", metavar="SRC", help="the checkpoint, a folder or a file")
     parser.add_argument("output", metavar="DIR", help="new model folder")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="options",
-        metavar="NAME=VALUE",
-        help="what the checkpoint lacks",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="take the place of a folder that is there already")
+    parser.add_argument("--set", action="append", default=[], dest="options", metavar="NAME=VALUE", help="an option")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
     return parser.parse_args()
 
 
 def options_of(pairs: list[str]) -> dict[str, Any]:
-    """`--set` as keyword arguments; values are YAML, so that 8 is a number and true a truth."""
+    """`--set` as keyword arguments; values are YAML, so that 8 is an integer and true a boolean."""
     import yaml
 
     from hf_vanilla_transformer.errors import UserError
@@ -63,11 +56,12 @@ def options_of(pairs: list[str]) -> dict[str, Any]:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from translate import quiet
+    from transformers.utils import logging
 
     from hf_vanilla_transformer.interop.converting import convert
 
-    quiet()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     options = options_of(arguments.options)
     print(convert(arguments.source_format, arguments.source, arguments.output, arguments.overwrite, **options))
 

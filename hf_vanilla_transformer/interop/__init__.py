@@ -1,1 +1,1 @@
-"""To and from other programs' formats: one file for each. Nothing of theirs is imported before it is asked for."""
+"""Import and export: one file for each foreign format. Each foreign library is imported when its format is used."""

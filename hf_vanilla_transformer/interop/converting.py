@@ -1,4 +1,4 @@
-"""From another program's checkpoint to a model folder: which formats there are, and how the folder is written."""
+"""Convert another toolkit's checkpoint to a model folder: the table of formats, and how the folder is written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..atomic_write import new_folder
+from ..atomic_write import new_folder, require_new
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-#: The module here, and its function, that reads each format.
+#: The module of this package, and its function, that reads each format.
 FORMATS = {
     "marian": ("marian", "from_marian"),
     "fsmt": ("fsmt", "from_fsmt"),
@@ -28,12 +28,11 @@ FORMATS = {
 
 @dataclass
 class Converted:
-    """A translator that was read from another program's files.
+    """A translation model read from another toolkit's files.
 
     Attributes:
-        model: with the peer's generation settings, where it has any.
-        tokenizer, target_tokenizer: those of source and target; None where the files have no tokenizer, or where one
-            serves both.
+        model: with the toolkit's generation settings, if the files have any.
+        tokenizer, target_tokenizer: of source and target; None if the files have no tokenizer, or if one serves both.
         note: what the user should know about the tokenizer.
     """
 
@@ -46,20 +45,20 @@ class Converted:
 def convert(
     source_format: str, source: str | Path, output: str | Path, overwrite: bool = False, **options: Any
 ) -> str:
-    """Read another program's checkpoint and write it as a model folder.
+    """Read another toolkit's checkpoint and write it as a model folder.
 
     Args:
         source_format: a key of `FORMATS`.
-        source: the checkpoint, a file or a folder as that program has it.
+        source: the checkpoint, a file or a folder as the toolkit writes it.
         output: a new folder; it appears when it is complete.
-        overwrite: take the place of a folder that is there already.
-        **options: keyword arguments of the format's function, for what the checkpoint does not say.
+        overwrite: replace a folder that exists already.
+        **options: keyword arguments of the format's function, for what the checkpoint does not hold.
 
     Returns:
         One line on what was written.
 
     Raises:
-        UserError: an unknown format or option, a folder that is not empty, and all that the format's function raises.
+        UserError: an unknown format or option, a folder that is not empty, whatever the format's function raises.
     """
     read = reader(source_format)
     known = list(signature(read).parameters)[1:]
@@ -67,29 +66,23 @@ def convert(
         if name not in known:
             raise UserError(f"{name}: {source_format} has no such option; it has {', '.join(known) or 'none'}")
     output = Path(output)
-    if not overwrite and output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"output {output} is there already; name a new folder, or give --overwrite")
+    require_new(output, overwrite)
     try:
         converted = read(source, **options)
     except UserError as error:
         raise error if str(source) in str(error) else UserError(f"{source}: {error}") from None
-    save(converted, output)
+    with new_folder(output, overwrite) as folder:
+        converted.model.save_pretrained(folder)
+        if converted.tokenizer is not None:
+            save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
     parameters = sum(parameter.numel() for parameter in converted.model.parameters())
-    words = "with its tokenizer" if converted.tokenizer is not None else "without a tokenizer: the files have none"
-    return f"{output}: {parameters:,} parameters, {words}{converted.note and f' ({converted.note})'}"
+    found = "with its tokenizer" if converted.tokenizer is not None else "without a tokenizer: the files have none"
+    return f"{output}: {parameters:,} parameters, {found}{converted.note and f' ({converted.note})'}"
 
 
 def reader(source_format: str) -> Callable[..., Converted]:
-    """The function that reads a format; a UserError where there is no such format."""
+    """The function that reads a format; a UserError if there is no such format."""
     if source_format not in FORMATS:
         raise UserError(f"format: {source_format!r} is none of {', '.join(FORMATS)}")
     module, function = FORMATS[source_format]
     return getattr(import_module(f".{module}", __package__), function)
-
-
-def save(converted: Converted, output: Path) -> None:
-    """Write the model folder; what was there before stays until it is whole."""
-    with new_folder(output, overwrite=True) as folder:
-        converted.model.save_pretrained(folder)
-        if converted.tokenizer is not None:
-            save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)

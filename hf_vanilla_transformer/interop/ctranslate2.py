@@ -1,6 +1,6 @@
-"""CTranslate2: our models in its registry, so that its own converter takes them.
+"""CTranslate2: registers our architecture with its converter of transformers' models.
 
-ct2-transformers-converter knows nothing of this package; `convert` here registers the loader first.
+Its command ct2-transformers-converter does not import this package; `convert` registers the loader first.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 
-POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 has no formula for them
+MIN_POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 does not compute them
 
 
 def convert(folder: str | Path, output: str | Path, quantization: str | None = None) -> Path:
@@ -21,31 +21,29 @@ def convert(folder: str | Path, output: str | Path, quantization: str | None = N
 
     Args:
         folder: a model with its tokenizer. output: a new folder; it appears when it is complete.
-        quantization: "int8", "bfloat16" …, as CTranslate2 names them; None keeps the weights' own type.
+        quantization: "int8", "bfloat16" …, as CTranslate2 names them; None keeps the dtype of the weights.
 
     Returns:
         `output`.
 
     Raises:
-        UserError: ctranslate2 is not installed, the output is there already, it has no such quantization, or the
-            model has what CTranslate2 has not.
+        UserError: ctranslate2 is not installed, the output exists already, there is no such quantization, or
+            CTranslate2 cannot express the model.
     """
     register()
     from ctranslate2.converters import TransformersConverter
     from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
 
-    if Path(output).exists():
-        raise UserError(f"output {output} is there already; name a new one")
     if quantization not in (None, *ACCEPTED_MODEL_TYPES):
         raise UserError(f"quantization={quantization}: CTranslate2 has {', '.join(ACCEPTED_MODEL_TYPES)}")
-    with new_folder(Path(output)) as beside:
-        TransformersConverter(str(folder)).convert(str(beside), quantization=quantization)
-        save_tokenizers(beside, *load_tokenizers(folder))
+    with new_folder(Path(output)) as temporary:
+        TransformersConverter(str(folder)).convert(str(temporary), quantization=quantization)
+        save_tokenizers(temporary, *load_tokenizers(folder))
     return Path(output)
 
 
 def register() -> None:
-    """Make `VanillaTransformerConfig` known to CTranslate2's converter of transformers' models."""
+    """Register `VanillaTransformerConfig` with CTranslate2's converter of transformers' models."""
     try:
         from ctranslate2.converters import transformers as converter
         from ctranslate2.specs import TransformerSpec
@@ -53,7 +51,7 @@ def register() -> None:
         raise UserError("ctranslate2 is needed: pip install ctranslate2") from error
 
     class VanillaTransformerLoader(converter.BartLoader):
-        """Bart's loader with our names, post-norm, and a table of our positions."""
+        """Bart's loader with our module names, post-norm, and a table of our positions."""
 
         architecture_name = "AutoModelForSeq2SeqLM"
 
@@ -78,9 +76,9 @@ def register() -> None:
             return spec
 
         def get_vocabulary(self, model: Any, tokenizer: Any) -> list[list[str]]:
-            source, target = load_tokenizers(tokenizer.name_or_path)
+            tokenizers = load_tokenizers(tokenizer.name_or_path)
             sizes = model.config.vocab_size, model.config.target_vocab_size
-            return [words(side, size) for side, size in zip((source, target), sizes, strict=True)]
+            return [tokens_by_id(*each) for each in zip(tokenizers, sizes, strict=True)]
 
         def set_vocabulary(self, spec: TransformerSpec, tokens: list[list[str]]) -> None:
             spec.register_source_vocabulary(tokens[0])
@@ -94,27 +92,27 @@ def register() -> None:
 
 
 def position_table(stack: Any) -> torch.Tensor:
-    """The positions of a stack as a table (P, D): what it adds to embeddings that are 0."""
+    """The positions of a stack as a table (P, D): its embedding layer applied to zeros."""
     rows = stack.config.max_position_embeddings
     if stack.config.position_encoding_type != "learned":
-        rows = max(POSITIONS, rows)
-    nothing = torch.zeros(1, rows, stack.config.d_model)
-    return stack.eval().embed(nothing, torch.arange(rows)[None])[0].detach()
+        rows = max(MIN_POSITIONS, rows)
+    zeros = torch.zeros(1, rows, stack.config.d_model)
+    return stack.eval().embed(zeros, torch.arange(rows)[None])[0].detach()
 
 
-def words(tokenizer: Any, size: int) -> list[str]:
-    """The vocabulary in the order of its ids, as long as the embedding has rows."""
-    by_id = {number: word for word, number in tokenizer.get_vocab().items()}
-    return [by_id.get(number, f"<unused_{number}>") for number in range(size)]
+def tokens_by_id(tokenizer: Any, size: int) -> list[str]:
+    """The vocabulary ordered by id, with a name for each embedding row that has no token."""
+    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
+    return [tokens.get(number, f"<unused_{number}>") for number in range(size)]
 
 
 def refuse(config: VanillaTransformerConfig) -> None:
     """Raise a UserError for what CTranslate2 cannot express."""
     heads = config.encoder_attention_heads
-    free = {config.head_dim, config.value_head_dim} - {None, config.d_model // heads}
-    if config.final_layer_norm or config.decoder_attention_heads != heads or free:
+    other_widths = {config.head_dim, config.value_head_dim} - {None, config.d_model // heads}
+    if config.final_layer_norm or config.decoder_attention_heads != heads or other_widths:
         raise UserError(
             f"final_layer_norm={config.final_layer_norm}, heads={heads} and {config.decoder_attention_heads}, "
             f"head_dim={config.head_dim}, value_head_dim={config.value_head_dim}: CTranslate2's post-norm Transformer "
-            f"has one number of heads, d_model / h numbers each, and no last normalisation"
+            f"has one number of heads, heads of width d_model / h, and no final LayerNorm"
         )

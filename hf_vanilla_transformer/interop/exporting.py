@@ -1,4 +1,4 @@
-"""From a model folder to another program's: which formats there are, and how the folder is written."""
+"""Export a model folder to another library's format: the table of formats, and how the folder is written."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .transformers_folders import load_peer
 
-#: The formats, and the modules here that write them.
+#: The formats, and the modules of this package that write them.
 FORMATS = {"ctranslate2": "ctranslate2", "marian": "marian", "onnx": "onnx", "torch": "exported_programs"}
 
 _SCRIPT = "translate_exported.py"
@@ -27,14 +27,14 @@ def export(
     overwrite: bool = False,
     quantization: str | None = None,
 ) -> str:
-    """Write a model folder in the format of another program, with the tokenizer.
+    """Write a model folder in another library's format, with the tokenizer.
 
     Args:
         target_format: a key of `FORMATS`.
         source: a model folder with its tokenizer.
         output: a new folder; it appears when it is complete.
-        overwrite: take the place of a folder that is there already.
-        quantization: see `ctranslate2.convert`; the others have float32.
+        overwrite: replace a folder that exists already.
+        quantization: see `ctranslate2.convert`; the other formats are float32.
 
     Returns:
         One line on what was written.
@@ -48,10 +48,9 @@ def export(
         raise UserError(f"quantization={quantization}: only ctranslate2 has it; {target_format} is written in float32")
     if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise UserError(f"output {output} holds the model itself; name a new folder")
-    _refuse_quantised(Path(source))
     module = import_module(f".{FORMATS[target_format]}", __package__)
     with new_folder(Path(output), overwrite) as folder:
-        model = load_peer(VanillaTransformerForConditionalGeneration, source)  # what is damaged is told here
+        model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
         if target_format == "ctranslate2":
             module.convert(source, folder, quantization)
         elif target_format == "marian":
@@ -63,27 +62,15 @@ def export(
     return f"{output}: {size / 1e6:.1f} MB"
 
 
-def _refuse_quantised(source: Path) -> None:
-    """Raise a UserError before the weights are read, which would take the library that they were quantised with."""
-    try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return  # said better by who loads the model
-    if isinstance(config, dict) and config.get("quantization_config"):
-        raise UserError(
-            f"{source}: its weights are quantised (quantization_config); export the model they were made of"
-        )
-
-
 def _write_graphs(write: Any, model: Any, source: str | Path, folder: Path) -> None:
-    """The graphs, and beside them what a translation needs: configurations, tokenizers, a script."""
+    """The graphs, and what translating with them needs: configurations, tokenizers, a script."""
     tokenizers = load_tokenizers(source)
     folder.mkdir()
     write(model, folder)
     save_tokenizers(folder, *tokenizers)
     model.generation_config.save_pretrained(folder)
     fields = json.loads(model.config.to_json_string(use_diff=False))
-    for name in ("auto_map", "_name_or_path"):  # code that does not come along, and a path of this machine
+    for name in ("auto_map", "_name_or_path"):  # remote code that is not copied, and a path on this machine
         fields.pop(name, None)
     (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(_SCRIPT), folder / "translate.py")

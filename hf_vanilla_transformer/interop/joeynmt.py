@@ -4,19 +4,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import UserError
+from ..untrusted import parse_yaml_mapping, require_file
 from .converting import Converted
-from .state_dicts import Names, build_model, read_torch_file, rename, require_tensors, width_and_depth, word_matrices
-from .vocabularies import pieces_tokenizer, read_lines, sentencepiece_pieces, sentencepiece_tokenizer
+from .state_dicts import (
+    STACKS,
+    Renames,
+    build_model,
+    find_tying,
+    read_torch_file,
+    rename,
+    require_tensors,
+    width_and_depth,
+)
+from .vocabularies import (
+    PRETOKENIZED,
+    read_lines,
+    require_size,
+    sentencepiece_pieces,
+    sentencepiece_tokenizer,
+    whitespace_tokenizers,
+)
 
-EPSILON = 1e-6  # of its normalisations
-_SPECIAL_WORDS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # in the order of their numbers
+EPSILON = 1e-6  # of its LayerNorm
+SIDES = ("src", "trg")
+_SPECIAL_TOKENS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # by id
 _TABLES = {"encoder.pe.pe", "decoder.pe.pe"}  # the sinusoids of §3.5
-_IN_PIECES = "it takes text that is in pieces already, with spaces between"
 
-NAMES: Names = (
+RENAMES: Renames = (
     (r"model\.encoder\.embed_tokens", "src_embed.lut"),
     (r"model\.decoder\.embed_tokens", "trg_embed.lut"),
     ("lm_head", "decoder.output_layer"),
@@ -39,12 +54,12 @@ def from_joeynmt(source: str | Path) -> Converted:
     """A Transformer that JoeyNMT trained with `layer_norm: "post"`.
 
     Args:
-        source: the model_dir, whose best.ckpt is taken, or a .ckpt with config.yaml, src_vocab.txt and trg_vocab.txt
-            beside it.
+        source: the model_dir, of which best.ckpt is read, or a .ckpt in the folder of config.yaml, src_vocab.txt and
+            trg_vocab.txt.
 
     Returns:
-        The model, decoding as `testing` says, and its tokenizer: of raw text for SentencePiece and words, of text in
-        pieces for what only JoeyNMT's own classes can do.
+        The model, with the search of the section `testing`, and its tokenizer: for raw text if the vocabularies are
+        SentencePiece or words, for tokenized text if tokenizing needs JoeyNMT's own classes.
 
     Raises:
         UserError: an option that cannot be expressed here, damaged or missing files.
@@ -55,38 +70,28 @@ def from_joeynmt(source: str | Path) -> Converted:
     _refuse(options["model"], folder / "config.yaml")
     checkpoint = _checkpoint(path)
     found = read_torch_file(checkpoint)
-    tensors = require_tensors(
-        found.get("model_state") if isinstance(found, Mapping) else None, f"{checkpoint}: model_state"
-    )
-    words = word_matrices(tensors, "src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
-    layers = {f"{stack}_layers": f"{stack}.layers." for stack in ("encoder", "decoder")}
-    fields = _fields(options["model"]) | words.fields
-    fields |= width_and_depth(tensors, "src_embed.lut.weight", layers)
+    state = found.get("model_state") if isinstance(found, Mapping) else None
+    tensors = require_tensors(state, f"{checkpoint}: model_state")
+    embeddings = "src_embed.lut.weight", "trg_embed.lut.weight"
+    tying = find_tying(tensors, *embeddings, "decoder.output_layer.weight")
+    fields = _fields(options["model"]) | tying.fields | width_and_depth(tensors, embeddings[0])
     special = _special(options["data"])
-    ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_WORDS)}
+    ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
     fields |= {**ids, "decoder_start_token_id": ids["bos_token_id"]}
-    model = build_model(fields, tensors, lambda name: rename(name, NAMES), words.copies | _TABLES)
-    _decode_as(model.generation_config, options.get("testing") or {})
-    sides = [
-        _words(folder, options["data"], side, special, size)
-        for side, size in (("src", fields["vocab_size"]), ("trg", fields["decoder_vocab_size"]))
-    ]
-    return _with_tokenizers(Converted(model), folder, options["data"], sides, special)
+    model = build_model(fields, tensors, lambda name: rename(name, RENAMES), tying.copies | _TABLES)
+    _set_search(model.generation_config, options.get("testing") or {})
+    sizes = fields["vocab_size"], fields["decoder_vocab_size"]
+    tokens = [_tokens(folder, options["data"], *each, special) for each in zip(SIDES, sizes, strict=True)]
+    return _with_tokenizers(Converted(model), folder, options["data"], tokens, special)
 
 
 def _read_options(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; name the model_dir of JoeyNMT, or a .ckpt in it")
-    try:
-        options = yaml.safe_load(path.read_bytes().decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: no configuration of JoeyNMT ({' '.join(str(error).split())[:120]})") from None
-    for names in (("data", "src"), ("data", "trg"), ("model", "encoder"), ("model", "decoder")):
-        section = options
-        for name in names:
-            section = section.get(name) if isinstance(section, dict) else None
-        if not isinstance(section, dict):
-            raise UserError(f"{path}: no configuration of JoeyNMT: {'.'.join(names)} is missing")
+    require_file(path, "name the model_dir of JoeyNMT, or a .ckpt in it")
+    options = parse_yaml_mapping(path.read_bytes(), f"{path}: no configuration of JoeyNMT")
+    for outer, inner in [("data", side) for side in SIDES] + [("model", stack) for stack in STACKS]:
+        section = options.get(outer)
+        if not isinstance(section, dict) or not isinstance(section.get(inner), dict):
+            raise UserError(f"{path}: no configuration of JoeyNMT: {outer}.{inner} is missing")
     return options
 
 
@@ -100,75 +105,66 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _refuse(model: Mapping[str, Any], path: Path) -> None:
-    for stack, default in (("encoder", "pre"), ("decoder", "post")):
-        options = model[stack]
-        if options.get("type", "recurrent" if stack == "encoder" else "transformer") != "transformer":
-            raise UserError(f"{path}: model.{stack}.type={options.get('type')}: only its Transformer can be converted")
-        norm = options.get("layer_norm", default)
+    for stack, default_type, default_norm in (("encoder", "recurrent", "pre"), ("decoder", "transformer", "post")):
+        options, name = model[stack], f"{path}: model.{stack}"
+        norm = options.get("layer_norm", default_norm)
+        if options.get("type", default_type) != "transformer":
+            raise UserError(f"{name}.type={options.get('type')}: only its Transformer can be converted")
         if norm != "post":
-            raise UserError(
-                f"{path}: model.{stack}.layer_norm={norm}: such a model normalises before each sub-layer, this "
-                f"architecture after (§3.1)"
-            )
+            reason = "such a model normalises before each sub-layer, this architecture after (§3.1)"
+            raise UserError(f"{name}.layer_norm={norm}: {reason}")
         if options.get("alpha", 1.0) != 1:
-            raise UserError(
-                f"{path}: model.{stack}.alpha={options['alpha']}: §3.1 adds the input once, not alpha times"
-            )
-    widths = {model[stack].get("hidden_size", 512) for stack in ("encoder", "decoder")}
-    scales = {_embeddings(model, stack).get("scale", False) for stack in ("encoder", "decoder")}
-    if model.get("tied_embeddings"):
-        scales = {_embeddings(model, "encoder").get("scale", False)}
+            raise UserError(f"{name}.alpha={options['alpha']}: §3.1 adds the input once, not alpha times")
+    widths = {model[stack].get("hidden_size", 512) for stack in STACKS}
+    scales = {_scales_embedding(model, stack) for stack in STACKS[: 1 if model.get("tied_embeddings") else 2]}
     for name, values in (("hidden_size", widths), ("embeddings.scale", scales)):
         if len(values) > 1:
             raise UserError(f"{path}: {name} differs between encoder and decoder; here it is one")
 
 
-def _embeddings(model: Mapping[str, Any], stack: str) -> Mapping[str, Any]:
-    return model[stack].get("embeddings") or {}
+def _scales_embedding(model: Mapping[str, Any], stack: str) -> bool:
+    return bool((model[stack].get("embeddings") or {}).get("scale", False))
 
 
 def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
-    activations = {model[stack].get("activation", "relu") for stack in ("encoder", "decoder")}
+    activations = {model[stack].get("activation", "relu") for stack in STACKS}
     if len(activations) > 1:
         raise UserError(f"activation is {' and '.join(sorted(activations))}; here both stacks have the same")
     fields: dict[str, Any] = {
         "activation_function": activations.pop(),
-        "scale_embedding": bool(_embeddings(model, "encoder").get("scale", False)),
+        "scale_embedding": _scales_embedding(model, "encoder"),
         "layer_norm_eps": EPSILON,
         "dropout": model["decoder"].get("dropout", 0.1),
     }
-    for stack, heads in (("encoder", 4), ("decoder", 8)):  # its defaults
+    for stack, heads in (("encoder", 4), ("decoder", 8)):  # JoeyNMT's defaults
         fields[f"{stack}_attention_heads"] = model[stack].get("num_heads", heads)
         fields[f"{stack}_ffn_dim"] = model[stack].get("ff_size", 2048)
     return fields
 
 
 def _special(data: Mapping[str, Any]) -> dict[str, str]:
-    """The special words by the names of tokenizers; their numbers are 0 to 3."""
+    """The special tokens as keyword arguments of a tokenizer; their ids are 0 to 3."""
     given = data.get("special_symbols") or {}
-    for number, name in enumerate(_SPECIAL_WORDS):
+    for number, name in enumerate(_SPECIAL_TOKENS):
         if given.get(f"{name}_id", number) != number:
             raise UserError(
                 f"data.special_symbols.{name}_id={given[f'{name}_id']}: {number} is the only one that fits"
             )
-    return {f"{name}_token": str(given.get(f"{name}_token", word)) for name, word in _SPECIAL_WORDS.items()}
+    return {f"{name}_token": str(given.get(f"{name}_token", token)) for name, token in _SPECIAL_TOKENS.items()}
 
 
-def _words(folder: Path, data: Mapping[str, Any], side: str, special: Mapping[str, str], size: int) -> list[str]:
-    """The words of a side in the order of their numbers: special ones first, each once, as `Vocabulary` does."""
+def _tokens(folder: Path, data: Mapping[str, Any], side: str, size: int, special: Mapping[str, str]) -> list[str]:
+    """The tokens of a side by id: special ones first, each once, as JoeyNMT's `Vocabulary` orders them."""
     file = folder / f"{side}_vocab.txt"
     if not file.is_file() and data[side].get("voc_file"):
         file = folder / Path(str(data[side]["voc_file"])).name
     given = data.get("special_symbols") or {}
     first = [*special.values(), *filter(None, [given.get("sep_token")]), *(given.get("lang_tags") or [])]
-    words = list(dict.fromkeys([*map(str, first), *read_lines(file)]))
-    if len(words) != size:
-        raise UserError(f"{file}: {len(words)} words with the special ones, but the model has {size}")
-    return words
+    return require_size(list(dict.fromkeys([*map(str, first), *read_lines(file)])), size, file)
 
 
-def _decode_as(generation_config: Any, testing: Mapping[str, Any]) -> None:
-    """Its beam search divides by the paper's ((5 + length) / 6)^α too."""
+def _set_search(generation_config: Any, testing: Mapping[str, Any]) -> None:
+    """JoeyNMT's beam search divides by the paper's ((5 + length) / 6)^α too."""
     beams, alpha = testing.get("beam_size", 1), testing.get("beam_alpha", testing.get("alpha", -1))
     generation_config.num_beams = int(beams)
     generation_config.paper_length_penalty = float(max(0, alpha))
@@ -177,41 +173,38 @@ def _decode_as(generation_config: Any, testing: Mapping[str, Any]) -> None:
 
 
 def _with_tokenizers(
-    converted: Converted, folder: Path, data: Mapping[str, Any], sides: list[list[str]], special: Mapping[str, str]
+    converted: Converted, folder: Path, data: Mapping[str, Any], tokens: list[list[str]], special: Mapping[str, str]
 ) -> Converted:
-    source, target = sides
-    models = [
-        _sentencepiece_model(folder, data[side], words) for side, words in zip(("src", "trg"), sides, strict=True)
-    ]
-    if models[0] and models[1]:
-        tokenizer = sentencepiece_tokenizer(models[0], models[1], source, target, special, "the vocabularies")
-        return Converted(converted.model, tokenizer)
-    plain = [_is_plain(data[side]) for side in ("src", "trg")]
-    lowercase = [
-        bool(data[side].get("lowercase")) and is_plain for side, is_plain in zip(("src", "trg"), plain, strict=True)
-    ]
-    in_pieces = pieces_tokenizer(source, special, "src_vocab.txt", lowercase[0])
-    for_target = in_pieces
-    if source != target or lowercase[0] != lowercase[1]:
-        for_target = pieces_tokenizer(target, special, "trg_vocab.txt", lowercase[1])
-    return Converted(converted.model, in_pieces, for_target, note="" if all(plain) else _IN_PIECES)
+    sides = [data[side] for side in SIDES]
+    spm_models = [_sentencepiece_model(folder, *each) for each in zip(sides, tokens, strict=True)]
+    found = [path for path in spm_models if path]
+    if len(found) == len(SIDES):
+        return Converted(converted.model, sentencepiece_tokenizer(found, tokens, special, "the vocabularies"))
+    # words are separated by white space, and at most lower-cased
+    words = [side.get("level") == "word" and not _preprocesses(side) for side in sides]
+    lowercase = [bool(side.get("lowercase")) and is_word for side, is_word in zip(sides, words, strict=True)]
+    tokenizers = whitespace_tokenizers(tokens, special, ("src_vocab.txt", "trg_vocab.txt"), lowercase)
+    return Converted(converted.model, *tokenizers, note="" if all(words) else PRETOKENIZED)
 
 
-def _is_plain(side: Mapping[str, Any]) -> bool:
-    """Whether words are what stands between spaces, and nothing more is done to them than lower-casing."""
-    steps = side.get("tokenizer_cfg") or {}
-    return side.get("level") == "word" and not side.get("normalize") and steps.get("pretokenizer", "none") == "none"
+def _preprocesses(side: Mapping[str, Any]) -> bool:
+    return side.get("normalize") or (side.get("tokenizer_cfg") or {}).get("pretokenizer", "none") != "none"
 
 
-def _sentencepiece_model(folder: Path, side: Mapping[str, Any], words: list[str]) -> Path | None:
-    """The model of a side, if what it does alone is what JoeyNMT does with it."""
-    steps = side.get("tokenizer_cfg") or {}
+def _sentencepiece_model(folder: Path, side: Mapping[str, Any], tokens: list[str]) -> Path | None:
+    """The SentencePiece model of a side, if JoeyNMT applies nothing else to its text."""
+    file = (side.get("tokenizer_cfg") or {}).get("model_file")
     kind = side.get("tokenizer_type", side.get("bpe_type", "sentencepiece"))
-    more = side.get("lowercase") or side.get("normalize") or steps.get("pretokenizer", "none") != "none"
-    if side.get("level") != "bpe" or kind != "sentencepiece" or more or "model_file" not in steps:
+    if (
+        side.get("level") != "bpe"
+        or kind != "sentencepiece"
+        or side.get("lowercase")
+        or _preprocesses(side)
+        or not file
+    ):
         return None
-    path = folder / Path(str(steps["model_file"])).name
-    # It forbids longer pieces that are no words; they would be unknown here.
-    known = {*words, "<s>", "</s>", "<unk>"}
+    path = folder / Path(str(file)).name
+    # JoeyNMT never splits text into a piece of several characters that its vocabulary lacks; here it would be unknown.
+    known = {*tokens, "<s>", "</s>", "<unk>"}
     forbidden = [piece for piece in sentencepiece_pieces(path) if len(piece) > 1 and piece not in known]
     return None if forbidden else path

@@ -1,4 +1,4 @@
-"""Marian's own checkpoints: an .npz with weights and options, and the vocabularies beside it."""
+"""Marian's own checkpoints: an .npz with weights and options, and the vocabularies in the same folder."""
 
 import zipfile
 import zlib
@@ -11,34 +11,46 @@ import torch
 import yaml
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import GenerationConfig
 
 from ..errors import UserError
 from ..layers_vanilla_transformer import sinusoidal_positions
+from ..untrusted import one_line, parse_yaml_mapping, require_file
 from .converting import Converted
-from .state_dicts import Place, build_model, require_tensors, width_and_depth, word_matrices
-from .transformers_folders import decode_as
-from .vocabularies import pieces_tokenizer, read_lines, sentencepiece_pieces, sentencepiece_tokenizer
+from .state_dicts import (
+    PRE_NORM,
+    STACKS,
+    TensorRef,
+    build_model,
+    find_tying,
+    require_matrix,
+    require_tensors,
+    width_and_depth,
+)
+from .transformers_folders import set_generation_config
+from .vocabularies import (
+    PRETOKENIZED,
+    read_lines,
+    sentencepiece_pieces,
+    sentencepiece_tokenizer,
+    whitespace_tokenizers,
+)
 
 OPTIONS = "special:model.yml"
 EPSILON = 1e-6  # `layerNorm` of its Transformer
-LONGEST = 1024  # positions, where the formula has no end
-NEVER = -1e4  # the bias of a word that Marian does not have
+MAX_POSITIONS = 1024  # rows of the table that replaces Marian's formula
+NEVER = -1e4  # output bias of the tokens that Marian does not have
 PAD = "<pad>"
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": PAD}
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick_gelu"}  # its gelu is x · sigmoid(1.702 x)
 
-# Options that make another architecture: the values with which they do not, and what the others do.
+# Options of other architectures: the supported values, and what others mean.
 REFUSED: dict[str, tuple[tuple, str]] = {
     "type": (("transformer",), "is another kind of model"),
-    "transformer-preprocess": (
-        ("", "d"),
-        "normalises before each sub-layer (pre-norm), this architecture after (§3.1)",
-    ),
+    "transformer-preprocess": (("", "d"), PRE_NORM),
     "transformer-postprocess": (("dan", "an"), "is not LayerNorm(x + Sublayer(x)) (§3.1)"),
     "transformer-postprocess-emb": (("", "d"), "normalises the embeddings, §3.4 does not"),
-    "transformer-postprocess-top": (("", "d"), "has one more step after each stack, without a bias of its own here"),
+    "transformer-postprocess-top": (("", "d"), "adds or normalises after each stack, which cannot be expressed here"),
     "transformer-decoder-autoreg": (("self-attention",), "has a decoder without self-attention (§3.2.3)"),
     "transformer-no-projection": ((False,), "leaves out W^O (§3.2.2)"),
     "transformer-ffn-depth": ((2,), "has another number of matrices in a feed-forward network than Eq. 2"),
@@ -46,11 +58,11 @@ REFUSED: dict[str, tuple[tuple, str]] = {
     "transformer-aan-only": ((False,), "has average attention"),
     "transformer-tied-layers": (([],), "uses layers of the decoder more than once"),
     "ulr": ((False,), "has universal language representations"),
-    "lemma-dim-emb": ((0,), "has factored words"),
-    "input-types": (([],), "reads something besides words"),
+    "lemma-dim-emb": ((0,), "has factored tokens"),
+    "input-types": (([],), "has inputs other than tokens"),
 }
 
-# Within a layer: where it keeps our parameters.
+# Within a layer: our modules, and Marian's names of their weight and bias.
 _IN_LAYER = {
     "fc1": ("ffn_W1", "ffn_b1"),
     "fc2": ("ffn_W2", "ffn_b2"),
@@ -72,16 +84,16 @@ def from_marian_npz(
 ) -> Converted:
     """A post-norm Transformer that Marian trained.
 
-    Its sinusoids have fairseq's wavelengths and start at 0, which no other program has; they become `LONGEST` rows of
-    "learned" positions. (transformers' `MarianMTModel` and CTranslate2 put slightly others in their place.) The first
-    word that its decoder reads is a zero: the embedding of a padding, which is added behind the vocabulary.
+    Its sinusoids have fairseq's wavelengths but start at position 0, so they become `MAX_POSITIONS` rows of "learned"
+    positions. (transformers' `MarianMTModel` and CTranslate2 use slightly different ones.) Its decoder starts from a
+    zero vector instead of an embedding: here from a padding token, which is added to the vocabulary with a zero row.
 
     Args:
-        source: model.npz, or a folder with one or with a decoder.yml that names it.
-        source_vocabulary, target_vocabulary: .yml or .spm; where None, the files that the options name, if they are
-            beside the model.
-        source_sentencepiece, target_sentencepiece: what made the pieces of a .yml vocabulary; where None, source.spm
-            and target.spm, if they are beside the model. Without them the tokenizer takes text in pieces.
+        source: model.npz, or a folder with one .npz or with a decoder.yml that names it.
+        source_vocabulary, target_vocabulary: .yml or .spm; default: the files that the options name, if they are in
+            the model's folder.
+        source_sentencepiece, target_sentencepiece: the models that tokenize for a .yml vocabulary; default: source.spm
+            and target.spm, if they are in the model's folder. Without them the tokenizer takes tokenized text.
 
     Raises:
         UserError: an option that cannot be expressed here, damaged or missing files.
@@ -90,44 +102,39 @@ def from_marian_npz(
     arrays, options = _read(path)
     _refuse(options, path)
     tensors = require_tensors({name: _tensor(name, array) for name, array in arrays.items()}, str(path))
-    layers = {"encoder_layers": "encoder_l", "decoder_layers": "decoder_l"}
     tensors, pad = _with_padding(tensors)
-    words = word_matrices(tensors, "encoder_Wemb", "decoder_Wemb", "output")
-    # Marian counts layers from 1
-    sizes = width_and_depth(tensors, "encoder_Wemb", layers)
-    sizes |= {field: sizes[field] - 1 for field in layers}
+    tying = find_tying(tensors, "encoder_Wemb", "decoder_Wemb", "output")
+    sizes = width_and_depth(tensors, "encoder_Wemb", ("encoder_l", "decoder_l"))
     tensors, positions = _positions(tensors, options, sizes["d_model"])
-    heads = options.get("transformer-heads", 8)
     fields = {
         **sizes,
-        **words.fields,
+        **{f"{stack}_layers": sizes[f"{stack}_layers"] - 1 for stack in STACKS},  # Marian counts layers from 1
+        **tying.fields,
         **positions,
-        **{f"{stack}_attention_heads": heads for stack in ("encoder", "decoder")},
-        **{f"{stack}_ffn_dim": _width(tensors, f"{stack}_l1_ffn_W1") for stack in ("encoder", "decoder")},
+        **{f"{stack}_attention_heads": options.get("transformer-heads", 8) for stack in STACKS},
+        **{f"{stack}_ffn_dim": require_matrix(tensors, f"{stack}_l1_ffn_W1").shape[1] for stack in STACKS},
         "activation_function": ACTIVATIONS.get(str(options.get("transformer-ffn-activation", "swish")), "?"),
         "dropout": options.get("transformer-dropout", 0.0),
         "layer_norm_eps": EPSILON,
         "lm_head_bias": True,
     }
     paths = _vocabulary_files(path, options, decoder, source_vocabulary, target_vocabulary)
-    sides = [_words(each) for each in paths]
-    ids = _special_numbers(sides, words.fields, pad)
-    model = build_model({**fields, **ids}, tensors, _place, words.copies)
+    sides = [_tokens(each) for each in paths]
+    ids = _special_ids(sides, pad)
+    model = build_model({**fields, **ids}, tensors, _locate, tying.copies)
     if "beam-size" in decoder:
         search = {"num_beams": decoder["beam-size"], "length_penalty": float(decoder.get("normalize", 0.0))}
-        decode_as(model, GenerationConfig(**search, **{k: v for k, v in ids.items() if k != "unk_token_id"}))
-    pieces = source_sentencepiece, target_sentencepiece
-    return _with_tokenizers(Converted(model), paths, [_filled(side, pad) for side in sides], pieces)
+        set_generation_config(model, search | {name: each for name, each in ids.items() if name != "unk_token_id"})
+    spm_models = source_sentencepiece, target_sentencepiece
+    return _with_tokenizers(Converted(model), paths, [_with_unused(side, pad) for side in sides], spm_models)
 
 
 def _model_file(source: Path) -> tuple[Path, dict[str, Any]]:
-    """The .npz, and the options of decoding that stand beside it."""
+    """The .npz, and the options of decoding in its folder."""
     folder = source if source.is_dir() else source.parent
-    decoder = _read_yaml(folder / "decoder.yml") if (folder / "decoder.yml").is_file() else {}
+    decoder = _read_options(folder / "decoder.yml") if (folder / "decoder.yml").is_file() else {}
     if not source.is_dir():
-        if not source.is_file():
-            raise UserError(f"{source}: no such file")
-        return source, decoder
+        return require_file(source), decoder
     named = [folder / Path(str(name)).name for name in decoder.get("models", [])]
     found = named or sorted(folder.glob("*.npz"))
     if len(found) != 1 or not found[0].is_file():
@@ -136,50 +143,41 @@ def _model_file(source: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays, and the options that Marian keeps among them."""
+    """The arrays, and the options that Marian stores as one of them."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:120]
-        if "pickle" in reason:  # numpy's own advice would be to run it
+        reason = one_line(error)
+        if "pickle" in reason:  # numpy advises to allow it, which would run code
             reason = "it holds Python objects; nothing of it was run"
         raise UserError(f"{path}: no .npz of Marian, or a damaged one ({reason})") from None
     except AttributeError:
         raise UserError(f"{path}: one array, not the .npz of Marian") from None
-    stored, beside = arrays.pop(OPTIONS, None), path.with_name(f"{path.name}.yml")
-    if stored is None:
-        if not beside.is_file():
-            raise UserError(f"{path}: there is neither {OPTIONS} in it nor {beside.name} beside it")
-        return arrays, _read_yaml(beside)
-    return arrays, _parsed(stored.tobytes().rstrip(b"\0"), f"{path}: {OPTIONS}")
+    stored, separate = arrays.pop(OPTIONS, None), path.with_name(f"{path.name}.yml")
+    if stored is not None:
+        content = stored.tobytes().rstrip(b"\0")
+        return arrays, parse_yaml_mapping(content, f"{path}: {OPTIONS}: no options of Marian")
+    if not separate.is_file():
+        raise UserError(f"{path}: there is neither {OPTIONS} in it nor {separate.name} beside it")
+    return arrays, _read_options(separate)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    return _parsed(path.read_bytes(), str(path))
-
-
-def _parsed(text: bytes, origin: str) -> dict[str, Any]:
-    try:
-        options = yaml.safe_load(text.decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{origin}: no options of Marian ({' '.join(str(error).split())[:120]})") from None
-    if not isinstance(options, dict):
-        raise UserError(f"{origin}: no options of Marian")
-    return options
+def _read_options(path: Path) -> dict[str, Any]:
+    return parse_yaml_mapping(path.read_bytes(), f"{path}: no options of Marian")
 
 
 def _refuse(options: Mapping[str, Any], path: Path) -> None:
-    for name, (harmless, reason) in REFUSED.items():
-        value = options.get(name, harmless[0])
-        if value not in harmless and value is not None:
+    for name, (supported, reason) in REFUSED.items():
+        value = options.get(name, supported[0])
+        if value not in supported and value is not None:
             raise UserError(f"{path}: --{name} {value!r}: such a model {reason}")
     activation = options.get("transformer-ffn-activation", "swish")
     if activation not in ACTIVATIONS:
         raise UserError(f"{path}: --transformer-ffn-activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
     for vocabulary in options.get("vocabs") or []:
         if str(vocabulary).endswith(".fsv"):
-            raise UserError(f"{path}: --vocabs {vocabulary}: such a model has factored words")
+            raise UserError(f"{path}: --vocabs {vocabulary}: such a model has factored tokens")
 
 
 def _tensor(name: str, array: np.ndarray) -> Tensor:
@@ -191,7 +189,7 @@ def _tensor(name: str, array: np.ndarray) -> Tensor:
 
 
 def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """The matrices of words under one name each, with rows of 0 behind their words up to that of the padding."""
+    """Both embeddings and the output matrix under one name each, zero-padded up to the row of the padding; its id."""
     rest = dict(tensors)
     shared = rest.pop("Wemb", None)
     found: dict[str, Tensor] = {}
@@ -220,108 +218,89 @@ def _positions(
         table = tensors.pop("Wpos")
     else:
         # fairseq's formula: sin(p · 10000^(-i / (D/2 - 1))), then the cosines; p from 0
-        table = sinusoidal_positions(torch.arange(LONGEST)[None], width, "sinusoidal_fairseq")[0]  # (P, D)
+        table = sinusoidal_positions(torch.arange(MAX_POSITIONS)[None], width, "sinusoidal_fairseq")[0]  # (P, D)
     tensors = {**tensors, "encoder positions": table, "decoder positions": table}
     fields = {"position_encoding_type": "learned", "max_position_embeddings": len(table)}
     return tensors, {**fields, "scale_embedding": not learned}
 
 
-def _width(tensors: Mapping[str, Tensor], name: str) -> int:
-    if name not in tensors:
-        raise UserError(f"there is no tensor {name}")
-    return tensors[name].shape[-1]
-
-
-def _place(name: str) -> str | Place:
+def _locate(name: str) -> str | TensorRef:
     if name.startswith("lm_head"):
         return "output" if name.endswith("weight") else "output bias"
     stack, rest = name.removeprefix("model.").split(".", 1)
-    if rest == "embed_tokens.weight":
-        return f"{stack}_Wemb"
-    if rest == "embed_positions.weight":
-        return f"{stack} positions"
+    if rest.startswith("embed_"):
+        return f"{stack}_Wemb" if rest == "embed_tokens.weight" else f"{stack} positions"
     _, number, module = rest.split(".", 2)
     module, kind = module.rsplit(".", 1)
     theirs = f"{stack}_l{int(number) + 1}_{_IN_LAYER[module][kind == 'bias']}"
-    return Place(theirs, transposed=kind == "weight" and "norm" not in module)
+    return TensorRef(theirs, transposed=kind == "weight" and "norm" not in module)
 
 
 def _vocabulary_files(
     path: Path, options: Mapping[str, Any], decoder: Mapping[str, Any], *given: str | Path | None
 ) -> list[Path]:
-    """The files of both sides, the ones given or the ones that the options name; none where they are not there."""
+    """The vocabularies of source and target, given or named by the options; none if these do not exist."""
     if any(given):
         source, target = given
         return [Path(source or target or ""), Path(target or source or "")]
     named = [path.parent / Path(str(name)).name for name in decoder.get("vocabs") or options.get("vocabs") or []]
-    if not named or not all(file.is_file() for file in named):
-        return []
-    return [named[0], named[-1]]
+    return [named[0], named[-1]] if named and all(file.is_file() for file in named) else []
 
 
-def _words(path: Path) -> list[str]:
-    """The words of a vocabulary in the order of their numbers."""
+def _tokens(path: Path) -> list[str]:
+    """The tokens of a vocabulary, by id."""
     if path.suffix == ".spm":
         return sentencepiece_pieces(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    if path.suffix not in (".yml", ".yaml", ".json"):
+    if require_file(path).suffix not in (".yml", ".yaml", ".json"):
         return read_lines(path)
     try:
-        # every scalar is text here, also `yes`, `null` and `1`; such a loader makes no objects
+        # BaseLoader keeps every scalar as text, also `yes`, `null` and `1`, and makes no objects
         loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-        numbers = yaml.load(path.read_bytes().decode("utf-8"), Loader=loader)
-        by_number = sorted((int(number), word) for word, number in numbers.items())
+        ids = yaml.load(path.read_bytes().decode("utf-8"), Loader=loader)
+        by_id = sorted((int(number), token) for token, number in ids.items())
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: no vocabulary of Marian ({' '.join(str(error).split())[:120]})") from None
-    if [number for number, _ in by_number] != list(range(len(by_number))):
-        raise UserError(f"{path}: no vocabulary of Marian: its numbers do not count from 0")
-    return [str(word) for _, word in by_number]
+        raise UserError(f"{path}: no vocabulary of Marian ({one_line(error)})") from None
+    if [number for number, _ in by_id] != list(range(len(by_id))):
+        raise UserError(f"{path}: no vocabulary of Marian: its ids do not count from 0")
+    return [str(token) for _, token in by_id]
 
 
-def _special_numbers(sides: list[list[str]], sizes: Mapping[str, Any], pad: int) -> dict[str, int | None]:
-    """Marian's own numbers, 0 and 1, unless the vocabularies have others."""
+def _special_ids(sides: list[list[str]], pad: int) -> dict[str, int | None]:
+    """Marian's own ids, 0 and 1, unless the vocabularies have others."""
     ids = {"eos_token_id": 0, "unk_token_id": 1}
     for side in sides:
         if len(side) > pad:
-            raise UserError(f"a vocabulary has {len(side)} words, but the model has {pad}")
+            raise UserError(f"a vocabulary has {len(side)} tokens, but the model has {pad}")
     if sides:
-        for name, word in (("eos_token_id", "</s>"), ("unk_token_id", "<unk>")):
-            numbers = {side.index(word) if word in side else None for side in sides}
-            number = numbers.pop()
-            if numbers or number is None:
-                raise UserError(f"{word} has to be in both vocabularies, with one number")
+        for name, token in (("eos_token_id", "</s>"), ("unk_token_id", "<unk>")):
+            found = {side.index(token) if token in side else None for side in sides}
+            number = found.pop()
+            if found or number is None:
+                raise UserError(f"{token} has to be in both vocabularies, with one id")
             ids[name] = number
     return {**ids, "bos_token_id": None, "pad_token_id": pad, "decoder_start_token_id": pad}
 
 
-def _filled(side: list[str], pad: int) -> list[str]:
-    """Names for the rows between the last word and the padding, and for the padding."""
+def _with_unused(side: list[str], pad: int) -> list[str]:
+    """The tokens, then a name for each row up to the padding, then the padding."""
     if PAD in side:
-        raise UserError(f"{PAD} is a word of the vocabulary; the padding that is added needs this name")
+        raise UserError(f"{PAD} is a token of the vocabulary; the padding that is added needs this name")
     return [*side, *(f"<unused_{number}>" for number in range(len(side), pad)), PAD]
 
 
 def _with_tokenizers(
-    converted: Converted,
-    paths: list[Path],
-    sides: list[list[str]],
-    pieces: tuple[str | Path | None, str | Path | None],
+    converted: Converted, paths: list[Path], sides: list[list[str]], given: tuple[str | Path | None, str | Path | None]
 ) -> Converted:
     if not sides:
-        if any(pieces):
+        if any(given):
             raise UserError("there are no vocabularies beside the model: give source_vocabulary and target_vocabulary")
         return converted
-    folder, (source, target) = paths[0].parent, sides
-    if any(pieces):
-        models = [Path(pieces[0] or pieces[1] or ""), Path(pieces[1] or pieces[0] or "")]
+    if any(given):
+        spm_models = [Path(given[0] or given[1] or ""), Path(given[1] or given[0] or "")]
     elif paths[0].suffix == paths[1].suffix == ".spm":
-        models = paths
+        spm_models = paths
     else:
-        models = [folder / "source.spm", folder / "target.spm"]
-    if any(pieces) or all(model.is_file() for model in models):
-        tokenizer = sentencepiece_tokenizer(models[0], models[1], source, target, _SPECIAL, "the vocabularies")
-        return Converted(converted.model, tokenizer)
-    in_pieces = pieces_tokenizer(source, _SPECIAL, str(paths[0]))
-    for_target = in_pieces if source == target else pieces_tokenizer(target, _SPECIAL, str(paths[1]))
-    return Converted(converted.model, in_pieces, for_target, note="it takes text in pieces, with spaces between")
+        spm_models = [paths[0].with_name(f"{side}.spm") for side in ("source", "target")]
+    if any(given) or all(path.is_file() for path in spm_models):
+        return Converted(converted.model, sentencepiece_tokenizer(spm_models, sides, _SPECIAL, "the vocabularies"))
+    return Converted(converted.model, *whitespace_tokenizers(sides, _SPECIAL, paths), note=PRETOKENIZED)

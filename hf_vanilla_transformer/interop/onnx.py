@@ -14,27 +14,27 @@ from torch.export import ExportedProgram
 
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..untrusted import one_line
 from .exported_programs import export_programs
 
 WEIGHTS = "weights.bin"
 
-# Smaller ones stay in the graphs; what is in the file begins at a page, so that it can be mapped into memory.
-_LEAST_IN_FILE, _PAGE = 1024, 4096
+# Smaller tensors stay in the graphs. Each tensor of the file begins at a page, so that it can be memory-mapped.
+_MIN_BYTES, _PAGE = 1024, 4096
 
 
 def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
-    """Write `encoder.onnx`, `decoder.onnx` and their weights into a folder that is there.
+    """Write `encoder.onnx`, `decoder.onnx` and their weights into an existing folder.
 
-    The names of inputs and outputs are those that Hugging Face's exporters use: `input_ids`, `attention_mask` and
-    `encoder_attention_mask`, `last_hidden_state`, `logits`; `past_key_values.0.decoder.key` … go in and
-    `present.0.decoder.key` … come out, in the past of no words too. The keys and values of the source,
-    `present.0.encoder.key` …, come from the encoder. A matrix that is used twice is in the file once.
+    Inputs and outputs have the names of Hugging Face's exporters. The KV cache is `past_key_values.0.decoder.key` … as
+    input, empty at the first step, and `present.0.decoder.key` … as output; the encoder returns the cross-attention
+    keys and values, `present.0.encoder.key` …. A matrix that both graphs use is stored once.
 
     Args:
         model: any; see `export_programs`.
 
     Raises:
-        UserError: onnx and onnxscript are not installed, or the model has what cannot be exported.
+        UserError: onnx and onnxscript are not installed, or the model cannot be exported.
     """
     try:
         import onnx_ir
@@ -43,25 +43,25 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
         raise UserError("onnx and onnxscript are needed: pip install onnx onnxscript onnxruntime") from error
     graphs = {}
     for name, program in export_programs(model).items():
-        _without_cosines(program)
+        _replace_cosines(program)
         inputs, outputs = _names(name, model.config.decoder_layers)
-        with _quietly():
+        with _silent_exporter():
             try:
-                made: Any = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
+                exported: Any = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
             except torch.onnx.errors.OnnxExporterError as error:
-                reason = " ".join(str(error).split())[:300]
-                raise UserError(f"activation_function={model.config.activation_function}: {reason}") from error
-        graphs[name] = made.model
+                function = model.config.activation_function
+                raise UserError(f"activation_function={function}: {one_line(error)}") from error
+        graphs[name] = exported.model
     with (folder / WEIGHTS).open("wb") as file:
         _move_weights(list(graphs.values()), file, onnx_ir)
     for name, graph in graphs.items():
         for node in graph.graph.all_nodes():
-            node.metadata_props.clear()  # where in the source each came from: most of the file
+            node.metadata_props.clear()  # source locations, most of the file
         onnx_ir.save(graph, folder / f"{name}.onnx")
 
 
-def _without_cosines(program: ExportedProgram) -> None:
-    """cos(x) becomes sin(x + π/2): onnxruntime 1.23 has no cosine of float64, in which the angles of §3.5 are."""
+def _replace_cosines(program: ExportedProgram) -> None:
+    """cos(x) becomes sin(x + π/2): onnxruntime 1.23 has no float64 cosine, which the angles of §3.5 need."""
     graph, aten = program.graph, torch.ops.aten
     for node in list(graph.find_nodes(op="call_function", target=aten.cos.default)):
         with graph.inserting_before(node):
@@ -71,40 +71,40 @@ def _without_cosines(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _names(program: str, layers: int) -> tuple[list[str], list[str]]:
-    """What goes into a graph, and what comes out."""
+def _names(graph: str, layers: int) -> tuple[list[str], list[str]]:
+    """Input and output names of a graph."""
 
     def parts(prefix: str, stack: str) -> list[str]:
         return [f"{prefix}.{i}.{stack}.{part}" for i in range(layers) for part in ("key", "value")]
 
-    if program == "encoder":
+    if graph == "encoder":
         return ["input_ids", "attention_mask"], ["last_hidden_state", *parts("present", "encoder")]
     past = [*parts("past_key_values", "encoder"), *parts("past_key_values", "decoder")]
     return ["input_ids", "encoder_attention_mask", *past], ["logits", *parts("present", "decoder")]
 
 
 def _move_weights(graphs: list[Any], file: BinaryIO, onnx_ir: Any) -> None:
-    """Put the matrices of all graphs into one file, the same numbers once, and leave their places in the graphs."""
-    places: dict[bytes, int] = {}
+    """Move the large tensors of all graphs into one file, equal ones once; the graphs keep their offsets."""
+    offsets: dict[bytes, int] = {}
     for model in graphs:
         for name, value in model.graph.initializers.items():
             tensor = value.const_value
-            if tensor.nbytes < _LEAST_IN_FILE:
+            if tensor.nbytes < _MIN_BYTES:
                 continue
-            numbers = tensor.tobytes()
-            digest = hashlib.sha256(numbers).digest()
-            if digest not in places:
+            content = tensor.tobytes()
+            digest = hashlib.sha256(content).digest()
+            if digest not in offsets:
                 file.seek(-(-file.tell() // _PAGE) * _PAGE)
-                places[digest] = file.tell()
-                file.write(numbers)
+                offsets[digest] = file.tell()
+                file.write(content)
             value.const_value = onnx_ir.ExternalTensor(
-                WEIGHTS, places[digest], len(numbers), tensor.dtype, shape=tensor.shape, name=name
+                WEIGHTS, offsets[digest], len(content), tensor.dtype, shape=tensor.shape, name=name
             )
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what torch's exporter says of itself on the way."""
+def _silent_exporter() -> Iterator[None]:
+    """Without the log messages and warnings of torch's exporter."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,6 +1,6 @@
-"""OpenNMT-py: every Transformer of it normalises before its sub-layers, so that none can be converted.
+"""OpenNMT-py: all of its Transformers are pre-norm, so none can be converted.
 
-Its `layer_norm` chooses a formula, "standard" or "rms", and no option the place (versions 0.1 to 3.5).
+Its option `layer_norm` chooses a formula, "standard" or "rms"; no option chooses post-norm (versions 0.1 to 3.5).
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,7 @@ from .state_dicts import read_torch_file
 
 
 def from_opennmt(checkpoint: str | Path) -> Converted:
-    """Refuse a checkpoint of OpenNMT-py, and say why.
-
-    Raises:
-        UserError: always.
-    """
+    """Refuse a checkpoint of OpenNMT-py with the reason, always as a UserError."""
     found = read_torch_file(checkpoint)
     if not isinstance(found, Mapping) or not {"model", "generator", "opt"} <= found.keys():
         raise UserError(f"{checkpoint}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed")

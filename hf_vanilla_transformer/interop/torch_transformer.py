@@ -1,7 +1,7 @@
-"""State dictionaries of `torch.nn.Transformer`, and of the Transformers that well-known tutorials write out.
+"""State dictionaries of `torch.nn.Transformer`, and of the Transformers in well-known tutorials.
 
-Such a file holds weights under the names that somebody gave to modules, and nothing else: not the number of heads, not
-the activation. The names tell which tutorial it was (`FAMILIES`); the rest has to be said.
+Such a file holds weights under module names and nothing else: not the number of heads, not the activation. The names
+identify the tutorial (`TUTORIALS`); the rest must be given.
 """
 
 import re
@@ -17,19 +17,21 @@ from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .converting import Converted
 from .state_dicts import (
-    Names,
-    Place,
+    STACKS,
+    Renames,
+    TensorRef,
     build_model,
+    find_tying,
     position_layout,
     read_torch_file,
     rename,
+    require_matrix,
     require_tensors,
     width_and_depth,
-    word_matrices,
 )
 
-# From our names to those of `torch.nn.Transformer`, but for the projections, of which it keeps three in one.
-TORCH_NAMES: Names = (
+# To `torch.nn.Transformer`; the fused projections are resolved in `_locate_in_layer`.
+TORCH_RENAMES: Renames = (
     (r"(encoder\.layers\.\d+)\.final_layer_norm", r"\1.norm2"),
     (r"(decoder\.layers\.\d+)\.final_layer_norm", r"\1.norm3"),
     ("self_attn_layer_norm", "norm1"),
@@ -41,7 +43,7 @@ TORCH_NAMES: Names = (
 )
 
 # Ben Trevett's "Attention is All You Need" in pytorch-seq2seq
-TREVETT_NAMES: Names = (
+TREVETT_RENAMES: Renames = (
     ("embed_positions", "pos_embedding"),
     ("final_layer_norm", "ff_layer_norm"),
     ("cross_attn_layer_norm", "enc_attn_layer_norm"),
@@ -55,14 +57,14 @@ TREVETT_NAMES: Names = (
 
 
 @dataclass(frozen=True)
-class Family:
-    """Names that belong together, and what the code around them does.
+class Naming:
+    """The module names of one tutorial, and the settings that its code fixes.
 
     Attributes:
-        source, target, output: modules with the matrices of words.
-        positions: tensors with tables of positions, of the source and of the target.
-        settings: what the code fixes, by the fields of our configuration.
-        names: of its layers; None for `torch.nn.Transformer`.
+        source, target, output: the embedding modules and the output layer.
+        positions: tables of positions, of the source and of the target.
+        settings: fields of our configuration.
+        renames: of its layers; None for `torch.nn.Transformer`.
     """
 
     source: str
@@ -70,40 +72,40 @@ class Family:
     output: str
     positions: tuple[str, ...]
     settings: Mapping[str, Any]
-    names: Names | None = None
+    renames: Renames | None = None
 
 
-# torchtext's order of the special words, which all of these use
+# torchtext's order of the special tokens, which all of these use
 _SPECIAL = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 
-FAMILIES = {
-    "PyTorch's tutorial “Language Translation with nn.Transformer”": Family(
+TUTORIALS = {
+    "PyTorch's tutorial “Language Translation with nn.Transformer”": Naming(
         source="src_tok_emb.embedding",
         target="tgt_tok_emb.embedding",
         output="generator",
         positions=("positional_encoding.pos_embedding",),
         settings={"scale_embedding": True, **_SPECIAL},
     ),
-    "Aladdin Persson's “seq2seq_transformer”": Family(
+    "Aladdin Persson's “seq2seq_transformer”": Naming(
         source="src_word_embedding",
         target="trg_word_embedding",
         output="fc_out",
         positions=("src_position_embedding.weight", "trg_position_embedding.weight"),
         settings={"scale_embedding": False, **_SPECIAL},
     ),
-    "Ben Trevett's “pytorch-seq2seq”, Attention is All You Need": Family(
+    "Ben Trevett's “pytorch-seq2seq”, Attention is All You Need": Naming(
         source="encoder.tok_embedding",
         target="decoder.tok_embedding",
         output="decoder.fc_out",
         positions=("encoder.pos_embedding.weight", "decoder.pos_embedding.weight"),
         settings={"scale_embedding": True, **_SPECIAL},
-        names=TREVETT_NAMES,
+        renames=TREVETT_RENAMES,
     ),
 }
 
-_LAST_TABLE = "the target's table of positions"
+_TARGET_TABLE = "the target's table of positions"
 
-# A tensor that only this code has, and why its models cannot be converted.
+# A tensor that identifies a tutorial, and why its models cannot be converted.
 REFUSED = {
     "encoder.layers.0.sublayer.0.norm.a_2": (
         "The Annotated Transformer normalises before each sub-layer (norm in SublayerConnection), this architecture "
@@ -132,55 +134,49 @@ def from_torch(
     eos_token_id: int | None = None,
     unk_token_id: int | None = None,
 ) -> Converted:
-    """A translator around `torch.nn.Transformer`, or one that a tutorial writes out (`FAMILIES`).
+    """A model around `torch.nn.Transformer`, or one of a tutorial (`TUTORIALS`).
 
     Args:
         source: a file of `torch.save` or safetensors, or a state dictionary; wrappers ("state_dict", "module." …) are
-            taken off.
-        heads: of every attention; no state dictionary tells.
+            removed.
+        heads: of every attention; a state dictionary does not hold it.
         activation: "relu" or "gelu".
-        norm_first: of `torch.nn.Transformer`; True cannot be converted, and no state dictionary tells.
-        layer_norm_eps: 1e-5 where the family does not say.
-        positions: one of the sinusoidal `POSITION_ENCODING_TYPES` where no tensor holds them, or the name of a tensor.
+        norm_first: of `torch.nn.Transformer`; True cannot be converted. A state dictionary does not hold it.
+        layer_norm_eps: default: 1e-5.
+        positions: one of the sinusoidal `POSITION_ENCODING_TYPES` if no tensor holds them, or the name of a tensor.
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
-        source_embedding, target_embedding, output_layer: names of modules, where they are no tutorial's.
-        pad_token_id, bos_token_id, eos_token_id, unk_token_id: special words; the decoder reads `bos` first.
+        source_embedding, target_embedding, output_layer: names of modules, if they are no tutorial's.
+        pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens; the decoder starts from `bos`.
 
     Returns:
         The model; such files have no tokenizer.
 
     Raises:
-        UserError: something that has to be said was not, or does not fit; another architecture.
+        UserError: a required option is missing, options do not fit, or the architecture is another one.
     """
     tensors = _unwrapped(source)
     for name, reason in REFUSED.items():
         if name in tensors:
             raise UserError(f"{name}: {reason}")
     if heads is None:
-        raise UserError("heads is missing: a state dictionary does not tell the number of attention heads")
+        raise UserError("heads is missing: a state dictionary does not hold the number of attention heads")
     if norm_first:
         raise UserError("norm_first=True: this architecture normalises after each sub-layer (§3.1), not before it")
-    given = {
-        "layer_norm_eps": layer_norm_eps,
-        "scale_embedding": scale_embedding,
-        "pad_token_id": pad_token_id,
-        "bos_token_id": bos_token_id,
-        "eos_token_id": eos_token_id,
-        "unk_token_id": unk_token_id,
-    }
-    own = (source_embedding, target_embedding or source_embedding, output_layer)
-    family = _family(tensors, own, positions)
-    settings = {**family.settings, **{name: value for name, value in given.items() if value is not None}}
+    given = {"layer_norm_eps": layer_norm_eps, "scale_embedding": scale_embedding, "pad_token_id": pad_token_id}
+    given |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "unk_token_id": unk_token_id}
+    custom = (source_embedding, target_embedding or source_embedding, output_layer)
+    naming = _naming(tensors, custom, positions)
+    settings = {**naming.settings, **{name: value for name, value in given.items() if value is not None}}
     for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in settings:
             raise UserError(f"{name} is missing: these are no tutorial's names, so it has to be given")
     fields = {"activation_function": activation, "decoder_start_token_id": settings["bos_token_id"], **settings}
     fields |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads)
-    return Converted(_build(tensors, family, fields, positions))
+    return Converted(_build(tensors, naming, fields, positions))
 
 
 def _unwrapped(source: str | Path | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, without what trainers and compilers put around them."""
+    """The tensors, without the wrappers of trainers and compilers."""
     found = source if isinstance(source, Mapping) else read_torch_file(source)
     for wrapper in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
@@ -191,81 +187,78 @@ def _unwrapped(source: str | Path | Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _family(tensors: Mapping[str, Tensor], own: tuple[str | None, ...], positions: str | None) -> Family:
-    if all(own):
-        source, target, output = (str(name) for name in own)
+def _naming(tensors: Mapping[str, Tensor], custom: tuple[str | None, ...], positions: str | None) -> Naming:
+    if all(custom):
+        source, target, output = (str(name) for name in custom)
         tables = (positions,) if positions is not None and positions in tensors else ()
-        return Family(source, target, output, tables, {})
-    for family in FAMILIES.values():
-        if all(f"{name}.weight" in tensors for name in (family.source, family.output)):
-            return family
+        return Naming(source, target, output, tables, {})
+    for naming in TUTORIALS.values():
+        if all(f"{name}.weight" in tensors for name in (naming.source, naming.output)):
+            return naming
     raise UserError(
-        f"these are the names of no known tutorial ({'; '.join(FAMILIES)}): "
+        f"these are the names of no known tutorial ({'; '.join(TUTORIALS)}): "
         f"give source_embedding, target_embedding and output_layer, the names of those modules"
     )
 
 
 def _build(
-    tensors: dict[str, Tensor], family: Family, fields: dict[str, Any], positions: str | None
+    tensors: dict[str, Tensor], naming: Naming, fields: dict[str, Any], positions: str | None
 ) -> VanillaTransformerForConditionalGeneration:
-    prefix, names = "", family.names
-    if names is None:
-        prefix, names = _prefix(tensors), TORCH_NAMES
+    prefix, renames = "", naming.renames
+    if renames is None:
+        prefix, renames = _prefix(tensors), TORCH_RENAMES
         tensors = _with_biases(tensors, prefix)
-    words = word_matrices(tensors, *(f"{name}.weight" for name in (family.source, family.target, family.output)))
-    fields = {**fields, **words.fields, **_sizes(tensors, family, prefix, names)}
-    fields["lm_head_bias"] = f"{family.output}.bias" in tensors
-    tables = [name for name in family.positions if name in tensors]
+    tying = find_tying(tensors, *(f"{name}.weight" for name in (naming.source, naming.target, naming.output)))
+    fields = {**fields, **tying.fields, **_sizes(tensors, naming, prefix, renames)}
+    fields["lm_head_bias"] = f"{naming.output}.bias" in tensors
+    tables = [name for name in naming.positions if name in tensors]
     fields["position_encoding_type"] = positions if positions and positions not in tables else "sinusoidal"
     if tables:
         rows = {name: tensors[name].flatten(0, -2) for name in tables}  # (P, 1, D) or (1, P, D) to (P, D)
         fields["position_encoding_type"] = position_layout(rows.values())
         fields["max_position_embeddings"] = len(rows[tables[0]])
         # one table may serve both stacks
-        tensors = {**tensors, **rows, _LAST_TABLE: rows[tables[-1]]}
+        tensors = {**tensors, **rows, _TARGET_TABLE: rows[tables[-1]]}
     learned = fields["position_encoding_type"] == "learned"
 
-    def place(name: str) -> str | Place:
+    def locate(name: str) -> str | TensorRef:
         is_source = ".encoder." in name
         if "embed_tokens" in name:
-            return f"{family.source if is_source else family.target}.weight"
+            return f"{naming.source if is_source else naming.target}.weight"
         if "embed_positions" in name:
-            return tables[0] if is_source else _LAST_TABLE
+            return tables[0] if is_source else _TARGET_TABLE
         if name.startswith("lm_head"):
-            return name.replace("lm_head", family.output)
-        return _place_in_layer(prefix + rename(name.removeprefix("model."), names), fields["d_model"])
+            return name.replace("lm_head", naming.output)
+        return _locate_in_layer(prefix + rename(name.removeprefix("model."), renames), fields["d_model"])
 
-    unused = {_LAST_TABLE, *tables} if not learned else set(tables[1:])
-    return build_model(fields, tensors, place, words.copies | unused)
+    unused = {_TARGET_TABLE, *tables} if not learned else set(tables[1:])
+    return build_model(fields, tensors, locate, tying.copies | unused)
 
 
-def _sizes(tensors: Mapping[str, Tensor], family: Family, prefix: str, names: Names) -> dict[str, Any]:
-    """Widths and depths, and whether the stacks end with a normalisation."""
-    stacks = ("encoder", "decoder")
-    layers = {f"{stack}_layers": f"{prefix}{stack}.layers." for stack in stacks}
-    sizes: dict[str, Any] = width_and_depth(tensors, f"{family.source}.weight", layers)
-    for stack in stacks:
-        name = prefix + rename(f"{stack}.layers.0.fc1.weight", names)
-        if name not in tensors:
-            raise UserError(f"there is no tensor {name}")
-        sizes[f"{stack}_ffn_dim"] = len(tensors[name])
-    norms = [f"{prefix}{stack}.norm.weight" in tensors for stack in stacks]
+def _sizes(tensors: Mapping[str, Tensor], naming: Naming, prefix: str, renames: Renames) -> dict[str, Any]:
+    """Widths and depths, and whether the stacks end with a LayerNorm."""
+    layers = [f"{prefix}{stack}.layers." for stack in STACKS]
+    sizes: dict[str, Any] = width_and_depth(tensors, f"{naming.source}.weight", layers)
+    for stack in STACKS:
+        name = prefix + rename(f"{stack}.layers.0.fc1.weight", renames)
+        sizes[f"{stack}_ffn_dim"] = len(require_matrix(tensors, name))
+    norms = [f"{prefix}{stack}.norm.weight" in tensors for stack in STACKS]
     if any(norms) and not all(norms):
         raise UserError("one stack ends with a normalisation and the other does not: here both do, or neither")
     return sizes | {"final_layer_norm": all(norms)}
 
 
-def _place_in_layer(name: str, width: int) -> str | Place:
-    """Queries, keys and values are rows of one matrix in `torch.nn.MultiheadAttention`."""
+def _locate_in_layer(name: str, width: int) -> str | TensorRef:
+    """`torch.nn.MultiheadAttention` fuses the projections of queries, keys and values."""
     fused = re.fullmatch(r"(.*)\.([qkv])_proj\.(weight|bias)", name)
     if not fused:
         return name
     third = "qkv".index(fused[2])
-    return Place(f"{fused[1]}.in_proj_{fused[3]}", slice(third * width, (third + 1) * width))
+    return TensorRef(f"{fused[1]}.in_proj_{fused[3]}", slice(third * width, (third + 1) * width))
 
 
 def _prefix(tensors: Mapping[str, Tensor]) -> str:
-    """What stands before the names of `torch.nn.Transformer`."""
+    """The prefix of the names of `torch.nn.Transformer`."""
     for name in tensors:
         if match := re.fullmatch(r"(.*?)encoder\.layers\.0\.self_attn\.in_proj_weight", name):
             return match[1]
@@ -273,7 +266,7 @@ def _prefix(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _with_biases(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """`bias=False` leaves out every bias of `torch.nn.Transformer`; zeros in their place are the same."""
+    """`bias=False` leaves out every bias of `torch.nn.Transformer`: zeros are equivalent."""
     filled = dict(tensors)
     for name, weight in tensors.items():
         bias = re.sub("weight$", "bias", name)

@@ -1,31 +1,30 @@
 """Translate with an exported model, greedily: python translate.py < input > output
 
-This file travels with every exported folder, as translate.py, and is an example to copy from. It needs what stands
-beside it, NumPy, transformers for the tokenizer, and onnxruntime for ONNX or torch for the programs of torch.export;
-nothing of the package that wrote them.
+This file is copied into every exported folder as translate.py, as an example. It needs the other files of the folder,
+NumPy, transformers for the tokenizer, and onnxruntime for ONNX or torch for torch.export; not the package that wrote
+them.
 
-Shapes: B batch, S source length, P words written before, V target vocabulary.
+Shapes: B batch, S source length, P target tokens in the KV cache, V target vocabulary.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-# Of generation_config.json: what changes the likeliest word, and is not done here. The values change nothing.
-_NOT_DONE = {
+# Settings of generation_config.json that change the arg max and are not supported here, with their neutral values.
+_UNSUPPORTED = {
     **{"min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
     **{"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "forced_bos_token_id": None},
     **{"begin_suppress_tokens": None, "sequence_bias": None, "exponential_decay_length_penalty": None},
 }
 
 
-class OnnxGraphs:
+class OnnxBackend:
     """`encoder.onnx` and `decoder.onnx` in onnxruntime. Arrays are NumPy's."""
 
     def __init__(self, folder: Path):
@@ -37,18 +36,18 @@ class OnnxGraphs:
         )
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
-        """Keys and values of the source for each layer of the decoder."""
+        """Cross-attention keys and values of each decoder layer."""
         return self.encoder.run(None, {"input_ids": ids, "attention_mask": mask})[1:]
 
-    def decode(self, words: np.ndarray, mask: np.ndarray, source: list, past: list) -> tuple[np.ndarray, list]:
-        """Logits (B, 1, V) after the words (B, 1), and the past with them."""
-        names = [given.name for given in self.decoder.get_inputs()]
-        logits, *past = self.decoder.run(None, dict(zip(names, [words, mask, *source, *past], strict=True)))
+    def decode(self, tokens: np.ndarray, mask: np.ndarray, source: list, past: list) -> tuple[np.ndarray, list]:
+        """Logits (B, 1, V) after the tokens (B, 1), and the KV cache with them."""
+        names = [each.name for each in self.decoder.get_inputs()]
+        logits, *past = self.decoder.run(None, dict(zip(names, [tokens, mask, *source, *past], strict=True)))
         return logits, past
 
 
-class TorchPrograms:
-    """`encoder.pt2` and `decoder.pt2` in torch, with the methods of `OnnxGraphs`."""
+class TorchBackend:
+    """`encoder.pt2` and `decoder.pt2` in torch, with the methods of `OnnxBackend`."""
 
     def __init__(self, folder: Path):
         import torch
@@ -63,21 +62,21 @@ class TorchPrograms:
             _, source = self.encoder(self.torch.from_numpy(ids), self.torch.from_numpy(mask))
         return [part.numpy() for part in source]
 
-    def decode(self, words: np.ndarray, mask: np.ndarray, source: list, past: list) -> tuple[np.ndarray, list]:
-        tensors = [[self.torch.from_numpy(part) for part in parts] for parts in ((words, mask), source, past)]
+    def decode(self, tokens: np.ndarray, mask: np.ndarray, source: list, past: list) -> tuple[np.ndarray, list]:
+        tensors = [[self.torch.from_numpy(part) for part in parts] for parts in ((tokens, mask), source, past)]
         with self.torch.inference_mode():
             logits, past = self.decoder(*tensors[0], *tensors[1:])
         return logits.numpy(), [part.numpy() for part in past]
 
 
 class Translator:
-    """An exported folder that translates lines of text.
+    """Translates lines of text with an exported folder.
 
     Args:
         folder: with the graphs, the configurations and the tokenizer.
 
     Raises:
-        ValueError: the folder's generation settings ask for what greedy search here does not do.
+        ValueError: the folder's generation settings need more than the greedy search here.
     """
 
     def __init__(self, folder: str | Path):
@@ -89,32 +88,32 @@ class Translator:
         for name in ("decoder_start_token_id", "eos_token_id"):
             if self.settings.get(name) is None:
                 self.settings[name] = self.config.get(name)
-        for name, silent in _NOT_DONE.items():
-            if self.settings.get(name, silent) not in (silent, None):
-                raise ValueError(f"generation_config.json: {name}={self.settings[name]} is not done here")
+        for name, neutral in _UNSUPPORTED.items():
+            if self.settings.get(name, neutral) not in (neutral, None):
+                raise ValueError(f"generation_config.json: {name}={self.settings[name]} is not supported here")
         bad = self.settings.get("bad_words_ids") or []
-        if any(len(words) > 1 for words in bad):
-            raise ValueError(f"generation_config.json: bad_words_ids={bad} of several words are not done here")
-        self.never = [words[0] for words in bad] + (self.settings.get("suppress_tokens") or [])
-        self.graphs = OnnxGraphs(folder) if (folder / "encoder.onnx").is_file() else TorchPrograms(folder)
+        if any(len(ids) > 1 for ids in bad):
+            raise ValueError(f"generation_config.json: bad_words_ids={bad} of several tokens are not supported here")
+        self.suppressed = [ids[0] for ids in bad] + (self.settings.get("suppress_tokens") or [])
+        self.backend = OnnxBackend(folder) if (folder / "encoder.onnx").is_file() else TorchBackend(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
         target = folder / "target_tokenizer"
         self.target_tokenizer = AutoTokenizer.from_pretrained(str(target)) if target.is_dir() else self.tokenizer
 
     def translate(self, sentences: list[str]) -> list[str]:
-        """One batch of lines to lines."""
+        """Translate one batch of lines."""
         batch = self.tokenizer(sentences, padding=True, return_tensors="np")
         ids, mask = (batch[name].astype(np.int64) for name in ("input_ids", "attention_mask"))
         return [self.target_tokenizer.decode(row, skip_special_tokens=True) for row in self.greedy(ids, mask)]
 
     def greedy(self, ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
-        """The likeliest word, again and again.
+        """Greedy search.
 
         Args:
-            ids: (B, S). mask: (B, S), 1 for words and 0 for padding.
+            ids: (B, S). mask: (B, S), 1 for tokens and 0 for padding.
 
         Returns:
-            The words of each sentence, its end word included where it was reached.
+            The tokens of each translation, with the end-of-sentence token if it was reached.
 
         Raises:
             ValueError: a source longer than the table of learned positions.
@@ -122,48 +121,43 @@ class Translator:
         longest = self.config["max_position_embeddings"]
         if self.config["position_encoding_type"] == "learned" and ids.shape[1] > longest:
             raise ValueError(f"a source of {ids.shape[1]} tokens is longer than max_position_embeddings={longest}")
-        ends = self.settings.get("eos_token_id")
-        ends = ends if isinstance(ends, list) else [ends]
-        limits = self.limits(mask)  # (B,)
-        source, past = self.graphs.encode(ids, mask), self.empty_past(len(ids))
-        words = np.full((len(ids), 1), self.settings["decoder_start_token_id"])
+        eos = self.settings.get("eos_token_id")
+        eos = eos if isinstance(eos, list) else [eos]
+        limits = self.max_lengths(mask)  # (B,)
+        source, past = self.backend.encode(ids, mask), self.empty_cache(len(ids))
+        tokens = np.full((len(ids), 1), self.settings["decoder_start_token_id"])
         found: list[list[int]] = [[] for _ in ids]
-        open_rows = set(range(len(ids)))
-        while open_rows:
-            logits, past = self.graphs.decode(words, mask, source, past)
-            logits[..., self.never] = -np.inf
-            words = logits[:, -1:].argmax(axis=-1)  # (B, 1)
-            for row in list(open_rows):
+        unfinished = set(range(len(ids)))
+        while unfinished:
+            logits, past = self.backend.decode(tokens, mask, source, past)
+            logits[..., self.suppressed] = -np.inf
+            tokens = logits[:, -1:].argmax(axis=-1)  # (B, 1)
+            for row in list(unfinished):
                 forced = self.settings.get("forced_eos_token_id")
                 if forced is not None and len(found[row]) + 1 == limits[row]:
-                    words[row] = forced
-                found[row].append(int(words[row, 0]))
-                if found[row][-1] in ends or len(found[row]) == limits[row]:
-                    open_rows.remove(row)
+                    tokens[row] = forced
+                found[row].append(int(tokens[row, 0]))
+                if found[row][-1] in eos or len(found[row]) == limits[row]:
+                    unfinished.remove(row)
         return found
 
-    def limits(self, mask: np.ndarray) -> np.ndarray:
-        """How many words (B,) each sentence may have: 50 more than its source, unless the settings say otherwise."""
+    def max_lengths(self, mask: np.ndarray) -> np.ndarray:
+        """The most tokens (B,) of each translation: 50 more than its source, unless the settings limit it."""
         settings, batch = self.settings, len(mask)
         if settings.get("max_new_tokens") is not None:
             return np.full(batch, settings["max_new_tokens"])
-        if settings.get("max_length") not in (None, 20):  # 20: what transformers' trainer fills in
-            return np.full(batch, settings["max_length"] - 1)  # the start word counts there
+        if settings.get("max_length") not in (None, 20):  # 20: transformers' default, which its trainer saves
+            return np.full(batch, settings["max_length"] - 1)  # it counts the start token
         limits = mask.sum(axis=1) + settings.get("max_length_over_source", 50)
         learned = self.config["position_encoding_type"] == "learned"
         return np.minimum(limits, self.config["max_position_embeddings"]) if learned else limits
 
-    def empty_past(self, batch: int) -> list[np.ndarray]:
-        """Keys and values (B, H, 0, ·) of no words, for each layer."""
+    def empty_cache(self, batch: int) -> list[np.ndarray]:
+        """Keys and values (B, H, 0, ·) of each layer."""
         config = self.config
         heads = config["decoder_attention_heads"]
         widths = [config[name] or config["d_model"] // heads for name in ("head_dim", "value_head_dim")]
         return [np.zeros((batch, heads, 0, width), np.float32) for width in widths * config["decoder_layers"]]
-
-
-def batches(lines: list[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, len(lines), size):
-        yield lines[start : start + size]
 
 
 def main() -> None:
@@ -171,11 +165,11 @@ def main() -> None:
     parser.add_argument("--model", default=Path(__file__).parent, help="the exported folder, if it is another one")
     parser.add_argument("--batch_size", type=int, default=32)
     arguments = parser.parse_args()
-    logging.set_verbosity_error()  # it warns of a model type that it need not know for a tokenizer
+    logging.set_verbosity_error()  # transformers warns of the unknown model type, which a tokenizer does not need
     translator = Translator(arguments.model)
     lines = [line.rstrip("\n") for line in sys.stdin]
-    for batch in batches(lines, arguments.batch_size):
-        print(*translator.translate(batch), sep="\n")
+    for start in range(0, len(lines), arguments.batch_size):
+        print(*translator.translate(lines[start : start + arguments.batch_size]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Tokenizers for the vocabularies of other programs, of classes that transformers has: they need no code of ours.
+"""Tokenizers for other toolkits' vocabularies, of transformers' own classes: they load without this package.
 
-Three kinds of text come in: text in pieces already, one space between them; raw text for SentencePiece; and raw text
-for Moses and a byte-pair encoding of subword-nmt or fastBPE.
+Their input is text that is tokenized already, raw text for SentencePiece, or raw text for Moses and a byte-pair
+encoding of subword-nmt or fastBPE.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,36 +16,56 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError
+from ..untrusted import require_file
 
-JOINER = "@@"  # of subword-nmt and fastBPE: at the end of a piece after which the word goes on
+JOINER = "@@"  # of subword-nmt and fastBPE: ends a token that continues in the next one
+PRETOKENIZED = "it takes text that is tokenized already, with spaces between tokens"  # a note for users
 
 
-def by_number(words: Sequence[str], origin: str) -> dict[str, int]:
-    """The number of each word; a UserError where one comes twice."""
-    numbers = {word: number for number, word in enumerate(words)}
-    if len(numbers) != len(words):
-        twice = next(word for number, word in enumerate(words) if numbers[word] != number)
+def ids_by_token(tokens: Sequence[str], origin: str) -> dict[str, int]:
+    """The id of each token; a UserError if one occurs twice."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        twice = next(token for number, token in enumerate(tokens) if ids[token] != number)
         raise UserError(f"{origin}: {twice!r} is there twice")
-    return numbers
+    return ids
 
 
-def pieces_tokenizer(
-    words: Sequence[str], special: Mapping[str, str], origin: str, lowercase: bool = False
-) -> PreTrainedTokenizerFast:
-    """For text that is in words or pieces already; decoding joins what `JOINER` divides.
+def require_size(tokens: list[str], size: int, file: Path) -> list[str]:
+    """`tokens`, if the model has as many; otherwise a UserError."""
+    if len(tokens) != size:
+        raise UserError(f"{file}: {len(tokens)} tokens with the special ones, but the model has {size}")
+    return tokens
+
+
+def whitespace_tokenizers(
+    sides: Sequence[Sequence[str]],
+    special: Mapping[str, str],
+    origins: Sequence[object],
+    lowercase: Sequence[bool] = (False, False),
+) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
+    """For text that is tokenized already: tokenizers of source and target, which are one if they are the same.
 
     Args:
-        words: in the order of their numbers. special: `unk_token`, `eos_token`, `pad_token`, perhaps `bos_token`.
-        origin: the file that the words are from, for messages. lowercase: lower-case all text.
+        sides: the tokens of source and target, by id. origins: their files, for messages.
+        special: `unk_token`, `eos_token`, `pad_token`, perhaps `bos_token`. lowercase: whether text is lower-cased.
     """
-    numbers = by_number(words, origin)
-    backend = Tokenizer(models.WordLevel(numbers, unk_token=special["unk_token"]))
+    source, target = zip(sides, origins, lowercase, strict=True)
+    tokenizer = _whitespace_tokenizer(special, *source)
+    return tokenizer, tokenizer if source[::2] == target[::2] else _whitespace_tokenizer(special, *target)
+
+
+def _whitespace_tokenizer(
+    special: Mapping[str, str], tokens: Sequence[str], origin: object, lowercase: bool
+) -> PreTrainedTokenizerFast:
+    ids = ids_by_token(tokens, str(origin))
+    backend = Tokenizer(models.WordLevel(ids, unk_token=special["unk_token"]))
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     eos = special["eos_token"]
     backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A {eos} $B:0 {eos}:0", special_tokens=[(eos, numbers[eos])]
+        single=f"$A {eos}", pair=f"$A {eos} $B:0 {eos}:0", special_tokens=[(eos, ids[eos])]
     )
     spaced = [decoders.Replace(Regex("$"), " "), decoders.Fuse()]
     backend.decoder = decoders.Sequence(
@@ -56,82 +77,74 @@ def pieces_tokenizer(
         padding_side="right",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
-        # a special token that a user writes into a sentence stays an ordinary word
+        # text that looks like a special token is not one
         split_special_tokens=True,
     )
 
 
 def sentencepiece_tokenizer(
-    source_model: Path,
-    target_model: Path,
-    words: Sequence[str],
-    target_words: Sequence[str],
-    special: Mapping[str, str],
-    origin: str,
+    spm_models: Sequence[Path], sides: Sequence[Sequence[str]], special: Mapping[str, str], origin: str
 ) -> PreTrainedTokenizerBase:
-    """For raw text: a `MarianTokenizer`, whose pieces have the numbers of another program.
+    """For raw text: a `MarianTokenizer` with the ids of another toolkit.
 
     Args:
-        source_model, target_model: of SentencePiece. words, target_words: in the order of their numbers.
-        special: as in `pieces_tokenizer`. origin: for messages.
+        spm_models: SentencePiece models of source and target. sides: the tokens of both, by id.
+        special: as in `whitespace_tokenizers`. origin: of the tokens, for messages.
     """
-    separate = list(words) != list(target_words)
+    separate = list(sides[0]) != list(sides[1])
     with TemporaryDirectory() as folder:
         vocabularies = {}
-        for name, side in (("vocab", words), ("target_vocab_file", target_words)):
+        for name, tokens in zip(("vocab", "target_vocab_file")[: 1 + separate], sides, strict=False):
             vocabularies[name] = str(Path(folder) / f"{name}.json")
-            Path(vocabularies[name]).write_text(json.dumps(by_number(side, origin)), encoding="utf-8")
-        if not separate:
-            del vocabularies["target_vocab_file"]
-        for model in (source_model, target_model):
-            if not model.is_file():
-                raise UserError(f"{model}: no such file")
-        try:
+            Path(vocabularies[name]).write_text(json.dumps(ids_by_token(tokens, origin)), encoding="utf-8")
+        source, target = map(str, map(require_file, spm_models))
+        with _reading_sentencepiece(f"{source}, {target}"):
             return transformers.MarianTokenizer(
-                source_spm=str(source_model),
-                target_spm=str(target_model),
+                source_spm=source,
+                target_spm=target,
                 separate_vocabs=separate,
                 model_max_length=int(1e9),
                 **vocabularies,
                 **special,
             )
-        except ImportError as error:
-            raise UserError("SentencePiece models need sentencepiece: pip install sentencepiece") from error
-        except (RuntimeError, OSError) as error:
-            raise UserError(f"{source_model}, {target_model}: no SentencePiece model ({error})") from None
 
 
 def sentencepiece_pieces(path: Path) -> list[str]:
-    """The pieces of a SentencePiece model, in the order of their numbers."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    try:
+    """The pieces of a SentencePiece model, by id."""
+    require_file(path)
+    with _reading_sentencepiece(str(path)):
         import sentencepiece
 
         processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except ImportError as error:
-        raise UserError("SentencePiece models need sentencepiece: pip install sentencepiece") from error
-    except (RuntimeError, OSError) as error:
-        raise UserError(f"{path}: no SentencePiece model ({error})") from None
     return [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
 
 
+@contextmanager
+def _reading_sentencepiece(files: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise UserError("SentencePiece models need sentencepiece: pip install sentencepiece") from error
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"{files}: no SentencePiece model ({error})") from None
+
+
 def bpe_tokenizer(
-    codes: Path, words: Sequence[str], target_words: Sequence[str], languages: tuple[str, str], origin: str
+    codes: Path, sides: Sequence[Sequence[str]], languages: tuple[str, str], origin: str
 ) -> PreTrainedTokenizerBase:
     """For raw text: an `FSMTTokenizer`, which is Moses and then a byte-pair encoding.
 
-    It ends a word with "</w>" where the words here go on with `JOINER`.
+    It marks the end of a word with "</w>"; the tokens here mark its continuation with `JOINER`.
 
     Args:
-        codes: learnt by subword-nmt 0.2 or newer, or by fastBPE. words, target_words: in the order of their numbers,
-            the first four of them "<s>", "<pad>", "</s>" and "<unk>". languages: of Moses. origin: for messages.
+        codes: learnt by subword-nmt 0.2 or newer, or by fastBPE. sides: the tokens of source and target, by id, the
+            first four of them "<s>", "<pad>", "</s>" and "<unk>". languages: of Moses. origin: for messages.
     """
     with TemporaryDirectory() as folder:
         files = {name: str(Path(folder) / name) for name in ("src_vocab_file", "tgt_vocab_file", "merges_file")}
-        for name, side in (("src_vocab_file", words), ("tgt_vocab_file", target_words)):
-            numbers = by_number([*side[:4], *map(_with_end, side[4:])], origin)
-            Path(files[name]).write_text(json.dumps(numbers), encoding="utf-8")
+        for name, tokens in zip(("src_vocab_file", "tgt_vocab_file"), sides, strict=True):
+            ids = ids_by_token([*tokens[:4], *map(_with_end, tokens[4:])], origin)
+            Path(files[name]).write_text(json.dumps(ids), encoding="utf-8")
         Path(files["merges_file"]).write_text("".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8")
         try:
             return transformers.FSMTTokenizer(langs=list(languages), model_max_length=int(1e9), **files)
@@ -139,17 +152,17 @@ def bpe_tokenizer(
             raise UserError("byte-pair codes need sacremoses: pip install sacremoses") from error
 
 
-def _with_end(piece: str) -> str:
-    return piece.removesuffix(JOINER) if piece.endswith(JOINER) else f"{piece}</w>"
+def _with_end(token: str) -> str:
+    return token.removesuffix(JOINER) if token.endswith(JOINER) else f"{token}</w>"
 
 
 def _merges(codes: Path) -> list[str]:
-    """The pairs of a file of codes; fastBPE adds a count to each."""
+    """The merges of a file of codes; fastBPE adds a count to each."""
     lines = read_lines(codes)
     if lines and lines[0].startswith("#version:"):
         version, lines = lines[0].split(":", 1)[1].strip(), lines[1:]
     else:
-        # subword-nmt said nothing then; fastBPE never does
+        # no version line: subword-nmt before 0.2, or fastBPE
         version = "0.2" if all(len(line.split()) == 3 for line in lines) else "0.1"
     if not re.match(r"0\.[2-9]", version):
         raise UserError(
@@ -157,15 +170,13 @@ def _merges(codes: Path) -> list[str]:
         )
     wrong = next((number for number, line in enumerate(lines, 1) if len(line.split()) not in (2, 3)), None)
     if wrong is not None:
-        raise UserError(f"{codes}: line {wrong} of the merges is no pair of pieces")
+        raise UserError(f"{codes}: line {wrong} of the merges is no pair of tokens")
     return [" ".join(line.split()[:2]) for line in lines]
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text; a UserError where it is none."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
+    """The lines of a UTF-8 text; a UserError if it is missing or not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return require_file(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: no UTF-8 text ({error})") from None

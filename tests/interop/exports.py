@@ -1,4 +1,4 @@
-"""What the tests of exported graphs share: models of every option, and the comparison with the model itself."""
+"""Shared by the tests of exports: models with every option, and the comparison with the model itself."""
 
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.interop.translate_exported import OnnxGraphs, TorchPrograms, Translator
+from hf_vanilla_transformer.interop.translate_exported import OnnxBackend, TorchBackend, Translator
 from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_model
 
 CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 9
 LINES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]
 
-# Together: every kind of position, tying mode and switch. The first is the paper's.
+# Together they cover every kind of position, tying mode and switch. The first is the paper's.
 CASES: dict[str, dict[str, Any]] = {
     "paper": {"decoder_layers": 1},
     "split": {"position_encoding_type": "sinusoidal_split", "activation_function": "swish", "scale_embedding": False},
@@ -39,13 +39,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def require_onnx() -> None:
-    """Skip a test, or a file of them, where a library is missing that the export or its folders need."""
+    """Skip a test, or a file of them, if a library is missing that the export needs."""
     for library in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(library, reason="the extra `onnx` is not installed")
 
 
 def write_model(folder: Path, **fields: Any) -> VanillaTransformerForConditionalGeneration:
-    """A tiny model with a tokenizer in `folder`; by default with two decoder layers, whose order could go wrong."""
+    """A tiny model with a tokenizer in `folder`; by default with two decoder layers, so that their order matters."""
     model = tiny_model(**{"vocab_size": 320, "encoder_layers": 1, "decoder_layers": 2, **fields})
     model.generation_config.num_beams = 1
     model.save_pretrained(folder)
@@ -53,20 +53,20 @@ def write_model(folder: Path, **fields: Any) -> VanillaTransformerForConditional
     return model
 
 
-def decoded(translator: Translator, ids: Tensor, mask: Tensor, read: Tensor, at_once: int | list[int]) -> Tensor:
-    """Logits (B, T, V) of the graphs for the words (B, T) that the decoder reads, so many `at_once`, with a cache."""
-    graphs: OnnxGraphs | TorchPrograms = translator.graphs
-    source, past = graphs.encode(ids.numpy(), mask.numpy()), translator.empty_past(len(ids))
+def decoded(translator: Translator, ids: Tensor, mask: Tensor, target: Tensor, at_once: int | list[int]) -> Tensor:
+    """Logits (B, T, V) for decoder inputs (B, T), `at_once` of them in each call, with a KV cache."""
+    backend: OnnxBackend | TorchBackend = translator.backend
+    source, past = backend.encode(ids.numpy(), mask.numpy()), translator.empty_cache(len(ids))
     found = []
-    for words in read.split(at_once, dim=1):
-        logits, past = graphs.decode(words.numpy(), mask.numpy(), source, past)
+    for tokens in target.split(at_once, dim=1):
+        logits, past = backend.decode(tokens.numpy(), mask.numpy(), source, past)
         found.append(torch.from_numpy(logits))
     return torch.cat(found, dim=1)
 
 
 @torch.no_grad()
 def assert_same_logits(translator: Translator, model: VanillaTransformerForConditionalGeneration) -> None:
-    """Word by word, several at once, in batches of other sizes and lengths, padded on either side: 1e-5."""
+    """Within 1e-5: one or several tokens a step, batches of other sizes and lengths, padding on either side."""
     for lengths, left in (([7, 3, 5], False), ([2, 9], True), ([1], False)):
         ids, target = padded(sentences(lengths, 320), left=left), padded(sentences([6] * len(lengths), 320, seed=1))
         mask = ids.ne(PAD).long()
@@ -74,8 +74,8 @@ def assert_same_logits(translator: Translator, model: VanillaTransformerForCondi
         assert_near(decoded(translator, ids, mask, target, [1, 1, 3, 1]), expected, 1e-5, f"{lengths}")
 
 
-def assert_same_words(translator: Translator, model: VanillaTransformerForConditionalGeneration) -> None:
-    """The greedy loop writes what `generate` writes, and ends where it ends."""
+def assert_same_tokens(translator: Translator, model: VanillaTransformerForConditionalGeneration) -> None:
+    """The greedy loop gives the tokens of `generate`."""
     ids = padded(sentences([7, 3, 5], 320))
     mask = ids.ne(PAD).long()
     expected = model.generate(ids, attention_mask=mask, num_beams=1)[:, 1:].tolist()

@@ -1,7 +1,7 @@
-"""`python -m tests.interop.exports_table MODEL` exports a quickstart's model and holds every engine against it.
+"""`python -m tests.interop.exports_table MODEL` exports a quickstart's model and compares every engine with it.
 
-Each engine translates greedily, and gives its logits for the words that this package wrote. The sentences are the
-1,000 held-out numbers of the recipe numbers_en_de; with `--sentences N` the first N of them.
+Each engine translates greedily, and computes its logits for this package's translations. The sentences are the 1,000
+held-out numbers of the recipe numbers_en_de; with `--sentences N` the first N of them.
 
 Shapes: B batch, S source length, T target length, V target vocabulary.
 """
@@ -31,22 +31,22 @@ from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
 from hf_vanilla_transformer.markdown import markdown_table
 from tests.interop.exports import decoded
-from tests.interop.imports_table import Seen, run
+from tests.interop.imports_table import Records, run
 
 SIZE, SEED = 20_000, 1  # of the recipe
 OURS = "this package"
 
 
 class Engine(Protocol):
-    """Something that translates, and tells the logits (B, T, V) behind each word of a translation.
+    """Something that translates, and computes the logits (B, T, V) of a translation.
 
-    It may write `MAX_LENGTH_OVER_SOURCE` words more than the source has.
+    It may generate `MAX_LENGTH_OVER_SOURCE` tokens more than the source has.
     """
 
     def translate(self, lines: list[str]) -> list[str]: ...
 
-    def logits(self, ids: Tensor, mask: Tensor, read: Tensor) -> Tensor:
-        """For sources (B, S), their mask, and what the decoder reads (B, T), padded on the right."""
+    def logits(self, ids: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        """For sources (B, S), their mask, and decoder inputs (B, T), padded on the right."""
 
 
 class HuggingFace:
@@ -58,30 +58,30 @@ class HuggingFace:
 
     def translate(self, lines: list[str]) -> list[str]:
         batch = self.source(lines, return_tensors="pt", padding=True)
-        return self.target.batch_decode(self.words(**batch), skip_special_tokens=True)
+        return self.target.batch_decode(self.generate(**batch), skip_special_tokens=True)
 
-    def words(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, 1 + T), the start first."""
+    def generate(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, 1 + T), the start token first."""
         longest = input_ids.shape[1] + MAX_LENGTH_OVER_SOURCE
         return self.model.generate(input_ids, attention_mask=attention_mask, num_beams=1, max_new_tokens=longest)
 
-    def logits(self, ids: Tensor, mask: Tensor, read: Tensor) -> Tensor:
-        return self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=read).logits
+    def logits(self, ids: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        return self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
 
 
 class Exported:
-    """A folder of graphs, word by word with their cache."""
+    """A folder of graphs, one token a step with their KV cache."""
 
     def __init__(self, folder: Path):
         self.translator = Translator(folder)
         self.translate = self.translator.translate
 
-    def logits(self, ids: Tensor, mask: Tensor, read: Tensor) -> Tensor:
-        return decoded(self.translator, ids, mask, read, 1)
+    def logits(self, ids: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        return decoded(self.translator, ids, mask, target, 1)
 
 
 class CTranslate2:
-    """A folder of CTranslate2. It gives its logits while it is led along a translation."""
+    """A folder of CTranslate2. Its logits are computed with the translation as a forced prefix."""
 
     def __init__(self, folder: Path, compute_type: str):
         import ctranslate2
@@ -91,20 +91,20 @@ class CTranslate2:
         self.source, self.target = load_tokenizers(folder)
 
     def translate(self, lines: list[str]) -> list[str]:
-        words = [self.source.convert_ids_to_tokens(row) for row in self.source(lines)["input_ids"]]
-        longest = max(map(len, words)) + MAX_LENGTH_OVER_SOURCE
-        results = self.engine.translate_batch(words, beam_size=1, max_decoding_length=longest)
+        tokens = [self.source.convert_ids_to_tokens(row) for row in self.source(lines)["input_ids"]]
+        longest = max(map(len, tokens)) + MAX_LENGTH_OVER_SOURCE
+        results = self.engine.translate_batch(tokens, beam_size=1, max_decoding_length=longest)
         rows = [self.target.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
         return self.target.batch_decode(rows, skip_special_tokens=True)
 
-    def logits(self, ids: Tensor, mask: Tensor, read: Tensor) -> Tensor:
+    def logits(self, ids: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         sources = [row[real].tolist() for row, real in zip(ids, mask.bool(), strict=True)]
         results = self.engine.translate_batch(
             [self.source.convert_ids_to_tokens(row) for row in sources],
-            [self.target.convert_ids_to_tokens(row) for row in read[:, 1:].tolist()],  # it adds the start
+            [self.target.convert_ids_to_tokens(row) for row in target[:, 1:].tolist()],  # it adds the start
             beam_size=1,
-            max_decoding_length=read.shape[1],
-            min_decoding_length=0,  # or it hides the end word's at first
+            max_decoding_length=target.shape[1],
+            min_decoding_length=0,  # otherwise it masks the end-of-sentence token at first
             return_logits_vocab=True,
         )
         return torch.from_numpy(np.array([[np.array(step) for step in result.logits[0]] for result in results]))
@@ -115,7 +115,7 @@ def onnx(model: Path, work: Path) -> Engine:
     return Exported(work / "onnx")
 
 
-def programs(model: Path, work: Path) -> Engine:
+def torch_export(model: Path, work: Path) -> Engine:
     export("torch", model, work / "torch")
     return Exported(work / "torch")
 
@@ -135,26 +135,26 @@ def marian(model: Path, work: Path) -> Engine:
     return HuggingFace(MarianMTModel.from_pretrained(work / "marian", dtype=torch.float32), work / "marian")
 
 
-# Its name in the table, and what its version is of. Each exports the model into a folder of its own.
+# The name in the table: the library whose version is printed, and the export to a folder.
 ENGINES: dict[str, tuple[str, Callable[[Path, Path], Engine]]] = {
     "ONNX": ("onnxruntime", onnx),
-    "torch.export": ("torch", programs),
+    "torch.export": ("torch", torch_export),
     "CTranslate2, float32": ("ctranslate2", ctranslate2_float32),
     "CTranslate2, int8": ("ctranslate2", ctranslate2_int8),
     "MarianMTModel": ("transformers", marian),
 }
 
-# The tests that see what is refused.
+# The tests of what is refused.
 REFUSALS = {
-    "ONNX, torch.export": "test_exported_programs.py::test_other_layers_are_refused",
-    "CTranslate2": "test_ctranslate2.py::test_what_ctranslate2_has_not_is_named",
-    "MarianMTModel": "test_marian.py::test_what_marian_has_not_is_named",
+    "ONNX, torch.export": "test_exported_programs.py::test_export_refuses_adapters_and_quantised_weights",
+    "CTranslate2": "test_ctranslate2.py::test_ctranslate2_export_names_unsupported_options",
+    "MarianMTModel": "test_marian.py::test_marian_export_names_unsupported_options",
 }
 
 
 @dataclass
 class Found:
-    """What an engine wrote, and how far its logits are from ours where they are furthest."""
+    """What an engine translated, and the largest difference of its logits from ours."""
 
     lines: list[str] = field(default_factory=list)
     difference: float = 0.0
@@ -164,7 +164,7 @@ class Found:
 def compare(
     model: Path, lines: Sequence[str], names: Iterable[str] = ENGINES, batch_size: int = 100
 ) -> tuple[dict[str, Found], float]:
-    """What this package and each engine make of the lines, and the largest of our logits."""
+    """The translations of this package and of each engine, and the largest of our logits."""
     ours = HuggingFace(load_model(model, "cpu", "float32"), model)
     found, largest = {OURS: Found()}, 0.0
     with tempfile.TemporaryDirectory() as work:
@@ -173,10 +173,10 @@ def compare(
         for start in range(0, len(lines), batch_size):
             part = list(lines[start : start + batch_size])
             batch = ours.source(part, return_tensors="pt", padding=True)
-            words = ours.words(**batch)
-            found[OURS].lines += ours.target.batch_decode(words, skip_special_tokens=True)
-            given = batch["input_ids"], batch["attention_mask"], words[:, :-1]
-            written = words[:, 1:].ne(ours.target.pad_token_id)  # (B, T)
+            tokens = ours.generate(**batch)
+            found[OURS].lines += ours.target.batch_decode(tokens, skip_special_tokens=True)
+            given = batch["input_ids"], batch["attention_mask"], tokens[:, :-1]
+            written = tokens[:, 1:].ne(ours.target.pad_token_id)  # (B, T)
             expected = ours.logits(*given)[written]
             largest = max(largest, expected.abs().max().item())
             for name, engine in engines.items():
@@ -199,9 +199,9 @@ def table(found: dict[str, Found], targets: Sequence[str]) -> str:
     return markdown_table(head.split("|"), rows)
 
 
-def refusals(seen: Seen) -> list[str]:
+def refusals(records: Records) -> list[str]:
     """A line for each kind of format."""
-    refused = {name: seen.found[test.partition("::")[0], "not exported"] for name, test in REFUSALS.items()}
+    refused = {name: records.found[test.partition("::")[0], "not exported"] for name, test in REFUSALS.items()}
     return [f"Refused by {name}: {'; '.join(found)}." for name, found in refused.items()]
 
 
@@ -216,9 +216,9 @@ def main() -> int:
     found, largest = compare(arguments.model, test["source"])
     print(table(found, test["target"]))
     print(f"\nThe largest logit is {largest:.1f}.")
-    seen = run(REFUSALS.values())
-    print(*refusals(seen), sep="\n")
-    return seen.told_failures()
+    records = run(REFUSALS.values())
+    print(*refusals(records), sep="\n")
+    return records.print_failures()
 
 
 if __name__ == "__main__":

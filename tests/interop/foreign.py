@@ -1,4 +1,4 @@
-"""What the tests of the converters share: texts, SentencePiece models of them, comparisons."""
+"""Shared by the tests of the converters: texts, SentencePiece models of them, comparisons."""
 
 import io
 import json
@@ -42,12 +42,12 @@ def spelt(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
-def train_sentencepiece(path: Path, lines: list[str], words: int = 80, **settings: Any) -> list[str]:
+def train_sentencepiece(path: Path, lines: list[str], vocab_size: int = 80, **settings: Any) -> list[str]:
     """Write a SentencePiece model, and return its pieces."""
     model = io.BytesIO()
     settings = {"model_type": "unigram", "hard_vocab_limit": False, "minloglevel": 2} | settings
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines * 5), model_writer=model, vocab_size=words, **settings
+        sentence_iterator=iter(lines * 5), model_writer=model, vocab_size=vocab_size, **settings
     )
     path.write_bytes(model.getvalue())
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
@@ -55,14 +55,14 @@ def train_sentencepiece(path: Path, lines: list[str], words: int = 80, **setting
 
 
 def write_opus_tokenizer(folder: Path) -> int:
-    """source.spm, target.spm and vocab.json as OPUS-MT has them: the padding comes last. Returns the words."""
+    """source.spm, target.spm and vocab.json as of OPUS-MT, with the padding last; returns the vocabulary size."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = train_sentencepiece(folder / "source.spm", SOURCES) + train_sentencepiece(folder / "target.spm", TARGETS)
-    # a piece left out, so that there is something unknown
+    # one piece is left out, so that some text is unknown
     rest = sorted(set(pieces) - {"<s>", "</s>", "<unk>", "▁ball"})
-    words = ["</s>", "<unk>", ">>de<<", *rest, "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
-    return len(words)
+    tokens = ["</s>", "<unk>", ">>de<<", *rest, "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    return len(tokens)
 
 
 def converted(source_format: str, source: Path, output: Path, **options: Any) -> tuple:
@@ -83,7 +83,7 @@ def assert_same_logits(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
     source = random_ids([7, 3, 9], config.vocab_size, config.pad_token_id)
     target = random_ids([4, 8, 5], config.target_vocab_size, config.pad_token_id, seed=1)
     batch = {"input_ids": source, "attention_mask": source.ne(config.pad_token_id).long()}
-    # FSMT shows a word all later ones where it has a cache
+    # with a cache, FSMT applies no causal mask
     expected = theirs(**batch, decoder_input_ids=target, use_cache=False).logits
     actual = ours(**batch, decoder_input_ids=target).logits
     written = target.ne(config.pad_token_id)
@@ -92,7 +92,7 @@ def assert_same_logits(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
 
 
 def random_ids(lengths: list[int], vocab_size: int, pad: int, seed: int = 0) -> Tensor:
-    """(B, S) words, any but the padding, which stands on the right."""
+    """(B, S) token ids other than the padding, which is on the right."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.full((len(lengths), max(lengths)), pad)
     for row, length in zip(ids, lengths, strict=True):

@@ -1,11 +1,11 @@
-"""`python -m tests.interop.imports_table [FORMAT …]` runs the tests of the converters and prints what they saw.
+"""`python -m tests.interop.imports_table [FORMAT …]` runs the tests of the converters and prints what they record.
 
-The tests say with pytest's `record_property`, each after its check:
+They call pytest's `record_property`, each after its check, with
     logits: (the peer, the largest difference of a logit), of one model.
-    tokens: whose tokens or words are the same.
+    tokens: the tokenizer or search whose tokens are the same.
     refused: a model that cannot be converted.
-    not exported: a model that cannot go the other way, for the table of exports.
-    bad file: the format of a damaged, foreign or malicious file that was refused and left nothing behind.
+    not exported: a model that cannot be exported, for the table of exports.
+    bad file: the format of a damaged, foreign or malicious file that was refused.
 """
 
 import argparse
@@ -34,8 +34,8 @@ TESTS = {
 BAD_FILES = "test_untrusted.py"
 
 
-class Seen:
-    """A plugin of pytest that keeps what passed tests have recorded, by file and property, and who failed."""
+class Records:
+    """A pytest plugin that keeps what passed tests record, by file and property, and the ids of failed tests."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], list[Any]] = defaultdict(list)
@@ -52,33 +52,33 @@ class Seen:
             for name, value in report.user_properties:
                 self.found[Path(report.location[0]).name, name].append(value)
 
-    def told_failures(self) -> int:
-        """Say who failed, and return the exit code."""
+    def print_failures(self) -> int:
+        """Print the failed tests; return the exit code."""
         for failed in self.failed:
             print(f"failed: {failed}", file=sys.stderr)
         return bool(self.failed)
 
 
-def run(tests: Iterable[str | Path]) -> Seen:
-    """What these tests of the folder saw, files or FILE::NAME; pytest says nothing itself."""
-    seen = Seen()
+def run(tests: Iterable[str | Path]) -> Records:
+    """Run tests of this folder, FILE or FILE::NAME, without pytest's output."""
+    records = Records()
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    code = pytest.main([*options, *(str(FOLDER / test) for test in tests)], [seen])
+    code = pytest.main([*options, *(str(FOLDER / test) for test in tests)], [records])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        seen.failed.append(f"pytest itself: {code!r}")
-    return seen
+        records.failed.append(f"pytest itself: {code!r}")
+    return records
 
 
-def table(seen: Seen, formats: Iterable[str]) -> str:
+def table(records: Records, formats: Iterable[str]) -> str:
     """As Markdown, a row for each format and peer."""
     rows = []
-    bad_files = Counter(seen.found[BAD_FILES, "bad file"])
+    bad_files = Counter(records.found[BAD_FILES, "bad file"])
     for name in formats:
         what, file = TESTS[name]
         peers = defaultdict(list)
-        for peer, difference in seen.found[file, "logits"]:
+        for peer, difference in records.found[file, "logits"]:
             peers[peer].append(difference)
-        tokens, refused = ("; ".join(dict.fromkeys(seen.found[file, each])) for each in ("tokens", "refused"))
+        tokens, refused = ("; ".join(dict.fromkeys(records.found[file, each])) for each in ("tokens", "refused"))
         last = [tokens, refused, str(bad_files[name] or "")]
         for peer, differences in peers.items() or [("", [])]:
             largest = max(differences, default=None)
@@ -95,9 +95,9 @@ def main() -> int:
     formats = parser.parse_args().formats or list(FORMATS)
     if unknown := set(formats) - TESTS.keys():
         parser.error(f"FORMAT: {', '.join(unknown)} is none of {', '.join(TESTS)}")
-    seen = run([*(TESTS[name][1] for name in formats), BAD_FILES])
-    print(table(seen, formats))
-    return seen.told_failures()
+    records = run([*(TESTS[name][1] for name in formats), BAD_FILES])
+    print(table(records, formats))
+    return records.print_failures()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A post-norm Transformer restated in NumPy and float64, for programs that cannot be installed beside the tests.
+"""A post-norm Transformer restated in NumPy and float64, for toolkits that cannot be installed with the tests.
 
-Each test says where its program keeps its matrices, as that program's source has it, and what it does otherwise:
-positions, activation, epsilon. Nothing of the converters is used.
+Each test gives the toolkit's tensor names, positions, activation and epsilon, as the toolkit's source has them. It
+shares no code with the converters.
 """
 
 import math
@@ -19,21 +19,21 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass
-class Program:
-    """What a program computes.
+class Restatement:
+    """What a toolkit computes.
 
     Attributes:
-        pair: from a name to its numbers. Names are "encoder.0.self.q" (k, v, o), "decoder.1.cross.q",
+        pair: from a name to its arrays. Names are "encoder.0.self.q" (k, v, o), "decoder.1.cross.q",
             "encoder.0.ffn.1" (2), with "norm" for the normalisation after each ("encoder.0.self.norm"),
             "encoder.norm" for one after the stack, "output".
-        words: from "source" or "target" to a matrix (V, D).
-        position: from the number of a word in its sentence, from 0, to a row (D,); of "source" or "target".
+        embedding: from "source" or "target" to a matrix (V, D).
+        position: from the index of a token, from 0, and "source" or "target" to a row (D,).
         layers: of the encoder, of the decoder. heads: of both stacks.
-        starts_from_nothing: the first word that the decoder reads is a zero instead of an embedding (Marian).
+        starts_from_zero: the decoder starts from a zero vector instead of an embedding (Marian).
     """
 
     pair: Callable[[str], Pair]
-    words: Callable[[str], np.ndarray]
+    embedding: Callable[[str], np.ndarray]
     position: Callable[[int, str], np.ndarray]
     layers: tuple[int, int]
     heads: int
@@ -41,20 +41,20 @@ class Program:
     eps: float = 1e-5
     scale: bool = True
     final_norm: bool = False
-    starts_from_nothing: bool = False
+    starts_from_zero: bool = False
 
     def logits(self, source: list[int], target: list[int]) -> np.ndarray:
-        """(T, V) for the words that the decoder has read, (T,)."""
+        """(T, V) for decoder inputs (T,)."""
         memory = self.stack("encoder", self.layers[0], self.embed("source", source), None)
         states = self.stack("decoder", self.layers[1], self.embed("target", target), memory)
         return self.linear("output", states)
 
     def embed(self, side: str, ids: list[int]) -> np.ndarray:
-        table = self.words(side)
+        table = self.embedding(side)
         rows = table[ids] * (math.sqrt(table.shape[1]) if self.scale else 1)
-        if side == "target" and self.starts_from_nothing:
+        if side == "target" and self.starts_from_zero:
             rows[0] = 0
-        return rows + np.stack([self.position(place, side) for place in range(len(ids))])
+        return rows + np.stack([self.position(index, side) for index in range(len(ids))])
 
     def stack(self, name: str, depth: int, x: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
         causal = None if memory is None else np.tril(np.ones((len(x), len(x)), dtype=bool))
@@ -84,10 +84,10 @@ class Program:
 
 
 @torch.no_grad()
-def assert_restated(ours: torch.nn.Module, program: Program, tolerance: float = 1e-5) -> float:
-    """Our model gives the program's logits, for sentences of different lengths in a batch; the largest difference."""
+def assert_restated(ours: torch.nn.Module, theirs: Restatement, tolerance: float = 1e-5) -> float:
+    """Compare logits on a batch of sentences of different lengths; returns the largest difference."""
     pad, start, generator = ours.config.pad_token_id, ours.config.decoder_start_token_id, np.random.default_rng(5)
-    vocabularies = [len(program.words(side)) for side in ("source", "target")]
+    vocabularies = [len(theirs.embedding(side)) for side in ("source", "target")]
     sources = [drawn(generator, length, vocabularies[0], pad) for length in (5, 1, 8)]
     targets = [[start, *drawn(generator, length, vocabularies[1], pad)] for length in (6, 3, 2)]
     longest = max(map(len, sources)), max(map(len, targets))
@@ -97,8 +97,8 @@ def assert_restated(ours: torch.nn.Module, program: Program, tolerance: float = 
     logits = ours(input_ids=ids, attention_mask=mask, decoder_input_ids=written).logits
     largest = 0.0
     for row, source, target in zip(logits, sources, targets, strict=True):
-        expected = torch.from_numpy(program.logits(source, target))
-        # Marian's padding is a word that only we have
+        expected = torch.from_numpy(theirs.logits(source, target))
+        # the padding that conversion adds to Marian's vocabulary
         actual = row[: len(target), : expected.shape[1]]
         assert_near(actual, expected, tolerance)
         largest = max(largest, (actual.double() - expected).abs().max().item())
@@ -106,4 +106,4 @@ def assert_restated(ours: torch.nn.Module, program: Program, tolerance: float = 
 
 
 def drawn(generator: np.random.Generator, length: int, vocabulary: int, pad: int) -> list[int]:
-    return [int(word) for word in generator.choice([i for i in range(vocabulary) if i != pad], length)]
+    return [int(token) for token in generator.choice([i for i in range(vocabulary) if i != pad], length)]

@@ -1,4 +1,4 @@
-"""A CTranslate2 model made from ours writes our words."""
+"""A CTranslate2 export generates our tokens."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def tokenizer():
     ],
     ids=["paper", "split", "fairseq", "learned", "separate"],
 )
-def test_ctranslate2_writes_our_words(fields: dict, beams: int, tokenizer, tmp_path: Path) -> None:
+def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, tokenizer, tmp_path: Path) -> None:
     fields = {"vocab_size": 320, "tie_word_embeddings": False, "lm_head_bias": True, **fields}
     model = tiny_model(**fields)
     with torch.no_grad():
@@ -56,20 +56,22 @@ def test_ctranslate2_writes_our_words(fields: dict, beams: int, tokenizer, tmp_p
     settings = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 9, "min_new_tokens": 9}
     expected = model.generate(ids, attention_mask=ids.ne(PAD).long(), **settings)
     for row, result in zip(expected[:, 1:].tolist(), results, strict=True):
-        words = [engine_word(word, tokenizer) for word in result.hypotheses[0]]
-        assert words[:8] == row[:8]
+        ids = [engine_id(token, tokenizer) for token in result.hypotheses[0]]
+        assert ids[:8] == row[:8]
 
 
-def engine_word(word: str, tokenizer) -> int:
-    """The id of a word of the engine's vocabulary, rows without a word included."""
-    return int(word[8:-1]) if word.startswith("<unused_") else tokenizer.convert_tokens_to_ids(word)
+def engine_id(token: str, tokenizer) -> int:
+    """The id of a token of the engine's vocabulary, including embedding rows without a token."""
+    return int(token[8:-1]) if token.startswith("<unused_") else tokenizer.convert_tokens_to_ids(token)
 
 
 @pytest.mark.parametrize(
     "fields",
     [{"final_layer_norm": True}, {"decoder_attention_heads": 2}, {"head_dim": 3, "value_head_dim": 8}],
 )
-def test_what_ctranslate2_has_not_is_named(fields: dict, tokenizer, tmp_path: Path, record_property: Record) -> None:
+def test_ctranslate2_export_names_unsupported_options(
+    fields: dict, tokenizer, tmp_path: Path, record_property: Record
+) -> None:
     tiny_model(vocab_size=320, **fields).save_pretrained(tmp_path / "model")
     save_tokenizers(tmp_path / "model", tokenizer)
     with pytest.raises(UserError, match="CTranslate2"):
@@ -78,6 +80,7 @@ def test_what_ctranslate2_has_not_is_named(fields: dict, tokenizer, tmp_path: Pa
     record_property("not exported", spelt(fields))
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="name a new one"):
+def test_ctranslate2_export_does_not_overwrite(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="exists already"):
         convert(tmp_path, tmp_path)

@@ -1,4 +1,4 @@
-"""Programs of `torch.export` give our logits and words, without our package."""
+"""Programs of `torch.export` give our logits and tokens, without our package."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exported_programs import export_programs
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_words, require_onnx, write_model
+from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_tokens, require_onnx, write_model
 from tests.interop.foreign import Record
 from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model
 
@@ -21,28 +21,28 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:]]
 
 
 @pytest.mark.parametrize("case", [next(iter(CASES)), *SLOW])
-def test_programs_give_our_logits_and_words(case: str, tmp_path: Path) -> None:
+def test_exported_programs_give_our_logits_and_tokens(case: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", **CASES[case])
     export("torch", tmp_path / "model", tmp_path / "out")
     translator = Translator(tmp_path / "out")
     assert_same_logits(translator, model)
-    assert_same_words(translator, model)
-    assert_nothing_is_nan(translator)
+    assert_same_tokens(translator, model)
+    assert_finite_logits(translator)
 
 
-def assert_nothing_is_nan(translator: Translator) -> None:
-    """A sentence without a word beside one that has some."""
+def assert_finite_logits(translator: Translator) -> None:
+    """Also in a batch with a fully padded source."""
     ids = np.full((2, 4), 5)
     mask = np.array([[0, 0, 0, 0], [1, 1, 1, 0]])
-    source = translator.graphs.encode(ids, mask)
-    logits, _ = translator.graphs.decode(ids[:, :1], mask, source, translator.empty_past(2))
+    source = translator.backend.encode(ids, mask)
+    logits, _ = translator.backend.decode(ids[:, :1], mask, source, translator.empty_cache(2))
     assert np.isfinite(logits).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target_format", ["torch", "onnx"])
-def test_a_stranger_translates(target_format: str, tmp_path: Path) -> None:
-    """The script in the folder, in a process that cannot import the package, and nothing of this machine's paths."""
+def test_exported_folder_translates_without_the_package(target_format: str, tmp_path: Path) -> None:
+    """Its script runs where the package cannot be imported, and its files hold no paths of this machine."""
     if target_format == "onnx":
         require_onnx()
     model = write_model(tmp_path / "model")
@@ -56,11 +56,11 @@ def test_a_stranger_translates(target_format: str, tmp_path: Path) -> None:
     rows = [model.generate(**translator.tokenizer([line], return_tensors="pt"), num_beams=1)[0] for line in LINES]
     assert run.stdout.splitlines() == [translator.tokenizer.decode(row, skip_special_tokens=True) for row in rows]
     for path in (tmp_path / "out").rglob("*.*"):
-        for of_this_machine in (Path(__file__).parents[2], tmp_path):
-            assert str(of_this_machine).encode() not in path.read_bytes(), path.name
+        for local in (Path(__file__).parents[2], tmp_path):
+            assert str(local).encode() not in path.read_bytes(), path.name
 
 
-def test_other_layers_are_refused(record_property: Record) -> None:
+def test_export_refuses_adapters_and_quantised_weights(record_property: Record) -> None:
     model = tiny_model()
     model.model.encoder.layers[0].self_attn.q_proj = nn.Sequential(nn.Linear(32, 32))
     with pytest.raises(UserError, match="q_proj.*merge"):
@@ -73,17 +73,17 @@ def test_other_layers_are_refused(record_property: Record) -> None:
     record_property("not exported", "quantised weights")
 
 
-class LooksAtNumbers(nn.Module):
-    """What a traced program cannot do: one thing or another, as the numbers are."""
+class DataDependentActivation(nn.Module):
+    """Control flow that depends on values cannot be traced."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.max() > 1 else x.relu()
 
 
-def test_what_torch_cannot_follow_is_one_line_and_leaves_the_model() -> None:
+def test_untraceable_model_is_refused_and_unchanged() -> None:
     model = tiny_model().train()
-    model.model.encoder.layers[0].activation = LooksAtNumbers()
-    with pytest.raises(UserError, match="torch.export cannot follow the encoder: [^\n]*$"):
+    model.model.encoder.layers[0].activation = DataDependentActivation()
+    with pytest.raises(UserError, match="torch.export cannot trace the encoder: [^\n]*$"):
         export_programs(model)
     assert model.training and model.config._attn_implementation == "sdpa"
     assert torch.isfinite(model(**model.dummy_inputs).logits).all()

@@ -1,4 +1,4 @@
-"""fairseq's checkpoints. fairseq does not run beside the tests: the judges are FSMT, which is its port and has its
+"""fairseq's checkpoints. fairseq cannot be installed with the tests; the references are FSMT, its port with the same
 names, and the NumPy restatement; subword-nmt and SentencePiece for the tokens.
 """
 
@@ -28,7 +28,7 @@ from tests.interop.foreign import (
     installed,
     train_sentencepiece,
 )
-from tests.interop.restatement import Program, assert_restated
+from tests.interop.restatement import Restatement, assert_restated
 from tests.model_helpers import randomise
 from tests.paper import fairseq_position
 
@@ -56,11 +56,11 @@ OPTIONS = {
 }
 
 
-def weights(source_words: int, target_words: int, shared: bool = False) -> dict[str, Tensor]:
-    """Random numbers under fairseq's names, as `TransformerModel.state_dict()` of version 0.12 has them."""
-    shapes: dict[str, tuple[int, ...]] = {"encoder.embed_tokens.weight": (source_words, D)}
-    shapes["decoder.embed_tokens.weight"] = (target_words, D)
-    shapes["decoder.output_projection.weight"] = (target_words, D)
+def weights(source_size: int, target_size: int, shared: bool = False) -> dict[str, Tensor]:
+    """Random weights under fairseq's names, as `TransformerModel.state_dict()` of version 0.12 has them."""
+    shapes: dict[str, tuple[int, ...]] = {"encoder.embed_tokens.weight": (source_size, D)}
+    shapes["decoder.embed_tokens.weight"] = (target_size, D)
+    shapes["decoder.output_projection.weight"] = (target_size, D)
     for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
         attentions = ["self_attn"] + ["encoder_attn"] * (stack == "decoder")
         for layer in (f"{stack}.layers.{i}" for i in range(depth)):
@@ -77,7 +77,7 @@ def weights(source_words: int, target_words: int, shared: bool = False) -> dict[
     if shared:
         for name in ("decoder.embed_tokens.weight", "decoder.output_projection.weight"):
             drawn[name] = drawn["encoder.embed_tokens.weight"]
-    # what is saved beside the weights
+    # saved with the weights
     drawn |= {f"{stack}.version": torch.tensor([3.0]) for stack in ("encoder", "decoder")}
     return drawn | {f"{stack}.embed_positions._float_tensor": torch.zeros(1) for stack in ("encoder", "decoder")}
 
@@ -101,27 +101,27 @@ def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool) -> No
     torch.save({"args": None, "cfg": {"model": options, "task": task, "generation": search}, "model": model}, path)
 
 
-def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True) -> Program:
-    numbers = {name: tensor.double().numpy() for name, tensor in model.items()}
+def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True) -> Restatement:
+    arrays = {name: tensor.double().numpy() for name, tensor in model.items()}
     attention = {"self": "self_attn", "cross": "encoder_attn"}
 
     def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
         if name == "output":
-            return numbers["decoder.output_projection.weight"].T, np.zeros(1)
+            return arrays["decoder.output_projection.weight"].T, np.zeros(1)
         stack, layer, kind, part = name.split(".")
         theirs = f"{stack}.layers.{layer}."
         if part == "norm":
             theirs += "final_layer_norm" if kind == "ffn" else f"{attention[kind]}_layer_norm"
-            return numbers[f"{theirs}.weight"], numbers[f"{theirs}.bias"]
+            return arrays[f"{theirs}.weight"], arrays[f"{theirs}.bias"]
         theirs += f"fc{part}" if kind == "ffn" else f"{attention[kind]}.{'out' if part == 'o' else part}_proj"
-        return numbers[f"{theirs}.weight"].T, numbers[f"{theirs}.bias"]
+        return arrays[f"{theirs}.weight"].T, arrays[f"{theirs}.bias"]
 
     stacks = {"source": "encoder", "target": "decoder"}
-    return Program(
+    return Restatement(
         pair,
-        words=lambda side: numbers[f"{stacks[side]}.embed_tokens.weight"],
-        # its first word stands after the padding, which is 1
-        position=position or (lambda place, _: fairseq_position(place + 2, D)),
+        embedding=lambda side: arrays[f"{stacks[side]}.embed_tokens.weight"],
+        # positions count from the padding's id, which is 1
+        position=position or (lambda index, _: fairseq_position(index + 2, D)),
         layers=LAYERS,
         heads=HEADS,
         scale=scale,
@@ -129,7 +129,7 @@ def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True)
 
 
 @pytest.mark.parametrize(("name", "formula"), [("gelu", "none"), ("gelu_accurate", "tanh"), ("gelu_fast", "tanh")])
-def test_its_names_of_activations(name: str, formula: str, tmp_path: Path) -> None:
+def test_fairseq_activation_names_are_mapped(name: str, formula: str, tmp_path: Path) -> None:
     save(tmp_path / "model.pt", weights(9, 8), activation_fn=name)
     ours, x = from_fairseq(tmp_path / "model.pt").model, torch.linspace(-3, 3, 50)
     actual = ours.model.encoder.layers[0].activation(x)
@@ -138,7 +138,7 @@ def test_its_names_of_activations(name: str, formula: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_new_checkpoint_gives_its_logits(
+def test_fairseq_checkpoint_with_sections_gives_its_logits(
     nested: bool, shared: bool, tmp_path: Path, record_property: Record
 ) -> None:
     model = weights(23, 23 if shared else 29, shared)
@@ -151,8 +151,8 @@ def test_a_new_checkpoint_gives_its_logits(
     assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (7, 0.8, 33)
 
 
-def test_an_old_checkpoint_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
-    """Names of version 0.6: projections in one, numbered normalisations, `embed_out`; positions that were learned."""
+def test_fairseq_checkpoint_of_old_version_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
+    """Names of version 0.6: fused projections, numbered LayerNorms, `embed_out`; learned positions."""
     model = weights(23, 29)
     old = {name: tensor for name, tensor in model.items() if "_float_tensor" not in name}
     for name in [name for name in old if re.search(r"\.q_proj\.", name)]:
@@ -172,15 +172,15 @@ def test_an_old_checkpoint_gives_its_logits(tmp_path: Path, record_property: Rec
     ours, _, _ = converted("fairseq", tmp_path / "old.pt", tmp_path / "ours")
     stacks = {"source": "encoder", "target": "decoder"}
 
-    def learned(place: int, side: str) -> np.ndarray:
-        return tables[f"{stacks[side]}.embed_positions.weight"][place + 2].double().numpy()
+    def learned(index: int, side: str) -> np.ndarray:
+        return tables[f"{stacks[side]}.embed_positions.weight"][index + 2].double().numpy()
 
     record_property("logits", (PEER, assert_restated(ours, restated(model, learned, scale=False))))
     assert ours.config.max_position_embeddings == 12
 
 
 @torch.no_grad()
-def test_its_port_gives_the_same_logits(tmp_path: Path, record_property: Record) -> None:
+def test_fairseq_checkpoint_gives_logits_of_fsmt(tmp_path: Path, record_property: Record) -> None:
     shape = {"d_model": D, "encoder_ffn_dim": FFN, "decoder_ffn_dim": FFN, "encoder_layers": 2, "decoder_layers": 1}
     heads = {"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS}
     port = FSMTForConditionalGeneration(FSMTConfig(**shape, **heads, src_vocab_size=23, tgt_vocab_size=29))
@@ -194,17 +194,17 @@ def test_its_port_gives_the_same_logits(tmp_path: Path, record_property: Record)
 
 def write_dictionaries(folder: Path, sides: dict[str, list[str]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for language, words in sides.items():
-        (folder / f"dict.{language}.txt").write_text("".join(f"{word} 9\n" for word in words), encoding="utf-8")
+    for language, tokens in sides.items():
+        (folder / f"dict.{language}.txt").write_text("".join(f"{token} 9\n" for token in tokens), encoding="utf-8")
 
 
-def ids_of(line: str, words: list[str]) -> list[int]:
-    """`Dictionary.encode_line`: the special words come first, what is unknown is 3, the end is 2."""
-    numbers = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *words])}
-    return [numbers.get(word, 3) for word in line.split()] + [2]
+def ids_of(line: str, tokens: list[str]) -> list[int]:
+    """`Dictionary.encode_line`: the special tokens come first, unknown tokens are 3, the end is 2."""
+    ids = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *tokens])}
+    return [ids.get(token, 3) for token in line.split()] + [2]
 
 
-def test_text_in_pieces(tmp_path: Path) -> None:
+def test_fairseq_tokenizer_for_tokenized_text(tmp_path: Path) -> None:
     sides = {"en": ["a", "do@@", "g", "runs", "."], "de": ["ein", "Hu@@", "nd", "läuft"]}
     write_dictionaries(tmp_path / "bin", sides)
     save(tmp_path / "model.pt", weights(9, 8))
@@ -228,14 +228,16 @@ def learnt_codes(path: Path, lines: list[str]) -> BPE:
         return BPE(codes)
 
 
-@pytest.mark.parametrize("program", ["subword-nmt", "fastBPE"])
-def test_raw_text_through_moses_and_byte_pairs(program: str, tmp_path: Path, record_property: Record) -> None:
+@pytest.mark.parametrize("tool", ["subword-nmt", "fastBPE"])
+def test_fairseq_tokenizer_for_raw_text_with_byte_pair_codes(
+    tool: str, tmp_path: Path, record_property: Record
+) -> None:
     moses = sacremoses.MosesTokenizer("en")
     tokenised = [moses.tokenize(line, aggressive_dash_splits=True, return_str=True) for line in SOURCES]
     bpe = learnt_codes(tmp_path / "codes", [*tokenised, *TARGETS])
     pieces = sorted({piece for line in tokenised[:2] for piece in bpe.process_line(line).split()})
     target_pieces = sorted({piece for line in TARGETS for piece in bpe.process_line(line).split()})
-    if program == "fastBPE":  # no header, and a count in each line
+    if tool == "fastBPE":  # no header, and a count in each line
         lines = (tmp_path / "codes").read_text().splitlines()[1:]
         (tmp_path / "codes").write_text("".join(f"{line} 5\n" for line in lines))
     write_dictionaries(tmp_path, {"en": pieces, "de": target_pieces})
@@ -251,19 +253,19 @@ def test_raw_text_through_moses_and_byte_pairs(program: str, tmp_path: Path, rec
         record_property("tokens", installed(peer))
 
 
-def test_raw_text_through_sentencepiece(tmp_path: Path, record_property: Record) -> None:
+def test_fairseq_tokenizer_for_raw_text_with_sentencepiece(tmp_path: Path, record_property: Record) -> None:
     pieces = train_sentencepiece(tmp_path / "spm.model", SOURCES + TARGETS)
-    words = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")][::-1]
-    write_dictionaries(tmp_path, {"en": words[:-3], "de": words})
-    save(tmp_path / "model.pt", weights(len(words) + 1, len(words) + 4))
+    tokens = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")][::-1]
+    write_dictionaries(tmp_path, {"en": tokens[:-3], "de": tokens})
+    save(tmp_path / "model.pt", weights(len(tokens) + 1, len(tokens) + 4))
     options = {"sentencepiece": tmp_path / "spm.model"}
     _, tokenizer, target = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours", **options)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     for text in [*SOURCES, "", "Žluťoučký dogs"]:
         line = " ".join(processor.encode(text, out_type=str))
-        assert tokenizer(text)["input_ids"] == ids_of(line, words[:-3])
+        assert tokenizer(text)["input_ids"] == ids_of(line, tokens[:-3])
     for text in TARGETS:
-        written = ids_of(" ".join(processor.encode(text, out_type=str)), words)
+        written = ids_of(" ".join(processor.encode(text, out_type=str)), tokens)
         assert target(text_target=text)["input_ids"] == written
         assert target.decode([2, *written], skip_special_tokens=True) == text
     record_property("tokens", installed("sentencepiece"))
@@ -284,19 +286,21 @@ def test_raw_text_through_sentencepiece(tmp_path: Path, record_property: Record)
         ({"activation_fn": "relu_squared"}, "activation_function='relu_squared'"),
     ],
 )
-def test_other_architectures_are_refused(options: dict, message: str, tmp_path: Path, record_property: Record) -> None:
+def test_fairseq_refuses_other_architectures(
+    options: dict, message: str, tmp_path: Path, record_property: Record
+) -> None:
     save(tmp_path / "model.pt", weights(9, 8), **options)
     with pytest.raises(UserError, match=message):
         from_fairseq(tmp_path / "model.pt")
     record_property("refused", ", ".join(f"--{name.replace('_', '-')}={value}" for name, value in options.items()))
 
 
-def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
+def test_fairseq_refuses_inconsistent_files(tmp_path: Path) -> None:
     save(tmp_path / "model.pt", weights(9, 8))
     with pytest.raises(UserError, match=r"dict\.SOURCE\.txt"):
         from_fairseq(tmp_path / "model.pt", codes=tmp_path / "codes")
     write_dictionaries(tmp_path, {"en": ["a"], "de": ["ein"]})
-    with pytest.raises(UserError, match=r"dict\.en\.txt: 5 words .* the model has 9"):
+    with pytest.raises(UserError, match=r"dict\.en\.txt: 5 tokens .* the model has 9"):
         from_fairseq(tmp_path / "model.pt")
     write_dictionaries(tmp_path, {"en": list("abcda"), "de": list("abcd")})
     with pytest.raises(UserError, match="'a' is there twice"):

@@ -1,4 +1,4 @@
-"""Ours made from an `FSMTForConditionalGeneration` gives its numbers, its ids and its text."""
+"""A converted `FSMTForConditionalGeneration` gives its logits, its ids and its text."""
 
 import json
 from pathlib import Path
@@ -14,21 +14,21 @@ from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, Record, assert_same_
 from tests.model_helpers import randomise
 
 PEER = f"`FSMTForConditionalGeneration`, {installed('transformers')}"
-# In both, the second merge is of the end of a word; not every result is a word of the vocabularies.
+# Not every result of a merge is a token of the vocabularies.
 MERGES = ["t h", "th e</w>", "e n</w>", "i n", "d o", "do g", "s </w>", "n d</w>", "a nd</w>"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 def write_fsmt_tokenizer(folder: Path) -> tuple[int, int]:
-    """vocab-src.json, vocab-tgt.json and merges.txt as FSMT has them. Returns the numbers of words."""
+    """vocab-src.json, vocab-tgt.json and merges.txt as FSMT has them. Returns the vocabulary sizes."""
     folder.mkdir(parents=True, exist_ok=True)
     joined = ["th", "the</w>", "in", "do", "dog", "nd</w>", "and</w>"]
     sizes = []
     for name, lines in (("vocab-src.json", SOURCES), ("vocab-tgt.json", TARGETS)):
         letters = sorted(set("".join(lines)) - {" "})
-        words = SPECIAL + letters + [letter + "</w>" for letter in letters] + joined * (name == "vocab-src.json")
-        (folder / name).write_text(json.dumps({word: number for number, word in enumerate(words)}))
-        sizes.append(len(words))
+        tokens = SPECIAL + letters + [letter + "</w>" for letter in letters] + joined * (name == "vocab-src.json")
+        (folder / name).write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+        sizes.append(len(tokens))
     (folder / "merges.txt").write_text("".join(f"{merge} 1\n" for merge in MERGES))
     (folder / "tokenizer_config.json").write_text(json.dumps({"langs": ["en", "de"], "model_max_length": 1024}))
     return sizes[0], sizes[1]
@@ -36,13 +36,13 @@ def write_fsmt_tokenizer(folder: Path) -> tuple[int, int]:
 
 @torch.no_grad()
 def write_fsmt_folder(folder: Path, **fields: Any) -> FSMTForConditionalGeneration:
-    """What facebook/wmt19-en-de is, only smaller, with random numbers everywhere."""
-    source_words, target_words = write_fsmt_tokenizer(folder)
+    """Like facebook/wmt19-en-de, but small and with random weights."""
+    source_size, target_size = write_fsmt_tokenizer(folder)
     small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
-    words = {"src_vocab_size": source_words, "tgt_vocab_size": target_words}
+    sizes = {"src_vocab_size": source_size, "tgt_vocab_size": target_size}
     search = {"num_beams": 3, "length_penalty": 1.2, "max_length": 15}
-    config = FSMTConfig(**{**small, **heads, **words, **search, **fields})
+    config = FSMTConfig(**{**small, **heads, **sizes, **search, **fields})
     model = FSMTForConditionalGeneration(config)
     tables = {name: table.clone() for name, table in model.state_dict().items() if "embed_positions" in name}
     randomise(model).load_state_dict(tables, strict=False)
@@ -60,13 +60,13 @@ def write_fsmt_folder(folder: Path, **fields: Any) -> FSMTForConditionalGenerati
     ],
     ids=["two vocabularies", "all tied", "gelu"],
 )
-def test_an_fsmt_folder_gives_its_logits(fields: dict, tmp_path: Path, record_property: Record) -> None:
+def test_fsmt_folder_gives_its_logits(fields: dict, tmp_path: Path, record_property: Record) -> None:
     theirs = write_fsmt_folder(tmp_path / "fsmt", **fields)
     ours, _, _ = converted("fsmt", tmp_path / "fsmt", tmp_path / "ours")
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
 
 
-def test_an_fsmt_folder_gives_its_words_and_text(tmp_path: Path, record_property: Record) -> None:
+def test_fsmt_folder_gives_its_ids_and_text(tmp_path: Path, record_property: Record) -> None:
     theirs = write_fsmt_folder(tmp_path / "fsmt")
     ours, tokenizer, target_tokenizer = converted("fsmt", tmp_path / "fsmt", tmp_path / "ours")
     peer = FSMTTokenizer.from_pretrained(tmp_path / "fsmt")
@@ -79,7 +79,7 @@ def test_an_fsmt_folder_gives_its_words_and_text(tmp_path: Path, record_property
     written = ours.generate(**batch, num_beams=1)
     with torch.no_grad():
         best = theirs(**expected, decoder_input_ids=written[:, :-1], use_cache=False).logits.argmax(-1)
-    # the last word is the end, which is forced
+    # the last token is the forced end-of-sentence token
     assert best[:, :-1].tolist() == written[:, 1:-1].tolist() and written.shape[1] == 15
     texts = target_tokenizer.batch_decode(written, skip_special_tokens=True)
     assert texts == peer.batch_decode(written, skip_special_tokens=True) and any(texts)
@@ -88,9 +88,9 @@ def test_an_fsmt_folder_gives_its_words_and_text(tmp_path: Path, record_property
 
 @pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.23"),
-    reason="with its cache, the FSMT of transformers 5.17 writes words that it finds less likely itself",
+    reason="with its cache, the FSMT of transformers 5.17 generates tokens that are not its arg max",
 )
-def test_its_own_search_finds_the_same(tmp_path: Path, record_property: Record) -> None:
+def test_fsmt_beam_search_gives_the_same_tokens(tmp_path: Path, record_property: Record) -> None:
     theirs = write_fsmt_folder(tmp_path / "fsmt")
     ours, tokenizer, _ = converted("fsmt", tmp_path / "fsmt", tmp_path / "ours")
     batch = tokenizer(SOURCES, padding=True, return_tensors="pt")

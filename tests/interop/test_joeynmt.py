@@ -1,4 +1,4 @@
-"""JoeyNMT's model folders. It does not run beside the tests: the judge is the NumPy restatement, with its names."""
+"""JoeyNMT's model folders. JoeyNMT cannot be installed with the tests; the reference is the NumPy restatement."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.joeynmt import from_joeynmt
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, installed, train_sentencepiece
-from tests.interop.restatement import Program, assert_restated
+from tests.interop.restatement import Restatement, assert_restated
 from tests.paper import paper_position
 
 PEER = "NumPy restatement of JoeyNMT 2.3"
@@ -21,10 +21,10 @@ D, FFN, LAYERS, HEADS = 12, 20, (2, 1), 3
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
 
 
-def weights(words: tuple[int, int], tied: bool = False) -> dict[str, Tensor]:
-    """Random numbers under JoeyNMT's names (2.3)."""
-    shapes: dict[str, tuple[int, ...]] = {"src_embed.lut.weight": (words[0], D), "trg_embed.lut.weight": (words[1], D)}
-    shapes["decoder.output_layer.weight"] = (words[1], D)
+def weights(sizes: tuple[int, int], tied: bool = False) -> dict[str, Tensor]:
+    """Random weights under JoeyNMT's names (2.3)."""
+    shapes: dict[str, tuple[int, ...]] = {"src_embed.lut.weight": (sizes[0], D), "trg_embed.lut.weight": (sizes[1], D)}
+    shapes["decoder.output_layer.weight"] = (sizes[1], D)
     for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
         attentions = ["src_src_att"] if stack == "encoder" else ["trg_trg_att", "src_trg_att"]
         norms = ["layer_norm"] if stack == "encoder" else ["x_layer_norm", "dec_layer_norm"]
@@ -66,18 +66,18 @@ def options() -> dict[str, Any]:
 
 
 def save(
-    folder: Path, model: dict[str, Tensor], words: tuple[list[str], list[str]], given: dict[str, Any] | None = None
+    folder: Path, model: dict[str, Tensor], tokens: tuple[list[str], list[str]], given: dict[str, Any] | None = None
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(given or options()))
-    for side, lines in zip(("src", "trg"), words, strict=True):
+    for side, lines in zip(("src", "trg"), tokens, strict=True):
         (folder / f"{side}_vocab.txt").write_text("\n".join([*SPECIAL, *lines]) + "\n", encoding="utf-8")
     state = {"model_state": model, "optimizer_state": {"state": {}, "param_groups": []}, "stats_state": {"steps": 7}}
     torch.save(state, folder / "best.ckpt")
 
 
-def restated(model: dict[str, Tensor], **settings: Any) -> Program:
-    numbers = {name: tensor.double().numpy() for name, tensor in model.items()}
+def restated(model: dict[str, Tensor], **settings: Any) -> Restatement:
+    arrays = {name: tensor.double().numpy() for name, tensor in model.items()}
     attention = {
         ("encoder", "self"): "src_src_att",
         ("decoder", "self"): "trg_trg_att",
@@ -91,23 +91,23 @@ def restated(model: dict[str, Tensor], **settings: Any) -> Program:
 
     def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
         if name == "output":
-            return numbers["decoder.output_layer.weight"].T, np.zeros(1)
+            return arrays["decoder.output_layer.weight"].T, np.zeros(1)
         stack, layer, kind, part = name.split(".")
         theirs = f"{stack}.layers.{layer}."
         if part == "norm":
             theirs += "feed_forward.layer_norm" if kind == "ffn" else norm[stack, kind]
-            return numbers[f"{theirs}.weight"], numbers[f"{theirs}.bias"]
+            return arrays[f"{theirs}.weight"], arrays[f"{theirs}.bias"]
         if kind == "ffn":
             theirs += f"feed_forward.pwff_layer.{0 if part == '1' else 3}"
         else:
             theirs += f"{attention[stack, kind]}.{'output' if part == 'o' else part}_layer"
-        return numbers[f"{theirs}.weight"].T, numbers[f"{theirs}.bias"]
+        return arrays[f"{theirs}.weight"].T, arrays[f"{theirs}.bias"]
 
     sides = {"source": "src", "target": "trg"}
-    return Program(
+    return Restatement(
         pair,
-        words=lambda side: numbers[f"{sides[side]}_embed.lut.weight"],
-        position=lambda place, _: paper_position(place, D),
+        embedding=lambda side: arrays[f"{sides[side]}_embed.lut.weight"],
+        position=lambda index, _: paper_position(index, D),
         layers=LAYERS,
         heads=HEADS,
         eps=1e-6,
@@ -120,7 +120,7 @@ def named(count: int, letter: str) -> list[str]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_folder_gives_its_logits(tied: bool, tmp_path: Path, record_property: Record) -> None:
+def test_joeynmt_folder_gives_its_logits(tied: bool, tmp_path: Path, record_property: Record) -> None:
     model = weights((23, 23 if tied else 29), tied)
     save(tmp_path / "joey", model, (named(19, "a"), named(19, "a") if tied else named(25, "b")))
     ours, _, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
@@ -132,7 +132,7 @@ def test_a_model_folder_gives_its_logits(tied: bool, tmp_path: Path, record_prop
     assert search.length_penalty is None and search.decoder_start_token_id == 2
 
 
-def test_other_settings(tmp_path: Path, record_property: Record) -> None:
+def test_joeynmt_gelu_and_unscaled_embeddings(tmp_path: Path, record_property: Record) -> None:
     given, model = options(), weights((23, 29))
     for stack in ("encoder", "decoder"):
         given["model"][stack] |= {"activation": "gelu", "embeddings": {"embedding_dim": D}}
@@ -142,12 +142,12 @@ def test_other_settings(tmp_path: Path, record_property: Record) -> None:
     record_property("logits", (PEER, assert_restated(ours, restated(model, activation="gelu", scale=False))))
 
 
-def ids_of(pieces: list[str], words: list[str]) -> list[int]:
-    numbers = {word: number for number, word in enumerate([*SPECIAL, *words])}
-    return [numbers.get(piece, 0) for piece in pieces] + [3]
+def ids_of(pieces: list[str], tokens: list[str]) -> list[int]:
+    ids = {token: number for number, token in enumerate([*SPECIAL, *tokens])}
+    return [ids.get(piece, 0) for piece in pieces] + [3]
 
 
-def test_words(tmp_path: Path) -> None:
+def test_joeynmt_tokenizer_for_words(tmp_path: Path) -> None:
     words, given = (["a", "dog", "runs"], ["ein", "Hund"]), options()
     given["data"]["src"]["lowercase"] = True
     save(tmp_path / "joey", weights((7, 6)), words, given)
@@ -158,27 +158,27 @@ def test_words(tmp_path: Path) -> None:
     assert target.decode([2, 4, 5, 3], skip_special_tokens=True) == "ein Hund"
 
 
-def test_sentencepiece(tmp_path: Path, record_property: Record) -> None:
+def test_joeynmt_tokenizer_for_sentencepiece(tmp_path: Path, record_property: Record) -> None:
     (tmp_path / "joey").mkdir()
     pieces = train_sentencepiece(tmp_path / "joey" / "sp.model", SOURCES + TARGETS)
-    words, given = [piece for piece in pieces if piece not in SPECIAL], options()
+    tokens, given = [piece for piece in pieces if piece not in SPECIAL], options()
     for side in ("src", "trg"):
         steps = {"model_file": "/home/me/sp.model", "pretokenizer": "none"}
         given["data"][side] |= {"level": "bpe", "tokenizer_type": "sentencepiece", "tokenizer_cfg": steps}
-    model = weights((len(words) + 4, len(words) + 4), tied=True)
-    save(tmp_path / "joey", model, (words, words), given)
+    model = weights((len(tokens) + 4, len(tokens) + 4), tied=True)
+    save(tmp_path / "joey", model, (tokens, tokens), given)
     _, tokenizer, target = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "joey" / "sp.model"))
     for text in [*SOURCES, *TARGETS, "Žluťoučký dog"]:
-        ids = ids_of(processor.encode(text, out_type=str), words)
+        ids = ids_of(processor.encode(text, out_type=str), tokens)
         assert tokenizer(text)["input_ids"] == ids
     for text in TARGETS:
         ids = target(text_target=text)["input_ids"]
         assert target.decode([2, *ids], skip_special_tokens=True) == text
-    # a piece that is no word is forbidden there, and would be unknown here: text has to come in pieces
-    longest = max(words, key=len)
-    fewer = [word for word in words if word != longest]
-    save(tmp_path / "joey", weights((len(words) + 3,) * 2, tied=True), (fewer, fewer), given)
+    # JoeyNMT excludes a piece that its vocabulary lacks, here it would be unknown: text has to be tokenized
+    longest = max(tokens, key=len)
+    fewer = [token for token in tokens if token != longest]
+    save(tmp_path / "joey", weights((len(tokens) + 3,) * 2, tied=True), (fewer, fewer), given)
     _, tokenizer, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "pieces")
     assert tokenizer(" ".join(fewer[:5]))["input_ids"] == ids_of(fewer[:5], fewer)
     record_property("tokens", installed("sentencepiece"))
@@ -196,7 +196,7 @@ def test_sentencepiece(tmp_path: Path, record_property: Record) -> None:
         ("decoder", {"embeddings": {"scale": False}}, "embeddings.scale differs"),
     ],
 )
-def test_other_architectures_are_refused(
+def test_joeynmt_refuses_other_architectures(
     stack: str, change: dict, message: str, tmp_path: Path, record_property: Record
 ) -> None:
     given = options()
@@ -208,9 +208,9 @@ def test_other_architectures_are_refused(
     record_property("refused", message.removeprefix("model."))
 
 
-def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
+def test_joeynmt_refuses_inconsistent_files(tmp_path: Path) -> None:
     save(tmp_path, weights((7, 6)), (named(3, "a"), named(9, "b")))
-    with pytest.raises(UserError, match="trg_vocab.txt: 13 words with the special ones, but the model has 6"):
+    with pytest.raises(UserError, match="trg_vocab.txt: 13 tokens with the special ones, but the model has 6"):
         from_joeynmt(tmp_path)
     (tmp_path / "config.yaml").write_text("data: {src: {}}")
     with pytest.raises(UserError, match=r"data\.trg is missing"):

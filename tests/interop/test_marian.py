@@ -1,4 +1,4 @@
-"""A `MarianMTModel` made from ours gives our numbers, and ours made from one gives its numbers and its text."""
+"""`MarianMTModel`: exported from ours it gives our logits; converted to ours it gives its logits, ids and text."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ PEER = f"`MarianMTModel`, {installed('transformers')}"
 @pytest.mark.parametrize("fields", [{}, {"d_model": 33, "encoder_attention_heads": 3, "decoder_attention_heads": 11}])
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 @torch.no_grad()
-def test_marian_gives_our_logits(share: bool, tie: bool, fields: dict, positions: str) -> None:
+def test_marian_export_gives_our_logits(share: bool, tie: bool, fields: dict, positions: str) -> None:
     own = {} if share else {"decoder_vocab_size": 31}
     ours = tiny_model(
         share_encoder_decoder_embeddings=share,
@@ -59,7 +59,7 @@ def test_marian_gives_our_logits(share: bool, tie: bool, fields: dict, positions
         {"layer_norm_eps": 1e-6},
     ],
 )
-def test_what_marian_has_not_is_named(fields: dict, record_property: Record) -> None:
+def test_marian_export_names_unsupported_options(fields: dict, record_property: Record) -> None:
     with pytest.raises(UserError, match=next(iter(fields))):
         to_marian(tiny_model(**fields))
     record_property("not exported", spelt(fields))
@@ -67,11 +67,11 @@ def test_what_marian_has_not_is_named(fields: dict, record_property: Record) -> 
 
 @torch.no_grad()
 def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
-    """What an OPUS-MT model on the Hub is, only smaller, with random numbers everywhere."""
-    words = write_opus_tokenizer(folder)
+    """Like an OPUS-MT model on the Hub, but small and with random weights."""
+    size = write_opus_tokenizer(folder)
     small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
-    ids = {"pad_token_id": words - 1, "decoder_start_token_id": words - 1, "eos_token_id": 0, "vocab_size": words}
+    ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0, "vocab_size": size}
     config = MarianConfig(
         **{**small, **heads, **ids, "activation_function": "swish", "scale_embedding": True, **fields}
     )
@@ -83,7 +83,7 @@ def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
         **{name: value for name, value in ids.items() if name != "vocab_size"},
         num_beams=4,
         max_length=12,
-        bad_words_ids=[[words - 1]],
+        bad_words_ids=[[size - 1]],
         forced_eos_token_id=0,
         early_stopping=True,
     )
@@ -102,14 +102,14 @@ def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
     ],
     ids=["opus", "two vocabularies", "nothing tied", "gelu"],
 )
-def test_an_opus_folder_gives_marians_logits(fields: dict, tmp_path: Path, record_property: Record) -> None:
+def test_marian_folder_gives_its_logits(fields: dict, tmp_path: Path, record_property: Record) -> None:
     theirs = write_opus_folder(tmp_path / "opus", **fields)
     ours, _, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
     assert ours.config.lm_head_bias and ours.config.position_encoding_type == "sinusoidal_split"
 
 
-def test_an_opus_folder_gives_marians_words_and_text(tmp_path: Path, record_property: Record) -> None:
+def test_marian_folder_gives_its_ids_and_text(tmp_path: Path, record_property: Record) -> None:
     theirs = write_opus_folder(tmp_path / "opus")
     ours, tokenizer, target_tokenizer = converted("marian", tmp_path / "opus", tmp_path / "ours")
     peer = MarianTokenizer.from_pretrained(tmp_path / "opus")
@@ -124,7 +124,7 @@ def test_an_opus_folder_gives_marians_words_and_text(tmp_path: Path, record_prop
     assert target_tokenizer.batch_decode(targets, skip_special_tokens=True) == peer.batch_decode(
         targets, skip_special_tokens=True
     )
-    # with Marian's own beam, length penalty, forced end and forbidden padding
+    # with Marian's own beam, length penalty, forced end-of-sentence and suppressed padding
     written = ours.generate(**batch)
     assert written.tolist() == theirs.generate(**expected).tolist()
     assert (target_tokenizer.batch_decode(written), written.shape[1]) == (peer.batch_decode(written), 12)
@@ -132,14 +132,14 @@ def test_an_opus_folder_gives_marians_words_and_text(tmp_path: Path, record_prop
     record_property("tokens", "its beam search")
 
 
-def test_half_precision_stays(tmp_path: Path) -> None:
+def test_marian_folder_keeps_half_precision(tmp_path: Path) -> None:
     write_opus_folder(tmp_path / "opus").half().save_pretrained(tmp_path / "opus")
     ours, _, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float16}
 
 
-def test_positions_that_marian_learnt_are_kept(tmp_path: Path, record_property: Record) -> None:
-    # no option of Marian's class, but its files can hold a table, and it reads that
+def test_marian_folder_keeps_learned_positions(tmp_path: Path, record_property: Record) -> None:
+    # Marian's class has no such option, but loads any table from its files
     theirs = write_opus_folder(tmp_path / "opus", max_position_embeddings=16)
     with torch.no_grad():
         theirs.model.encoder.embed_positions.weight += 0.1
@@ -151,8 +151,8 @@ def test_positions_that_marian_learnt_are_kept(tmp_path: Path, record_property: 
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
 
 
-def test_there_and_back_again() -> None:
-    # checked with folders above; here every tying mode
+def test_marian_export_and_conversion_are_inverse() -> None:
+    # here every tying mode
     for share, tie in TYING_MODES:
         own = {} if share else {"decoder_vocab_size": 31}
         ours = tiny_model(

@@ -1,5 +1,5 @@
-"""Marian's own files. Marian does not run beside the tests: the judges are the NumPy restatement, with the formulas of
-Marian's source, and CTranslate2's converter of the same files.
+"""Marian's own files. Marian cannot be installed with the tests; the references are the NumPy restatement, with the
+formulas of Marian's source, and CTranslate2's converter of the same files.
 """
 
 import math
@@ -16,12 +16,12 @@ import yaml
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.marian_npz import NEVER, from_marian_npz
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, installed, train_sentencepiece
-from tests.interop.restatement import Program, assert_restated
+from tests.interop.restatement import Restatement, assert_restated
 from tests.model_helpers import assert_near
 
 PEER = "NumPy restatement of Marian 1.12"
 D, FFN, LAYERS, HEADS = 12, 20, (2, 1), 3
-# What Marian writes for `--task transformer-base`, as far as it is of the architecture.
+# What Marian writes for `--task transformer-base`, as far as it concerns the architecture.
 OPTIONS = {
     "type": "transformer",
     "enc-depth": LAYERS[0],
@@ -45,16 +45,16 @@ OPTIONS = {
 }
 
 
-def weights(words: tuple[int, int], tying: str = "all") -> dict[str, np.ndarray]:
-    """Random numbers under Marian's names. `tying`: its option, "all", "src" (and not the output) or "none"."""
-    shapes: dict[str, tuple[int, ...]] = {"decoder_ff_logit_out_b": (1, words[1])}
+def weights(sizes: tuple[int, int], tying: str = "all") -> dict[str, np.ndarray]:
+    """Random weights under Marian's names. `tying`: its option, "all", "src" (and not the output) or "none"."""
+    shapes: dict[str, tuple[int, ...]] = {"decoder_ff_logit_out_b": (1, sizes[1])}
     if tying == "none":
-        shapes |= {"encoder_Wemb": (words[0], D), "decoder_Wemb": (words[1], D)}
-        shapes["decoder_ff_logit_out_Wt"] = (words[1], D)
+        shapes |= {"encoder_Wemb": (sizes[0], D), "decoder_Wemb": (sizes[1], D)}
+        shapes["decoder_ff_logit_out_Wt"] = (sizes[1], D)
     else:
-        shapes["Wemb"] = (words[0], D)
-        if tying == "src":  # an old model, with its output in the other direction
-            shapes["decoder_ff_logit_out_W"] = (D, words[1])
+        shapes["Wemb"] = (sizes[0], D)
+        if tying == "src":  # an old model, with its output matrix transposed
+            shapes["decoder_ff_logit_out_W"] = (D, sizes[1])
     for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
         for layer in (f"{stack}_l{number}" for number in range(1, depth + 1)):
             for attention in ["self"] + ["context"] * (stack == "decoder"):
@@ -70,27 +70,27 @@ def weights(words: tuple[int, int], tying: str = "all") -> dict[str, np.ndarray]
     return {name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def save(path: Path, arrays: dict[str, np.ndarray], beside: bool = False, **options: Any) -> None:
+def save(path: Path, arrays: dict[str, np.ndarray], separate: bool = False, **options: Any) -> None:
     """As Marian does: the options are text in an array that ends with a zero."""
     path.parent.mkdir(parents=True, exist_ok=True)
     given = {name.replace("_", "-"): value for name, value in options.items()}
     text = yaml.safe_dump({**OPTIONS, **given})
-    if beside:
+    if separate:
         path.with_name(f"{path.name}.yml").write_text(text)
     else:
         arrays = arrays | {"special:model.yml": np.frombuffer(text.encode() + b"\0", dtype=np.int8)}
     np.savez(path, **arrays)
 
 
-def marian_position(place: int, _: str = "") -> np.ndarray:
+def marian_position(index: int, _: str = "") -> np.ndarray:
     """`sinusoidalPositionEmbeddings` of its node_initializers.cpp."""
     timescales = D / 2
     increment = math.log(10000) / (timescales - 1)
-    angles = place * np.exp(np.arange(timescales) * -increment)
+    angles = index * np.exp(np.arange(timescales) * -increment)
     return np.concatenate([np.sin(angles), np.cos(angles)])
 
 
-def restated(arrays: dict[str, np.ndarray], **changes: Any) -> Program:
+def restated(arrays: dict[str, np.ndarray], **changes: Any) -> Restatement:
     numbers = {name: array.astype(float) for name, array in arrays.items()}
     attention = {"self": "self", "cross": "context"}
 
@@ -108,30 +108,30 @@ def restated(arrays: dict[str, np.ndarray], **changes: Any) -> Program:
         return numbers[f"{theirs}_W{part}"], numbers[f"{theirs}_b{part}"]
 
     stacks = {"source": "encoder", "target": "decoder"}
-    program = Program(
+    theirs = Restatement(
         pair,
-        words=lambda side: numbers.get("Wemb", numbers.get(f"{stacks[side]}_Wemb")).copy(),
+        embedding=lambda side: numbers.get("Wemb", numbers.get(f"{stacks[side]}_Wemb")).copy(),
         position=marian_position,
         layers=LAYERS,
         heads=HEADS,
         activation="silu",
         eps=1e-6,
-        # the word before the first is a zero, whatever its number
-        starts_from_nothing=True,
+        # the embedding of the start token is zero, whatever its id
+        starts_from_zero=True,
     )
     for name, value in changes.items():
-        setattr(program, name, value)
-    return program
+        setattr(theirs, name, value)
+    return theirs
 
 
 @torch.no_grad()
 def assert_marians_logits(ours: torch.nn.Module, arrays: dict[str, np.ndarray], **changes: Any) -> float:
-    """The decoder reads the padding first, which Marian has not; it never comes out. The largest difference."""
-    program = restated(arrays, **changes)
+    """The added padding starts the decoder and is never generated. Returns the largest difference."""
+    theirs = restated(arrays, **changes)
     start = ours.config.decoder_start_token_id
-    plain = program.embed
-    program.embed = lambda side, ids: plain(side, [0 if word == start else word for word in ids])  # type: ignore
-    largest = assert_restated(ours, program)
+    plain = theirs.embed
+    theirs.embed = lambda side, ids: plain(side, [0 if token == start else token for token in ids])  # type: ignore
+    largest = assert_restated(ours, theirs)
     logits = ours(input_ids=torch.tensor([[5, 0]]), decoder_input_ids=torch.tensor([[start, 3]])).logits
     added = logits[..., arrays["decoder_ff_logit_out_b"].shape[1] :]
     assert added.numel() and added.max() < NEVER / 2
@@ -139,10 +139,10 @@ def assert_marians_logits(ours: torch.nn.Module, arrays: dict[str, np.ndarray], 
 
 
 @pytest.mark.parametrize("tying", ["all", "src", "none"])
-@pytest.mark.parametrize("beside", [False, True])
-def test_its_models_give_its_logits(tying: str, beside: bool, tmp_path: Path, record_property: Record) -> None:
+@pytest.mark.parametrize("separate", [False, True])
+def test_marian_npz_gives_its_logits(tying: str, separate: bool, tmp_path: Path, record_property: Record) -> None:
     arrays = weights((23, 29) if tying == "none" else (23, 23), tying)
-    save(tmp_path / "model.npz", arrays, beside=beside)
+    save(tmp_path / "model.npz", arrays, separate=separate)
     ours, tokenizer, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours")
     record_property("logits", (PEER, assert_marians_logits(ours, arrays)))
     assert tokenizer is None and ours.config.pad_token_id == len(arrays.get("decoder_Wemb", arrays.get("Wemb")))
@@ -151,40 +151,42 @@ def test_its_models_give_its_logits(tying: str, beside: bool, tmp_path: Path, re
     assert ours.config.tie_word_embeddings is (tying == "all")
 
 
-def test_learned_positions_and_another_activation(tmp_path: Path, record_property: Record) -> None:
+def test_marian_npz_with_learned_positions_and_relu(tmp_path: Path, record_property: Record) -> None:
     arrays = weights((23, 23)) | {"Wpos": np.random.default_rng(1).normal(size=(16, D)).astype(np.float32)}
     save(tmp_path / "model.npz", arrays, transformer_train_positions=True, transformer_ffn_activation="relu")
     ours, _, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours")
     # it does not scale the embeddings then
-    changes = {"position": lambda place, _: arrays["Wpos"][place].astype(float), "scale": False, "activation": "relu"}
+    changes = {"position": lambda index, _: arrays["Wpos"][index].astype(float), "scale": False, "activation": "relu"}
     record_property("logits", (PEER, assert_marians_logits(ours, arrays, **changes)))
 
 
-def test_its_gelu_is_an_approximation(tmp_path: Path) -> None:
+def test_marian_npz_gelu_is_the_sigmoid_approximation(tmp_path: Path) -> None:
     save(tmp_path / "model.npz", weights((23, 23)), transformer_ffn_activation="gelu")
     model, x = from_marian_npz(tmp_path / "model.npz").model, torch.linspace(-3, 3, 40)
     torch.testing.assert_close(model.model.encoder.layers[0].activation(x), x * torch.sigmoid(1.702 * x))
 
 
-WORDS = ["</s>", "<unk>", "▁a", "▁dog", "yes", "null", "1", "'", '"', "#", "a: b", "~", "▁runs", "é", "<<", "="]
+TOKENS = ["</s>", "<unk>", "▁a", "▁dog", "yes", "null", "1", "'", '"', "#", "a: b", "~", "▁runs", "é", "<<", "="]
 
 
-def write_vocabulary(path: Path, words: list[str]) -> None:
+def write_vocabulary(path: Path, tokens: list[str]) -> None:
     """As marian-vocab does: YAML with quotes."""
-    path.write_text(yaml.safe_dump({w: n for n, w in enumerate(words)}, sort_keys=False, allow_unicode=True))
+    path.write_text(
+        yaml.safe_dump({token: number for number, token in enumerate(tokens)}, sort_keys=False, allow_unicode=True)
+    )
 
 
 @torch.no_grad()
-def test_ctranslate2_reads_the_same_files(tmp_path: Path) -> None:
-    arrays = weights((len(WORDS), len(WORDS)))
+def test_marian_npz_gives_scores_of_ctranslate2(tmp_path: Path) -> None:
+    arrays = weights((len(TOKENS), len(TOKENS)))
     save(tmp_path / "model.npz", arrays)
-    write_vocabulary(tmp_path / "vocab.yml", WORDS)
+    write_vocabulary(tmp_path / "vocab.yml", TOKENS)
     paths = [str(tmp_path / "vocab.yml")] * 2
     ctranslate2.converters.MarianConverter(str(tmp_path / "model.npz"), paths).convert(str(tmp_path / "ct2"))
     engine = ctranslate2.Translator(str(tmp_path / "ct2"), "cpu")
     options = {"source_vocabulary": tmp_path / "vocab.yml"}
     ours, tokenizer, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours", **options)
-    # It has other sinusoids than Marian, those of transformers, and another epsilon.
+    # CTranslate2 uses transformers' sinusoids instead of Marian's, and another epsilon.
     for stack in (ours.model.encoder, ours.model.decoder):
         stack.config.position_encoding_type = "sinusoidal_split"
     for module in ours.modules():
@@ -194,40 +196,40 @@ def test_ctranslate2_reads_the_same_files(tmp_path: Path) -> None:
     scored = engine.score_batch([source], [target])[0].log_probs
     ids = tokenizer(" ".join(source), return_tensors="pt")
     written = tokenizer(" ".join(target), return_tensors="pt")["input_ids"]
-    assert ids["input_ids"].tolist() == [[WORDS.index(word) for word in source] + [0]]
+    assert ids["input_ids"].tolist() == [[TOKENS.index(token) for token in source] + [0]]
     read = ours.prepare_decoder_input_ids_from_labels(written)
     log_probs = ours(**ids, decoder_input_ids=read).logits.log_softmax(-1)[0]
     actual = log_probs.gather(1, written[0][:, None])[:, 0]
     assert_near(actual, torch.tensor(scored), 1e-4)
 
 
-def test_a_folder_of_opus(tmp_path: Path) -> None:
-    """decoder.yml, a vocabulary of both languages, and the SentencePiece models that made its pieces."""
+def test_marian_npz_folder_of_opus(tmp_path: Path) -> None:
+    """decoder.yml, a vocabulary of both languages, and the SentencePiece models."""
     folder = tmp_path / "opus"
     folder.mkdir()
     pieces = train_sentencepiece(folder / "source.spm", SOURCES) + train_sentencepiece(folder / "target.spm", TARGETS)
-    words = ["</s>", "<unk>", *sorted(set(pieces) - {"</s>", "<unk>", "<s>", "▁dog"})]
-    write_vocabulary(folder / "opus.vocab.yml", words)
-    save(folder / "opus.npz", weights((len(words), len(words))))
+    tokens = ["</s>", "<unk>", *sorted(set(pieces) - {"</s>", "<unk>", "<s>", "▁dog"})]
+    write_vocabulary(folder / "opus.vocab.yml", tokens)
+    save(folder / "opus.npz", weights((len(tokens), len(tokens))))
     decoder = {"models": ["/home/me/opus.npz"], "vocabs": ["opus.vocab.yml"] * 2, "beam-size": 6, "normalize": 0.6}
     (folder / "decoder.yml").write_text(yaml.safe_dump(decoder))
     ours, tokenizer, target = converted("marian-npz", folder, tmp_path / "ours")
     search = ours.generation_config
-    assert (search.num_beams, search.length_penalty, search.decoder_start_token_id) == (6, 0.6, len(words))
+    assert (search.num_beams, search.length_penalty, search.decoder_start_token_id) == (6, 0.6, len(tokens))
     processors = [
         sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{s}.spm")) for s in ("source", "target")
     ]
-    numbers = {word: number for number, word in enumerate(words)}
+    ids = {token: number for number, token in enumerate(tokens)}
     for text in [*SOURCES, "Žluťoučký dog"]:
-        expected = [numbers.get(piece, 1) for piece in processors[0].encode(text, out_type=str)] + [0]
+        expected = [ids.get(piece, 1) for piece in processors[0].encode(text, out_type=str)] + [0]
         assert tokenizer(text)["input_ids"] == expected
     for text in TARGETS:
-        expected = [numbers.get(piece, 1) for piece in processors[1].encode(text, out_type=str)] + [0]
+        expected = [ids.get(piece, 1) for piece in processors[1].encode(text, out_type=str)] + [0]
         assert target(text_target=text)["input_ids"] == expected
-        assert target.decode([len(words), *expected, len(words)], skip_special_tokens=True) == text
+        assert target.decode([len(tokens), *expected, len(tokens)], skip_special_tokens=True) == text
 
 
-def test_vocabularies_that_are_sentencepiece_models(tmp_path: Path, record_property: Record) -> None:
+def test_marian_npz_with_sentencepiece_vocabularies(tmp_path: Path, record_property: Record) -> None:
     settings = {"eos_id": 0, "unk_id": 1, "bos_id": -1}
     source = train_sentencepiece(tmp_path / "vocab.en.spm", SOURCES, 70, **settings)
     target = train_sentencepiece(tmp_path / "vocab.de.spm", TARGETS, 75, **settings)
@@ -262,18 +264,20 @@ def test_vocabularies_that_are_sentencepiece_models(tmp_path: Path, record_prope
         ("vocabs", ["vocab.fsv", "vocab.fsv"]),
     ],
 )
-def test_other_architectures_are_refused(option: str, value: Any, tmp_path: Path, record_property: Record) -> None:
+def test_marian_npz_refuses_other_architectures(
+    option: str, value: Any, tmp_path: Path, record_property: Record
+) -> None:
     save(tmp_path / "model.npz", weights((9, 9)), **{option: value})
     with pytest.raises(UserError, match=f"--{option.replace('_', '-')}"):
         from_marian_npz(tmp_path / "model.npz")
     record_property("refused", f"--{option.replace('_', '-')} {value}")
 
 
-def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
+def test_marian_npz_refuses_inconsistent_files(tmp_path: Path) -> None:
     save(tmp_path / "model.npz", weights((9, 9)))
     given = {"source_vocabulary": tmp_path / "vocab.yml"}
     for text, message in [
-        ("</s>: 0\n<unk>: 1\n" + "".join(f"w{n}: {n}\n" for n in range(2, 12)), "12 words, but the model has 9"),
+        ("</s>: 0\n<unk>: 1\n" + "".join(f"w{n}: {n}\n" for n in range(2, 12)), "12 tokens, but the model has 9"),
         ("</s>: 0\n<unk>: 5\n", "count from 0"),
         ("a: 0\nb: 1\n", "</s> has to be in both"),
         ("- a\n- b\n", "no vocabulary"),

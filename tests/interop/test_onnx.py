@@ -1,4 +1,4 @@
-"""ONNX graphs in onnxruntime give our logits and words. (An export takes some ten seconds.)"""
+"""ONNX graphs in onnxruntime give our logits and tokens. (An export takes about ten seconds.)"""
 
 from pathlib import Path
 
@@ -9,36 +9,36 @@ from transformers import AutoTokenizer
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_words, require_onnx, write_model
-from tests.interop.test_exported_programs import assert_nothing_is_nan
+from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_tokens, require_onnx, write_model
+from tests.interop.test_exported_programs import assert_finite_logits
 
 require_onnx()
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_graphs_give_our_logits_and_words(case: str, tmp_path: Path) -> None:
+def test_onnx_graphs_give_our_logits_and_tokens(case: str, tmp_path: Path) -> None:
     from onnx import checker
 
     model = write_model(tmp_path / "model", **CASES[case])
     export("onnx", tmp_path / "model", tmp_path / "out")
     translator = Translator(tmp_path / "out")
     assert_same_logits(translator, model)
-    assert_same_words(translator, model)
-    assert_nothing_is_nan(translator)
+    assert_same_tokens(translator, model)
+    assert_finite_logits(translator)
     for name in ("encoder", "decoder"):
         checker.check_model(str(tmp_path / "out" / f"{name}.onnx"))
-    assert_each_matrix_is_there_once(tmp_path / "out", model)
+    assert_matrices_are_stored_once(tmp_path / "out", model)
 
 
-def assert_each_matrix_is_there_once(folder: Path, model) -> None:
-    """The file of weights is no larger than the matrices of the model, but for the gaps before pages."""
+def assert_matrices_are_stored_once(folder: Path, model) -> None:
+    """The file of weights is as large as the matrices of the model, plus the alignment to pages."""
     matrices = [p.numel() * 4 for p in model.parameters() if p.ndim == 2]
     size = (folder / "weights.bin").stat().st_size
     assert 0.9 * sum(matrices) <= size <= sum(matrices) + 4096 * (len(matrices) + 2)
 
 
-def test_a_tokenizer_for_each_language_comes_along(tmp_path: Path) -> None:
+def test_onnx_export_keeps_both_tokenizers(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     source, _ = load_tokenizers(tmp_path / "model")
     target = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -52,17 +52,17 @@ def test_a_tokenizer_for_each_language_comes_along(tmp_path: Path) -> None:
     assert translator.translate(LINES) == target.batch_decode(rows, skip_special_tokens=True)
 
 
-def test_names_are_hugging_faces(tmp_path: Path) -> None:
+def test_onnx_names_are_those_of_hugging_face(tmp_path: Path) -> None:
     write_model(tmp_path / "model", decoder_layers=1)
     export("onnx", tmp_path / "model", tmp_path / "out")
-    graphs = Translator(tmp_path / "out").graphs
+    graphs = Translator(tmp_path / "out").backend
     assert [given.name for given in graphs.encoder.get_inputs()] == ["input_ids", "attention_mask"]
     pairs = [f"0.{stack}.{part}" for stack in ("encoder", "decoder") for part in ("key", "value")]
     inputs = {given.name: given for given in graphs.decoder.get_inputs()}
     assert list(inputs) == ["input_ids", "encoder_attention_mask", *(f"past_key_values.{pair}" for pair in pairs)]
     assert [given.name for given in graphs.decoder.get_outputs()] == ["logits", *(f"present.{p}" for p in pairs[2:])]
     batch, heads, past, width = inputs["past_key_values.0.decoder.key"].shape
-    assert (heads, width) == (4, 8) and isinstance(batch, str) and isinstance(past, str)  # names: free
+    assert (heads, width) == (4, 8) and isinstance(batch, str) and isinstance(past, str)  # names: dynamic
     states = graphs.encoder.run(
         ["last_hidden_state"], dict.fromkeys(("input_ids", "attention_mask"), np.ones((1, 2), np.int64))
     )

@@ -14,7 +14,7 @@ from tests.interop.foreign import Record
 @pytest.mark.parametrize(
     ("encoder", "message"), [("transformer", "pre-norm.*§3.1"), ("brnn", "encoder_type=brnn: only a Transformer")]
 )
-def test_its_models_are_refused(encoder: str, message: str, tmp_path: Path, record_property: Record) -> None:
+def test_opennmt_checkpoint_is_refused(encoder: str, message: str, tmp_path: Path, record_property: Record) -> None:
     opt = Namespace(encoder_type=encoder, decoder_type="transformer", layer_norm="standard", heads=8)
     weights = {"encoder.transformer.0.layer_norm.weight": torch.ones(4)}
     vocab = {"src": ["<unk>"], "tgt": ["<unk>"]}
@@ -24,7 +24,7 @@ def test_its_models_are_refused(encoder: str, message: str, tmp_path: Path, reco
     record_property("refused", str(raised.value).removeprefix(f"{tmp_path / 'model.pt'}: "))
 
 
-def test_another_file_is_named(tmp_path: Path) -> None:
+def test_opennmt_refuses_other_files(tmp_path: Path) -> None:
     torch.save({"model": {}}, tmp_path / "model.pt")
     with pytest.raises(UserError, match="no checkpoint of OpenNMT-py"):
         from_opennmt(tmp_path / "model.pt")

@@ -1,4 +1,4 @@
-"""The tables of exports and imports can be printed, and tell what is not the same."""
+"""The tables of exports and imports, and the differences that they report."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.interop import exports_table, imports_table
 from tests.interop.exports import LINES, write_model
 
 
-def test_exports(tmp_path: Path) -> None:
+def test_exports_table_compares_every_engine(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     write_model(tmp_path / "model")
     same, other = ["CTranslate2, float32", "MarianMTModel"], "CTranslate2, int8"
@@ -23,18 +23,18 @@ def test_exports(tmp_path: Path) -> None:
     rows = exports_table.table(found, ours.lines).splitlines()[2:]
     assert [row.split(" | ")[0][2:] for row in rows] == list(found)
     assert all("100.0 % | 100.00 | 3 of 3 |" in row for row in rows[:-1])
-    seen = imports_table.run(exports_table.REFUSALS.values())
-    assert not seen.failed and not seen.found["test_marian.py", "refused"]
-    marian = exports_table.refusals(seen)[-1]
+    records = imports_table.run(exports_table.REFUSALS.values())
+    assert not records.failed and not records.found["test_marian.py", "refused"]
+    marian = exports_table.refusals(records)[-1]
     assert marian.startswith("Refused by MarianMTModel: position_encoding_type=learned; attention_bias=False; ")
 
 
-def test_imports() -> None:
+def test_imports_table_has_a_row_for_each_format() -> None:
     assert imports_table.TESTS.keys() == FORMATS.keys()
     names = ["joeynmt", "opennmt"]
-    seen = imports_table.run(imports_table.TESTS[name][1] for name in names)
-    assert not seen.failed
-    rows = imports_table.table(seen, names).splitlines()[2:]
+    records = imports_table.run(imports_table.TESTS[name][1] for name in names)
+    assert not records.failed
+    rows = imports_table.table(records, names).splitlines()[2:]
     first, second = ([cell.strip() for cell in row.split("|")[2:-1]] for row in rows)
     judge, models, difference, tokens, refused, _ = first
     assert judge.startswith("NumPy restatement of JoeyNMT") and models == "3" and 0 < float(difference) <= 1e-5
@@ -42,13 +42,13 @@ def test_imports() -> None:
     assert second[:4] == ["", "0", "", ""] and "pre-norm" in second[4]
 
 
-def test_a_failed_test_is_named_and_its_numbers_do_not_count(tmp_path: Path) -> None:
+def test_imports_table_names_failed_tests_and_ignores_their_records(tmp_path: Path) -> None:
     record = "def test_{}(record_property):\n    record_property('logits', ('a peer', {}))\n    assert {}\n"
     (tmp_path / "test_of_a_test.py").write_text(record.format("near", 2e-7, True) + record.format("far", 1.0, False))
     (tmp_path / "test_not_found.py").write_text("import no_such_module\n")
-    seen = imports_table.run([tmp_path / name for name in ("test_of_a_test.py", "test_not_found.py")])
-    assert seen.found == {("test_of_a_test.py", "logits"): [("a peer", 2e-7)]}
-    assert [failed.rpartition("/")[2] for failed in seen.failed] == [
+    records = imports_table.run([tmp_path / name for name in ("test_of_a_test.py", "test_not_found.py")])
+    assert records.found == {("test_of_a_test.py", "logits"): [("a peer", 2e-7)]}
+    assert [failed.rpartition("/")[2] for failed in records.failed] == [
         "test_not_found.py",
         "test_of_a_test.py::test_far",
     ]

@@ -1,4 +1,4 @@
-"""State dictionaries of `torch.nn.Transformer` give its numbers, under the names of the tutorials that use it."""
+"""State dictionaries of `torch.nn.Transformer` give its logits, under the names of well-known tutorials."""
 
 import math
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.torch_transformer import from_torch
 from tests.interop.foreign import Record, assert_same_logits, converted, installed
-from tests.interop.restatement import Program, assert_restated
+from tests.interop.restatement import Restatement, assert_restated
 from tests.model_helpers import randomise
 from tests.paper import paper_position
 
@@ -27,25 +27,25 @@ class Output(dict):
 
 
 class AroundTorch(nn.Module):
-    """What the tutorials put around `nn.Transformer`, under names that each chooses."""
+    """The model that the tutorials build around `nn.Transformer`, with the names of each."""
 
     def __init__(self, names: dict[str, str], shared: bool = False, scale: bool = True, **settings: Any):
         super().__init__()
         self.transformer = nn.Transformer(**{**SIZES, "dropout": 0.0, **settings})
         width, self.names, self.scale = SIZES["d_model"], names, math.sqrt(SIZES["d_model"]) if scale else 1.0
-        self.place(names["source"], nn.Embedding(41, width))
-        self.place(names["target"], self.get_submodule(names["source"]) if shared else nn.Embedding(37, width))
-        self.place(names["output"], nn.Linear(width, 41 if shared else 37, bias=settings.get("bias", True)))
+        self.add(names["source"], nn.Embedding(41, width))
+        self.add(names["target"], self.get_submodule(names["source"]) if shared else nn.Embedding(37, width))
+        self.add(names["output"], nn.Linear(width, 41 if shared else 37, bias=settings.get("bias", True)))
         for side in ("source_positions", "target_positions"):
             if side in names:
-                self.place(names[side], nn.Embedding(20, width))
+                self.add(names[side], nn.Embedding(20, width))
         self.sines = torch.tensor(np.stack([paper_position(i, width) for i in range(100)])).float()
         if "table" in names:
             holder, name = names["table"].split(".")
-            self.place(holder, nn.Module())
+            self.add(holder, nn.Module())
             self.get_submodule(holder).register_buffer(name, self.sines[:, None])  # (P, 1, D)
 
-    def place(self, name: str, module: nn.Module) -> None:
+    def add(self, name: str, module: nn.Module) -> None:
         *path, last = name.split(".")
         parent = self
         for part in path:
@@ -82,9 +82,9 @@ PERSSON = {
     "source_positions": "src_position_embedding",
     "target_positions": "trg_position_embedding",
 }
-OWN = {"source": "words_in", "target": "words_out", "output": "head"}
+OWN = {"source": "embed_in", "target": "embed_out", "output": "head"}
 OWN_OPTIONS = {
-    **{"source_embedding": "words_in", "target_embedding": "words_out", "output_layer": "head"},
+    **{"source_embedding": "embed_in", "target_embedding": "embed_out", "output_layer": "head"},
     **{"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "scale_embedding": True},
 }
 
@@ -108,7 +108,7 @@ def saved(model: nn.Module, path: Path) -> nn.Module:
     ],
     ids=["PyTorch's tutorial", "gelu", "learned positions", "own names", "shared", "no biases"],
 )
-def test_a_translator_around_torch_transformer_gives_its_logits(
+def test_torch_transformer_gives_its_logits(
     names: dict, settings: dict, options: dict, tmp_path: Path, record_property: Record
 ) -> None:
     theirs = saved(AroundTorch(names, **settings), tmp_path / "model.pt")
@@ -118,7 +118,7 @@ def test_a_translator_around_torch_transformer_gives_its_logits(
     assert ours.config.share_encoder_decoder_embeddings is settings.get("shared", False)
 
 
-def test_stacks_without_a_last_norm(tmp_path: Path, record_property: Record) -> None:
+def test_torch_transformer_without_final_norm(tmp_path: Path, record_property: Record) -> None:
     common = {"d_model": 32, "nhead": 4, "dim_feedforward": 40, "dropout": 0.0, "batch_first": True}
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**common), 2, enable_nested_tensor=False)
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**common), 3)
@@ -133,7 +133,7 @@ def test_stacks_without_a_last_norm(tmp_path: Path, record_property: Record) -> 
 
 
 @pytest.mark.parametrize("wrap", ["state_dict", "model_state_dict", "module.", "_orig_mod."])
-def test_what_trainers_put_around_is_taken_off(wrap: str, tmp_path: Path) -> None:
+def test_torch_state_dict_wrappers_are_removed(wrap: str, tmp_path: Path) -> None:
     weights = randomise(AroundTorch(PYTORCH_TUTORIAL)).state_dict()
     plain = from_torch(weights, 4).model
     wrapped: Any = {wrap: weights, "epoch": 3}
@@ -147,8 +147,8 @@ def test_what_trainers_put_around_is_taken_off(wrap: str, tmp_path: Path) -> Non
 def trevett_weights() -> dict[str, np.ndarray]:
     """pytorch-seq2seq, tutorial 6: its modules' names; positions are learned."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for stack, words in (("encoder", 23), ("decoder", 29)):
-        shapes[f"{stack}.tok_embedding.weight"], shapes[f"{stack}.pos_embedding.weight"] = (words, 12), (15, 12)
+    for stack, size in (("encoder", 23), ("decoder", 29)):
+        shapes[f"{stack}.tok_embedding.weight"], shapes[f"{stack}.pos_embedding.weight"] = (size, 12), (15, 12)
         attentions = ["self_attention"] + ["encoder_attention"] * (stack == "decoder")
         norms = ["self_attn_layer_norm", "ff_layer_norm"] + ["enc_attn_layer_norm"] * (stack == "decoder")
         for i in range(2):
@@ -172,7 +172,7 @@ def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     return {name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def test_trevetts_tutorial_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
+def test_torch_trevett_tutorial_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
     weights = trevett_weights()
     attention = {"self": "self_attention", "cross": "encoder_attention"}
     norm = {"self": "self_attn_layer_norm", "cross": "enc_attn_layer_norm", "ffn": "ff_layer_norm"}
@@ -190,16 +190,16 @@ def test_trevetts_tutorial_gives_its_logits(tmp_path: Path, record_property: Rec
         return weights[f"{theirs}.weight"].T.astype(float), weights[f"{theirs}.bias"]
 
     stacks = {"source": "encoder", "target": "decoder"}
-    program = Program(
+    theirs = Restatement(
         pair,
-        words=lambda side: weights[f"{stacks[side]}.tok_embedding.weight"].astype(float),
-        position=lambda place, side: weights[f"{stacks[side]}.pos_embedding.weight"][place],
+        embedding=lambda side: weights[f"{stacks[side]}.tok_embedding.weight"].astype(float),
+        position=lambda index, side: weights[f"{stacks[side]}.pos_embedding.weight"][index],
         layers=(2, 2),
         heads=3,
     )
     torch.save({name: torch.from_numpy(weight) for name, weight in weights.items()}, tmp_path / "tut6-model.pt")
     ours, _, _ = converted("torch", tmp_path / "tut6-model.pt", tmp_path / "ours", heads=3)
-    record_property("logits", (TREVETT, assert_restated(ours, program)))
+    record_property("logits", (TREVETT, assert_restated(ours, theirs)))
 
 
 @pytest.mark.parametrize(
@@ -213,12 +213,12 @@ def test_trevetts_tutorial_gives_its_logits(tmp_path: Path, record_property: Rec
         (PYTORCH_TUTORIAL, {"heads": 4, "positions": "rotary"}, "position_encoding_type"),
     ],
 )
-def test_what_is_missing_or_unknown_is_named(names: dict, options: dict, message: str) -> None:
+def test_torch_options_that_are_missing_or_unknown_are_named(names: dict, options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         from_torch(AroundTorch(names).state_dict(), **options)
 
 
-def test_pre_norm_is_refused(record_property: Record) -> None:
+def test_torch_pre_norm_is_refused(record_property: Record) -> None:
     with pytest.raises(UserError, match="norm_first=True.*§3.1"):
         from_torch(AroundTorch(PYTORCH_TUTORIAL).state_dict(), heads=4, norm_first=True)
     record_property("refused", "norm_first=True")
@@ -227,7 +227,7 @@ def test_pre_norm_is_refused(record_property: Record) -> None:
 @pytest.mark.parametrize(
     "name", ["encoder.layers.0.sublayer.0.norm.a_2", "encoder.layer_stack.0.slf_attn.w_qs.weight"]
 )
-def test_tutorials_with_another_architecture_are_refused(name: str, record_property: Record) -> None:
+def test_torch_tutorials_with_another_architecture_are_refused(name: str, record_property: Record) -> None:
     with pytest.raises(UserError, match=name.replace(".", r"\.") + ".*normalises") as raised:
         from_torch({name: torch.ones(2)}, 4)
     record_property("refused", str(raised.value).removeprefix(f"{name}: ").partition(" normalises")[0])

@@ -1,4 +1,4 @@
-"""Files of others may be damaged or malicious: one line says what is wrong, nothing runs, and nothing is written."""
+"""Untrusted files may be damaged or malicious: the error is one line, nothing is run, and nothing is written."""
 
 import io
 import os
@@ -35,8 +35,8 @@ class Format:
 
     Attributes:
         write: into a folder; returns what is converted, and the file of the weights.
-        key: where the tensors stand in that file.
-        embedding: the name of a matrix of words. linear: of another one.
+        key: of the tensors in that file.
+        embedding: the name of an embedding matrix. linear: of another matrix.
     """
 
     write: Callable[[Path], tuple[Path, Path]]
@@ -89,8 +89,8 @@ def npz(folder: Path) -> tuple[Path, Path]:
 
 
 def joeynmt(folder: Path) -> tuple[Path, Path]:
-    words = test_joeynmt.named(3, "a"), test_joeynmt.named(2, "b")
-    test_joeynmt.save(folder, test_joeynmt.weights((7, 6)), words)
+    tokens = test_joeynmt.named(3, "a"), test_joeynmt.named(2, "b")
+    test_joeynmt.save(folder, test_joeynmt.weights((7, 6)), tokens)
     return folder, folder / "best.ckpt"
 
 
@@ -116,7 +116,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path
 
 @pytest.fixture(params=CASES)
 def copied(request: pytest.FixtureRequest, good: dict, tmp_path: Path) -> tuple[str, Path, Path]:
-    """The format, and its checkpoint once more: what is converted, and the file of the weights."""
+    """The format, and a copy of its checkpoint: what is converted, and the file of the weights."""
     source, weights = good[request.param]
     folder = source if source.is_dir() else source.parent
     shutil.copytree(folder, tmp_path / "in")
@@ -128,7 +128,7 @@ Refused = Callable[[str, Path], str]
 
 @pytest.fixture
 def assert_refused(record_property: Record) -> Refused:
-    """Ask it to convert a bad file: it raises one line, which comes back, and leaves nothing behind."""
+    """Convert a bad file: returns the one-line error, after checking that no files are left."""
 
     def check(name: str, source: Path) -> str:
         output = source.parent.parent / "out" / "model" if source.is_file() else source.parent / "out" / "model"
@@ -143,18 +143,18 @@ def assert_refused(record_property: Record) -> Refused:
     return check
 
 
-def test_every_format_is_here() -> None:
+def test_untrusted_cases_cover_every_format() -> None:
     assert set(CASES) | {"opennmt"} == set(FORMATS)
 
 
-def test_whole_files_are_converted(copied: tuple[str, Path, Path], tmp_path: Path) -> None:
+def test_untrusted_complete_files_are_converted(copied: tuple[str, Path, Path], tmp_path: Path) -> None:
     name, source, _ = copied
     convert(name, source, tmp_path / "out", **CASES[name].options)
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("kept", [0, 20, 0.6, 0.98])
-def test_truncated_files(copied: tuple[str, Path, Path], kept: float, assert_refused: Refused) -> None:
+def test_untrusted_truncated_files(copied: tuple[str, Path, Path], kept: float, assert_refused: Refused) -> None:
     name, source, weights = copied
     content = weights.read_bytes()
     weights.write_bytes(content[: int(kept if kept >= 1 else kept * len(content))])
@@ -162,13 +162,15 @@ def test_truncated_files(copied: tuple[str, Path, Path], kept: float, assert_ref
 
 
 @pytest.mark.parametrize("content", [b"<!DOCTYPE html><title>404</title>", b"PK\x03\x04" * 99])
-def test_files_of_another_kind(copied: tuple[str, Path, Path], content: bytes, assert_refused: Refused) -> None:
+def test_untrusted_files_of_another_kind(
+    copied: tuple[str, Path, Path], content: bytes, assert_refused: Refused
+) -> None:
     name, source, weights = copied
     weights.write_bytes(content)
     assert_refused(name, source)
 
 
-def test_missing_files(copied: tuple[str, Path, Path], assert_refused: Refused) -> None:
+def test_untrusted_missing_files(copied: tuple[str, Path, Path], assert_refused: Refused) -> None:
     name, source, weights = copied
     weights.unlink()
     assert_refused(name, source)
@@ -204,16 +206,18 @@ def quantised(tensors: Tensors, case: Format) -> None:
 
 
 @pytest.mark.parametrize("change", [missing, surplus, transposed, narrower, flat, not_finite, quantised])
-def test_tensors_that_do_not_fit(copied: tuple[str, Path, Path], change: Callable, assert_refused: Refused) -> None:
+def test_untrusted_tensors_that_do_not_fit(
+    copied: tuple[str, Path, Path], change: Callable, assert_refused: Refused
+) -> None:
     name, source, weights = copied
     if change is quantised and name in ("marian", "fsmt"):
-        pytest.skip("transformers reads whole numbers as any others, and so do we")
+        pytest.skip("transformers loads integer weights like others, and so do we")
     CASES[name].change(weights, lambda tensors: change(tensors, CASES[name]))
     assert_refused(name, source)
 
 
 class Attack:
-    """Unpickled by a careless reader, it makes a file."""
+    """Unpickling it creates a file."""
 
     def __init__(self, mark: Path):
         self.mark = mark
@@ -238,7 +242,9 @@ def attack(path: Path, mark: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["pickle", "torch", "old torch"])
-def test_no_code_is_run(copied: tuple[str, Path, Path], way: str, tmp_path: Path, assert_refused: Refused) -> None:
+def test_untrusted_code_is_not_run(
+    copied: tuple[str, Path, Path], way: str, tmp_path: Path, assert_refused: Refused
+) -> None:
     name, source, weights = copied
     if weights.suffix == ".safetensors":  # older folders have this instead
         weights.unlink()
@@ -258,7 +264,7 @@ def test_no_code_is_run(copied: tuple[str, Path, Path], way: str, tmp_path: Path
     assert (tmp_path / "mark").exists()
 
 
-def test_a_namespace_is_all_that_is_allowed_besides_tensors(tmp_path: Path) -> None:
+def test_read_torch_file_allows_only_tensors_plain_data_and_namespaces(tmp_path: Path) -> None:
     options = {"args": Namespace(a=1), "n": [1, 2.5, "x", None, torch.float32]}
     torch.save(options, tmp_path / "good.pt")
     assert read_torch_file(tmp_path / "good.pt") == options
@@ -267,7 +273,9 @@ def test_a_namespace_is_all_that_is_allowed_besides_tensors(tmp_path: Path) -> N
         read_torch_file(tmp_path / "bad.pt")
 
 
-def test_a_full_disk_leaves_nothing(good: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversion_on_a_full_disk_leaves_no_files(
+    good: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""`scripts/convert_checkpoint.py`: a foreign checkpoint in, a folder out that `scripts/translate.py` works with."""
+"""`scripts/convert_checkpoint.py`: from a foreign checkpoint to a folder that `scripts/translate.py` loads."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def opus(tmp_path_factory):
     return folder
 
 
-def test_the_folder_translates_as_the_peer(run, opus, tmp_path, monkeypatch):
+def test_converted_folder_translates_like_the_peer(run, opus, tmp_path, monkeypatch):
     status, out, err = run("convert_checkpoint.py", "--from", "marian", opus, tmp_path / "ours")
     assert (status, err) == (0, "") and "with its tokenizer" in out
     names = {path.name for path in (tmp_path / "ours").iterdir()}
@@ -52,7 +52,7 @@ def test_the_folder_translates_as_the_peer(run, opus, tmp_path, monkeypatch):
     assert (tmp_path / "out").read_text().splitlines() == expected
 
 
-def test_nothing_is_written_over_unless_asked(run, opus, tmp_path):
+def test_convert_overwrites_only_when_asked(run, opus, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "thesis.tex").write_text("years of work")
     command = ("convert_checkpoint.py", "--from", "marian", opus, tmp_path / "there")
@@ -64,7 +64,7 @@ def test_nothing_is_written_over_unless_asked(run, opus, tmp_path):
     assert not (tmp_path / "there" / "thesis.tex").exists()
 
 
-def test_what_fails_leaves_the_old_folder(run, opus, tmp_path):
+def test_convert_keeps_the_old_folder_on_failure(run, opus, tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "model.safetensors").write_text("old")
     (tmp_path / "broken").mkdir()
@@ -83,20 +83,20 @@ def test_what_fails_leaves_the_old_folder(run, opus, tmp_path):
         (("--set", "heads=8"), "heads: marian has no such option"),
     ],
 )
-def test_wrong_settings_are_one_line(run, opus, tmp_path, arguments, message):
+def test_convert_reports_wrong_options_in_one_line(run, opus, tmp_path, arguments, message):
     status, _, err = run("convert_checkpoint.py", "--from", "marian", opus, tmp_path / "ours", *arguments)
     assert (status, err.count("\n")) == (2, 1) and message in err
     assert not (tmp_path / "ours").exists()
 
 
-def test_a_missing_source_is_one_line(run, tmp_path):
+def test_convert_reports_missing_source_in_one_line(run, tmp_path):
     for source_format in FORMATS:
         status, _, err = run("convert_checkpoint.py", "--from", source_format, tmp_path / "no", tmp_path / "ours")
         assert (status, err.count("\n")) == (2, 1) and str(tmp_path / "no") in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_names_every_format(run):
+def test_convert_help_names_every_format(run):
     status, out, _ = run("convert_checkpoint.py", "--help")
     assert status == 0 and "@@" not in out
     with io.StringIO(out) as lines:
@@ -104,7 +104,7 @@ def test_help_names_every_format(run):
     assert set(FORMATS) <= told
 
 
-def test_the_readme_names_every_format(repository):
+def test_readme_names_every_import_format(repository):
     text = (repository / "README.md").read_text(encoding="utf-8")
     named = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 5}
     assert set(FORMATS) <= named

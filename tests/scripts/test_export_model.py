@@ -1,4 +1,4 @@
-"""`scripts/export_model.py`: a model folder in, another program's folder out."""
+"""`scripts/export_model.py`: from a model folder to another library's."""
 
 import json
 import runpy
@@ -19,7 +19,7 @@ def run(repository, monkeypatch, capfd):
     """Run the script in this process; give its exit status, its standard output and its standard error."""
 
     def run(*arguments):
-        capfd.readouterr()  # what writing the model said
+        capfd.readouterr()  # the output of writing the model
         monkeypatch.setattr(sys, "argv", ["export_model.py", *map(str, arguments)])
         monkeypatch.syspath_prepend(str(repository / "scripts"))
         with pytest.raises(SystemExit) as leaving:
@@ -31,7 +31,7 @@ def run(repository, monkeypatch, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target_format", FORMATS)
-def test_the_folder_is_whole(run, target_format, tmp_path):
+def test_exported_folder_is_complete(run, target_format, tmp_path):
     pytest.importorskip({"onnx": "onnxscript", "ctranslate2": "ctranslate2"}.get(target_format, "torch"))
     write_model(tmp_path / "model")
     status, out, err = run("--to", target_format, tmp_path / "model", tmp_path / "out")
@@ -45,7 +45,7 @@ def test_the_folder_is_whole(run, target_format, tmp_path):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_marian_translates_alike(run, tmp_path, beams):
+def test_exported_marian_generates_our_tokens(run, tmp_path, beams):
     model = write_model(tmp_path / "model")
     model.generation_config.num_beams = beams
     model.generation_config.save_pretrained(tmp_path / "model")
@@ -57,14 +57,14 @@ def test_marian_translates_alike(run, tmp_path, beams):
     assert marian.generation_config.length_penalty == (0.6 if beams > 1 else None)
     batch = tokenizer(LINES, return_tensors="pt", padding=True)
     with torch.no_grad():
-        words = batch["input_ids"]
-        logits = (each.eval()(**batch, decoder_input_ids=words).logits for each in (marian, model))
+        target = batch["input_ids"]
+        logits = (each.eval()(**batch, decoder_input_ids=target).logits for each in (marian, model))
     assert_near(*logits, 1e-5)
     limit = {"max_new_tokens": 12} | ({"length_penalty": 0.6} if beams > 1 else {})
     assert marian.generate(**batch, **limit).equal(model.generate(**batch, **limit))
 
 
-def test_ctranslate2_and_its_tokenizer(run, tmp_path):
+def test_exported_ctranslate2_folder_has_its_tokenizer(run, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     write_model(tmp_path / "model")
     status, _, err = run("--to", "ctranslate2", "--quantization", "int8", tmp_path / "model", tmp_path / "out")
@@ -72,7 +72,7 @@ def test_ctranslate2_and_its_tokenizer(run, tmp_path):
     assert ctranslate2.contains_model(str(tmp_path / "out")) and (tmp_path / "out" / "tokenizer.json").is_file()
 
 
-def test_nothing_is_written_over_unless_asked(run, tmp_path):
+def test_export_overwrites_only_when_asked(run, tmp_path):
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     write_model(tmp_path / "model")
     (tmp_path / "out").mkdir()
@@ -92,7 +92,7 @@ def test_nothing_is_written_over_unless_asked(run, tmp_path):
         (("--to", "ctranslate2", "--quantization", "int7"), "quantization=int7: CTranslate2 has int8"),
     ],
 )
-def test_wrong_settings_are_one_line(run, tmp_path, arguments, message):
+def test_export_reports_wrong_options_in_one_line(run, tmp_path, arguments, message):
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     write_model(tmp_path / "model")
     status, _, err = run(*arguments, tmp_path / "model", tmp_path / "out")
@@ -101,7 +101,7 @@ def test_wrong_settings_are_one_line(run, tmp_path, arguments, message):
 
 
 @pytest.mark.parametrize("target_format", FORMATS)
-def test_a_missing_or_damaged_model_is_one_line(run, tmp_path, target_format):
+def test_export_reports_missing_or_damaged_model_in_one_line(run, tmp_path, target_format):
     status, _, err = run("--to", target_format, tmp_path / "no", tmp_path / "out")
     assert (status, err.count("\n")) == (2, 1) and str(tmp_path / "no") in err
     write_model(tmp_path / "model")
@@ -111,7 +111,7 @@ def test_a_missing_or_damaged_model_is_one_line(run, tmp_path, target_format):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_model_is_not_replaced_by_its_export(run, tmp_path):
+def test_export_does_not_replace_the_model(run, tmp_path):
     write_model(tmp_path / "runs" / "model")
     for output in (tmp_path / "runs" / "model", tmp_path / "runs"):
         status, _, err = run("--to", "torch", tmp_path / "runs" / "model", output, "--overwrite")
@@ -119,7 +119,7 @@ def test_a_model_is_not_replaced_by_its_export(run, tmp_path):
     assert (tmp_path / "runs" / "model" / "model.safetensors").is_file()
 
 
-def test_quantised_weights_are_refused_before_they_are_read(run, tmp_path):
+def test_export_refuses_quantised_weights_before_reading_them(run, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "torchao"}}))
     for target_format in FORMATS:
@@ -127,7 +127,7 @@ def test_quantised_weights_are_refused_before_they_are_read(run, tmp_path):
         assert (status, err.count("\n")) == (2, 1) and "quantization_config" in err
 
 
-def test_help_and_readme_name_every_format(run, repository):
+def test_export_help_and_readme_name_every_format(run, repository):
     status, out, _ = run("--help")
     assert status == 0 and all(f"\n  {name} " in out for name in FORMATS)
     text = (repository / "README.md").read_text(encoding="utf-8")
@@ -137,7 +137,7 @@ def test_help_and_readme_name_every_format(run, repository):
 @pytest.mark.parametrize(
     "settings", [{"no_repeat_ngram_size": 3}, {"bad_words_ids": [[4, 5]]}, {"forced_bos_token_id": 7}], ids=str
 )
-def test_settings_that_the_loop_has_not_are_named(settings, tmp_path):
+def test_exported_translator_names_unsupported_settings(settings, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=next(iter(settings))):
