@@ -59,16 +59,13 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--batch_sizes", nargs="+", type=int, default=[1, 64], metavar="N")
     add("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")
-    add("--rounds", type=int, default=3, metavar="N", help="after a warm-up round")
-    add("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each engine")
-    add("--device", default="cpu", help='of each engine, such as "cuda:0" (default: %(default)s)')
     add(
         "--cache_beams", type=int, default=8, metavar="N",
         help="measure the KV caches with N beams and the largest batch; 0 does not (default: %(default)s)",
     )  # fmt: skip
     add("--tokenize", default="13a", metavar="NAME", help="sacreBLEU's tokenizer (default: 13a)")
     add("--lowercase", action="store_true", help="case-insensitive BLEU")
-    add_outputs(parser)
+    add_common(parser)
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
@@ -86,20 +83,21 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, default=4096, metavar="N", help="max_tokens_per_batch of ours (default: %(default)s)")
     add("--tokens_per_update", type=int, metavar="N", help="about (default: one batch in each process)")
     add("--updates", type=int, default=5, metavar="N", help="per turn (default: %(default)s)")
-    add("--rounds", type=int, default=3, metavar="N", help="turns of each engine")
     add("--warm_up", type=int, default=2, metavar="N", help="updates before the first turn")
     add(
         "--processes", nargs="+", type=int, default=[1], metavar="N",
         help="measure every engine in N processes of --threads each: 1 2 compares (default: 1)",
     )  # fmt: skip
+    add_common(parser)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--rounds", type=int, default=3, metavar="N", help="turns of each engine, after a warm-up")
     add("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each process")
-    add("--device", default="cpu", help='"cpu" or "cuda" (default: %(default)s)')
-    add_outputs(parser)
-
-
-def add_outputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", metavar="F", help="JSON file with all figures")
-    parser.add_argument("--plot", metavar="F", help="bar chart of the tokens per second: .png, .pdf or .svg")
+    add("--device", default="cpu", help='"cpu", "cuda", or with decode also "cuda:1" (default: %(default)s)')
+    add("--output", metavar="F", help="JSON file with all figures")
+    add("--plot", metavar="F", help="bar chart of the tokens per second: .png, .pdf or .svg")
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -124,25 +122,18 @@ def decode(arguments: argparse.Namespace, found: list[Any], caches: dict[str, in
     check_tokenizer(arguments.tokenize)
     sentences = list(read_lines(arguments.source))[: arguments.sentences]
     references = list(read_lines(arguments.reference))[: arguments.sentences] if arguments.reference else None
-    model, engines, common = arguments.model, arguments.engines, (arguments.threads, arguments.device)
+    model, engines = arguments.model, arguments.engines
+    common = {"threads": arguments.threads, "device": arguments.device}
     for one in compare(
-        model, sentences, engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds, *common,
+        model, sentences, engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds, **common,
         orders=ORDERS if arguments.order == "both" else [arguments.order], references=references,
         tokenize=arguments.tokenize, lowercase=arguments.lowercase,
     ):  # fmt: skip
         found.append(one)
     if arguments.cache_beams > 0:
         batch = sentences[: max(arguments.batch_sizes)]
-        for engine, size in cache_bytes(model, batch, engines, arguments.cache_beams, *common):
+        for engine, size in cache_bytes(model, batch, engines, arguments.cache_beams, **common):
             caches[engine] = size
-
-
-def train(settings: dict[str, Any], found: list[Any]) -> None:
-    """Add results to `found` as they come in, so that an interrupt keeps them."""
-    from hf_vanilla_transformer.benchmarks.training import compare
-
-    for one in compare(**settings):
-        found.append(one)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -160,7 +151,10 @@ def main(arguments: argparse.Namespace) -> int:
             if arguments.command == "decode":
                 decode(arguments, found, caches)
             else:
-                train(settings, found)
+                from hf_vanilla_transformer.benchmarks.training import compare
+
+                for one in compare(**settings):
+                    found.append(one)
         except KeyboardInterrupt:
             if not found:
                 raise

@@ -13,7 +13,7 @@ import torch
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..evaluation.metrics import score_translations
-from .decoding_engines import ENGINES, Ids
+from .decoding_engines import ENGINES, Engine, Ids
 from .harness import Worker, check_choices, peak_memory_mib, requests, reset_peak_memory
 from .measurements import DecodingMeasurement
 
@@ -57,7 +57,11 @@ def compare(
     Raises:
         UserError: no such engine or order, an engine whose library is missing, or another number of references.
     """
-    _check(sentences, engines, orders, references)
+    check_choices(engines=(engines, list(ENGINES)), order=(orders, ORDERS))
+    if not sentences:
+        raise UserError("sentences: there are none to translate")
+    if references is not None and len(references) != len(sentences):
+        raise UserError(f"references: {len(references)} of them for {len(sentences)} sentences; each needs its own")
     settings = [
         {"order": order, "batch_size": size, "num_beams": width}
         for order in dict.fromkeys(orders)
@@ -95,23 +99,13 @@ def cache_bytes(
     Counted from the tensors of self- and cross-attention, without temporary copies. CTranslate2 does not report it and
     is left out.
     """
-    _check(sentences, engines, ORDERS, None)
+    check_choices(engines=(engines, list(ENGINES)))
     ids = load_tokenizers(folder)[0](list(sentences))["input_ids"]
     with ExitStack() as stack:
         for name, worker in _start_workers(stack, folder, engines, threads, device).items():
             size = worker.ask("cache_bytes", ids, beams)
             if size is not None:
                 yield name, size
-
-
-def _check(
-    sentences: Sequence[str], engines: Sequence[str], orders: Sequence[str], references: Sequence[str] | None
-) -> None:
-    check_choices(engines=(engines, list(ENGINES)), order=(orders, ORDERS))
-    if not sentences:
-        raise UserError("sentences: there are none to translate")
-    if references is not None and len(references) != len(sentences):
-        raise UserError(f"references: {len(references)} of them for {len(sentences)} sentences; each needs its own")
 
 
 def _measure(
@@ -162,33 +156,20 @@ def _start_workers(
     return workers
 
 
-class _Server:
-    """The requests that a worker answers."""
-
-    def __init__(self, engine: str, folder: str, work: str, device: str):
-        self.engine = ENGINES[engine](folder, work, device)
-        self.on_gpu = torch.device(device).type == "cuda"
-
-    def translate(self, sentences: Ids, size: int, beams: int) -> tuple[float, Ids, float | None]:
-        """Seconds, translations and peak memory."""
-        start = time.perf_counter()
-        outputs = self.engine.translate(sentences, size, beams)
-        return time.perf_counter() - start, outputs, peak_memory_mib(self.on_gpu)
-
-    def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        return self.engine.cache_bytes(batch, beams)
-
-    def reset_peak_memory(self) -> None:
-        reset_peak_memory(self.on_gpu)
-
-
-def serve(pipe: Connection, engine: str, folder: str, work: str, device: str) -> None:
+def serve(pipe: Connection, name: str, folder: str, work: str, device: str) -> None:
     """Run an engine in a worker process."""
-    server = _Server(engine, folder, work, device)
+    engine, on_gpu = ENGINES[name](folder, work, device), torch.device(device).type == "cuda"
     pipe.send("ready")
     for request, args in requests(pipe):
-        try:
-            answer = getattr(server, request)(*args)
-        except UserError as error:
-            answer = error
-        pipe.send(answer)
+        pipe.send(answer(engine, on_gpu, request, *args))
+
+
+def answer(engine: Engine, on_gpu: bool, request: str, *args: Any) -> Any:
+    """The answer of a worker: (seconds, translations, peak memory) to "translate"."""
+    if request == "reset_peak_memory":
+        return reset_peak_memory(on_gpu)
+    if request == "cache_bytes":
+        return engine.cache_bytes(*args)
+    start = time.perf_counter()
+    outputs = engine.translate(*args)
+    return time.perf_counter() - start, outputs, peak_memory_mib(on_gpu)

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 
 def family(engine: str) -> str:
@@ -25,15 +25,11 @@ class Measurement:
     target_tokens: list[int] = field(default_factory=list)  # without padding
     peak_mib: float | None = None  # of the process under this setting, model included; or of torch on the GPU
 
-    @property
-    def setting(self) -> dict[str, Any]:
-        """What the engines that are compared with each other have in common."""
-        raise NotImplementedError
+    SETTING: ClassVar[tuple[str, ...]] = ()  # fields that are equal for engines that are compared with each other
 
     @property
-    def title(self) -> str:
-        """The setting in words."""
-        raise NotImplementedError
+    def setting(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.SETTING}
 
     @property
     def rates(self) -> list[float]:
@@ -67,9 +63,7 @@ class DecodingMeasurement(Measurement):
     bleu: float | None = None
     bleu_signature: str | None = None
 
-    @property
-    def setting(self) -> dict[str, Any]:
-        return {"order": self.order, "batch_size": self.batch_size, "num_beams": self.num_beams}
+    SETTING = ("order", "batch_size", "num_beams")
 
     @property
     def title(self) -> str:
@@ -104,9 +98,7 @@ class TrainingMeasurement(Measurement):
     padded_tokens: int = 0
     step_mib: float | None = None
 
-    @property
-    def setting(self) -> dict[str, Any]:
-        return {"processes": self.processes}
+    SETTING = ("processes",)
 
     @property
     def title(self) -> str:

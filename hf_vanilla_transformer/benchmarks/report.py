@@ -139,7 +139,7 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def plot(found: Sequence[Measurement], path: str | Path) -> Path:
+def plot(found: Sequence[Any], path: str | Path) -> Path:
     """Draw a panel per setting with a bar per engine: median target tokens per second, and the range of the rounds.
 
     Raises:

@@ -55,9 +55,8 @@ def translated_lines(
 
 
 def _line(number: int | None, one: Hypothesis) -> str:
-    fields = [_on_one_line(one.text)]
-    if number is not None:
-        fields = [str(number), *fields, "" if one.score is None else f"{one.score:.4f}"]
+    score = "" if one.score is None else f"{one.score:.4f}"
+    fields = [_on_one_line(one.text)] if number is None else [str(number), _on_one_line(one.text), score]
     return " ||| ".join(fields if one.alignment is None else [*fields, one.pharaoh])
 
 
