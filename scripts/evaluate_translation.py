@@ -30,14 +30,10 @@ LOADING_FLAGS: dict[str, tuple[type, str]] = {
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--model", nargs="+", metavar="DIR", help="folder of the trained model, or several to average; needs --source"
-    )
+    what.add_argument("--model", nargs="+", metavar="DIR", help="model folder, or several; needs --source")
     what.add_argument("--hypothesis", metavar="F", help="an existing translation, one sentence per line")
     parser.add_argument("--source", metavar="F", help="text to translate, one sentence per line, .gz too")
-    parser.add_argument(
-        "--reference", required=True, metavar="F", help="reference translations, one per line, .gz too"
-    )
+    parser.add_argument("--reference", required=True, metavar="F", help="references, one per line, .gz too")
     parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
     parser.add_argument(
         "--tokenize", default="13a", metavar="NAME",

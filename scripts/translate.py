@@ -29,10 +29,7 @@ from typing import Any
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add(
-        "--model", required=True, nargs="+", metavar="DIR",
-        help="folder of the trained model; several, which share a tokenizer, average their probabilities",
-    )  # fmt: skip
+    add("--model", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
     add("--input", metavar="F", help="text to translate, .gz too (default: standard input)")
     add("--output", metavar="F", help="file for the translations (default: standard output)")
     add("--n_best", type=int, metavar="N", help="write N translations of each line, with their scores")
@@ -42,10 +39,7 @@ def parse_arguments() -> argparse.Namespace:
         "a prefix may be continued",
     )  # fmt: skip
     add("--alignment", action="store_true", help="write the word alignment")
-    add(
-        "--alignment_layer", type=int, metavar="N",
-        help="decoder layer whose attention gives the alignment, counted from 1 (default: the last but one)",
-    )  # fmt: skip
+    add("--alignment_layer", type=int, metavar="N", help="its decoder layer, from 1 (default: the last but one)")
     add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
     add = parser.add_argument_group("decoding (defaults: the model's generation_config.json)").add_argument
     add("--num_beams", type=int, metavar="N", help="beam size; 1 is greedy decoding")

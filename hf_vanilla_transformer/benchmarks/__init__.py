@@ -1,1 +1,1 @@
-"""Programs that measure this package beside its peers, and their reports."""
+"""Benchmarks of this package against its peers, and their reports."""

@@ -138,11 +138,11 @@ class CTranslate2Engine:
         import ctranslate2
 
         self.source, self.target = load_tokenizers(folder)
-        place = torch.device(device)
+        target = torch.device(device)
         self.translator = ctranslate2.Translator(
             str(output),
-            place.type,
-            device_index=place.index or 0,
+            target.type,
+            device_index=target.index or 0,
             inter_threads=parallel,
             intra_threads=threads // parallel,
             compute_type=quantization,

@@ -143,7 +143,7 @@ def plot(found: Sequence[Any], path: str | Path) -> Path:
     """Draw a panel per setting with a bar per engine: median target tokens per second, and the range of the rounds.
 
     Raises:
-        UserError: no matplotlib, or a kind of picture that it cannot write.
+        UserError: no matplotlib, or a format that it cannot write.
     """
     engines, titles = (list(dict.fromkeys(getattr(one, name) for one in found)) for name in ("engine", "title"))
     size = (2.5 + 2.2 * len(titles), 1.5 + 0.35 * len(engines))

@@ -101,7 +101,9 @@ def translate_file(
     parts = target.with_name(f".{target.name}.parts")
     size = batch_size * BATCHES_PER_CHUNK
     if processes.process_index == 0:
-        _claim(parts, {"source": str(source), "size": size, **_identity(translator, prefixes), **settings})
+        models = [str(model.config.name_or_path) for model in translator.models]
+        job = {"source": str(source), "prefixes": str(prefixes), "models": models, "size": size}
+        _claim(parts, job | settings)
     processes.wait_for_everyone()
     settings |= limits
     pairs, lines = with_prefixes(read_lines(source), None if prefixes is None else read_lines(prefixes)), 0
@@ -129,15 +131,8 @@ def translate_file(
     return lines
 
 
-def _identity(translator: Translator, prefixes: str | Path | None) -> dict[str, Any]:
-    """What else must be the same when a job resumes."""
-    names = [str(model.config.name_or_path) for model in translator.models]
-    identity: dict[str, Any] = {"model": names[0] if len(names) == 1 else names}
-    return identity if prefixes is None else identity | {"prefixes": str(prefixes)}
-
-
 def _claim(parts: Path, job: dict[str, Any]) -> None:
-    """Create the folder of the chunks, or check that it belongs to this job."""
+    """Create the folder of the chunks, or check that its job had the same arguments."""
     note = parts / "job.json"
     wanted = json.dumps(job, default=str, sort_keys=True)
     if note.exists():

@@ -16,7 +16,7 @@ from ..untrusted import one_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-#: float32 or bfloat16, whichever translates faster on this machine ("auto" is transformers' word for the checkpoint's)
+#: float32 or bfloat16, whichever translates faster on this machine (transformers' "auto" is the checkpoint's own)
 FASTEST = "fastest"
 
 #: Dynamic int8 for the decoder's output layer, and for its other matrices while a search has few rows; the rest is in

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from transformers.utils import logging
 
@@ -58,8 +58,10 @@ def line_writer(path: str | Path | None = None) -> Iterator[Callable[[str], None
         UserError: the path is a folder.
         OSError: the file cannot be written.
     """
-    to_stdout = path is None or str(path) == "-"
-    with _standard_output() if to_stdout else open_to_write(cast(Path, path)) as stream:
+    to_stdout, stdout = path is None or str(path) == "-", sys.stdout
+    opened: Any = redirect_stdout(sys.stderr) if to_stdout else open_to_write(cast(Path, path))
+    with opened as file:
+        stream = stdout.buffer if to_stdout else file
 
         def write(line: str) -> None:
             stream.write(line.encode("utf-8") + b"\n")
@@ -94,10 +96,3 @@ def _decode(stream: IO[bytes], name: str) -> Iterator[str]:
                 f"{name}, line {number}, byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8: "
                 "put `iconv -f latin1 -t utf-8 |` before, if latin1 is its encoding"
             ) from None
-
-
-@contextmanager
-def _standard_output() -> Iterator[IO[bytes]]:
-    stream = sys.stdout.buffer
-    with redirect_stdout(sys.stderr):
-        yield stream
