@@ -13,6 +13,17 @@ class Interrupted(UserError):
     """Ctrl-C, after the state was saved."""
 
 
+def check_at_least_one(**values: int | None) -> None:
+    """Refuse numbers below 1; None is the default of an argument.
+
+    Raises:
+        UserError: with the name and the value of the argument.
+    """
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name}: must be at least 1, not {value}")
+
+
 def run_command(main: Callable[[], int | None]) -> None:
     """Run a script's `main` and exit with its status.
 

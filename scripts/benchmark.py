@@ -102,7 +102,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Find wrong arguments before the engines run for an hour."""
-    from hf_vanilla_transformer.inference.batching import check_at_least_one
+    from hf_vanilla_transformer.errors import check_at_least_one
     from hf_vanilla_transformer.plotting import check_figure_path
 
     for name, given in vars(arguments).items():

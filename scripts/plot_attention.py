@@ -3,7 +3,7 @@
   python scripts/plot_attention.py --model runs/numbers_en_de --sentence "two hundred and one" --output attention.png
 
 The plot shows one decoder layer: the mean of its heads and each head, with a column per source token and a row per
-target token. "▁" is the space that a token begins with.
+target token. A low line is the space that a token begins with.
 """
 
 import argparse

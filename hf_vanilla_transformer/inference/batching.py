@@ -34,17 +34,6 @@ class SearchJob:
     batch_size: int
 
 
-def check_at_least_one(**values: int | None) -> None:
-    """Refuse numbers below 1; None is the default of an argument.
-
-    Raises:
-        UserError: with the name and the value of the argument.
-    """
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name}: must be at least 1, not {value}")
-
-
 def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:
     """Cut sentences into batches of similar length, longest first, so that running out of memory happens at once.
 

@@ -7,8 +7,9 @@ from itertools import islice
 
 import torch
 
+from ..errors import check_at_least_one
 from .alignment import decoder_inputs
-from .batching import BATCHES_AHEAD, MAX_TOKENS, check_at_least_one, length_batches
+from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
 from .translator import Translator
 
 

@@ -12,20 +12,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.tokenizer_training import load_tokenizers
-from ..errors import UserError
+from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, chosen_settings, search_for
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line
 from .alignment import Link, align, chosen_layer
-from .batching import (
-    BATCHES_AHEAD,
-    MAX_TOKENS,
-    EncodedSentence,
-    SearchJob,
-    check_at_least_one,
-    search_jobs,
-    with_prefixes,
-)
+from .batching import BATCHES_AHEAD, MAX_TOKENS, EncodedSentence, SearchJob, search_jobs, with_prefixes
 from .loading import load_model
 from .workers import map_in_threads, worker_count
 
@@ -216,10 +208,9 @@ class Translator:
         """The exponent of Hugging Face's length penalty, or the paper's formula (§6.1)."""
         defaults = self.model.generation_config
         alpha = getattr(defaults, "paper_length_penalty", None)
-        for penalty in (given, chosen_settings(defaults).get("length_penalty")):
-            if penalty is not None:
-                return penalty
-        return 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
+        default = 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
+        chosen = given, chosen_settings(defaults).get("length_penalty"), default
+        return next(penalty for penalty in chosen if penalty is not None)
 
     def _search_settings(self, settings: dict[str, Any], n_best: int, scores: bool) -> tuple[dict[str, Any], bool]:
         """Arguments of `generate`, and whether this package's search covers them."""
