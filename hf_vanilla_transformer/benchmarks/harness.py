@@ -98,10 +98,11 @@ def _run(pipe: Connection, serve: Callable[..., None], args: Any, threads: int, 
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
-    try:
-        serve(pipe, *args)
-    except UserError as error:
-        pipe.send(error)
+    with suppress(BrokenPipeError):  # the main process was interrupted and no longer waits for an answer
+        try:
+            serve(pipe, *args)
+        except UserError as error:
+            pipe.send(error)
 
 
 def requests(pipe: Connection) -> Iterator[tuple[str, Any]]:
