@@ -108,8 +108,8 @@ def test_word_level_and_sentencepiece_vocabularies(tmp_path):
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     assert load_word_vectors(nn.Embedding(4, D), words, path).found == {1: "the", 2: "dog"}
-    pieces = {"<unk>": 0, "▁the": 1, "dog": 2, "▁hot": 3, "▁hotdog": 4, "▁": 5}
-    backend = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
+    vocabulary = {"<unk>": 0, "▁the": 1, "dog": 2, "▁hot": 3, "▁hotdog": 4, "▁": 5}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     marked = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     report = load_word_vectors(nn.Embedding(6, D), marked, path)

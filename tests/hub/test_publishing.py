@@ -107,10 +107,10 @@ def test_foreign_card_is_kept_and_a_missing_one_created(hub, saved, tmp_path) ->
         ("yaml", (502, {}), 1),
         ("commit", (500, {}), 1),
         ("commit", "lost", 1),
-        ("preupload", (429, {"Retry-After": "7"}), None),  # the client itself decides
+        ("preupload", (429, {"Retry-After": "7"}), None),  # the client itself retries
         ("batch", (502, {}), None),
         ("put", (500, {}), None),
-        ("put", "cut", 1),
+        ("put", "truncated", 1),
         ("put", "lost", 1),
     ],
 )
@@ -118,7 +118,7 @@ def test_busy_hub_and_failed_connections_are_retried(hub, saved, kind, fault, wa
     hub.faults[kind] = [fault]
     publish(saved.folder, "x")
     assert hub.faults[kind] == [] and len(hub.slept) == 1 and waited in (None, *hub.slept)
-    (_, commit) = hub.repositories["me/x"].branches["main"]  # one, even where its answer was lost
+    (_, commit) = hub.repositories["me/x"].branches["main"]  # only one, even if its response was lost
     assert commit.files.keys() >= PUBLIC
     assert commit.files["model.safetensors"] == (saved.folder / "model.safetensors").read_bytes()
 
@@ -332,7 +332,7 @@ def test_download_without_the_package_gives_the_same_translations(hub, saved, tm
 
 
 def test_push_to_hub_of_transformers_uploads_a_model_that_loads(hub, saved, tmp_path) -> None:
-    # `model.push_to_hub` and `tokenizer.push_to_hub`: one commit each, and no card of ours
+    # `model.push_to_hub` and `tokenizer.push_to_hub`: one commit each, without a card of this package
     saved.model.push_to_hub("own")
     saved.source.push_to_hub("own")
     files = hub.files("me/own")
@@ -388,8 +388,8 @@ def test_adapter_is_uploaded_alone_and_loads(hub, adapter, tmp_path) -> None:
 def test_pipeline_is_saved_as_by_transformers(saved, tmp_path) -> None:
     pipe = TranslationPipeline(saved.model, saved.source, target_tokenizer=saved.target, device="cpu")
     pipe.save_pretrained(tmp_path)
-    theirs, ours = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, saved.folder))
-    assert theirs["custom_pipelines"] == ours["custom_pipelines"]
+    expected, found = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, saved.folder))
+    assert found["custom_pipelines"] == expected["custom_pipelines"]
     code = "pipeline_vanilla_transformer.py"
     assert (tmp_path / code).read_bytes() == (saved.folder / code).read_bytes()
     assert AutoTokenizer.from_pretrained(tmp_path / "target_tokenizer").get_vocab() == saved.target.get_vocab()
