@@ -205,9 +205,8 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         source, target = source_lengths[self.sorted], target_lengths[self.sorted]
         # number of each run of pairs with equal source and equal target length
         self.equal_lengths = np.cumsum((np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0))
-        self.batch_starts = split_into_batches(
-            self.lengths[self.sorted], min(max_tokens, tokens_per_update or max_tokens)
-        )
+        limit = min(max_tokens, tokens_per_update or max_tokens)
+        self.batch_starts = split_into_batches(self.lengths[self.sorted], limit)
         self.tokens = np.add.reduceat(target, self.batch_starts[:-1])  # target tokens of each batch
         if tokens_per_update and tokens_per_update > max_tokens:
             self.batches_per_update = None

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ FEATURES = Features({"source": Value("string"), "target": Value("string"), "line
 # part of every cached table's name: increase it when the same input would give a different table
 _CACHE_VERSION = 1
 _ROWS_PER_WRITE = 10_000
-_REPORTED_LINES = 5
+REPORTED_LINES = 5
 
 RawPair = tuple[int, Any, Any]  # line number, source, target: not validated yet
 
@@ -58,12 +58,8 @@ class PairReport:
         self.seen += 1
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         lines = self.first_lines.setdefault(reason, [])
-        if len(lines) < _REPORTED_LINES:
+        if len(lines) < REPORTED_LINES:
             lines.append(line)
-
-    def reset(self) -> None:
-        """Discard all counts, because a stream is read again from its start."""
-        self.restore(PairReport(self.name))
 
     def restore(self, other: "PairReport") -> None:
         """Copy the counts of another report."""
@@ -128,25 +124,17 @@ class Columns:
 
 def _select_columns(rows: Iterable[tuple[int, Row | BadRow]], columns: Columns, where: str) -> Iterator[RawPair]:
     """Extract both sentences from each row; the first valid row determines the columns."""
-    rows = iter(rows)
-    head = []  # up to the first valid row
-    for each in rows:
-        head.append(each)
-        if not isinstance(each[1], BadRow):
-            break
-    if not head or isinstance(head[-1][1], BadRow):
-        yield from ((line, row, None) for line, row in head)
-        return
-    first_line, first = head[-1]
-    holder, source, target = columns.names_in(list(first), where)
-    for line, row in chain(head, rows):
+    names: tuple[str | None, str, str] | None = None
+    for line, row in rows:
         if isinstance(row, BadRow):
             yield line, row, None
             continue
+        first = names is None
+        holder, source, target = names = names or columns.names_in(list(row), where)
         if holder is not None:
             nested = row.get(holder)
             row = nested if isinstance(nested, Mapping) else {}
-            if line == first_line and not {source, target} <= set(row):
+            if first and not {source, target} <= set(row):
                 raise UserError(
                     f"{where}: its 'translation' has the languages {', '.join(map(repr, row)) or 'none'}, "
                     f"not {source!r} and {target!r}: set source_lang and target_lang"
@@ -175,7 +163,7 @@ def _defect(side: str, text: Any, max_characters: int | None) -> str | None:
 
 def _valid_pairs(pairs: Iterable[RawPair], report: PairReport, max_characters: int | None) -> Iterator[RawPair]:
     """Yield the valid pairs and count every row in the report."""
-    report.reset()
+    report.restore(PairReport(report.name))  # a stream may be read again from its start
     for line, source, target in pairs:
         reason = _defect("source", source, max_characters) or _defect("target", target, max_characters)
         if reason is not None:

@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from .bpe_dropout import BpeDropout, seeded_random
-from .corpora import describe_dropped
+from .corpora import REPORTED_LINES, describe_dropped
 
-_REPORTED_LINES = 5
 _CHECKED_ROWS = 1000
 _COLUMNS = ["input_ids", "labels", "length", "line"]
 
@@ -38,7 +37,7 @@ class EncodingReport:
         over = np.asarray(lines)[too_long]
         self.seen += len(too_long)
         self.too_long += len(over)
-        self.first_lines += over[: _REPORTED_LINES - len(self.first_lines)].tolist()
+        self.first_lines += over[: REPORTED_LINES - len(self.first_lines)].tolist()
 
     def summary(self) -> str:
         """One line, such as `encoded 998 of 1,000 pairs; dropped 2: too long (lines 7, 31)`."""

@@ -47,7 +47,7 @@ class TokenBatchDataset(torch.utils.data.Dataset):
 
 
 class StreamingTokenBatches(torch.utils.data.IterableDataset):
-    """Token batches from a stream: buffers one window of pairs at a time and yields the updates made of it.
+    """Token batches from a stream: buffers one window of pairs at a time and yields its updates.
 
     Every rank reads the whole stream and keeps its own share of each update, so that all have the same number.
 

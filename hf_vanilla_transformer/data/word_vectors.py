@@ -35,7 +35,7 @@ class VectorReport:
         found: token id -> the word whose vector it got.
         lowered: how many of them only matched in lower case.
         missing: candidate tokens (see `load_word_vectors`) without a vector, by id; many are only prefixes of words.
-        pieces: number of other tokens: suffixes of words, bytes, special tokens.
+        other: number of other tokens: suffixes of words, bytes, special tokens.
         mean: norm of the mean of the F vectors, which was subtracted.
         scale: factor of the vectors; 1 without rescaling.
     """
@@ -47,7 +47,7 @@ class VectorReport:
     found: dict[int, str] = field(default_factory=dict)
     lowered: int = 0
     missing: list[str] = field(default_factory=list)
-    pieces: int = 0
+    other: int = 0
     mean: float = 0.0
     scale: float = 1.0
 
@@ -56,7 +56,7 @@ class VectorReport:
         candidates = len(self.found) + len(self.missing)
         text = (
             f"{self.name}: {self.words:,} words of {self.width} dimensions; {len(self.found):,} of {candidates:,} "
-            f"tokens that begin a word have a vector ({self.lowered:,} in lower case); {self.pieces:,} other tokens"
+            f"tokens that begin a word have a vector ({self.lowered:,} in lower case); {self.other:,} other tokens"
         )
         if self.missing:
             more = " …" if len(self.missing) > _REPORTED_TOKENS else ""
@@ -91,7 +91,7 @@ def load_word_vectors(
     """
     path = Path(path)
     words = _whole_words(tokenizer)
-    report = VectorReport(path.name, pieces=len(tokenizer) - len(words))
+    report = VectorReport(path.name, other=len(tokenizer) - len(words))
     wanted = {form for word in words.values() for form in (word, word.lower())}
     vectors = _read_vectors(path, wanted, embedding.weight.shape[1], report)
     for index, word in words.items():

@@ -73,7 +73,7 @@ def translation_metrics(
     """
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
-        raise UserError("tokenizer: it has no pad token, so predictions cannot be told from padding; set one")
+        raise UserError("tokenizer: it has no pad token, so predictions cannot be distinguished from padding; set one")
     check_tokenizer(tokenize)
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:

@@ -24,6 +24,12 @@ METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "Exact match, %"}
 SPLITS = {"test": "test", "eval": "validation"}  # prefix in all_results.json: prefix in the recipe
 PLOTS = {"Loss and validation score over the updates": "curve.png", "Cross-attention": "attention.png"}
 
+# Numbers in the section on training: label and format.
+NUMBERS = {
+    "train_updates": ("updates", ",.0f"),
+    "epoch": ("epochs", ".4g"),
+    "train_loss": ("mean training loss", ".4f"),
+}
 # Configuration fields in the table of sizes, with the paper's names.
 SIZES = {
     "d_model": "d_model",
@@ -245,13 +251,8 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
 
 def _training(facts: CardFacts) -> list[tuple[str, str]]:
     measured = facts.metrics
-    lines = []
-    if _is_number(measured.get("train_updates")):
-        lines.append(("updates", f"{int(measured['train_updates']):,}"))
-    if _is_number(measured.get("epoch")):
-        lines.append(("epochs", f"{float(measured['epoch']):.4g}"))
-    if _is_number(measured.get("train_loss")):
-        lines.append(("mean training loss", f"{float(measured['train_loss']):.4f}"))
+    numbers = [(measured.get(name), label, style) for name, (label, style) in NUMBERS.items()]
+    lines = [(label, format(value, style)) for value, label, style in numbers if _is_number(value)]
     if measured.get("averaged_checkpoints"):
         lines.append(("weights", f"the mean of the last {measured['averaged_checkpoints']} checkpoints"))
     if facts.train_seconds is not None:
@@ -270,8 +271,7 @@ def _data(facts: CardFacts) -> list[tuple[str, str]]:
         summary, fingerprint = facts.data_summaries.get(split), facts.data_fingerprints.get(split)
         if not (summary or fingerprint or (text and not dataset)):
             continue
-        parts = [text, _public_text(summary or "")]
-        parts.append(f"fingerprint `{fingerprint}`" if fingerprint else "")
+        parts = (text, _public_text(summary or ""), f"fingerprint `{fingerprint}`" if fingerprint else "")
         lines.append((split, "; ".join(part for part in parts if part)))
     return lines
 
@@ -330,22 +330,18 @@ def _public_command(command: str) -> str:
     public: list[str] = []
     flag = ""  # the one that the next argument belongs to
     for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if equals and re.fullmatch(r"[\w-]+", name):  # --flag=value, VARIABLE=value
-            if not _SECRET_FIELD.search(name):
-                public.append(f"{name}={_public_value(name, value)}")
-            flag = ""
+        owner, equals, value = argument.partition("=")
+        if equals and re.fullmatch(r"[\w-]+", owner):  # --flag=value, VARIABLE=value
+            flag, shown = "", f"{owner}={_public_value(owner, value)}"
         elif argument.startswith("-"):
-            flag = argument
-            if not _SECRET_FIELD.search(flag):
-                public.append(argument)
+            flag = owner = shown = argument
         elif flag:
-            if not _SECRET_FIELD.search(flag):
-                public.append(_public_value(flag, argument))
-            flag = ""
+            flag, owner, shown = "", flag, _public_value(flag, argument)
         else:
             inside = not _PATH_START.match(argument) and ".." not in re.split(r"[\\/]", argument)
-            public.append(_public_text(argument) if inside else _public_value("file", argument))
+            owner, shown = "", _public_text(argument) if inside else _public_value("file", argument)
+        if not _SECRET_FIELD.search(owner):
+            public.append(shown)
     return shlex.join(public)
 
 

@@ -1,4 +1,4 @@
-"""What `--push_to_hub` means in a training run: one commit of the finished model, instead of `Trainer`'s own."""
+"""`--push_to_hub` of a training run: one commit of the finished model, instead of the uploads of `Trainer`."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 from ..errors import UserError
 from .publishing import make_repository, publish
 
-_STATE_TOO = ("checkpoint", "all_checkpoints")
+_WITH_CHECKPOINTS = ("checkpoint", "all_checkpoints")
 
 
 class Destination(NamedTuple):
-    """Where a finished run goes: the arguments of `publish`."""
+    """Arguments of `publish` for a finished run."""
 
     repo_id: str
     private: bool | None
@@ -18,26 +18,25 @@ class Destination(NamedTuple):
 
 
 def destination(args: Any) -> Destination | None:
-    """The repository that the run asks for, made before the training so that no rights are missing after it.
-
-    `Trainer` would send the folder as it lies, again and again, with a card of its own; its part is switched off.
+    """Create the run's repository, before training, so that missing permissions are noticed at once.
 
     Args:
-        args: `TrainingArguments`; `push_to_hub` is False afterwards.
+        args: `TrainingArguments`; `push_to_hub` is set to False, because `Trainer` would upload the whole folder
+            repeatedly, with a different card.
 
     Returns:
-        None where nothing is to be published, or another process does it.
+        None if the run is not published, or not by this rank.
 
     Raises:
-        UserError: the Hub refuses it, a token among the arguments, a strategy that would send the optimizer's state.
+        UserError: the Hub refuses; `hub_token` is set; the strategy would upload optimizer states.
     """
     if args.hub_token is not None:
         raise UserError("hub_token: arguments end up in logs and files; run `hf auth login`, or put it into HF_TOKEN")
     if not args.push_to_hub:
         return None
     strategy = getattr(args.hub_strategy, "value", args.hub_strategy)
-    if strategy in _STATE_TOO:
-        raise UserError(f"hub_strategy={strategy} would publish checkpoints; the finished model alone goes, once")
+    if strategy in _WITH_CHECKPOINTS:
+        raise UserError(f"hub_strategy={strategy} would publish checkpoints; only the finished model is published")
     args.push_to_hub = False
     if args.process_index:
         return None
@@ -46,10 +45,10 @@ def destination(args: Any) -> Destination | None:
 
 
 def publish_run(folder: Path, where: Destination) -> str:
-    """Send a finished run's folder; the address of the commit comes back.
+    """Upload a finished run's folder and return the commit's URL.
 
     Raises:
-        UserError: it failed; the model lies where it was saved.
+        UserError: the upload failed; the model remains in its folder.
     """
     try:
         return publish(folder, where.repo_id, private=where.private, revision=where.revision)

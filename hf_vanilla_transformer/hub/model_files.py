@@ -1,4 +1,4 @@
-"""Which files of a model folder are for others: what a published model consists of, and what stays at home."""
+"""The files of a model folder that are published."""
 
 import json
 import os
@@ -23,60 +23,60 @@ WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "m
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 CARD = "README.md"
 
-# BPE and WordPiece files, and the SentencePiece files and vocabularies of Marian and FSMT.
+# BPE and WordPiece files; SentencePiece files and vocabularies of Marian and FSMT.
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
     *("source.spm", "target.spm", "target_vocab.json", "vocab-src.json", "vocab-tgt.json"),
 )
-# The model itself: an old file of these in a repository would be loaded with the new ones.
+# Files that `from_pretrained` reads: outdated ones in a repository must be deleted.
 _MODEL = (
     *("config.json", "generation_config.json", WEIGHTS, INDEX, SHARDS, ADAPTER, ADAPTER_CONFIG),
     *_TOKENIZER,
     *(f"{TARGET_FOLDER}/{name}" for name in _TOKENIZER),
-    TARGET_FOLDER,  # where it is a link; a folder is no file
+    TARGET_FOLDER,  # a symbolic link, which is refused
     "*_vanilla_transformer.py",
 )
-_ABOUT_IT = (CARD, "curve.png", "attention.png", "all_results.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
+_OTHER = (CARD, "curve.png", "attention.png", "all_results.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 
 _ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 
 
 @dataclass
 class ModelFiles:
-    """What would go to the Hub, and what would not.
+    """The files to upload.
 
     Attributes:
-        chosen: name in the repository -> the file that goes there, or its content where that differs from the file's.
-        left: files and folders (with a `/` at their end) of the model folder that stay.
+        chosen: name in the repository -> the file, or its content if that differs from the file's.
+        left: files and folders (ending in `/`) of the model folder that are not uploaded.
     """
 
     chosen: dict[str, Path | bytes]
     left: list[str] = field(default_factory=list)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by name, in the order of the names."""
-        return {name: _size(self.chosen[name]) for name in sorted(self.chosen)}
+        """Bytes by name, sorted by name."""
+        contents = sorted(self.chosen.items())
+        return {name: each.stat().st_size if isinstance(each, Path) else len(each) for name, each in contents}
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a repository's file is a part of the model: configuration, weights, tokenizer or code."""
+    """Whether a file in a repository belongs to the model: configuration, weights, tokenizer or code."""
     return _matches(name, _MODEL)
 
 
 def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
-    """Choose the files of a model folder that make up the published model.
+    """Choose the weights, configuration, tokenizers, code, card, plots and results of a model folder.
 
-    Weights, configuration, tokenizers, code, card, pictures and results go; nothing else does, above all no state of
-    the optimizer, no checkpoint, no text and no hidden file, unless it is named.
+    Other files, such as optimizer states, checkpoints, text and hidden files, are only uploaded if they are named.
 
     Args:
         folder: a model folder, or that of a peft adapter.
-        include: more files, each by its path in the folder.
+        include: additional files, by their paths in the folder.
 
     Raises:
-        UserError: no model in the folder, a damaged or missing part, a file that is in truth elsewhere (a symbolic
-            link), one that holds an access token.
+        UserError: no model in the folder, a damaged or missing file, a link to a file outside of the folder, or a
+            file that contains an access token.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give a run's output_dir or what save_pretrained wrote")
@@ -84,28 +84,26 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
     for name in include:
         if name not in found:
             raise UserError(f"include={name!r}: there is no such file in {folder}; give its path in that folder")
-    wanted = [name for name in found if name in include or _matches(name, _MODEL + _ABOUT_IT)]
+    wanted = [name for name in found if name in include or _matches(name, _MODEL + _OTHER)]
     wanted = _without_unused_weights(folder, wanted)
     for name in wanted:
-        _check_place(folder, name)
+        _check_location(folder, name)
         _check_content(folder / name)
-    _check_whole(folder, wanted)
+    _check_complete(folder, wanted)
     left = [name for name in found if name not in wanted]
     return ModelFiles({name: folder / name for name in wanted}, _by_folder(left, wanted))
 
 
 def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
-    """Replace weights that are larger than a shard may be by shards and their index.
-
-    Weights that lie in shards already go as they are.
+    """Split weights that are larger than a shard into shards with an index; sharded weights are not changed.
 
     Args:
-        files: what `choose_files` gave; changed in place.
+        files: from `choose_files`; modified in place.
         max_shard_size: such as 5GB or 500MB.
-        folder: where the shards are written, one after the other.
+        folder: for the shards.
 
     Raises:
-        UserError: it is no size.
+        UserError: `max_shard_size` is no size.
     """
     weights = files.chosen.get(WEIGHTS)
     if not isinstance(weights, Path):
@@ -128,44 +126,44 @@ def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
 
 
 def json_bytes(value: dict[str, Any]) -> bytes:
-    """JSON as transformers writes it."""
+    """JSON formatted as by transformers."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Every file below the folder, by its path there; links to folders are not followed, but named like files."""
-    for place, folders, names in os.walk(folder):
-        links = [name for name in folders if (Path(place) / name).is_symlink()]
+    """Relative paths of all files in the folder; a link to a folder is listed as a file and not followed."""
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
         folders[:] = sorted(set(folders) - set(links))
         for name in sorted([*names, *links]):
-            yield (Path(place) / name).relative_to(folder).as_posix()
+            yield (Path(parent) / name).relative_to(folder).as_posix()
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    # "*" of fnmatch would cross folders
+    # the "*" of fnmatch also matches "/"
     return any(name.count("/") == pattern.count("/") and fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _without_unused_weights(folder: Path, names: list[str]) -> list[str]:
-    """Without the shards that `from_pretrained` would not read: it prefers the single file, then the index."""
-    used: set[str] = set()
-    if WEIGHTS in names:
-        used = {WEIGHTS}
-    elif INDEX in names:
-        used = {INDEX, *read_json_object(folder / INDEX).get("weight_map", {}).values()}
+    """Leave out weights that `from_pretrained` does not read: it prefers the single file, then the index."""
+    used = {WEIGHTS} if WEIGHTS in names else {INDEX, *_shards(folder)} if INDEX in names else set()
     return [name for name in names if name in used or not _matches(name, (WEIGHTS, INDEX, SHARDS))]
 
 
-def _check_place(folder: Path, name: str) -> None:
+def _shards(folder: Path) -> set[str]:
+    return set(read_json_object(folder / INDEX).get("weight_map", {}).values())
+
+
+def _check_location(folder: Path, name: str) -> None:
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()) or (path.is_symlink() and path.is_dir()):
         raise UserError(f"{path} is a link to {path.resolve()}; put the file itself there, or remove the link")
     if not path.is_file():
-        raise UserError(f"{path} is no file; remove it")
+        raise UserError(f"{path} is no regular file; remove it")
 
 
 def _check_content(path: Path) -> None:
-    """A damaged file, or one with a secret in it, must not be found out by those who download it."""
+    """Refuse damaged weights, and files that contain an access token."""
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="pt"):
@@ -173,28 +171,26 @@ def _check_content(path: Path) -> None:
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path} is damaged: {error}") from None
     if _ACCESS_TOKEN.search(path.read_bytes()):
-        raise UserError(f"{path} holds what looks like an access token; take it out before you publish")
+        raise UserError(f"{path} contains what looks like an access token; remove it before you publish")
 
 
-def _check_whole(folder: Path, names: list[str]) -> None:
+def _check_complete(folder: Path, names: list[str]) -> None:
     for config, weights in (("config.json", (WEIGHTS, INDEX)), (ADAPTER_CONFIG, (ADAPTER,))):
         if config in names and any(name in names for name in weights):
             break
     else:
         raise UserError(
             f"{folder} holds no model: config.json with {WEIGHTS} (or shards and {INDEX}), or {ADAPTER_CONFIG} with "
-            f"{ADAPTER}, is needed; other formats are not sent"
+            f"{ADAPTER}, is needed; other formats are not uploaded"
         )
-    if INDEX in names:
-        missing = set(read_json_object(folder / INDEX).get("weight_map", {}).values()) - set(names)
-        if missing:
-            raise UserError(f"{folder} lacks {sorted(missing)[0]}, which {INDEX} names; save the model again")
+    if INDEX in names and (missing := _shards(folder) - set(names)):
+        raise UserError(f"{folder} lacks {sorted(missing)[0]}, which {INDEX} names; save the model again")
     if "config.json" in names:
         _check_code(folder, names)
 
 
 def _check_code(folder: Path, names: list[str]) -> None:
-    """The code that config.json names, and all that it imports, must be there for those who trust it."""
+    """Refuse a folder that lacks code which config.json names, or which that code imports."""
     config = read_json_object(folder / "config.json")
     entries = [*config.get("auto_map", {}).values()]
     entries += [entry["impl"] for entry in config.get("custom_pipelines", {}).values() if "impl" in entry]
@@ -208,21 +204,14 @@ def _check_code(folder: Path, names: list[str]) -> None:
 
 
 def _by_folder(left: list[str], chosen: list[str]) -> list[str]:
-    """The files that stay; a folder of which nothing goes is told by its name."""
+    """The files that are not uploaded, with only the folder's name if none of its files is."""
     used = {name.split("/")[0] for name in chosen if "/" in name}
-    tops = (f"{top}/" if rest and top not in used else f"{top}{slash}{rest}" for top, slash, rest in _parts(left))
+    parts = (name.partition("/") for name in left)
+    tops = (f"{top}/" if rest and top not in used else f"{top}{slash}{rest}" for top, slash, rest in parts)
     return list(dict.fromkeys(tops))
 
 
-def _parts(names: list[str]) -> Iterator[tuple[str, str, str]]:
-    return (name.partition("/") for name in names)
-
-
-def _size(content: Path | bytes) -> int:
-    return content.stat().st_size if isinstance(content, Path) else len(content)
-
-
 def _meta(tensor: Any) -> torch.Tensor:
-    """A tensor of a file that is not read: shape and type, without its numbers."""
+    """A meta tensor with the shape and dtype of a tensor in a file, which is not read."""
     empty = tensor[tuple(slice(0, 0) for _ in tensor.get_shape())]
     return torch.empty(tensor.get_shape(), dtype=empty.dtype, device="meta")

@@ -1,7 +1,7 @@
-"""Bring a model folder to the Hub in one commit, so that whoever loads it sees the old model or the new one.
+"""Upload a model folder to the Hub in one commit, so that a download never mixes two versions.
 
-Uploads, their resumption and most of the retries are `huggingface_hub`'s. What it sends only once (making a repository
-or a branch, the commit itself) is sent again here when the Hub asks for it, and all of it when the connection breaks.
+`huggingface_hub` uploads, resumes, and retries most requests. The requests that it sends only once (creating a
+repository or a branch, the commit) are retried here when the Hub is busy, and all requests when a connection fails.
 """
 
 import os
@@ -21,7 +21,7 @@ from ..untrusted import one_line, read_json_object
 from .card import CardFacts, card_for_repository, model_card
 from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, json_bytes, shard
 
-# What `huggingface_hub`'s HTTP library raises when a connection fails; the library's name depends on the version.
+# The exception of the HTTP library for a failed connection; the library depends on the version of `huggingface_hub`.
 _ConnectionFailed: Any = HfHubHTTPError.__mro__[1]
 
 _BUSY = (408, 429, 500, 502, 503, 504)
@@ -42,21 +42,18 @@ def prepared_files(
     license: str | None = None,
     base_model: str | None = None,
 ) -> Iterator[ModelFiles]:
-    """All that would be sent, ready to be sent; nothing is asked of the Hub.
+    """A context with the files to upload; the Hub is not contacted.
 
     Args:
-        folder: a model folder, or that of a peft adapter; it stays as it is.
-        repo_id: the model's name on the Hub, which the card's usage lines load.
-        include: files to send besides those that `choose_files` chooses.
-        max_shard_size: weights above this size go in shards, such as 5GB; None sends them as they lie.
-        license: the model's, as the Hub names it, for the card.
-        base_model: what the adapter is for, as the Hub names it.
-
-    Returns:
-        A context, in which the files exist.
+        folder: a model folder, or that of a peft adapter; it is not modified.
+        repo_id: the model's name on the Hub, for the card's usage code.
+        include: files in addition to those of `choose_files`.
+        max_shard_size: split larger weights into shards, such as 5GB; None uploads them unchanged.
+        license: the model's, by its id on the Hub, for the card.
+        base_model: name on the Hub of an adapter's base model.
 
     Raises:
-        UserError: see `choose_files`; a name that the Hub would not take.
+        UserError: see `choose_files`; an invalid `repo_id`.
     """
     try:
         validate_repo_id(repo_id)
@@ -67,9 +64,9 @@ def prepared_files(
     if ADAPTER_CONFIG in files.chosen:
         _name_base_model(files, folder, base_model)
     files.chosen[CARD] = _card(files, folder, repo_id, license)
-    with TemporaryDirectory(prefix="hf_upload_") as beside:
+    with TemporaryDirectory(prefix="hf_upload_") as temporary:
         if max_shard_size is not None:
-            shard(files, max_shard_size, Path(beside))
+            shard(files, max_shard_size, Path(temporary))
         yield files
 
 
@@ -83,70 +80,63 @@ def publish(
     token: str | None = None,
     **choices: Any,
 ) -> str:
-    """Send a model folder to the Hub in one commit; the repository and the branch are made where there are none.
+    """Upload a model folder to the Hub in one commit; the repository and the branch are created if necessary.
 
-    Sent again, it goes on where it was cut: content that has arrived is not sent twice. Parts of an older model that
-    this one does not have (its shards, its second tokenizer) are deleted in the same commit, because they would be
-    loaded with it; other files of the repository stay.
+    An interrupted upload resumes: content on the Hub is not uploaded again. Files of an older model that this one
+    lacks (shards, a second tokenizer) are deleted in the same commit, because `from_pretrained` would read them; other
+    files of the repository stay.
 
     Args:
         folder: a model folder, or that of a peft adapter.
         repo_id: `name`, or `organisation/name`.
-        private: make a new repository private; a public one of this name is then refused.
-        revision: branch; None is the default one.
-        commit_message: what the Hub shows.
-        token: with write access; None is what `hf auth login` or HF_TOKEN gave.
+        private: create a private repository, and refuse an existing public one.
+        revision: branch; None for the default one.
+        commit_message: title of the commit.
+        token: with write access; None for that of `hf auth login` or HF_TOKEN.
         **choices: those of `prepared_files`.
 
     Returns:
-        The address of the commit.
+        The URL of the commit.
 
     Raises:
-        UserError: what the user can mend, from the folder to the rights of the token.
+        UserError: a problem with the folder, the connection or the permissions of the token.
     """
     api = HfApi(token=token)
     with prepared_files(folder, repo_id, **choices) as files, _one_line_errors(repo_id):
         repo_id = make_repository(repo_id, private, token)
-        files.chosen[CARD] = _card(files, Path(folder), repo_id, choices.get("license"))  # now with the owner's name
+        files.chosen[CARD] = _card(files, Path(folder), repo_id, choices.get("license"))  # with the owner's name
         if revision is not None:
-            _patiently(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True))
-        there = _patiently(lambda: api.model_info(repo_id, revision=revision or constants.DEFAULT_REVISION))
+            _with_retries(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True))
+        there = _with_retries(lambda: api.model_info(repo_id, revision=revision or constants.DEFAULT_REVISION))
         if private and there.private is False:
             raise UserError(f"{repo_id} is there already and public; make it private on the Hub, or leave out private")
         old = {sibling.rfilename for sibling in there.siblings or [] if is_model_file(sibling.rfilename)}
         deleted = sorted(old - files.chosen.keys())
 
         def commit() -> Any:
-            # made anew each time: they remember what the repository had, and a commit may have got through
+            # new operations per attempt, because they cache the state of the repository
             operations: list[Any] = [CommitOperationDelete(name) for name in deleted]
-            operations += [CommitOperationAdd(name, _content(files.chosen[name])) for name in sorted(files.chosen)]
+            operations += [CommitOperationAdd(*each) for each in sorted(files.chosen.items())]
             return api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
 
-        return _patiently(commit).commit_url
+        return _with_retries(commit).commit_url
 
 
 def make_repository(repo_id: str, private: bool | None = None, token: str | None = None) -> str:
-    """Make a repository for a model, where there is none.
+    """Create a model repository if necessary, and return its name with the owner's.
 
     Args:
         repo_id, private, token: those of `publish`.
 
-    Returns:
-        Its name with the owner's.
-
     Raises:
-        UserError: the Hub refuses it.
+        UserError: the Hub refuses.
     """
     with _one_line_errors(repo_id):
-        return _patiently(lambda: HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True)).repo_id
-
-
-def _content(content: Path | bytes) -> str | bytes:
-    return str(content) if isinstance(content, Path) else content
+        return _with_retries(lambda: HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True)).repo_id
 
 
 def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) -> bytes:
-    """The folder's card with the name that the model has on the Hub; where there is none, one with what is known."""
+    """The folder's card, or a minimal one, with the model's name on the Hub."""
     card = files.chosen.get(CARD)
     if card is None:
         config = read_json_object(folder / "config.json") if "config.json" in files.chosen else {}
@@ -157,13 +147,13 @@ def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) ->
 
 
 def _name_base_model(files: ModelFiles, folder: Path, base_model: str | None) -> None:
-    """peft names the base model as it was loaded, and a folder of this machine is of no use to anybody else."""
+    """Replace the base model's name, which peft copies from `from_pretrained` and which may be a local folder."""
     config = read_json_object(folder / ADAPTER_CONFIG)
     named = str(config.get("base_model_name_or_path") or "")
     if base_model is None:
         if not named or os.path.isabs(named) or named.startswith(".") or Path(named).exists():
             raise UserError(
-                f"{folder / ADAPTER_CONFIG} names its base model {named!r}, which nobody else has; publish that "
+                f"{folder / ADAPTER_CONFIG} names the base model {named!r}, which is not on the Hub; publish that "
                 f"first, and give its name as base_model"
             )
         return
@@ -174,43 +164,39 @@ def _name_base_model(files: ModelFiles, folder: Path, base_model: str | None) ->
         files.chosen[CARD] = card.read_text(encoding="utf-8").replace(named, base_model).encode()
 
 
-# What the Hub answers
+# Retries and errors
 
 
-def _patiently(call: Callable[[], Result]) -> Result:
-    """Call again when the Hub is busy or the connection breaks, after as long as it asks for."""
+def _with_retries(call: Callable[[], Result]) -> Result:
+    """Retry while the Hub is busy or the connection fails, after `Retry-After` seconds if the Hub sets them."""
     for wait in _WAITS:
         try:
             return call()
         except (HfHubHTTPError, _ConnectionFailed, RuntimeError) as error:
             response = getattr(_cause(error), "response", None)
             if response is None and isinstance(_cause(error), _ConnectionFailed):
-                asked = ""
+                retry_after = ""
             elif response is not None and response.status_code in _BUSY and _sent_once(response.request):
-                asked = response.headers.get("Retry-After", "")
+                retry_after = response.headers.get("Retry-After", "")
             else:
                 raise
-            time.sleep(min(int(asked), _LONGEST_WAIT) if asked.isdigit() else wait)
+            time.sleep(min(int(retry_after), _LONGEST_WAIT) if retry_after.isdigit() else wait)
     return call()
 
 
 def _sent_once(request: Any) -> bool:
-    """Whether no version of `huggingface_hub` repeats this request by itself when the Hub is busy."""
+    """Whether `huggingface_hub` (in any supported version) never retries this request."""
     return any(part in request.url.path for part in _SENT_ONCE)
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What went wrong with an upload; its thread wraps it."""
+    """The error of an upload, which its thread wraps in a RuntimeError."""
     return error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
 
 
 @contextmanager
 def _one_line_errors(repo_id: str) -> Iterator[None]:
-    """Turn what the Hub refuses into a line that says what to do.
-
-    Raises:
-        UserError: always instead of `huggingface_hub`'s errors.
-    """
+    """Raise a one-line `UserError` instead of the errors of `huggingface_hub`."""
     try:
         yield
     except UserError:
@@ -230,16 +216,16 @@ def _one_line_errors(repo_id: str) -> Iterator[None]:
 def _explained(error: Any, repo_id: str) -> str:
     response = getattr(error, "response", None)
     if response is None:
-        return f"the connection to {constants.ENDPOINT} failed ({one_line(error)}); the same command goes on"
+        return f"the connection to {constants.ENDPOINT} failed ({one_line(error)}); the same command resumes"
     status = response.status_code
-    said = one_line(getattr(error, "server_message", None) or response.reason_phrase)
+    message = one_line(getattr(error, "server_message", None) or response.reason_phrase)
     advice = {
-        401: "the Hub does not know the token: run `hf auth login`, or put one with write access into HF_TOKEN",
+        401: "the Hub does not know the token: run `hf auth login`, or set HF_TOKEN to one with write access",
         403: f"the token may not write to {repo_id}: use one with write access there, or another name",
         404: f"there is no {repo_id} for this token, or no such branch",
-        409: f"somebody else is writing to {repo_id}; run the same command again",
-        412: f"somebody else has written to {repo_id}; run the same command again",
+        409: f"another upload is writing to {repo_id}; run the same command again",
+        412: f"another upload has written to {repo_id}; run the same command again",
     }
     if status in _BUSY:
-        return f"the Hub is busy ({status}: {said}); run the same command again later, it goes on where it stopped"
-    return f"{advice.get(status, f'the Hub refused to take {repo_id}')} ({status}: {said})"
+        return f"the Hub is busy ({status}: {message}); run the same command again later, it resumes"
+    return f"{advice.get(status, f'the Hub refused to take {repo_id}')} ({status}: {message})"

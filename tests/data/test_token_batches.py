@@ -90,4 +90,4 @@ def test_stream_reads_one_window_ahead():
     source = Stream()
     iterator = iter(stream(source))
     next(iterator)
-    assert source.read == 16 + 1  # one more row tells whether there is another window
+    assert source.read == 16 + 1  # one row ahead, to detect the last window

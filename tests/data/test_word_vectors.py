@@ -61,7 +61,7 @@ def test_vectors_are_read_from_every_format(format, tokenizer, embedding, tmp_pa
     others = [index for index in range(len(tokenizer)) if index not in report.found]
     assert embedding.weight[others].equal(before[others])
     assert "London" in report.missing and not set(report.missing) & set(WORDS)
-    assert report.pieces + len(report.missing) + len(report.found) == len(tokenizer)
+    assert report.other + len(report.missing) + len(report.found) == len(tokenizer)
 
 
 def test_rescaling_equals_the_formulas(tokenizer, embedding, tmp_path):
@@ -96,7 +96,7 @@ def test_malformed_lines_are_counted_and_words_may_contain_spaces(tokenizer, emb
     assert report.words == 3 and set(report.found.values()) == {"the", "hotdog"}
     assert report.summary() == (
         f"v.txt: 3 words of 8 dimensions; 2 of {len(report.missing) + 2} tokens that begin a word have a vector (0 in "
-        f"lower case); {report.pieces} other tokens; without a vector: {', '.join(report.missing[:5])} …; "
+        f"lower case); {report.other} other tokens; without a vector: {', '.join(report.missing[:5])} …; "
         "2 lines dropped: not a word and its vector; 2 lines dropped: not numbers"
     )
 
@@ -108,12 +108,12 @@ def test_word_level_and_sentencepiece_vocabularies(tmp_path):
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     assert load_word_vectors(nn.Embedding(4, D), words, path).found == {1: "the", 2: "dog"}
-    pieces = {"<unk>": 0, "▁the": 1, "dog": 2, "▁hot": 3, "▁hotdog": 4, "▁": 5}
-    backend = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
+    vocabulary = {"<unk>": 0, "▁the": 1, "dog": 2, "▁hot": 3, "▁hotdog": 4, "▁": 5}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     marked = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     report = load_word_vectors(nn.Embedding(6, D), marked, path)
-    assert report.found == {1: "the", 4: "hotdog"} and report.missing == ["hot"] and report.pieces == 3
+    assert report.found == {1: "the", 4: "hotdog"} and report.missing == ["hot"] and report.other == 3
 
 
 def test_shared_embeddings_stay_shared(tokenizer, tmp_path):

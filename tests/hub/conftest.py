@@ -1,4 +1,4 @@
-"""A Hub on loopback, the real client that talks to it, and a model folder with all that may lie in one."""
+"""A Hub on loopback with the real client, and a model folder that also has private files."""
 
 import json
 import time
@@ -44,7 +44,7 @@ class Model(NamedTuple):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Model:
-    """A translator with two vocabularies and a card, among everything that a run or its owner leaves there."""
+    """A model with two vocabularies and a card, among files that a run or its owner leaves there."""
     folder = tmp_path_factory.mktemp("saved") / "run"
     source, target = train_tokenizer(["one two three"] * 3, 262), train_tokenizer(["eins zwei drei"] * 3, 265)
     sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
@@ -63,15 +63,15 @@ def saved(tmp_path_factory) -> Model:
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A Hub for this test alone; this process' client is logged in there, and never sleeps."""
+    """A Hub for one test; the client of this process is logged in there and never sleeps."""
     with LoopbackHub() as running:
         constants = huggingface_hub.constants
         monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
         template = f"{running.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # it has servers of its own
-        monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)  # remembers the endpoint
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # it uses other servers
+        monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)  # caches the endpoint
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         running.slept = []
         monkeypatch.setattr(time, "sleep", running.slept.append)

@@ -1,7 +1,7 @@
-"""A small Hugging Face Hub on the loopback interface: what the real client needs to publish and download a model.
+"""A small Hugging Face Hub on the loopback interface, sufficient for the real client to upload and download a model.
 
-It speaks the Hub's HTTP interface (repositories, branches, preupload, git-LFS, commits, resolve) and keeps everything
-in memory. Faults can be ordered: the next answers to a kind of request.
+It implements the Hub's HTTP API (repositories, branches, preupload, git-LFS, commits, resolve) in memory. A test can
+inject faults into the next responses to a kind of request.
 """
 
 import base64
@@ -46,13 +46,14 @@ class Repository:
 
 
 class LoopbackHub:
-    """`with LoopbackHub() as hub:`; the client is told `hub.endpoint`.
+    """`with LoopbackHub() as hub:`; the client must use `hub.endpoint`.
 
     Attributes:
         repositories: by name; each has branches of commits.
-        requests: (method, kind) of all that was asked; `count(kind)` sums them up.
-        faults: kind -> answers to give instead of the next ones: (status, headers), or "cut" to close the connection
-            in the middle of what the client sends, or "lost" to do the work and close it before the answer.
+        requests: (method, kind) of every request; `count(kind)` counts them.
+        faults: kind -> faults of the next requests: (status, headers) of an error response, "truncated" to close the
+            connection in the middle of the request body, "lost" to close it before the response of a request that
+            succeeded.
         writers: namespaces in which the token may write.
     """
 
@@ -95,7 +96,7 @@ class LoopbackHub:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request; `kind` is the name that faults and counts go by."""
+    """One request; faults and counts refer to its `kind`."""
 
     protocol_version = "HTTP/1.1"
     hub: LoopbackHub
@@ -110,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.hub.faults.get(kind) or []
         fault = fault.pop(0) if fault else None
         length = int(self.headers.get("Content-Length") or 0)
-        if fault == "cut":
+        if fault == "truncated":
             self.rfile.read(length // 2)
             return self.hang_up()
         self.body = self.rfile.read(length) if length else self.read_chunks()
@@ -126,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = handle_any
 
     def read_chunks(self) -> bytes:
-        """A body of unknown length, as the client streams files."""
+        """A chunked body, in which the client streams files."""
         body = b""
         if self.headers.get("Transfer-Encoding") == "chunked":
             while size := int(self.rfile.readline(), 16):
@@ -180,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
                 return "resolve", lambda: self.resolve(f"{owner}/{name}", revision, "/".join(path))
         return self.path, lambda: self.reply(404, {"error": f"no {self.path}"})
 
-    # What is asked for
+    # Requests by kind
 
     def create(self) -> None:
         asked = json.loads(self.body)
@@ -191,7 +192,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(403, {"error": f"You don't have the rights to create a model under {owner}"})
         if name in self.hub.repositories:
             return self.reply(409, {"error": "You already created this model repo", **url})
-        # the client of huggingface_hub 2 says the one, that of 1 the other
+        # sent by huggingface_hub 2 and 1, respectively
         self.hub.make(name, asked.get("visibility") == "private" or bool(asked.get("private")))
         return self.reply(200, url)
 

@@ -1,6 +1,6 @@
-"""`--push_to_hub` in training: the finished model in one commit, with our card, and nothing of the training.
+"""`--push_to_hub` in training: the finished model in one commit, with its card and without training state.
 
-And what transformers' own trainer sends, which knows nothing of this package.
+Also what the `Seq2SeqTrainer` of transformers uploads, without this package's trainer.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ def train(folder, **flags):
     return run_training(*parse_recipe(["--output_dir", str(folder), *words]), command="train --push_to_hub true")
 
 
-def test_a_run_ends_on_the_hub(hub, tmp_path, capfd) -> None:
+def test_run_is_published_at_its_end(hub, tmp_path, capfd) -> None:
     train(tmp_path / "numbers", hub_private_repo=True)
     repository = hub.repositories["me/numbers"]
     first, only = repository.branches["main"]
@@ -63,13 +63,13 @@ def test_a_run_ends_on_the_hub(hub, tmp_path, capfd) -> None:
     assert not any(TOKEN.encode() in path.read_bytes() for path in written)
 
 
-def test_missing_rights_are_known_before_the_training(hub, tmp_path) -> None:
+def test_missing_permissions_stop_the_run_before_training(hub, tmp_path) -> None:
     with pytest.raises(UserError, match="^the token may not write to google/numbers"):
         train(tmp_path / "numbers", hub_model_id="google/numbers")
     assert not (tmp_path / "numbers").exists()
 
 
-def test_a_failure_at_the_end_loses_nothing_and_says_how_to_go_on(hub, tmp_path) -> None:
+def test_failed_upload_keeps_the_model_and_names_the_command(hub, tmp_path) -> None:
     hub.faults["commit"] = [(403, {})]
     run = tmp_path / "numbers"
     with pytest.raises(UserError, match=rf"^the model is in {run}, .*push_to_hub.py {run} --repo-id me/numbers$"):
@@ -81,13 +81,13 @@ def test_a_failure_at_the_end_loses_nothing_and_says_how_to_go_on(hub, tmp_path)
     ("flags", "message"),
     [({"hub_token": TOKEN}, "hub_token: arguments end up"), ({"hub_strategy": "checkpoint"}, "hub_strategy=checkp")],
 )
-def test_what_would_give_something_away_is_refused(hub, tmp_path, flags, message) -> None:
+def test_token_and_checkpoint_uploads_are_refused(hub, tmp_path, flags, message) -> None:
     with pytest.raises(UserError, match=f"^{message}") as raised:
         train(tmp_path / "numbers", **flags)
     assert TOKEN not in str(raised.value) and hub.requests == []
 
 
-def test_a_plain_trainer_sends_all_that_a_stranger_needs(hub, tmp_path) -> None:
+def test_stock_trainer_uploads_a_model_that_loads(hub, tmp_path) -> None:
     tokenizer = train_tokenizer([*TEXT["source"], *TEXT["target"]] * 3, 280)
     model = tiny_model(vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1)
     rows = [dict(tokenizer(en, text_target=de)) for en, de in zip(*TEXT.values(), strict=True)]
@@ -106,7 +106,7 @@ def test_a_plain_trainer_sends_all_that_a_stranger_needs(hub, tmp_path) -> None:
     package = Path(hf_vanilla_transformer.__file__).parent
     for code in package.glob("*_vanilla_transformer.py"):
         assert only.files[code.name] == code.read_bytes(), code.name
-    # its own card, and the arguments; nothing else of the training
+    # in addition only its card and its arguments
     files = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     others = only.files.keys() - files - {code.name for code in package.glob("*_vanilla_transformer.py")}
     assert others == {".gitattributes", "README.md", "training_args.bin"} and files <= only.files.keys()

@@ -1,4 +1,4 @@
-"""Publishing with the real client to a Hub on loopback: one commit of the right files, whatever the network does."""
+"""Publishing with the real client to a Hub on loopback: one commit of the right files, also after network errors."""
 
 import json
 import os
@@ -35,18 +35,18 @@ def copy_of(folder: Path, where: Path) -> Path:
 
 
 def written(files: dict[str, bytes], where: Path) -> Path:
-    """A repository's files as a folder."""
+    """Write a repository's files to a folder."""
     for name, content in files.items():
         (where / name).parent.mkdir(parents=True, exist_ok=True)
         (where / name).write_bytes(content)
     return where
 
 
-def test_one_commit_holds_the_whole_model_and_nothing_else(hub, saved) -> None:
+def test_publish_commits_the_model_files_once(hub, saved) -> None:
     before = {path: path.read_bytes() for path in saved.folder.rglob("*") if path.is_file()}
-    address = publish(saved.folder, "translator", commit_message="First words")
+    address = publish(saved.folder, "translator", commit_message="First model")
     commits = hub.repositories["me/translator"].branches["main"]
-    assert [commit.message for commit in commits] == ["initial commit", "First words"]
+    assert [commit.message for commit in commits] == ["initial commit", "First model"]
     assert address == f"{hub.endpoint}/me/translator/commit/{commits[-1].oid}"
     assert commits[-1].files.keys() == PUBLIC | {".gitattributes"}
     assert not hub.repositories["me/translator"].private
@@ -55,7 +55,7 @@ def test_one_commit_holds_the_whole_model_and_nothing_else(hub, saved) -> None:
     assert {path: path.read_bytes() for path in saved.folder.rglob("*") if path.is_file()} == before
 
 
-def test_what_stays_is_told(saved) -> None:
+def test_prepared_files_list_what_is_not_uploaded(saved) -> None:
     with prepared_files(saved.folder, "me/x") as files:
         sizes, left = files.sizes(), files.left
     assert sizes.keys() == PUBLIC and sizes["curve.png"] == len(b"a picture")
@@ -63,18 +63,18 @@ def test_what_stays_is_told(saved) -> None:
     assert set(left) == whole | {name for name in PRIVATE if not name.startswith(tuple(whole))}
 
 
-def test_a_named_file_goes_too(hub, saved) -> None:
+def test_included_files_are_uploaded(hub, saved) -> None:
     publish(saved.folder, "x", include=["trainer_state.json", "notes/README.md"])
     assert hub.files("me/x").keys() == PUBLIC | {".gitattributes", "trainer_state.json", "notes/README.md"}
 
 
 @pytest.mark.parametrize("name", ["nowhere.txt", "*", "../saved", "/etc/passwd", "checkpoint-5"])
-def test_only_a_file_of_the_folder_can_be_named(saved, name) -> None:
+def test_include_must_be_a_file_of_the_folder(saved, name) -> None:
     with pytest.raises(UserError, match="no such file"), prepared_files(saved.folder, "me/x", include=[name]):
         pass
 
 
-def test_the_card_has_the_name_that_the_hub_gave(hub, saved) -> None:
+def test_card_has_the_name_on_the_hub(hub, saved) -> None:
     publish(saved.folder, "translator", license="apache-2.0")
     text = hub.files("me/translator")["README.md"].decode()
     card = ModelCard(text)
@@ -84,7 +84,7 @@ def test_the_card_has_the_name_that_the_hub_gave(hub, saved) -> None:
     assert "\n# translator\n" in text and '"run"' not in text
 
 
-def test_a_foreign_card_stays_as_it_is_and_a_missing_one_is_made(hub, saved, tmp_path) -> None:
+def test_foreign_card_is_kept_and_a_missing_one_created(hub, saved, tmp_path) -> None:
     folder = copy_of(saved.folder, tmp_path)
     (folder / "README.md").write_text("# Mine\n\nno front matter\n", encoding="utf-8")
     publish(folder, "foreign")
@@ -95,7 +95,7 @@ def test_a_foreign_card_stays_as_it_is_and_a_missing_one_is_made(hub, saved, tmp
     assert card.data.pipeline_tag == "translation" and 'name = "me/missing"' in card.text
 
 
-# Where the network or the Hub says no
+# Network errors and refusals
 
 
 @pytest.mark.parametrize(
@@ -107,30 +107,30 @@ def test_a_foreign_card_stays_as_it_is_and_a_missing_one_is_made(hub, saved, tmp
         ("yaml", (502, {}), 1),
         ("commit", (500, {}), 1),
         ("commit", "lost", 1),
-        ("preupload", (429, {"Retry-After": "7"}), None),  # the client itself decides
+        ("preupload", (429, {"Retry-After": "7"}), None),  # the client itself retries
         ("batch", (502, {}), None),
         ("put", (500, {}), None),
-        ("put", "cut", 1),
+        ("put", "truncated", 1),
         ("put", "lost", 1),
     ],
 )
-def test_a_busy_hub_and_a_cut_connection_are_waited_out(hub, saved, kind, fault, waited) -> None:
+def test_busy_hub_and_failed_connections_are_retried(hub, saved, kind, fault, waited) -> None:
     hub.faults[kind] = [fault]
     publish(saved.folder, "x")
     assert hub.faults[kind] == [] and len(hub.slept) == 1 and waited in (None, *hub.slept)
-    (_, commit) = hub.repositories["me/x"].branches["main"]  # one, even where its answer was lost
+    (_, commit) = hub.repositories["me/x"].branches["main"]  # only one, even if its response was lost
     assert commit.files.keys() >= PUBLIC
     assert commit.files["model.safetensors"] == (saved.folder / "model.safetensors").read_bytes()
 
 
-def test_a_hub_that_stays_busy_is_left_with_one_line(hub, saved) -> None:
+def test_hub_that_stays_busy_is_a_one_line_error(hub, saved) -> None:
     hub.faults["commit"] = [(503, {})] * 9
-    with pytest.raises(UserError, match=r"^the Hub is busy \(503: as ordered\).*goes on where it stopped$"):
+    with pytest.raises(UserError, match=r"^the Hub is busy \(503: as ordered\).*it resumes$"):
         publish(saved.folder, "x")
     assert len(hub.slept) == 5
 
 
-def test_a_cut_upload_goes_on_where_it_stopped(hub, saved) -> None:
+def test_interrupted_upload_resumes(hub, saved) -> None:
     hub.faults["put"] = [(400, {})]
     with pytest.raises(UserError, match="refused.*400"):
         publish(saved.folder, "x", max_shard_size="20KB")
@@ -142,7 +142,7 @@ def test_a_cut_upload_goes_on_where_it_stopped(hub, saved) -> None:
     assert len(hub.repositories["me/x"].branches["main"]) == 2
 
 
-def test_an_unknown_token_and_missing_rights_are_one_line(hub, saved, monkeypatch) -> None:
+def test_unknown_token_and_missing_permissions_are_one_line_errors(hub, saved, monkeypatch) -> None:
     with pytest.raises(UserError, match=r"^the token may not write to google/x: .*\(403: You don't have the rights"):
         publish(saved.folder, "google/x")
     hub.faults["commit"] = [(403, {})]
@@ -159,7 +159,7 @@ def test_an_unknown_token_and_missing_rights_are_one_line(hub, saved, monkeypatc
     assert "me/y" not in hub.repositories
 
 
-def test_offline_and_out_of_reach_are_one_line(hub, saved, monkeypatch) -> None:
+def test_offline_mode_and_unreachable_hub_are_one_line_errors(hub, saved, monkeypatch) -> None:
     constants = sys.modules["huggingface_hub.constants"]
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="^the connection to http://127.0.0.1:9 failed"):
@@ -169,35 +169,35 @@ def test_offline_and_out_of_reach_are_one_line(hub, saved, monkeypatch) -> None:
         publish(saved.folder, "x")
 
 
-# A repository that is there already
+# Existing repositories
 
 
-def test_parts_of_an_older_model_go_and_other_files_stay(hub, saved, tmp_path) -> None:
+def test_files_of_an_older_model_are_deleted_and_others_kept(hub, saved, tmp_path) -> None:
     publish(saved.folder, "x")
-    hub.files("me/x")["samples.txt"] = b"somebody's"
+    hub.files("me/x")["samples.txt"] = b"unrelated"
     folder = copy_of(saved.folder, tmp_path)
     shutil.rmtree(folder / "target_tokenizer")
     publish(folder, "me/x", max_shard_size="20KB")
     last = hub.repositories["me/x"].branches["main"][-1]
     gone = {"model.safetensors", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
     assert set(last.deleted) == gone
-    assert last.files["samples.txt"] == b"somebody's"
+    assert last.files["samples.txt"] == b"unrelated"
 
 
-def test_the_same_model_again_is_no_commit(hub, saved) -> None:
+def test_same_model_again_makes_no_commit(hub, saved) -> None:
     first = publish(saved.folder, "x")
     assert publish(saved.folder, "x") == first
     assert len(hub.repositories["me/x"].branches["main"]) == 2
 
 
-def test_a_branch_is_made_and_the_default_one_left_alone(hub, saved) -> None:
+def test_revision_creates_a_branch(hub, saved) -> None:
     for _ in range(2):
         publish(saved.folder, "x", revision="v2")
     assert hub.files("me/x", "v2").keys() >= PUBLIC
     assert hub.files("me/x").keys() == {".gitattributes"}
 
 
-def test_private_is_private(hub, saved) -> None:
+def test_private_repository_is_private(hub, saved) -> None:
     publish(saved.folder, "secret", private=True)
     assert hub.repositories["me/secret"].private
     publish(saved.folder, "secret", private=True)
@@ -207,7 +207,7 @@ def test_private_is_private(hub, saved) -> None:
     assert hub.files("me/open").keys() == {".gitattributes"}
 
 
-# Folders that are refused before the Hub is asked
+# Folders that are refused before any request
 
 
 def damage_weights(folder: Path) -> None:
@@ -234,10 +234,10 @@ def write(name: str, text: str):
         (link("LICENSE", "/etc/passwd"), "LICENSE is a link to /etc/passwd"),
         (link("README.md", "../../outside.md"), "README.md is a link to"),
         (link("target_tokenizer", "/etc"), "is a link to /etc"),
-        (link("model.safetensors", "missing"), "is no file"),
+        (link("model.safetensors", "missing"), "is no regular file"),
         (damage_weights, "model.safetensors is damaged"),
         (write("config.json", "{"), "config.json is damaged"),
-        (write("README.md", f"see {TOKEN}"), "README.md holds what looks like an access token"),
+        (write("README.md", f"see {TOKEN}"), "README.md contains what looks like an access token"),
         (lambda folder: (folder / "layers_vanilla_transformer.py").unlink(), "lacks layers_vanilla_transformer.py"),
         (
             lambda folder: (folder / "pipeline_vanilla_transformer.py").unlink(),
@@ -247,7 +247,7 @@ def write(name: str, text: str):
         (lambda folder: (folder / "config.json").unlink(), "holds no model"),
     ],
 )
-def test_a_folder_that_cannot_be_published_is_refused_at_once(hub, saved, tmp_path, change, message) -> None:
+def test_invalid_folder_is_refused_without_requests(hub, saved, tmp_path, change, message) -> None:
     folder = copy_of(saved.folder, tmp_path)
     change(folder)
     with pytest.raises(UserError, match=re.escape(message)) as raised:
@@ -264,7 +264,7 @@ def test_a_folder_that_cannot_be_published_is_refused_at_once(hub, saved, tmp_pa
         ({"folder": "/nowhere"}, "/nowhere: no such folder"),
     ],
 )
-def test_arguments_that_cannot_be(hub, saved, changes, message) -> None:
+def test_invalid_arguments_are_refused_without_requests(hub, saved, changes, message) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         publish(**{"folder": saved.folder, "repo_id": "x", **changes})
     assert hub.requests == []
@@ -273,7 +273,7 @@ def test_arguments_that_cannot_be(hub, saved, changes, message) -> None:
 # Shards
 
 
-def test_large_weights_go_in_shards_that_load(hub, saved, tmp_path) -> None:
+def test_large_weights_are_sharded_and_load(hub, saved, tmp_path) -> None:
     publish(saved.folder, "x", max_shard_size="20KB")
     files = hub.files("me/x")
     shards = sorted(name for name in files if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name))
@@ -283,7 +283,7 @@ def test_large_weights_go_in_shards_that_load(hub, saved, tmp_path) -> None:
     folder = written(files, tmp_path / "downloaded")
     loaded = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
     assert all(tensor.equal(loaded[name]) for name, tensor in saved.model.state_dict().items())
-    # a folder that has shards is sent as it is; one that misses a shard is not sent
+    # a sharded folder is uploaded unchanged; one that lacks a shard is refused
     publish(folder, "again")
     assert {name for name in hub.files("me/again") if name.startswith("model-")} == set(shards)
     (folder / shards[0]).unlink()
@@ -291,9 +291,9 @@ def test_large_weights_go_in_shards_that_load(hub, saved, tmp_path) -> None:
         publish(folder, "again")
 
 
-# What comes back
+# Downloads
 
-STRANGER = """
+DOWNLOAD = """
 import json
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
@@ -312,14 +312,14 @@ print(json.dumps({
 """
 
 
-def test_a_stranger_downloads_it_and_gets_the_same_translations(hub, saved, tmp_path) -> None:
+def test_download_without_the_package_gives_the_same_translations(hub, saved, tmp_path) -> None:
     publish(saved.folder, "translator")
     sentences = ["one two", "three", "two one three"]
-    (tmp_path / "stranger.py").write_text(WITHOUT_THE_PACKAGE + STRANGER, encoding="utf-8")
+    (tmp_path / "download.py").write_text(WITHOUT_THE_PACKAGE + DOWNLOAD, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1"}
     # -I: neither the working directory nor PYTHONPATH
-    command = [sys.executable, "-I", "stranger.py", json.dumps(sentences)]
+    command = [sys.executable, "-I", "download.py", json.dumps(sentences)]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
@@ -331,8 +331,8 @@ def test_a_stranger_downloads_it_and_gets_the_same_translations(hub, saved, tmp_
     assert len(set(found["texts"])) > 1 and hub.count("resolve") > 0
 
 
-def test_transformers_own_push_sends_a_model_that_loads(hub, saved, tmp_path) -> None:
-    # `model.push_to_hub` and `tokenizer.push_to_hub`: one commit each, and no card of ours
+def test_push_to_hub_of_transformers_uploads_a_model_that_loads(hub, saved, tmp_path) -> None:
+    # `model.push_to_hub` and `tokenizer.push_to_hub`: one commit each, without a card of this package
     saved.model.push_to_hub("own")
     saved.source.push_to_hub("own")
     files = hub.files("me/own")
@@ -363,9 +363,9 @@ def adapter(tmp_path):
     return tmp_path / "adapter", base, adapted.eval()
 
 
-def test_an_adapter_goes_alone_and_comes_back_the_same(hub, adapter, tmp_path) -> None:
+def test_adapter_is_uploaded_alone_and_loads(hub, adapter, tmp_path) -> None:
     folder, base, adapted = adapter
-    with pytest.raises(UserError, match="names its base model .*which nobody else has"):
+    with pytest.raises(UserError, match="names the base model .*, which is not on the Hub"):
         publish(folder, "adapter")
     publish(folder, "adapter", base_model="me/base")
     files = hub.files("me/adapter")
@@ -385,17 +385,17 @@ def test_an_adapter_goes_alone_and_comes_back_the_same(hub, adapter, tmp_path) -
         assert not logits.allclose(AutoModelForSeq2SeqLM.from_pretrained(base).eval()(**batch).logits, atol=1e-3)
 
 
-def test_the_pipeline_is_written_as_transformers_writes_it(saved, tmp_path) -> None:
+def test_pipeline_is_saved_as_by_transformers(saved, tmp_path) -> None:
     pipe = TranslationPipeline(saved.model, saved.source, target_tokenizer=saved.target, device="cpu")
     pipe.save_pretrained(tmp_path)
-    theirs, ours = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, saved.folder))
-    assert theirs["custom_pipelines"] == ours["custom_pipelines"]
+    expected, found = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, saved.folder))
+    assert found["custom_pipelines"] == expected["custom_pipelines"]
     code = "pipeline_vanilla_transformer.py"
     assert (tmp_path / code).read_bytes() == (saved.folder / code).read_bytes()
     assert AutoTokenizer.from_pretrained(tmp_path / "target_tokenizer").get_vocab() == saved.target.get_vocab()
 
 
-def test_weights_that_are_no_model_of_ours_go_without_our_pipeline(hub, saved, tmp_path) -> None:
+def test_other_models_are_uploaded_without_the_pipeline(hub, saved, tmp_path) -> None:
     folder = tmp_path / "classifier"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}), encoding="utf-8")

@@ -72,8 +72,6 @@ class TranslationScore(evaluate.Metric):
 
 def _exact_match(predictions, references, lowercase):
     """Percentage of sentences that equal their reference, ignoring spaces at the ends, as sacreBLEU does."""
-    if lowercase:
-        predictions = [text.lower() for text in predictions]
-        references = [text.lower() for text in references]
+    normalise = str.lower if lowercase else str
     pairs = zip(predictions, references, strict=True)
-    return 100 * sum(ours.strip() == theirs.strip() for ours, theirs in pairs) / len(predictions)
+    return 100 * sum(normalise(ours).strip() == normalise(theirs).strip() for ours, theirs in pairs) / len(predictions)
