@@ -105,14 +105,11 @@ def _move_weights(graphs: list[Any], file: BinaryIO, onnx_ir: Any) -> None:
 @contextmanager
 def _silent_exporter() -> Iterator[None]:
     """Without the log messages and warnings of torch's exporter."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
