@@ -44,7 +44,7 @@ def from_joeynmt(source: str | Path) -> Converted:
 
     Returns:
         The model, with the search of the section `testing`, and its tokenizer: for raw text if the vocabularies are
-        SentencePiece or words, for tokenized text if tokenizing needs JoeyNMT's own classes.
+        SentencePiece or split at white space, for tokenized text if they need JoeyNMT's own classes.
 
     Raises:
         UserError: an option that cannot be expressed here, damaged or missing files.
@@ -166,11 +166,10 @@ def _with_tokenizers(
     found = [path for path in spm_models if path]
     if len(found) == len(SIDES):
         return Converted(model, vocabularies.sentencepiece_tokenizer(found, tokens, special))
-    # words are separated by white space, and at most lower-cased
-    words = [side.get("level") == "word" and not _preprocesses(side) for side in sides]
-    lowercase = [bool(side.get("lowercase")) and is_word for side, is_word in zip(sides, words, strict=True)]
+    plain = [side.get("level") == "word" and not _preprocesses(side) for side in sides]  # split at white space
+    lowercase = [bool(side.get("lowercase")) and is_plain for side, is_plain in zip(sides, plain, strict=True)]
     tokenizers = vocabularies.whitespace_tokenizers(tokens, special, ("src_vocab.txt", "trg_vocab.txt"), lowercase)
-    return Converted(model, *tokenizers, note="" if all(words) else vocabularies.PRETOKENIZED)
+    return Converted(model, *tokenizers, note="" if all(plain) else vocabularies.PRETOKENIZED)
 
 
 def _preprocesses(side: Mapping[str, Any]) -> bool:
