@@ -25,10 +25,7 @@ def check_at_least_one(**values: int | None) -> None:
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a script's `main` and exit with its status.
-
-    Args:
-        main: the command; returns an exit status or None (= 0).
+    """Run a script's `main` and exit with the status that it returns; None is 0.
 
     Raises:
         SystemExit: always. Status 2 after a `UserError` or a file that cannot be read or written,

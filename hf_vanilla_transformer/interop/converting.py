@@ -1,6 +1,5 @@
 """Convert another toolkit's checkpoint to a model folder: the table of formats, and how the folder is written."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
@@ -45,7 +44,7 @@ class Converted:
 def convert(
     source_format: str, source: str | Path, output: str | Path, overwrite: bool = False, **options: Any
 ) -> str:
-    """Read another toolkit's checkpoint and write it as a model folder.
+    """Read another toolkit's checkpoint, write it as a model folder and return one line about it.
 
     Args:
         source_format: a key of `FORMATS`.
@@ -54,13 +53,13 @@ def convert(
         overwrite: replace a folder that exists already.
         **options: keyword arguments of the format's function, for what the checkpoint does not hold.
 
-    Returns:
-        One line on what was written.
-
     Raises:
         UserError: an unknown format or option, a folder that is not empty, whatever the format's function raises.
     """
-    read = reader(source_format)
+    if source_format not in FORMATS:
+        raise UserError(f"format: {source_format!r} is none of {', '.join(FORMATS)}")
+    module, function = FORMATS[source_format]
+    read = getattr(import_module(f".{module}", __package__), function)
     known = list(signature(read).parameters)[1:]
     for name in options:
         if name not in known:
@@ -78,11 +77,3 @@ def convert(
     parameters = sum(parameter.numel() for parameter in converted.model.parameters())
     found = "with its tokenizer" if converted.tokenizer is not None else "without a tokenizer: the files have none"
     return f"{output}: {parameters:,} parameters, {found}{converted.note and f' ({converted.note})'}"
-
-
-def reader(source_format: str) -> Callable[..., Converted]:
-    """The function that reads a format; a UserError if there is no such format."""
-    if source_format not in FORMATS:
-        raise UserError(f"format: {source_format!r} is none of {', '.join(FORMATS)}")
-    module, function = FORMATS[source_format]
-    return getattr(import_module(f".{module}", __package__), function)

@@ -17,14 +17,11 @@ MIN_POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 do
 
 
 def convert(folder: str | Path, output: str | Path, quantization: str | None = None) -> Path:
-    """Write a model folder as a CTranslate2 model, with its tokenizer.
+    """Write a model folder as a CTranslate2 model, with its tokenizer, and return `output`.
 
     Args:
         folder: a model with its tokenizer. output: a new folder; it appears when it is complete.
         quantization: "int8", "bfloat16" …, as CTranslate2 names them; None keeps the dtype of the weights.
-
-    Returns:
-        `output`.
 
     Raises:
         UserError: ctranslate2 is not installed, the output exists already, there is no such quantization, or

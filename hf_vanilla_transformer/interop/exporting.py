@@ -27,7 +27,7 @@ def export(
     overwrite: bool = False,
     quantization: str | None = None,
 ) -> str:
-    """Write a model folder in another library's format, with the tokenizer.
+    """Write a model folder in another library's format, with the tokenizer, and return one line about it.
 
     Args:
         target_format: a key of `FORMATS`.
@@ -35,9 +35,6 @@ def export(
         output: a new folder; it appears when it is complete.
         overwrite: replace a folder that exists already.
         quantization: see `ctranslate2.convert`; the other formats are float32.
-
-    Returns:
-        One line on what was written.
 
     Raises:
         UserError: an unknown format, a folder that is not empty, what the format cannot express, a damaged model.

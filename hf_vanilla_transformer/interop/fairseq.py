@@ -9,28 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UserError
+from . import state_dicts, vocabularies
 from .converting import Converted
-from .state_dicts import (
-    PRE_NORM,
-    STACKS,
-    Renames,
-    build_model,
-    find_tying,
-    read_torch_file,
-    rename,
-    require_matrix,
-    require_tensors,
-    width_and_depth,
-)
+from .state_dicts import PRE_NORM, STACKS, Renames
 from .transformers_folders import set_generation_config
-from .vocabularies import (
-    PRETOKENIZED,
-    bpe_tokenizer,
-    read_lines,
-    require_size,
-    sentencepiece_tokenizer,
-    whitespace_tokenizers,
-)
 
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]  # `Dictionary` puts them before the tokens of the file
 _SPECIAL = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True))
@@ -94,35 +76,32 @@ def from_fairseq(
             argparse.Namespace.
     """
     path = Path(checkpoint)
-    found = read_torch_file(path)
+    found = state_dicts.read_torch_file(path)
     if not isinstance(found, Mapping) or "model" not in found:
         raise UserError(f"{path}: no checkpoint of fairseq: it has no 'model'")
     options, task, generation = _options(found, path)
     _refuse(options, path)
-    tensors = _upgraded(require_tensors(found["model"], f"{path}: model"))
+    tensors = _upgraded(state_dicts.require_tensors(found["model"], f"{path}: model"))
     embeddings = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
-    tying = find_tying(tensors, *embeddings, "decoder.output_projection.weight")
-    sizes = width_and_depth(tensors, embeddings[0])
+    tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_projection.weight")
+    sizes = state_dicts.width_and_depth(tensors, embeddings[0])
     positions, tensors = _positions(tensors)
     fields = _fields(options, tensors) | tying.fields | positions | _IDS | sizes
-    model = build_model(fields, tensors, _locate, tying.copies)
+    model = state_dicts.build_model(fields, tensors, _locate, tying.copies)
     if generation:
         set_generation_config(model, generation | _GENERATION_IDS)
     sides = _dictionaries(Path(data) if data else path.parent, task, fields)
     if not sides:
         if codes or sentencepiece:
-            raise UserError(
-                "there is no dict.SOURCE.txt and dict.TARGET.txt beside the checkpoint: give their folder as data"
-            )
+            raise UserError("dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER")
         return Converted(model)
-    origin = "the dictionaries"
     if codes:
         languages = str(task.get("source_lang")), str(task.get("target_lang"))
-        return Converted(model, bpe_tokenizer(Path(codes), sides, languages, origin))
+        return Converted(model, vocabularies.bpe_tokenizer(Path(codes), sides, languages))
     if sentencepiece:
         spm_models = Path(sentencepiece), Path(target_sentencepiece or sentencepiece)
-        return Converted(model, sentencepiece_tokenizer(spm_models, sides, _SPECIAL, origin))
-    return Converted(model, *whitespace_tokenizers(sides, _SPECIAL, (origin, origin)), note=PRETOKENIZED)
+        return Converted(model, vocabularies.sentencepiece_tokenizer(spm_models, sides, _SPECIAL))
+    return Converted(model, *vocabularies.whitespace_tokenizers(sides, _SPECIAL), note=vocabularies.PRETOKENIZED)
 
 
 def _options(found: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -173,7 +152,7 @@ def _upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if _NOT_WEIGHTS.fullmatch(name):
             continue
-        name = rename(name, _UPGRADES)
+        name = state_dicts.rename(name, _UPGRADES)
         fused = re.fullmatch(r"(.*)\.in_proj_(weight|bias)", name)
         if fused is None:
             upgraded[name] = tensor
@@ -210,7 +189,7 @@ def _fields(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
         heads = fields[f"{stack}_attention_heads"] = options.get(f"{stack}_attention_heads")
         if not isinstance(heads, int):
             raise UserError(f"{stack}_attention_heads={heads}: the checkpoint's options must give the number of heads")
-        fields[f"{stack}_ffn_dim"] = len(require_matrix(tensors, f"{stack}.layers.0.fc1.weight"))
+        fields[f"{stack}_ffn_dim"] = len(state_dicts.require_matrix(tensors, f"{stack}.layers.0.fc1.weight"))
     return fields
 
 
@@ -226,6 +205,6 @@ def _dictionaries(folder: Path, task: Mapping[str, Any], fields: Mapping[str, An
         return []
     sides = []
     for file, size in zip(files, (fields["vocab_size"], fields["decoder_vocab_size"]), strict=True):
-        tokens = [line.rstrip().rsplit(" ", 1)[0] for line in read_lines(file) if line.strip()]
-        sides.append(require_size(SPECIAL_TOKENS + tokens, size, file))
+        tokens = [line.rstrip().rsplit(" ", 1)[0] for line in vocabularies.read_lines(file) if line.strip()]
+        sides.append(vocabularies.require_size(SPECIAL_TOKENS + tokens, size, file))
     return sides

@@ -1,30 +1,15 @@
 """JoeyNMT's model folders: config.yaml, checkpoints and vocabularies."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..untrusted import parse_yaml_mapping, require_file
+from . import state_dicts, vocabularies
 from .converting import Converted
-from .state_dicts import (
-    STACKS,
-    Renames,
-    build_model,
-    find_tying,
-    read_torch_file,
-    rename,
-    require_tensors,
-    width_and_depth,
-)
-from .vocabularies import (
-    PRETOKENIZED,
-    read_lines,
-    require_size,
-    sentencepiece_pieces,
-    sentencepiece_tokenizer,
-    whitespace_tokenizers,
-)
+from .state_dicts import PRE_NORM, STACKS, Renames
 
 EPSILON = 1e-6  # of its LayerNorm
 SIDES = ("src", "trg")
@@ -59,7 +44,7 @@ def from_joeynmt(source: str | Path) -> Converted:
 
     Returns:
         The model, with the search of the section `testing`, and its tokenizer: for raw text if the vocabularies are
-        SentencePiece or words, for tokenized text if tokenizing needs JoeyNMT's own classes.
+        SentencePiece or split at white space, for tokenized text if they need JoeyNMT's own classes.
 
     Raises:
         UserError: an option that cannot be expressed here, damaged or missing files.
@@ -69,20 +54,21 @@ def from_joeynmt(source: str | Path) -> Converted:
     options = _read_options(folder / "config.yaml")
     _refuse(options["model"], folder / "config.yaml")
     checkpoint = _checkpoint(path)
-    found = read_torch_file(checkpoint)
+    found = state_dicts.read_torch_file(checkpoint)
     state = found.get("model_state") if isinstance(found, Mapping) else None
-    tensors = require_tensors(state, f"{checkpoint}: model_state")
+    tensors = state_dicts.require_tensors(state, f"{checkpoint}: model_state")
     embeddings = "src_embed.lut.weight", "trg_embed.lut.weight"
-    tying = find_tying(tensors, *embeddings, "decoder.output_layer.weight")
-    fields = _fields(options["model"]) | tying.fields | width_and_depth(tensors, embeddings[0])
+    tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_layer.weight")
+    fields = _fields(options["model"]) | tying.fields | state_dicts.width_and_depth(tensors, embeddings[0])
     special = _special(options["data"])
     ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
     fields |= {**ids, "decoder_start_token_id": ids["bos_token_id"]}
-    model = build_model(fields, tensors, lambda name: rename(name, RENAMES), tying.copies | _TABLES)
+    locate = partial(state_dicts.rename, renames=RENAMES)
+    model = state_dicts.build_model(fields, tensors, locate, tying.copies | _TABLES)
     _set_search(model.generation_config, options.get("testing") or {})
     sizes = fields["vocab_size"], fields["decoder_vocab_size"]
     tokens = [_tokens(folder, options["data"], *each, special) for each in zip(SIDES, sizes, strict=True)]
-    return _with_tokenizers(Converted(model), folder, options["data"], tokens, special)
+    return _with_tokenizers(model, folder, options["data"], tokens, special)
 
 
 def _read_options(path: Path) -> dict[str, Any]:
@@ -111,8 +97,7 @@ def _refuse(model: Mapping[str, Any], path: Path) -> None:
         if options.get("type", default_type) != "transformer":
             raise UserError(f"{name}.type={options.get('type')}: only its Transformer can be converted")
         if norm != "post":
-            reason = "such a model normalises before each sub-layer, this architecture after (§3.1)"
-            raise UserError(f"{name}.layer_norm={norm}: {reason}")
+            raise UserError(f"{name}.layer_norm={norm}: such a model {PRE_NORM}")
         if options.get("alpha", 1.0) != 1:
             raise UserError(f"{name}.alpha={options['alpha']}: §3.1 adds the input once, not alpha times")
     widths = {model[stack].get("hidden_size", 512) for stack in STACKS}
@@ -160,7 +145,8 @@ def _tokens(folder: Path, data: Mapping[str, Any], side: str, size: int, special
         file = folder / Path(str(data[side]["voc_file"])).name
     given = data.get("special_symbols") or {}
     first = [*special.values(), *filter(None, [given.get("sep_token")]), *(given.get("lang_tags") or [])]
-    return require_size(list(dict.fromkeys([*map(str, first), *read_lines(file)])), size, file)
+    tokens = dict.fromkeys([*map(str, first), *vocabularies.read_lines(file)])
+    return vocabularies.require_size(list(tokens), size, file)
 
 
 def _set_search(generation_config: Any, testing: Mapping[str, Any]) -> None:
@@ -173,18 +159,17 @@ def _set_search(generation_config: Any, testing: Mapping[str, Any]) -> None:
 
 
 def _with_tokenizers(
-    converted: Converted, folder: Path, data: Mapping[str, Any], tokens: list[list[str]], special: Mapping[str, str]
+    model: Any, folder: Path, data: Mapping[str, Any], tokens: list[list[str]], special: Mapping[str, str]
 ) -> Converted:
     sides = [data[side] for side in SIDES]
     spm_models = [_sentencepiece_model(folder, *each) for each in zip(sides, tokens, strict=True)]
     found = [path for path in spm_models if path]
     if len(found) == len(SIDES):
-        return Converted(converted.model, sentencepiece_tokenizer(found, tokens, special, "the vocabularies"))
-    # words are separated by white space, and at most lower-cased
-    words = [side.get("level") == "word" and not _preprocesses(side) for side in sides]
-    lowercase = [bool(side.get("lowercase")) and is_word for side, is_word in zip(sides, words, strict=True)]
-    tokenizers = whitespace_tokenizers(tokens, special, ("src_vocab.txt", "trg_vocab.txt"), lowercase)
-    return Converted(converted.model, *tokenizers, note="" if all(words) else PRETOKENIZED)
+        return Converted(model, vocabularies.sentencepiece_tokenizer(found, tokens, special))
+    plain = [side.get("level") == "word" and not _preprocesses(side) for side in sides]  # split at white space
+    lowercase = [bool(side.get("lowercase")) and is_plain for side, is_plain in zip(sides, plain, strict=True)]
+    tokenizers = vocabularies.whitespace_tokenizers(tokens, special, ("src_vocab.txt", "trg_vocab.txt"), lowercase)
+    return Converted(model, *tokenizers, note="" if all(plain) else vocabularies.PRETOKENIZED)
 
 
 def _preprocesses(side: Mapping[str, Any]) -> bool:
@@ -206,5 +191,5 @@ def _sentencepiece_model(folder: Path, side: Mapping[str, Any], tokens: list[str
     path = folder / Path(str(file)).name
     # JoeyNMT never splits text into a piece of several characters that its vocabulary lacks; here it would be unknown.
     known = {*tokens, "<s>", "</s>", "<unk>"}
-    forbidden = [piece for piece in sentencepiece_pieces(path) if len(piece) > 1 and piece not in known]
+    forbidden = [piece for piece in vocabularies.sentencepiece_pieces(path) if len(piece) > 1 and piece not in known]
     return None if forbidden else path

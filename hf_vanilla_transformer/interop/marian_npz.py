@@ -15,25 +15,10 @@ from torch.nn import functional as F
 from ..errors import UserError
 from ..layers_vanilla_transformer import sinusoidal_positions
 from ..untrusted import one_line, parse_yaml_mapping, require_file
+from . import state_dicts, vocabularies
 from .converting import Converted
-from .state_dicts import (
-    PRE_NORM,
-    STACKS,
-    TensorRef,
-    build_model,
-    find_tying,
-    require_matrix,
-    require_tensors,
-    width_and_depth,
-)
+from .state_dicts import PRE_NORM, STACKS, TensorRef
 from .transformers_folders import set_generation_config
-from .vocabularies import (
-    PRETOKENIZED,
-    read_lines,
-    sentencepiece_pieces,
-    sentencepiece_tokenizer,
-    whitespace_tokenizers,
-)
 
 OPTIONS = "special:model.yml"
 EPSILON = 1e-6  # `layerNorm` of its Transformer
@@ -101,10 +86,10 @@ def from_marian_npz(
     path, decoder = _model_file(Path(source))
     arrays, options = _read(path)
     _refuse(options, path)
-    tensors = require_tensors({name: _tensor(name, array) for name, array in arrays.items()}, str(path))
+    tensors = state_dicts.require_tensors({name: _tensor(name, array) for name, array in arrays.items()}, str(path))
     tensors, pad = _with_padding(tensors)
-    tying = find_tying(tensors, "encoder_Wemb", "decoder_Wemb", "output")
-    sizes = width_and_depth(tensors, "encoder_Wemb", ("encoder_l", "decoder_l"))
+    tying = state_dicts.find_tying(tensors, "encoder_Wemb", "decoder_Wemb", "output")
+    sizes = state_dicts.width_and_depth(tensors, "encoder_Wemb", ("encoder_l", "decoder_l"))
     tensors, positions = _positions(tensors, options, sizes["d_model"])
     fields = {
         **sizes,
@@ -112,7 +97,7 @@ def from_marian_npz(
         **tying.fields,
         **positions,
         **{f"{stack}_attention_heads": options.get("transformer-heads", 8) for stack in STACKS},
-        **{f"{stack}_ffn_dim": require_matrix(tensors, f"{stack}_l1_ffn_W1").shape[1] for stack in STACKS},
+        **{f"{stack}_ffn_dim": state_dicts.require_matrix(tensors, f"{stack}_l1_ffn_W1").shape[1] for stack in STACKS},
         "activation_function": ACTIVATIONS.get(str(options.get("transformer-ffn-activation", "swish")), "?"),
         "dropout": options.get("transformer-dropout", 0.0),
         "layer_norm_eps": EPSILON,
@@ -121,12 +106,12 @@ def from_marian_npz(
     paths = _vocabulary_files(path, options, decoder, source_vocabulary, target_vocabulary)
     sides = [_tokens(each) for each in paths]
     ids = _special_ids(sides, pad)
-    model = build_model({**fields, **ids}, tensors, _locate, tying.copies)
+    model = state_dicts.build_model({**fields, **ids}, tensors, _locate, tying.copies)
     if "beam-size" in decoder:
         search = {"num_beams": decoder["beam-size"], "length_penalty": float(decoder.get("normalize", 0.0))}
         set_generation_config(model, search | {name: each for name, each in ids.items() if name != "unk_token_id"})
     spm_models = source_sentencepiece, target_sentencepiece
-    return _with_tokenizers(Converted(model), paths, [_with_unused(side, pad) for side in sides], spm_models)
+    return _with_tokenizers(model, paths, [_with_unused(side, pad) for side in sides], spm_models)
 
 
 def _model_file(source: Path) -> tuple[Path, dict[str, Any]]:
@@ -159,7 +144,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         content = stored.tobytes().rstrip(b"\0")
         return arrays, parse_yaml_mapping(content, f"{path}: {OPTIONS}: no options of Marian")
     if not separate.is_file():
-        raise UserError(f"{path}: there is neither {OPTIONS} in it nor {separate.name} beside it")
+        raise UserError(f"{path}: it lacks {OPTIONS}, and its folder {separate.name}")
     return arrays, _read_options(separate)
 
 
@@ -250,9 +235,9 @@ def _vocabulary_files(
 def _tokens(path: Path) -> list[str]:
     """The tokens of a vocabulary, by id."""
     if path.suffix == ".spm":
-        return sentencepiece_pieces(path)
+        return vocabularies.sentencepiece_pieces(path)
     if require_file(path).suffix not in (".yml", ".yaml", ".json"):
-        return read_lines(path)
+        return vocabularies.read_lines(path)
     try:
         # BaseLoader keeps every scalar as text, also `yes`, `null` and `1`, and makes no objects
         loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
@@ -289,12 +274,12 @@ def _with_unused(side: list[str], pad: int) -> list[str]:
 
 
 def _with_tokenizers(
-    converted: Converted, paths: list[Path], sides: list[list[str]], given: tuple[str | Path | None, str | Path | None]
+    model: Any, paths: list[Path], sides: list[list[str]], given: tuple[str | Path | None, str | Path | None]
 ) -> Converted:
     if not sides:
         if any(given):
-            raise UserError("there are no vocabularies beside the model: give source_vocabulary and target_vocabulary")
-        return converted
+            raise UserError("no vocabularies in the model's folder: give source_vocabulary and target_vocabulary")
+        return Converted(model)
     if any(given):
         spm_models = [Path(given[0] or given[1] or ""), Path(given[1] or given[0] or "")]
     elif paths[0].suffix == paths[1].suffix == ".spm":
@@ -302,5 +287,6 @@ def _with_tokenizers(
     else:
         spm_models = [paths[0].with_name(f"{side}.spm") for side in ("source", "target")]
     if any(given) or all(path.is_file() for path in spm_models):
-        return Converted(converted.model, sentencepiece_tokenizer(spm_models, sides, _SPECIAL, "the vocabularies"))
-    return Converted(converted.model, *whitespace_tokenizers(sides, _SPECIAL, paths), note=PRETOKENIZED)
+        return Converted(model, vocabularies.sentencepiece_tokenizer(spm_models, sides, _SPECIAL))
+    tokenizers = vocabularies.whitespace_tokenizers(sides, _SPECIAL, paths)
+    return Converted(model, *tokenizers, note=vocabularies.PRETOKENIZED)

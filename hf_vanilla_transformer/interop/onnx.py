@@ -1,4 +1,4 @@
-"""ONNX: the two programs of `exported_programs.py` as graphs for onnxruntime, with one file of weights for both."""
+"""ONNX: the exported programs of `exported_programs.py` as graphs for onnxruntime, with one shared file of weights."""
 
 import hashlib
 import logging
@@ -42,16 +42,18 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     except ImportError as error:
         raise UserError("onnx and onnxscript are needed: pip install onnx onnxscript onnxruntime") from error
     graphs = {}
-    for name, program in export_programs(model).items():
-        _replace_cosines(program)
+    for name, exported_program in export_programs(model).items():
+        _replace_cosines(exported_program)
         inputs, outputs = _names(name, model.config.decoder_layers)
         with _silent_exporter():
             try:
-                exported: Any = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
+                converted: Any = torch.onnx.export(
+                    exported_program, input_names=inputs, output_names=outputs, verbose=False
+                )
             except torch.onnx.errors.OnnxExporterError as error:
                 function = model.config.activation_function
                 raise UserError(f"activation_function={function}: {one_line(error)}") from error
-        graphs[name] = exported.model
+        graphs[name] = converted.model
     with (folder / WEIGHTS).open("wb") as file:
         _move_weights(list(graphs.values()), file, onnx_ir)
     for name, graph in graphs.items():
@@ -60,15 +62,15 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
         onnx_ir.save(graph, folder / f"{name}.onnx")
 
 
-def _replace_cosines(program: ExportedProgram) -> None:
+def _replace_cosines(exported_program: ExportedProgram) -> None:
     """cos(x) becomes sin(x + π/2): onnxruntime 1.23 has no float64 cosine, which the angles of §3.5 need."""
-    graph, aten = program.graph, torch.ops.aten
+    graph, aten = exported_program.graph, torch.ops.aten
     for node in list(graph.find_nodes(op="call_function", target=aten.cos.default)):
         with graph.inserting_before(node):
             shifted = graph.call_function(aten.add.Tensor, (node.args[0], math.pi / 2))
             shifted.meta = dict(node.meta)
         node.target, node.args = aten.sin.default, (shifted,)
-    program.graph_module.recompile()
+    exported_program.graph_module.recompile()
 
 
 def _names(graph: str, layers: int) -> tuple[list[str], list[str]]:
@@ -105,14 +107,11 @@ def _move_weights(graphs: list[Any], file: BinaryIO, onnx_ir: Any) -> None:
 @contextmanager
 def _silent_exporter() -> Iterator[None]:
     """Without the log messages and warnings of torch's exporter."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)

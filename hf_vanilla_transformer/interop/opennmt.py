@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from .converting import Converted
-from .state_dicts import read_torch_file
+from .state_dicts import PRE_NORM, read_torch_file
 
 
 def from_opennmt(checkpoint: str | Path) -> Converted:
@@ -19,7 +19,4 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
     kind = getattr(found["opt"], "encoder_type", None)
     if kind != "transformer":
         raise UserError(f"{checkpoint}: encoder_type={kind}: only a Transformer could be converted")
-    raise UserError(
-        f"{checkpoint}: encoder_type=transformer: OpenNMT-py's Transformer normalises before each sub-layer "
-        f"(pre-norm; no option changes it), this architecture after (§3.1)"
-    )
+    raise UserError(f"{checkpoint}: encoder_type=transformer: OpenNMT-py's Transformer always {PRE_NORM}")

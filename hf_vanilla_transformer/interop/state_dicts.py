@@ -121,11 +121,7 @@ def width_and_depth(
 
 
 def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: str) -> Tying:
-    """Compare source embedding, target embedding and output matrix; a missing one is tied to the one before it.
-
-    Args:
-        source, target, output: names of (V, D) matrices; the first is required.
-    """
+    """Compare the (V, D) matrices of these names; if target or output is missing, it is tied to the one before it."""
     encoder = require_matrix(tensors, source)
     decoder = require_matrix(tensors, target) if target in tensors else encoder
     head = require_matrix(tensors, output) if output in tensors else decoder

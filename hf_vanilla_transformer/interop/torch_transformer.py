@@ -15,20 +15,9 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from . import state_dicts
 from .converting import Converted
-from .state_dicts import (
-    STACKS,
-    Renames,
-    TensorRef,
-    build_model,
-    find_tying,
-    position_layout,
-    read_torch_file,
-    rename,
-    require_matrix,
-    require_tensors,
-    width_and_depth,
-)
+from .state_dicts import PRE_NORM, STACKS, Renames, TensorRef
 
 # To `torch.nn.Transformer`; the fused projections are resolved in `_locate_in_layer`.
 TORCH_RENAMES: Renames = (
@@ -107,10 +96,7 @@ _TARGET_TABLE = "the target's table of positions"
 
 # A tensor that identifies a tutorial, and why its models cannot be converted.
 REFUSED = {
-    "encoder.layers.0.sublayer.0.norm.a_2": (
-        "The Annotated Transformer normalises before each sub-layer (norm in SublayerConnection), this architecture "
-        "after it (§3.1)"
-    ),
+    "encoder.layers.0.sublayer.0.norm.a_2": f"The Annotated Transformer {PRE_NORM}",
     "encoder.layer_stack.0.slf_attn.w_qs.weight": (
         "attention-is-all-you-need-pytorch normalises the embeddings as well (Encoder.layer_norm), which §3.4 does not"
     ),
@@ -134,7 +120,7 @@ def from_torch(
     eos_token_id: int | None = None,
     unk_token_id: int | None = None,
 ) -> Converted:
-    """A model around `torch.nn.Transformer`, or one of a tutorial (`TUTORIALS`).
+    """A model around `torch.nn.Transformer`, or one of a tutorial (`TUTORIALS`), without a tokenizer.
 
     Args:
         source: a file of `torch.save` or safetensors, or a state dictionary; wrappers ("state_dict", "module." …) are
@@ -147,9 +133,6 @@ def from_torch(
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
         source_embedding, target_embedding, output_layer: names of modules, if they are no tutorial's.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens; the decoder starts from `bos`.
-
-    Returns:
-        The model; such files have no tokenizer.
 
     Raises:
         UserError: a required option is missing, options do not fit, or the architecture is another one.
@@ -177,11 +160,12 @@ def from_torch(
 
 def _unwrapped(source: str | Path | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, without the wrappers of trainers and compilers."""
-    found = source if isinstance(source, Mapping) else read_torch_file(source)
+    found = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)
     for wrapper in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
             found = found[wrapper]
-    tensors = require_tensors(found, str(source) if isinstance(source, str | Path) else "the state dictionary")
+    where = str(source) if isinstance(source, str | Path) else "the state dictionary"
+    tensors = state_dicts.require_tensors(found, where)
     while all(name.startswith(("module.", "_orig_mod.", "model.")) for name in tensors):
         tensors = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
     return tensors
@@ -208,14 +192,15 @@ def _build(
     if renames is None:
         prefix, renames = _prefix(tensors), TORCH_RENAMES
         tensors = _with_biases(tensors, prefix)
-    tying = find_tying(tensors, *(f"{name}.weight" for name in (naming.source, naming.target, naming.output)))
+    matrices = (f"{name}.weight" for name in (naming.source, naming.target, naming.output))
+    tying = state_dicts.find_tying(tensors, *matrices)
     fields = {**fields, **tying.fields, **_sizes(tensors, naming, prefix, renames)}
     fields["lm_head_bias"] = f"{naming.output}.bias" in tensors
     tables = [name for name in naming.positions if name in tensors]
     fields["position_encoding_type"] = positions if positions and positions not in tables else "sinusoidal"
     if tables:
         rows = {name: tensors[name].flatten(0, -2) for name in tables}  # (P, 1, D) or (1, P, D) to (P, D)
-        fields["position_encoding_type"] = position_layout(rows.values())
+        fields["position_encoding_type"] = state_dicts.position_layout(rows.values())
         fields["max_position_embeddings"] = len(rows[tables[0]])
         # one table may serve both stacks
         tensors = {**tensors, **rows, _TARGET_TABLE: rows[tables[-1]]}
@@ -229,19 +214,19 @@ def _build(
             return tables[0] if is_source else _TARGET_TABLE
         if name.startswith("lm_head"):
             return name.replace("lm_head", naming.output)
-        return _locate_in_layer(prefix + rename(name.removeprefix("model."), renames), fields["d_model"])
+        return _locate_in_layer(prefix + state_dicts.rename(name.removeprefix("model."), renames), fields["d_model"])
 
     unused = {_TARGET_TABLE, *tables} if not learned else set(tables[1:])
-    return build_model(fields, tensors, locate, tying.copies | unused)
+    return state_dicts.build_model(fields, tensors, locate, tying.copies | unused)
 
 
 def _sizes(tensors: Mapping[str, Tensor], naming: Naming, prefix: str, renames: Renames) -> dict[str, Any]:
     """Widths and depths, and whether the stacks end with a LayerNorm."""
     layers = [f"{prefix}{stack}.layers." for stack in STACKS]
-    sizes: dict[str, Any] = width_and_depth(tensors, f"{naming.source}.weight", layers)
+    sizes: dict[str, Any] = state_dicts.width_and_depth(tensors, f"{naming.source}.weight", layers)
     for stack in STACKS:
-        name = prefix + rename(f"{stack}.layers.0.fc1.weight", renames)
-        sizes[f"{stack}_ffn_dim"] = len(require_matrix(tensors, name))
+        name = prefix + state_dicts.rename(f"{stack}.layers.0.fc1.weight", renames)
+        sizes[f"{stack}_ffn_dim"] = len(state_dicts.require_matrix(tensors, name))
     norms = [f"{prefix}{stack}.norm.weight" in tensors for stack in STACKS]
     if any(norms) and not all(norms):
         raise UserError("one stack ends with a normalisation and the other does not: here both do, or neither")

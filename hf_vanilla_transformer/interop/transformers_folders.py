@@ -107,8 +107,7 @@ def set_generation_config(model: VanillaTransformerForConditionalGeneration, set
         settings: of a `GenerationConfig`. Default: one beam, the score log P / length, and translations of at most 50
             tokens more than the source.
     """
-    given = {name: value for name, value in settings.items() if not name.startswith("_")}
-    given.pop("transformers_version", None)
+    given = {name: value for name, value in settings.items() if not name.startswith(("_", "transformers_version"))}
     generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | given)
     generation_config._from_model_config = False  # otherwise `generate` derives a new one from the model's config
     model.generation_config = generation_config

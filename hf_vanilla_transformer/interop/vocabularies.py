@@ -22,7 +22,7 @@ JOINER = "@@"  # of subword-nmt and fastBPE: ends a token that continues in the 
 PRETOKENIZED = "it takes text that is tokenized already, with spaces between tokens"  # a note for users
 
 
-def ids_by_token(tokens: Sequence[str], origin: str) -> dict[str, int]:
+def ids_by_token(tokens: Sequence[str], origin: object = "the vocabulary") -> dict[str, int]:
     """The id of each token; a UserError if one occurs twice."""
     ids = {token: number for number, token in enumerate(tokens)}
     if len(ids) != len(tokens):
@@ -41,7 +41,7 @@ def require_size(tokens: list[str], size: int, file: Path) -> list[str]:
 def whitespace_tokenizers(
     sides: Sequence[Sequence[str]],
     special: Mapping[str, str],
-    origins: Sequence[object],
+    origins: Sequence[object] = ("the vocabulary",) * 2,
     lowercase: Sequence[bool] = (False, False),
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
     """For text that is tokenized already: tokenizers of source and target, which are one if they are the same.
@@ -58,7 +58,7 @@ def whitespace_tokenizers(
 def _whitespace_tokenizer(
     special: Mapping[str, str], tokens: Sequence[str], origin: object, lowercase: bool
 ) -> PreTrainedTokenizerFast:
-    ids = ids_by_token(tokens, str(origin))
+    ids = ids_by_token(tokens, origin)
     backend = Tokenizer(models.WordLevel(ids, unk_token=special["unk_token"]))
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
@@ -83,20 +83,20 @@ def _whitespace_tokenizer(
 
 
 def sentencepiece_tokenizer(
-    spm_models: Sequence[Path], sides: Sequence[Sequence[str]], special: Mapping[str, str], origin: str
+    spm_models: Sequence[Path], sides: Sequence[Sequence[str]], special: Mapping[str, str]
 ) -> PreTrainedTokenizerBase:
     """For raw text: a `MarianTokenizer` with the ids of another toolkit.
 
     Args:
         spm_models: SentencePiece models of source and target. sides: the tokens of both, by id.
-        special: as in `whitespace_tokenizers`. origin: of the tokens, for messages.
+        special: as in `whitespace_tokenizers`.
     """
     separate = list(sides[0]) != list(sides[1])
     with TemporaryDirectory() as folder:
         vocabularies = {}
         for name, tokens in zip(("vocab", "target_vocab_file")[: 1 + separate], sides, strict=False):
             vocabularies[name] = str(Path(folder) / f"{name}.json")
-            Path(vocabularies[name]).write_text(json.dumps(ids_by_token(tokens, origin)), encoding="utf-8")
+            Path(vocabularies[name]).write_text(json.dumps(ids_by_token(tokens)), encoding="utf-8")
         source, target = map(str, map(require_file, spm_models))
         with _reading_sentencepiece(f"{source}, {target}"):
             return transformers.MarianTokenizer(
@@ -129,21 +129,19 @@ def _reading_sentencepiece(files: str) -> Iterator[None]:
         raise UserError(f"{files}: no SentencePiece model ({error})") from None
 
 
-def bpe_tokenizer(
-    codes: Path, sides: Sequence[Sequence[str]], languages: tuple[str, str], origin: str
-) -> PreTrainedTokenizerBase:
+def bpe_tokenizer(codes: Path, sides: Sequence[Sequence[str]], languages: tuple[str, str]) -> PreTrainedTokenizerBase:
     """For raw text: an `FSMTTokenizer`, which is Moses and then a byte-pair encoding.
 
     It marks the end of a word with "</w>"; the tokens here mark its continuation with `JOINER`.
 
     Args:
         codes: learnt by subword-nmt 0.2 or newer, or by fastBPE. sides: the tokens of source and target, by id, the
-            first four of them "<s>", "<pad>", "</s>" and "<unk>". languages: of Moses. origin: for messages.
+            first four of them "<s>", "<pad>", "</s>" and "<unk>". languages: of Moses.
     """
     with TemporaryDirectory() as folder:
         files = {name: str(Path(folder) / name) for name in ("src_vocab_file", "tgt_vocab_file", "merges_file")}
         for name, tokens in zip(("src_vocab_file", "tgt_vocab_file"), sides, strict=True):
-            ids = ids_by_token([*tokens[:4], *map(_with_end, tokens[4:])], origin)
+            ids = ids_by_token([*tokens[:4], *map(_with_end, tokens[4:])])
             Path(files[name]).write_text(json.dumps(ids), encoding="utf-8")
         Path(files["merges_file"]).write_text("".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8")
         try:

@@ -55,7 +55,7 @@ def options() -> dict[str, Any]:
         "dropout": 0.1,
         "layer_norm": "post",
     }
-    side = {"level": "word", "lowercase": False, "normalize": False}
+    side = {"level": "word", "lowercase": False, "normalize": False}  # split at white space
     return {
         "name": "test",
         "data": {"src": {"lang": "en", **side}, "trg": {"lang": "de", **side}},
@@ -147,14 +147,14 @@ def ids_of(pieces: list[str], tokens: list[str]) -> list[int]:
     return [ids.get(piece, 0) for piece in pieces] + [3]
 
 
-def test_joeynmt_tokenizer_for_words(tmp_path: Path) -> None:
-    words, given = (["a", "dog", "runs"], ["ein", "Hund"]), options()
+def test_joeynmt_tokenizer_splits_at_white_space(tmp_path: Path) -> None:
+    tokens, given = (["a", "dog", "runs"], ["ein", "Hund"]), options()
     given["data"]["src"]["lowercase"] = True
-    save(tmp_path / "joey", weights((7, 6)), words, given)
+    save(tmp_path / "joey", weights((7, 6)), tokens, given)
     _, tokenizer, target = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
-    assert tokenizer("A Dog sleeps")["input_ids"] == ids_of(["a", "dog", "sleeps"], words[0])
-    assert target("ein Hund")["input_ids"] == ids_of(["ein", "Hund"], words[1])
-    assert target("Ein Hund")["input_ids"] == ids_of(["Ein", "Hund"], words[1])
+    assert tokenizer("A Dog sleeps")["input_ids"] == ids_of(["a", "dog", "sleeps"], tokens[0])
+    assert target("ein Hund")["input_ids"] == ids_of(["ein", "Hund"], tokens[1])
+    assert target("Ein Hund")["input_ids"] == ids_of(["Ein", "Hund"], tokens[1])
     assert target.decode([2, 4, 5, 3], skip_special_tokens=True) == "ein Hund"
 
 

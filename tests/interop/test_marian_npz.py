@@ -287,5 +287,5 @@ def test_marian_npz_refuses_inconsistent_files(tmp_path: Path) -> None:
         (tmp_path / "vocab.yml").write_text(text)
         with pytest.raises(UserError, match=message):
             from_marian_npz(tmp_path / "model.npz", **given)
-    with pytest.raises(UserError, match="no vocabularies beside the model"):
+    with pytest.raises(UserError, match="no vocabularies in the model's folder"):
         from_marian_npz(tmp_path / "model.npz", source_sentencepiece=tmp_path / "a.spm")
