@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer.inference.translator import Translator
-from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 
 PAIRS = [
     ("One dog", "Ein Hund"),
@@ -180,12 +180,12 @@ MISTAKES = [
     (lambda _: ["--train_file", "no.jsonl"], "no.jsonl is not there"),
     (shorter_target, "train.source has 1,000 lines and train.target has 999"),
     (latin1, "train.target, line 1, byte 2 (0xe4) is not UTF-8: convert it: iconv"),
-    (earlier_run, "run already has a run: go on with it (--resume_from_checkpoint true)"),
+    (earlier_run, "run already has a run: resume it (--resume_from_checkpoint true)"),
     (finished_run, "run already has a run"),
     (output_is_a_file, "output_dir run is a file"),
     (lambda _: [], "nothing to train on"),
-    (and_flags("--resume_from_checkpoint", "true"), "no whole checkpoint to resume from"),
-    (and_flags("--resume_from_checkpoint", "elsewhere"), "resume_from_checkpoint elsewhere is no whole checkpoint"),
+    (and_flags("--resume_from_checkpoint", "true"), "no complete checkpoint to resume from"),
+    (and_flags("--resume_from_checkpoint", "elsewhere"), "resume_from_checkpoint elsewhere is no complete checkpoint"),
     (lambda folder: write_parallel(folder)[:2], "train_source_file and train_target_file go together"),
     (and_flags("--train_file", "a.csv"), "not both"),
     (lambda _: ["--train_file", "train.py"], "train.py"),
@@ -268,10 +268,10 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_goes_on(train, repository,
         process.kill()
     assert process.returncode == 130, errors
     assert "Traceback" not in errors and "stopping" in printed
-    (checkpoint,) = whole_checkpoints(tmp_path / "run")
+    (checkpoint,) = complete_checkpoints(tmp_path / "run")
     step = int(checkpoint.name.removeprefix("checkpoint-"))
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert f"interrupted at step {step}; " in line and f"run/checkpoint-{step} is whole" in line
+    assert f"interrupted at step {step}; " in line and f"run/checkpoint-{step} is complete" in line
     assert "--resume_from_checkpoint true" in line
     status, printed, errors = train(*TINY, *flags, "--max_steps", step + 2, "--resume_from_checkpoint", "true")
     assert status == 0, errors

@@ -33,7 +33,7 @@ import torch  # noqa: E402
 from torch import Tensor, distributed  # noqa: E402
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments  # noqa: E402
-from hf_vanilla_transformer.training.finishing import all_weights  # noqa: E402
+from hf_vanilla_transformer.training.finishing import full_state_dict  # noqa: E402
 from hf_vanilla_transformer.training.recipes import parse_recipe  # noqa: E402
 from hf_vanilla_transformer.training.run import run_training  # noqa: E402
 from tests.model_helpers import TYING_MODES, tiny_model  # noqa: E402
@@ -52,7 +52,7 @@ def train(folder: Path, resume: Path | None = None, tying: dict[str, bool] | Non
     assert trainer.is_fsdp_enabled and trainer.accelerator.is_fsdp2
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     held = sum(parameter.to_local().numel() for parameter in model.parameters())
-    return held / sum(parameter.numel() for parameter in model.parameters()), all_weights(model)
+    return held / sum(parameter.numel() for parameter in model.parameters()), full_state_dict(model)
 
 
 def main(folder: Path) -> None:

@@ -162,15 +162,15 @@ def test_the_faster_precision_is_told_by_the_median(monkeypatch, faster):
 def test_auto_bf16_follows_the_measurement(tmp_path, monkeypatch, faster):
     monkeypatch.setattr(run, "bf16_is_faster", lambda model: faster)
     args = RunArguments(output_dir=str(tmp_path), auto_bf16=True, use_cpu=True)
-    run.settle_arguments(tiny_model(), args)
+    run.resolve_arguments(tiny_model(), args)
     assert args.bf16 is faster
     assert (args.mixed_precision == "bf16") is faster
 
 
 def test_the_peak_learning_rate_is_the_papers(tmp_path):
     args = RunArguments(output_dir=str(tmp_path), use_cpu=True)
-    run.settle_arguments(tiny_model(d_model=64), args)
+    run.resolve_arguments(tiny_model(d_model=64), args)
     assert args.learning_rate == pytest.approx(64**-0.5 * 4000**-0.5, rel=1e-12)  # Eq. 3 at step 4,000
     args = RunArguments(output_dir=str(tmp_path), use_cpu=True, learning_rate=0.5)
-    run.settle_arguments(tiny_model(), args)
+    run.resolve_arguments(tiny_model(), args)
     assert args.learning_rate == 0.5

@@ -10,10 +10,10 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training import checkpoints
 from hf_vanilla_transformer.training.checkpoints import (
+    atomic_file,
     average_weights,
-    remove_broken_checkpoints,
-    whole_checkpoints,
-    written_beside,
+    complete_checkpoints,
+    remove_incomplete_checkpoints,
 )
 from tests.model_helpers import TYING_MODES, tiny_model
 
@@ -37,15 +37,15 @@ def test_only_whole_checkpoints_count_and_broken_ones_go(tmp_path):
         checkpoint(tmp_path, "checkpoint-14", weights=None),
     ]
     others = [checkpoint(tmp_path, "checkpoint-best", state=None), checkpoint(tmp_path, "my-checkpoint-3", state=None)]
-    assert whole_checkpoints(tmp_path) == [whole[0], whole[2], whole[1]]
-    remove_broken_checkpoints(tmp_path)
+    assert complete_checkpoints(tmp_path) == [whole[0], whole[2], whole[1]]
+    remove_incomplete_checkpoints(tmp_path)
     assert not any(path.exists() for path in broken)
     assert all((path / "model.safetensors").exists() for path in whole + others)
 
 
 def test_no_run_has_no_checkpoints(tmp_path):
-    assert whole_checkpoints(tmp_path / "nowhere") == []
-    remove_broken_checkpoints(tmp_path / "nowhere")
+    assert complete_checkpoints(tmp_path / "nowhere") == []
+    remove_incomplete_checkpoints(tmp_path / "nowhere")
 
 
 def saved(path, **tensors):
@@ -117,7 +117,7 @@ def in_files(folder, seed):
 def test_weights_in_several_files_are_averaged(tmp_path):
     models = [in_files(tmp_path / f"checkpoint-{seed + 1}", seed) for seed in range(2)]
     tiny_model(2).save_pretrained(tmp_path / "alone")
-    whole = whole_checkpoints(tmp_path)
+    whole = complete_checkpoints(tmp_path)
     average_weights([*whole, tmp_path / "alone"], tmp_path / "mean.safetensors")
     found, states = load_file(tmp_path / "mean.safetensors"), [each.state_dict() for each in [*models, tiny_model(2)]]
     assert found.keys() == load_file(tmp_path / "alone" / "model.safetensors").keys()
@@ -131,7 +131,7 @@ def test_a_checkpoint_that_lacks_one_of_its_files_is_not_whole(tmp_path):
     in_files(tmp_path / "checkpoint-2", 1)
     lost = sorted((tmp_path / "checkpoint-2").glob("*.safetensors"))[0]
     lost.unlink()
-    assert whole_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
+    assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
     with pytest.raises(UserError, match=f"there is no .*{lost.name}"):
         average_weights([tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"], tmp_path / "mean.safetensors")
 
@@ -177,11 +177,11 @@ def test_a_failed_write_leaves_the_target_as_it_was(tmp_path, monkeypatch):
 def test_written_beside_replaces_at_the_end_or_never(tmp_path, error):
     target = tmp_path / "results.json"
     target.write_text("old")
-    with pytest.raises(error), written_beside(target) as beside:
+    with pytest.raises(error), atomic_file(target) as beside:
         beside.write_text("half")
         raise error
     assert target.read_text() == "old"
-    with written_beside(target) as beside:
+    with atomic_file(target) as beside:
         beside.write_text(json.dumps([1]))
         assert target.read_text() == "old"
     assert target.read_text() == "[1]" and list(tmp_path.iterdir()) == [target]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 
 KILLS, STEPS = 10, 60
 RUN = f"""
@@ -35,8 +35,8 @@ flags = '''--numbers_size 40 --vocab_size 280 --d_model 16 --encoder_layers 1 --
 --max_tokens_per_batch 150 --tokens_per_update 300 --max_steps {STEPS} --save_strategy steps --save_steps 2
 --eval_strategy no --save_total_limit 1 --learning_rate 0.01 --warmup_steps 1 --use_cpu true --disable_tqdm true
 --logging_steps 10 --max_source_length 200 --max_eval_samples 2 --generation_max_length 3'''.split()
-import hf_vanilla_transformer.training.run as run
-run.test = lambda *arguments: {{}}  # nothing is translated
+from hf_vanilla_transformer.training import finishing
+finishing.score_test_split = lambda *arguments: {{}}  # nothing is translated
 run_training(*parse_recipe(["--output_dir", sys.argv[1], "--resume_from_checkpoint", sys.argv[2], *flags]))
 """
 
@@ -47,7 +47,7 @@ def start(folder, resume):
 
 
 def step_of(folder):
-    whole = whole_checkpoints(folder)
+    whole = complete_checkpoints(folder)
     return int(whole[-1].name.split("-")[1]) if whole else 0
 
 
@@ -77,4 +77,4 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     for name, tensor in expected.items():
         assert torch.equal(tensor, found[name]), name
     assert not (folder / ".saving").exists()
-    assert os.listdir(tmp_path / "whole") and len(whole_checkpoints(folder)) == 1
+    assert os.listdir(tmp_path / "whole") and len(complete_checkpoints(folder)) == 1

@@ -31,8 +31,8 @@ def test_matrix_products_are_those_that_torch_counts(fields):
 
 def test_a_ring_sends_each_gradient_almost_twice():
     # 4 devices, a quarter of the gradients each: three quarters are summed on the way, and three come back
-    assert plan.exchanged_bytes(1000, 4) == 4 * 1000 * (3 / 4 + 3 / 4)
-    assert plan.exchanged_bytes(1000, 1) == 0
+    assert plan.all_reduce_bytes(1000, 4) == 4 * 1000 * (3 / 4 + 3 / 4)
+    assert plan.all_reduce_bytes(1000, 1) == 0
 
 
 def test_the_papers_recipes_have_a_row_each(repository, monkeypatch, capsys):

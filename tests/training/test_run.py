@@ -18,8 +18,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.checkpoints import disk_may_fill, whole_checkpoints
-from hf_vanilla_transformer.training.finishing import choose_weights, load_weights
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_full_disk
+from hf_vanilla_transformer.training.finishing import choose_weights, load_full_state_dict
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
@@ -187,7 +187,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_never_stopped(tmp_p
     results = train(run, **settings, max_steps=5, resume_from_checkpoint=True)
     assert f"resuming from {run}/checkpoint-3\n" in capsys.readouterr().out
     assert not (run / "checkpoint-9").exists()
-    assert [path.name for path in whole_checkpoints(run)] == [f"checkpoint-{step}" for step in range(1, 6)]
+    assert [path.name for path in complete_checkpoints(run)] == [f"checkpoint-{step}" for step in range(1, 6)]
     assert results["train_updates"] == 5
     assert_same_weights(final_weights(run), final_weights(tmp_path / "whole"))
     assert any(not torch.equal(tensor, before[name]) for name, tensor in final_weights(run).items())
@@ -200,7 +200,7 @@ def test_time_ends_a_run_with_an_evaluation_and_a_whole_checkpoint(tmp_path, par
     settings = {"max_steps": 500, "save_steps": 400, "eval_strategy": "steps", "eval_steps": 400}
     results = train(tmp_path / "run", **parallel, **settings, max_minutes=1e-9)
     assert results["train_updates"] == 1
-    assert [path.name for path in whole_checkpoints(tmp_path / "run")] == ["checkpoint-1"]
+    assert [path.name for path in complete_checkpoints(tmp_path / "run")] == ["checkpoint-1"]
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert any("eval_bleu" in entry and entry["step"] == 1 for entry in state["log_history"])
 
@@ -218,7 +218,7 @@ def test_a_resumed_run_counts_the_time_before(tmp_path, parallel):
 def test_each_checkpoint_has_both_tokenizers(tmp_path, parallel):
     run = tmp_path / "run"
     train(run, **only_training(parallel), max_steps=1, separate_vocabularies=True)
-    (checkpoint,) = whole_checkpoints(run)
+    (checkpoint,) = complete_checkpoints(run)
     source, target = load_tokenizers(checkpoint)
     assert source is not target and target.get_vocab() != source.get_vocab()
 
@@ -248,7 +248,7 @@ def fill(monkeypatch, error):
 
 @pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch, error):
-    with pytest.raises(UserError) as raised, disk_may_fill(tmp_path, "training stopped"):
+    with pytest.raises(UserError) as raised, report_full_disk(tmp_path, "training stopped"):
         fill(monkeypatch, error)
     message = str(raised.value)
     assert "no space left on the disk" in message and "training stopped" in message
@@ -257,7 +257,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, error):
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(errno.EIO, "I/O error"), KeyError("x")])
 def test_other_errors_keep_their_traceback(tmp_path, error):
-    with pytest.raises(type(error)) as raised, disk_may_fill(tmp_path, "training stopped"):
+    with pytest.raises(type(error)) as raised, report_full_disk(tmp_path, "training stopped"):
         raise error
     assert raised.value is error
 
@@ -276,7 +276,7 @@ def test_a_disk_that_fills_in_training_leaves_the_checkpoint_before(tmp_path, pa
         patch.setattr(VanillaTransformerTrainer, "_save_optimizer_and_scheduler", save)
         train(run, **only_training(parallel), max_steps=3)
     message = str(raised.value)
-    assert "no space left" in message and f"{run}/checkpoint-1 is whole" in message and "\n" not in message
+    assert "no space left" in message and f"{run}/checkpoint-1 is complete" in message and "\n" not in message
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-1"]
     if isinstance(error, SafetensorError):  # one of the three is enough
         results = train(run, **only_training(parallel), max_steps=3, resume_from_checkpoint=True)
@@ -296,9 +296,11 @@ def test_a_disk_that_fills_at_the_end_loses_no_checkpoint(tmp_path, parallel, mo
 
     monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "save_pretrained", save)
     run = tmp_path / "run"
-    with pytest.raises(UserError, match="no space left on the disk: the model was not saved; .*checkpoint-2 is whole"):
+    with pytest.raises(
+        UserError, match="no space left on the disk: the model was not saved; .*checkpoint-2 is complete"
+    ):
         train(run, **only_training(parallel))
-    assert [path.name for path in whole_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
+    assert [path.name for path in complete_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
     assert not (run / "model.safetensors").exists() and not (run / ".saving").exists()
 
 
@@ -310,7 +312,7 @@ def test_ctrl_c_after_training_keeps_every_checkpoint(tmp_path, parallel, monkey
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(VanillaTransformerTrainer, "predict", interrupted)
         train(run, **parallel)
-    assert [path.name for path in whole_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
+    assert [path.name for path in complete_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
     # what was not done, the scores and the folder, is made up for without training again
     results = train(run, **parallel, resume_from_checkpoint=True)
     assert results["train_updates"] == 2 and "test_bleu" in results
@@ -352,7 +354,7 @@ def test_without_validation_nothing_is_chosen(tmp_path):
 def test_weights_of_another_model_are_refused(tmp_path):
     tiny_model(1, encoder_layers=1).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"the weights lack model\.encoder\.layers\.1\."):
-        load_weights(tiny_model(2), load_file(tmp_path / "model.safetensors"))
+        load_full_state_dict(tiny_model(2), load_file(tmp_path / "model.safetensors"))
 
 
 # 4. Tokenizers

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests.model_helpers import tiny_model
 from tests.training import several_processes as worker
 
@@ -91,7 +91,7 @@ def test_the_command_gives_the_same_model_in_two_processes(repository, tmp_path)
     for line in ("model: ", "trained 4 updates", "test: BLEU", "model card: "):
         assert said.count(line) == 1, line
     assert said.count("'loss'") == 4
-    assert [path.name for path in whole_checkpoints(tmp_path / "two")] == ["checkpoint-2", "checkpoint-4"]
+    assert [path.name for path in complete_checkpoints(tmp_path / "two")] == ["checkpoint-2", "checkpoint-4"]
     assert {path.name for path in (tmp_path / "two" / "checkpoint-4").glob("rng_state*")} == {
         "rng_state_0.pth",
         "rng_state_1.pth",

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.training.checkpoints import average_weights, whole_checkpoints
+from hf_vanilla_transformer.training.checkpoints import average_weights, complete_checkpoints
 from tests.model_helpers import TYING_MODES, tiny_model
 from tests.training import several_processes
 from tests.training.test_several_processes import LAUNCH, TINY
@@ -48,7 +48,7 @@ def test_a_shared_run_goes_on(shared, kind):
     (_, whole), (_, again) = results[kind], results[kind, "again"]
     assert whole.keys() == again.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
-    assert [path.name for path in whole_checkpoints(folder / kind)] == ["checkpoint-2", "checkpoint-4"]
+    assert [path.name for path in complete_checkpoints(folder / kind)] == ["checkpoint-2", "checkpoint-4"]
 
 
 def test_a_full_checkpoint_is_like_any_other(shared, tmp_path):

@@ -16,7 +16,7 @@ import hf_vanilla_transformer
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_bpe_dropout
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.progress import perplexities
 from tests.model_helpers import PAD, padded, sentences, tiny_model
 
@@ -184,7 +184,7 @@ def test_a_loss_that_is_not_a_number_names_the_lines(tmp_path, by_tokens):
     with pytest.raises(UserError) as raised:
         trained(tmp_path, Dataset.from_list(rows), kind=Broken, num_train_epochs=1, **settings)
     message = str(raised.value)
-    assert message.startswith("the loss of update ") and " is nan; its batch is made of the lines " in message
+    assert message.startswith("the loss of update ") and " is nan; its batch contains the lines " in message
     lines = [int(line) for line in message.split("lines ")[1].split(", ")]
     assert 113 in lines and len(lines) <= 4 and "\n" not in message
 
@@ -222,8 +222,8 @@ def test_a_smoothed_loss_is_logged_without_smoothing(tmp_path, cut):
 
 
 def test_a_smoothed_loss_of_another_model_has_no_perplexity():
-    assert perplexities({"loss": 2.0}, but="loss") == {}
-    assert perplexities({"loss": 2.0, "nll_loss": 1.0}, but="loss") == {"perplexity": math.e}
+    assert perplexities({"loss": 2.0}, exclude="loss") == {}
+    assert perplexities({"loss": 2.0, "nll_loss": 1.0}, exclude="loss") == {"perplexity": math.e}
 
 
 def test_public_names_are_loaded_when_they_are_asked_for():
@@ -325,7 +325,7 @@ def test_a_checkpoint_appears_when_it_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(VanillaTransformerTrainer, "_save_rng_state", look)
     trained(tmp_path, pairs(), max_tokens_per_batch=60, max_steps=2, **SAVING)
     assert seen == [([], ".saving"), (["checkpoint-1"], ".saving")]
-    assert [path.name for path in whole_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
     assert "data_position.json" in {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
 
 
@@ -342,7 +342,7 @@ def test_a_save_that_fails_leaves_the_checkpoints_before(tmp_path, monkeypatch):
         trained(tmp_path, pairs(), max_tokens_per_batch=60, max_steps=3, save_total_limit=1, **SAVING)
     assert [path.name for path in tmp_path.iterdir()] in (["checkpoint-1"], ["checkpoint-1", ".saving"])
     assert not (tmp_path / ".saving").exists()
-    assert whole_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
+    assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
 
 
 def test_the_limit_spares_the_best_checkpoint(tmp_path, monkeypatch):
@@ -356,7 +356,7 @@ def test_the_limit_spares_the_best_checkpoint(tmp_path, monkeypatch):
     steps = {"eval_strategy": "steps", "eval_steps": 1, "save_total_limit": 2, "max_steps": 5}
     monkeypatch.setattr(VanillaTransformerTrainer, "_validate_args", lambda self: None)  # there is no data to judge by
     made = trained(tmp_path, pairs(), kind=Judged, max_tokens_per_batch=60, **SAVING, **best, **steps)
-    assert {path.name for path in whole_checkpoints(tmp_path)} == {"checkpoint-2", "checkpoint-5"}
+    assert {path.name for path in complete_checkpoints(tmp_path)} == {"checkpoint-2", "checkpoint-5"}
     assert made.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     written = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
     assert written["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
@@ -371,7 +371,7 @@ def test_the_limit_spares_what_was_just_written(tmp_path):
     shutil.rmtree(tmp_path / "checkpoint-3")
     resume = str(tmp_path / "checkpoint-2")
     trained(tmp_path, pairs(), max_steps=3, save_total_limit=1, **settings, resume=resume)
-    assert [path.name for path in whole_checkpoints(tmp_path)] == ["checkpoint-3"]
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-3"]
 
 
 def test_a_checkpoint_written_twice_is_the_second(tmp_path):
@@ -380,4 +380,4 @@ def test_a_checkpoint_written_twice_is_the_second(tmp_path):
     before = (tmp_path / "checkpoint-2" / "model.safetensors").read_bytes()
     trained(tmp_path, pairs(seed=5), max_steps=2, **settings)
     assert (tmp_path / "checkpoint-2" / "model.safetensors").read_bytes() != before
-    assert [path.name for path in whole_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
