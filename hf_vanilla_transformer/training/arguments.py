@@ -31,15 +31,12 @@ def _model_fields() -> list[tuple[str, Any, Field]]:
         help = f"{each.name} of VanillaTransformerConfig{default}"
         arguments.append((each.name, parsed_as.get(each.type, each.type) | None, _optional(help)))
     preset = _optional(f"A row of Table 3 to start from: {', '.join(PRESETS)}")
-    arguments.append(("preset", str | None, preset))
-    return arguments
+    return [*arguments, ("preset", str | None, preset)]
 
 
 # Generated from the configuration, so that the two cannot drift apart.
 ModelArguments = make_dataclass("ModelArguments", _model_fields())
-ModelArguments.__doc__ = (
-    "The architecture: a preset, and any field of `VanillaTransformerConfig` except the token ids."
-)
+ModelArguments.__doc__ = "The architecture: a preset, and any field of `VanillaTransformerConfig` but the token ids."
 
 
 @dataclass
@@ -148,9 +145,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
         super().__post_init__()
 
 
-def model_config(model_args: Any, **fields: Any) -> VanillaTransformerConfig:
-    """The configuration that `ModelArguments` describe; `fields` take precedence."""
-    chosen = {name: value for name, value in vars(model_args).items() if value is not None} | fields
+def model_config(model_args: Any, **overrides: Any) -> VanillaTransformerConfig:
+    """The configuration that `ModelArguments` describe, with overrides."""
+    chosen = {name: value for name, value in vars(model_args).items() if value is not None} | overrides
     preset = chosen.pop("preset", None)
     return VanillaTransformerConfig.from_preset(preset, **chosen) if preset else VanillaTransformerConfig(**chosen)
 

@@ -64,8 +64,7 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
         self.interrupted, over = any_rank(self.interrupted, over, device=args.device)
         if over or self.interrupted:
-            control.should_training_stop = True
-            control.should_save = True
+            control.should_training_stop = control.should_save = True
             # Evaluate at the time limit; after Ctrl-C leave without it.
             control.should_evaluate = over and not self.interrupted and args.eval_strategy != "no"
         return control

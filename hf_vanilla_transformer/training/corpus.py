@@ -60,7 +60,7 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         corpus.pairs[split], corpus.reports[split] = pairs, report
     if "train" not in corpus.pairs:
         raise UserError(
-            "nothing to train on: give train_file, or train_source_file and train_target_file, or dataset_name"
+            "nothing to train on: give train_file, train_source_file and train_target_file, or dataset_name"
         )
     return corpus
 

@@ -137,11 +137,7 @@ def save_model_folder(
         with report_full_disk(run, "the model was not saved"), original_class(model):
             model.save_pretrained(staging, state_dict=weights)
             save_tokenizers(staging, *tokenizers)
-        for path in sorted(staging.rglob("*")):
-            if path.is_file():
-                target = run / path.relative_to(staging)
-                target.parent.mkdir(exist_ok=True)
-                os.replace(path, target)
+        shutil.copytree(staging, run, copy_function=os.replace, dirs_exist_ok=True)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     trainer.save_state()
@@ -184,6 +180,8 @@ def write_card_and_curve(
     except UserError as error:
         print(f"no curve: {error}", file=sys.stderr)
     source, target = data_args.source_lang, data_args.target_lang
+    files = data_args.train_file or data_args.train_source_file
+    from_hub = data_args.dataset_name and not files and not Path(data_args.dataset_name).exists()
     facts = CardFacts(
         model_name=run.resolve().name,
         languages=(source, target) if source and target else None,
@@ -197,12 +195,7 @@ def write_card_and_curve(
         train_seconds=results["train_seconds"],
         hardware=describe_hardware(),
         versions=versions(),
-        datasets=[data_args.dataset_name] if data_args.dataset_name and _from_hub(data_args) else [],
+        datasets=[str(data_args.dataset_name)] if from_hub else [],
         example=corpus.pairs["test"][0]["source"] if "test" in corpus.pairs else None,
     )
     print_main(f"model card: {write_model_card(run, facts)}")
-
-
-def _from_hub(data_args: DataArguments) -> bool:
-    files = data_args.train_file or data_args.train_source_file
-    return not files and not Path(str(data_args.dataset_name)).exists()

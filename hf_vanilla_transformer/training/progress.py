@@ -83,11 +83,8 @@ class ThroughputMeter:
 
 
 def perplexities(logs: dict[str, float], exclude: str | None = None) -> dict[str, float]:
-    """exp(loss) for a log entry: `perplexity` from `nll_loss` or `loss`, `eval_perplexity` from `eval_loss`.
-
-    Args:
-        logs: the entry. exclude: a loss to leave out, because with label smoothing it is no cross-entropy.
-    """
+    """exp(loss) for a log entry: `perplexity` from `nll_loss` or `loss`, `eval_perplexity` from `eval_loss`; not for
+    the loss named by `exclude`, which label smoothing has changed."""
     losses = [name for name in logs if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
     found = {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != exclude}
     if "nll_loss" in logs:

@@ -215,9 +215,7 @@ def make_trainer(
     if args.average_last > 1 and trainer.is_fsdp_enabled:
         kind = trainer.accelerator.state.fsdp_plugin.state_dict_type
         if "FULL" not in str(kind):
-            raise UserError(
-                f"average_last={args.average_last} needs unsharded checkpoints: use FULL_STATE_DICT, not {kind}"
-            )
+            raise UserError(f"average_last={args.average_last} needs FULL_STATE_DICT checkpoints, not {kind}")
     return trainer, stop
 
 
@@ -233,13 +231,9 @@ def train(
     wait_for_everyone()
     with report_full_disk(run, "training stopped"):
         outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    seconds = stop.seconds()
+    seconds, step = stop.seconds(), trainer.state.global_step
     if stop.interrupted:
-        raise Interrupted(f"interrupted at step {trainer.state.global_step}; {resume_hint(run)}")
-    print_main(f"trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes")
+        raise Interrupted(f"interrupted at step {step}; {resume_hint(run)}")
+    print_main(f"trained {step:,} updates in {seconds / 60:.1f} minutes")
     metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
-    return metrics | {
-        "train_updates": trainer.state.global_step,
-        "train_seconds": seconds,
-        "epoch": trainer.state.epoch,
-    }
+    return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}

@@ -81,9 +81,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         if not isinstance(model, VanillaTransformerPreTrainedModel) and self.compute_loss_func is None:
             # Marian, BART and T5 accept num_items_in_batch and ignore it.
-            why = (
-                f"needs a loss that is divided by num_items_in_batch: give {type(model).__name__} a compute_loss_func"
-            )
+            name = type(model).__name__
+            why = f"needs a loss that is divided by num_items_in_batch: give {name} a compute_loss_func"
         elif not args.average_tokens_across_devices:
             why = "needs average_tokens_across_devices=True"
         elif args.n_gpu > 1:
@@ -171,15 +170,15 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list, torch.Tensor | int | None]:
         """The batches of the next update, and its number of target tokens over all ranks."""
-        if not self.by_tokens:
+        if self.by_tokens:
+            updates = list(islice(epoch_iterator, num_batches))
+            if isinstance(self._updates, UpdateStream):
+                self._warn_of_long_pairs(self._updates.longest)
+            batches = [batch for update in updates for batch in update]
+            target_tokens = self._get_num_items_in_batch(batches, device)
+        else:
             updates, target_tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
-            self.meter.count(updates, target_tokens)
-            return updates, target_tokens
-        updates = list(islice(epoch_iterator, num_batches))
-        if isinstance(self._updates, UpdateStream):
-            self._warn_of_long_pairs(self._updates.longest)
-        batches = [batch for update in updates for batch in update]
-        target_tokens = self._get_num_items_in_batch(batches, device)
+            batches = updates
         self.meter.count(batches, target_tokens)
         return updates, target_tokens
 
