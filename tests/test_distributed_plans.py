@@ -102,7 +102,7 @@ def one_process(rank: int, check: Callable[[int, Path], None], folder: Path) -> 
 
 
 @pytest.mark.parametrize("check", [share_the_matrices, share_the_sentences], ids=["tensor_parallel", "fsdp"])
-def test_shared_model_is_the_same(check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_model_equals_the_local_one(check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # two processes on one GPU would wait for ever
     options = {"vocab_size": 41, "lm_head_bias": True, "final_layer_norm": True, "label_smoothing": 0.1}
     for share, tie in TYING_MODES:

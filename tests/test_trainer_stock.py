@@ -21,8 +21,7 @@ from transformers import (
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.loss_vanilla_transformer import translation_loss
 from tests.model_helpers import EOS, FIRST_WORD, PAD, sentences, tiny_config, tiny_model
-
-Rows = list[dict[str, list[int]]]
+from tests.trainer_helpers import DESCENT, QUIET, Rows, flat, random_pairs, relative_error
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +35,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def pairs(count: int, seed: int = 0) -> Rows:
-    """Random sentences of 1 to 12 words with random translations."""
-    dice = random.Random(seed)
-    sources = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed)
-    targets = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed + 1)
-    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
-
-
 def trainer_of(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerFast,
@@ -54,10 +45,9 @@ def trainer_of(
     compute_metrics: Any = None,
     **settings: Any,
 ) -> Seq2SeqTrainer:
-    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
     return Seq2SeqTrainer(
         model=model,
-        args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**quiet, **settings}),
+        args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**QUIET, **settings}),
         train_dataset=train,
         eval_dataset=evaluation,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model if collator_knows_model else None),
@@ -76,37 +66,26 @@ def logged(trainer: Seq2SeqTrainer, name: str = "loss") -> list[float]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_update_does_not_depend_on_how_a_batch_is_cut(
+def test_update_does_not_depend_on_gradient_accumulation(
     smoothing: float, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    # Plain gradient descent: Adam would divide rounding errors by themselves.
-    settings = {"max_steps": 2, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
-    rows, results = pairs(32), {}
+    rows, results = random_pairs(32), {}
     for size, steps in ((32, 1), (4, 8), (8, 4)):
         model = tiny_model(label_smoothing=smoothing)
-        before = torch.cat([p.detach().clone().flatten() for p in model.parameters()])
-        trainer = trainer_of(
-            model,
-            tokenizer,
-            tmp_path,
-            rows,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=steps,
-            max_grad_norm=0.0,
-            **settings,
-        )
+        before = flat(model)
+        settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
+        trainer = trainer_of(model, tokenizer, tmp_path, rows, **settings, **DESCENT)
         trainer.train()
-        after = torch.cat([p.detach().flatten() for p in model.parameters()])
-        results[size] = (after - before, logged(trainer))
+        results[size] = (flat(model) - before, logged(trainer))
     whole, losses = results.pop(32)
     assert whole.norm() > 0.1
     for update, other_losses in results.values():
-        assert ((update - whole).norm() / whole.norm()).item() <= 1e-5
+        assert relative_error(update, whole) <= 1e-5
         assert other_losses == pytest.approx(losses, rel=1e-4)
 
 
-def test_logged_loss_is_the_mean_over_words(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows, model = pairs(12), tiny_model()
+def test_logged_loss_is_the_mean_over_tokens(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    rows, model = random_pairs(12), tiny_model()
     with torch.no_grad():
         total = sum(
             model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).loss.item()
@@ -125,7 +104,7 @@ def test_logged_loss_is_the_mean_over_words(tokenizer: PreTrainedTokenizerFast, 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_training_saves_and_resumes(checkpointing: bool, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows = pairs(24)
+    rows = random_pairs(24)
     settings = {
         "max_steps": 6,
         "per_device_train_batch_size": 4,
@@ -158,8 +137,8 @@ def test_training_saves_and_resumes(checkpointing: bool, tokenizer: PreTrainedTo
     assert all(p.equal(dict(resumed.model.named_parameters())[name]) for name, p in loaded.named_parameters())
 
 
-def test_trainers_own_label_smoothing(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows, model = pairs(4), tiny_model()
+def test_label_smoothing_of_the_trainer_is_exact(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    rows, model = random_pairs(4), tiny_model()
     batch = DataCollatorForSeq2Seq(tokenizer, model=model)([dict(row) for row in rows])
     with torch.no_grad():
         expected = translation_loss(model(**batch).logits, batch["labels"], 0.1).item()
@@ -170,20 +149,25 @@ def test_trainers_own_label_smoothing(tokenizer: PreTrainedTokenizerFast, tmp_pa
     assert logged(trainer)[0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_trainers_own_label_smoothing_needs_a_collator_that_knows_the_model(
+def test_label_smoothing_of_the_trainer_needs_a_collator_with_the_model(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     settings = {"label_smoothing_factor": 0.1, "max_steps": 1, "collator_knows_model": False}
-    trainer = trainer_of(tiny_model(), tokenizer, tmp_path, pairs(4), **settings)
+    trainer = trainer_of(tiny_model(), tokenizer, tmp_path, random_pairs(4), **settings)
     with pytest.raises(ValueError, match=r"DataCollatorForSeq2Seq\(tokenizer, model=model\)"):
         trainer.train()
 
 
-def test_collator_need_not_know_the_model(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_collator_without_the_model_gives_the_same_loss(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     losses = []
     for knows in (True, False):
         trainer = trainer_of(
-            tiny_model(label_smoothing=0.1), tokenizer, tmp_path, pairs(8), max_steps=2, collator_knows_model=knows
+            tiny_model(label_smoothing=0.1),
+            tokenizer,
+            tmp_path,
+            random_pairs(8),
+            max_steps=2,
+            collator_knows_model=knows,
         )
         trainer.train()
         losses.append(logged(trainer))
@@ -200,7 +184,7 @@ def words_written(predictions: np.ndarray) -> int:
     return int(np.isin(predictions, (PAD, -100), invert=True).sum(axis=1).max())
 
 
-def test_evaluation_does_not_cut_translations(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_evaluation_does_not_truncate_translations(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = tiny_model(lm_head_bias=True)
     with torch.no_grad():
         model.lm_head.bias[[PAD, EOS]] = -1e4  # it never stops by itself
@@ -227,13 +211,13 @@ def test_evaluation_does_not_cut_translations(tokenizer: PreTrainedTokenizerFast
     assert loaded.generate(torch.tensor([source])).shape[1] == 1 + len(source) + 50
 
 
-def test_evaluation_uses_the_limit_of_the_arguments(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_evaluation_uses_generation_max_length(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = tiny_model(lm_head_bias=True)
     with torch.no_grad():
         model.lm_head.bias[[PAD, EOS]] = -1e4
     settings = {"predict_with_generate": True, "generation_max_length": 13, "generation_num_beams": 1}
     trainer = trainer_of(model, tokenizer, tmp_path, **settings)
-    assert words_written(trainer.predict(pairs(3)).predictions) == 13
+    assert words_written(trainer.predict(random_pairs(3)).predictions) == 13
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ It trains the same models on the same sentences as the test does in one process,
 came out into the folder D.
 """
 
-import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from tests.model_helpers import PAD, TYING_MODES, padded, sentences, tiny_model
-
-Rows = list[dict[str, list[int]]]
+from tests.model_helpers import TYING_MODES, tiny_model
+from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs
 
 SENTENCES = 32
 PROCESSES = 2
@@ -30,24 +28,6 @@ STEPS = 3
 FORMATS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
-def pairs() -> Rows:
-    """Random sentences of 1 to 12 words with random translations."""
-    dice = random.Random(0)
-    sources = sentences([dice.randint(1, 12) for _ in range(SENTENCES)])
-    targets = sentences([dice.randint(1, 12) for _ in range(SENTENCES)], seed=1)
-    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
-
-
-def collate(rows: Rows) -> dict[str, Tensor]:
-    source = padded([row["input_ids"] for row in rows])
-    labels = padded([row["labels"] for row in rows], value=-100)
-    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
-
-
-def flat(model: VanillaTransformerForConditionalGeneration) -> Tensor:
-    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
-
-
 def trained_update(
     smoothing: float, size: int, steps: int, folder: Path, **settings: Any
 ) -> tuple[Tensor, list[float]]:
@@ -56,22 +36,14 @@ def trained_update(
     before = flat(model)
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        logging_steps=1,
+        **QUIET,
+        **DESCENT,
         max_steps=2,
-        # Adam would divide rounding errors by themselves.
-        optim="sgd",
-        learning_rate=1.0,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=steps,
         **settings,
     )
-    trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=pairs(), data_collator=collate)
+    trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=random_pairs(SENTENCES), data_collator=collate)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return flat(model) - before, losses
@@ -92,7 +64,7 @@ def descend(
     model: VanillaTransformerForConditionalGeneration, wrapped: Callable, dtype: torch.dtype | None, share: slice
 ) -> Tensor:
     """By how much a few updates move the weights, when `wrapped` reads the given share of the sentences each time."""
-    rows = pairs()
+    rows = random_pairs(SENTENCES)
     words = sum(len(row["labels"]) for row in rows)
     count = distributed.get_world_size() if distributed.is_initialized() else 1
     batch = collate(rows[share])

@@ -12,6 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from tests.trainer_helpers import TINY_RUN, as_flags
 
 PAIRS = [
     ("One dog", "Ein Hund"),
@@ -22,24 +23,7 @@ PAIRS = [
     ("One cat", "Eine Katze"),
 ]
 
-# A model and a run so small that a step takes milliseconds.
-SMALL = {
-    "vocab_size": 280,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "per_device_train_batch_size": 4,
-    "max_steps": 2,
-    "logging_steps": 1,
-    "generation_max_length": 6,
-    "disable_tqdm": "true",
-    "use_cpu": "true",
-}
-TINY = [part for name, value in SMALL.items() for part in (f"--{name}", str(value))]
+TINY = as_flags(TINY_RUN | {"per_device_train_batch_size": 4, "max_steps": 2})
 
 
 @pytest.fixture
@@ -94,7 +78,7 @@ def test_files_with_columns(train, tmp_path, name, write):
     assert len(tokenizer.tokenize("cats")) < 4 and len(tokenizer.tokenize("Katze")) < 5
 
 
-def test_dropped_rows_are_told_with_their_lines(train, tmp_path):
+def test_dropped_rows_are_reported_with_line_numbers(train, tmp_path):
     pairs = [*PAIRS, ("Nothing", ""), ("word " * 300, "lang")]
     status, printed, errors = train(*TINY, *write_parallel(tmp_path, pairs), "--output_dir", "run")
     assert status == 0, errors
@@ -102,7 +86,7 @@ def test_dropped_rows_are_told_with_their_lines(train, tmp_path):
     assert "train: encoded 6 of 7 pairs; dropped 1: too long (line 8)" in printed
 
 
-def test_two_vocabularies(train, tmp_path):
+def test_separate_vocabularies_are_trained_and_resumed(train, tmp_path):
     files = [*write_parallel(tmp_path), *write_parallel(tmp_path, PAIRS[:3], "test")]
     flags = [*files, "--separate_vocabularies", "true", "--min_frequency", "1"]
     status, printed, errors = train(*TINY, *flags, "--output_dir", "run")
@@ -128,7 +112,7 @@ def test_two_vocabularies(train, tmp_path):
     assert (run / "target_tokenizer").is_dir()
 
 
-def test_lower_case_and_bpe_dropout(train, tmp_path):
+def test_lowercase_is_saved_and_bpe_dropout_is_not(train, tmp_path):
     flags = [*write_parallel(tmp_path), "--lowercase", "true", "--bpe_dropout", "0.1"]
     status, _, errors = train(*TINY, *flags, "--output_dir", "run")
     assert status == 0, errors
@@ -201,7 +185,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("prepare", "message"), MISTAKES, ids=[message[:30] for _, message in MISTAKES])
-def test_mistakes_are_one_line(train, tmp_path, prepare, message):
+def test_user_errors_are_one_line(train, tmp_path, prepare, message):
     flags = prepare(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     status, _, errors = train(*TINY, "--output_dir", "run", *flags)
@@ -220,8 +204,8 @@ def script(repository, folder, *arguments):
     )  # fmt: skip
 
 
-@pytest.mark.slow  # it must import torch; `test_mistakes_are_one_line` sees the same from inside
-def test_a_mistake_in_a_process_of_its_own(repository, tmp_path):
+@pytest.mark.slow  # it must import torch; `test_user_errors_are_one_line` sees the same from inside
+def test_user_error_in_a_new_process_is_one_line(repository, tmp_path):
     process = script(repository, tmp_path, "--output_dir", "run", *shorter_target(tmp_path))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2 and "Traceback" not in errors
@@ -229,7 +213,7 @@ def test_a_mistake_in_a_process_of_its_own(repository, tmp_path):
     assert len(lines) == 1 and "1,000" in lines[0] and "999" in lines[0]
 
 
-def test_a_new_run_replaces_an_old_one_only_when_told(train, tmp_path):
+def test_overwrite_output_dir_replaces_the_old_run(train, tmp_path):
     flags = [*TINY, "--output_dir", "run", *finished_run(tmp_path), "--overwrite_output_dir", "true"]
     (tmp_path / "run" / "checkpoint-77").mkdir()
     status, _, errors = train(*flags)
@@ -238,7 +222,7 @@ def test_a_new_run_replaces_an_old_one_only_when_told(train, tmp_path):
     assert not (tmp_path / "run" / "checkpoint-77").exists()
 
 
-def test_an_old_run_stays_where_the_new_one_cannot_begin(train, tmp_path):
+def test_overwrite_output_dir_keeps_the_old_run_on_an_error(train, tmp_path):
     flags = [*TINY, "--output_dir", "run", *finished_run(tmp_path), "--overwrite_output_dir", "true"]
     before = (tmp_path / "run" / "model.safetensors").read_bytes()
     status, _, errors = train(*flags, "--train_source_file", "nowhere.en")
@@ -246,7 +230,7 @@ def test_an_old_run_stays_where_the_new_one_cannot_begin(train, tmp_path):
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
 
 
-def test_the_working_directory_is_no_folder_for_a_run(train, tmp_path):
+def test_output_dir_must_not_be_the_working_directory(train, tmp_path):
     status, _, errors = train(*TINY, "--output_dir", ".", *write_parallel(tmp_path), "--overwrite_output_dir", "true")
     assert status == 2 and "no folder for a run" in errors
     assert any(tmp_path.iterdir())
@@ -255,7 +239,7 @@ def test_the_working_directory_is_no_folder_for_a_run(train, tmp_path):
 # 3. Ctrl-C
 
 
-def test_ctrl_c_saves_a_checkpoint_from_which_the_run_goes_on(train, repository, tmp_path):
+def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(train, repository, tmp_path):
     flags = ["--output_dir", "run", *write_parallel(tmp_path)]
     process = script(repository, tmp_path, *flags, "--max_steps", "1000000")
     try:

@@ -37,7 +37,7 @@ from hf_vanilla_transformer.training.finishing import full_state_dict  # noqa: E
 from hf_vanilla_transformer.training.recipes import parse_recipe  # noqa: E402
 from hf_vanilla_transformer.training.run import run_training  # noqa: E402
 from tests.model_helpers import TYING_MODES, tiny_model  # noqa: E402
-from tests.training.several_processes import DESCENT, collate, pairs  # noqa: E402
+from tests.trainer_helpers import DESCENT, QUIET, collate, random_pairs  # noqa: E402
 
 TOKENS = {"max_tokens_per_batch": 40, "tokens_per_update": 150}
 ADAM = {"learning_rate": 0.01}
@@ -45,10 +45,10 @@ ADAM = {"learning_rate": 0.01}
 
 def train(folder: Path, resume: Path | None = None, tying: dict[str, bool] | None = None, **settings: Any) -> Any:
     """The weights after some updates of a model that the processes share."""
-    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "max_steps": 4}
-    args = VanillaTransformerTrainingArguments(output_dir=str(folder), **{**quiet, **TOKENS, **settings})
+    settings = {**QUIET, **TOKENS, "max_steps": 4, **settings}
+    args = VanillaTransformerTrainingArguments(output_dir=str(folder), **settings)
     model = tiny_model(label_smoothing=0.1, **tying or {})
-    trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=pairs(40), data_collator=collate)
+    trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=random_pairs(40), data_collator=collate)
     assert trainer.is_fsdp_enabled and trainer.accelerator.is_fsdp2
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     held = sum(parameter.to_local().numel() for parameter in model.parameters())
@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"
     for share, tie in TYING_MODES:
         tying = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
-        results[share, tie] = train(folder / "tied", tying=tying, max_steps=2, **DESCENT)
+        results[share, tie] = train(folder / "tied", tying=tying, max_steps=2, **DESCENT | {"learning_rate": 0.5})
     saving = {**ADAM, "save_strategy": "steps", "save_steps": 2}
     for kind in ("FULL", "SHARDED"):
         os.environ["FSDP_STATE_DICT_TYPE"] = f"{kind}_STATE_DICT"

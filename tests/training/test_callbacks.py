@@ -33,7 +33,7 @@ def step(stop, eval_strategy="steps"):
     return stop.on_step_end(args, None, TrainerControl())
 
 
-def test_time_is_counted_from_the_start_of_training(clock):
+def test_time_limit_counts_from_the_start_of_training(clock):
     stop = StopWithCheckpoint(max_minutes=2)
     assert StopWithCheckpoint().minutes_left() == math.inf
     clock.now += 500
@@ -50,7 +50,7 @@ def test_time_is_counted_from_the_start_of_training(clock):
         stop.on_train_end()
 
 
-def test_a_resumed_run_has_only_the_time_that_is_left(clock):
+def test_time_limit_includes_the_time_before_a_resume(clock):
     first = StopWithCheckpoint(max_minutes=2)
     first.on_train_begin()
     clock.now += 90
@@ -68,7 +68,7 @@ def test_a_resumed_run_has_only_the_time_that_is_left(clock):
         second.on_train_end()
 
 
-def test_time_asks_for_no_evaluation_where_there_is_none(clock):
+def test_time_limit_does_not_evaluate_without_eval_strategy(clock):
     stop = StopWithCheckpoint(max_minutes=1)
     stop.on_train_begin()
     clock.now += 61
@@ -77,7 +77,7 @@ def test_time_asks_for_no_evaluation_where_there_is_none(clock):
     assert control.should_training_stop and control.should_save and not control.should_evaluate
 
 
-def test_without_a_limit_time_never_ends(clock):
+def test_time_limit_is_optional(clock):
     stop = StopWithCheckpoint()
     stop.on_train_begin()
     clock.now += 1e9
@@ -99,7 +99,7 @@ def terminal():
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_first_ctrl_c_asks_for_a_checkpoint_and_the_second_stops(terminal, capsys):
+def test_ctrl_c_saves_a_checkpoint_and_the_second_stops_immediately(terminal, capsys):
     stop = StopWithCheckpoint(max_minutes=60)
     stop.on_train_begin()
     try:
@@ -116,7 +116,7 @@ def test_the_first_ctrl_c_asks_for_a_checkpoint_and_the_second_stops(terminal, c
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_handler_goes_when_training_ends():
+def test_ctrl_c_handler_is_restored_after_training():
     before = signal.getsignal(signal.SIGINT)
     stop = StopWithCheckpoint()
     stop.on_train_begin()
@@ -126,7 +126,7 @@ def test_the_handler_goes_when_training_ends():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_measuring_bf16_leaves_no_trace(training):
+def test_bf16_measurement_has_no_side_effects(training):
     model = tiny_model(dropout=0.5, encoder_layers=1, decoder_layers=1).train(training)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -139,7 +139,7 @@ def test_measuring_bf16_leaves_no_trace(training):
 
 
 @pytest.mark.parametrize("faster", [True, False])
-def test_the_faster_precision_is_told_by_the_median(monkeypatch, faster):
+def test_bf16_measurement_compares_medians(monkeypatch, faster):
     model, steps, clock = tiny_model(encoder_layers=1, decoder_layers=1), [], iter(range(10**6))
     model.register_forward_pre_hook(lambda *_: steps.append(torch.is_autocast_enabled("cpu")))
 
@@ -167,7 +167,7 @@ def test_auto_bf16_follows_the_measurement(tmp_path, monkeypatch, faster):
     assert (args.mixed_precision == "bf16") is faster
 
 
-def test_the_peak_learning_rate_is_the_papers(tmp_path):
+def test_peak_learning_rate_defaults_to_the_papers(tmp_path):
     args = RunArguments(output_dir=str(tmp_path), use_cpu=True)
     run.resolve_arguments(tiny_model(d_model=64), args)
     assert args.learning_rate == pytest.approx(64**-0.5 * 4000**-0.5, rel=1e-12)  # Eq. 3 at step 4,000

@@ -28,7 +28,7 @@ def checkpoint(run, name, state='{"global_step": 1}', weights=b"x"):
     return folder
 
 
-def test_only_whole_checkpoints_count_and_broken_ones_go(tmp_path):
+def test_incomplete_checkpoints_are_ignored_and_removed(tmp_path):
     whole = [checkpoint(tmp_path, f"checkpoint-{step}") for step in (2, 10, 9)]
     broken = [
         checkpoint(tmp_path, "checkpoint-11", state=None),
@@ -43,7 +43,7 @@ def test_only_whole_checkpoints_count_and_broken_ones_go(tmp_path):
     assert all((path / "model.safetensors").exists() for path in whole + others)
 
 
-def test_no_run_has_no_checkpoints(tmp_path):
+def test_complete_checkpoints_of_a_missing_run_are_none(tmp_path):
     assert complete_checkpoints(tmp_path / "nowhere") == []
     remove_incomplete_checkpoints(tmp_path / "nowhere")
 
@@ -53,7 +53,7 @@ def saved(path, **tensors):
     return path
 
 
-def test_the_mean_is_taken_in_float64(tmp_path):
+def test_average_is_computed_in_float64(tmp_path):
     # summed in float32, the ones are lost beside 1e8
     numbers = [1e8, 1.0, 1.0, -1e8]
     files = [saved(tmp_path / f"{i}.safetensors", a=torch.tensor([[x]])) for i, x in enumerate(numbers)]
@@ -62,7 +62,7 @@ def test_the_mean_is_taken_in_float64(tmp_path):
     assert found.dtype == torch.float32 and found.tolist() == [[0.5]]
 
 
-def test_the_type_of_the_checkpoints_stays(tmp_path):
+def test_average_keeps_the_dtype(tmp_path):
     # 1 + 2^-7 is bfloat16's next number after 1
     files = [
         saved(tmp_path / "a.safetensors", w=torch.tensor([1.0, 3.0], dtype=torch.bfloat16)),
@@ -74,7 +74,7 @@ def test_the_type_of_the_checkpoints_stays(tmp_path):
 
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
-def test_the_average_of_models_loads_and_tied_weights_stand_once(tmp_path, share, tie):
+def test_average_stores_tied_weights_once_and_loads(tmp_path, share, tie):
     models = [tiny_model(seed, share_encoder_decoder_embeddings=share, tie_word_embeddings=tie) for seed in (1, 2)]
     for number, model in enumerate(models):
         model.save_pretrained(tmp_path / str(number))
@@ -97,7 +97,7 @@ def test_the_average_of_models_loads_and_tied_weights_stand_once(tmp_path, share
         ({"a": torch.ones(2, dtype=torch.float16), "b": torch.ones(3)}, "a"),
     ],
 )
-def test_other_tensors_cannot_be_averaged(tmp_path, tensors, name):
+def test_average_refuses_different_tensors(tmp_path, tensors, name):
     first = saved(tmp_path / "first.safetensors", a=torch.ones(2), b=torch.ones(3))
     other = saved(tmp_path / "other.safetensors", **tensors)
     with pytest.raises(UserError, match=rf"other\.safetensors .* differ in {name}$"):
@@ -114,7 +114,7 @@ def in_files(folder, seed):
     return model
 
 
-def test_weights_in_several_files_are_averaged(tmp_path):
+def test_average_reads_sharded_weights(tmp_path):
     models = [in_files(tmp_path / f"checkpoint-{seed + 1}", seed) for seed in range(2)]
     tiny_model(2).save_pretrained(tmp_path / "alone")
     whole = complete_checkpoints(tmp_path)
@@ -126,7 +126,7 @@ def test_weights_in_several_files_are_averaged(tmp_path):
         torch.testing.assert_close(tensor, mean.float(), rtol=0, atol=0)
 
 
-def test_a_checkpoint_that_lacks_one_of_its_files_is_not_whole(tmp_path):
+def test_checkpoint_with_a_missing_shard_is_incomplete(tmp_path):
     in_files(tmp_path / "checkpoint-1", 0)
     in_files(tmp_path / "checkpoint-2", 1)
     lost = sorted((tmp_path / "checkpoint-2").glob("*.safetensors"))[0]
@@ -144,20 +144,20 @@ def test_a_checkpoint_that_lacks_one_of_its_files_is_not_whole(tmp_path):
         ('{"weight_map": {"a": "../b"}}', "other fold"),
     ],
 )
-def test_an_index_is_not_believed(tmp_path, index, message):
+def test_damaged_shard_index_is_refused(tmp_path, index, message):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UserError, match=message):
         average_weights([tmp_path], tmp_path / "mean.safetensors")
 
 
-def test_nothing_to_average(tmp_path):
+def test_average_of_missing_checkpoints_is_refused(tmp_path):
     with pytest.raises(UserError, match="no checkpoint to average"):
         average_weights([], tmp_path / "mean.safetensors")
     with pytest.raises(UserError, match="there is no .*checkpoint-7"):
         average_weights([tmp_path / "checkpoint-7"], tmp_path / "mean.safetensors")
 
 
-def test_a_failed_write_leaves_the_target_as_it_was(tmp_path, monkeypatch):
+def test_average_leaves_the_target_unchanged_when_writing_fails(tmp_path, monkeypatch):
     file = saved(tmp_path / "first.safetensors", a=torch.ones(2))
     target = tmp_path / "mean.safetensors"
     target.write_bytes(b"old")
@@ -174,7 +174,7 @@ def test_a_failed_write_leaves_the_target_as_it_was(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_written_beside_replaces_at_the_end_or_never(tmp_path, error):
+def test_atomic_file_replaces_the_target_at_the_end_or_never(tmp_path, error):
     target = tmp_path / "results.json"
     target.write_text("old")
     with pytest.raises(error), atomic_file(target) as beside:

@@ -13,8 +13,15 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from tests.trainer_helpers import TINY_RUN, as_flags
 
 KILLS, STEPS = 10, 60
+FLAGS = as_flags(
+    TINY_RUN
+    | {"numbers_size": 40, "dropout": 0.3, "bpe_dropout": 0.2, "max_tokens_per_batch": 150, "tokens_per_update": 300}
+    | {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "eval_strategy": "no"}
+    | {"learning_rate": 0.01, "warmup_steps": 1, "logging_steps": 10, "max_source_length": 200, "max_eval_samples": 2}
+)
 RUN = f"""
 import sys, time
 from hf_vanilla_transformer.training import checkpoints
@@ -30,11 +37,7 @@ def slowly(function):  # so that a kill often comes while something is saved
 
 for name in ("_save", "_save_optimizer_and_scheduler", "_save_rng_state"):
     setattr(VanillaTransformerTrainer, name, slowly(getattr(VanillaTransformerTrainer, name)))
-flags = '''--numbers_size 40 --vocab_size 280 --d_model 16 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 16
---decoder_ffn_dim 16 --encoder_attention_heads 2 --decoder_attention_heads 2 --dropout 0.3 --bpe_dropout 0.2
---max_tokens_per_batch 150 --tokens_per_update 300 --max_steps {STEPS} --save_strategy steps --save_steps 2
---eval_strategy no --save_total_limit 1 --learning_rate 0.01 --warmup_steps 1 --use_cpu true --disable_tqdm true
---logging_steps 10 --max_source_length 200 --max_eval_samples 2 --generation_max_length 3'''.split()
+flags = {FLAGS}
 from hf_vanilla_transformer.training import finishing
 finishing.score_test_split = lambda *arguments: {{}}  # nothing is translated
 run_training(*parse_recipe(["--output_dir", sys.argv[1], "--resume_from_checkpoint", sys.argv[2], *flags]))
@@ -52,7 +55,7 @@ def step_of(folder):
 
 
 @pytest.mark.slow
-def test_ten_kills_change_nothing(tmp_path: Path) -> None:
+def test_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     undisturbed = start(tmp_path / "whole", False)
     assert undisturbed.wait(600) == 0, undisturbed.stdout.read()
     dice = random.Random(0)

@@ -24,31 +24,19 @@ from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.model_helpers import tiny_model
+from tests.trainer_helpers import TINY_RUN
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
 RECIPES = {path.stem: path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("accelerate_")}
 SOURCES = ["one", "two", "three", "twenty-one", "two hundred", "thirty-three", "one hundred and two", "forty"]
 TARGETS = ["eins", "zwei", "drei", "einundzwanzig", "zweihundert", "dreiunddreißig", "einhundertzwei", "vierzig"]
 
-# A model and a run so small that a step takes milliseconds.
-TINY = {
-    "vocab_size": 280,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
+TINY = TINY_RUN | {
     "per_device_train_batch_size": 4,
     "max_steps": 2,
     "save_steps": 1,
-    "logging_steps": 1,
-    "generation_max_length": 5,
     "auto_bf16": False,
     "dataloader_num_workers": 0,
-    "disable_tqdm": True,
-    "use_cpu": True,
 }
 
 
@@ -95,7 +83,7 @@ def finished(tmp_path_factory, parallel):
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
-def test_every_recipe_ends_in_a_model_folder(finished, name):
+def test_recipes_end_in_a_model_folder(finished, name):
     folder, results = finished(name)
     recipe = yaml.safe_load(RECIPES[name].read_text(encoding="utf-8"))
     files = {path.name for path in folder.iterdir()}
@@ -122,7 +110,7 @@ def test_every_recipe_ends_in_a_model_folder(finished, name):
     assert model.generate(torch.tensor([[9, 8, 2]]), min_new_tokens=30, num_beams=1).shape[1] > 30
 
 
-def test_the_average_of_the_last_checkpoints_was_tried(finished):
+def test_average_of_the_last_checkpoints_is_scored(finished):
     _, results = finished("multi30k_en_de_tiny")
     assert {"eval_bleu_single", "eval_bleu_averaged"} <= results.keys()
     assert results["eval_bleu"] == max(results["eval_bleu_single"], results["eval_bleu_averaged"])
@@ -142,7 +130,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_new_process_loads_every_model_and_translates_alike(finished, repository, tmp_path):
+def test_model_folders_translate_alike_in_a_new_process(finished, repository, tmp_path):
     folders = [finished(name)[0] for name in sorted(RECIPES)]
     process = subprocess.run(
         [sys.executable, "-c", NEW_PROCESS, *folders], capture_output=True, text=True, cwd=tmp_path, timeout=300
@@ -170,7 +158,7 @@ def assert_same_weights(first, second):
         assert torch.equal(tensor, second[name]), name
 
 
-def test_a_resumed_run_ends_with_the_weights_of_one_that_was_never_stopped(tmp_path, parallel, capsys):
+def test_resumed_run_ends_with_the_same_weights(tmp_path, parallel, capsys):
     # two steps an epoch: stopped within the second epoch, resumed into the third
     settings = only_training(parallel) | {"dropout": 0.3, "learning_rate": 0.01, "warmup_steps": 1, "seed": 3}
     train(tmp_path / "whole", **settings, max_steps=5)
@@ -196,7 +184,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_never_stopped(tmp_p
     assert_same_weights(final_weights(run), final_weights(tmp_path / "whole"))
 
 
-def test_time_ends_a_run_with_an_evaluation_and_a_whole_checkpoint(tmp_path, parallel):
+def test_time_limit_ends_with_an_evaluation_and_a_checkpoint(tmp_path, parallel):
     settings = {"max_steps": 500, "save_steps": 400, "eval_strategy": "steps", "eval_steps": 400}
     results = train(tmp_path / "run", **parallel, **settings, max_minutes=1e-9)
     assert results["train_updates"] == 1
@@ -205,7 +193,7 @@ def test_time_ends_a_run_with_an_evaluation_and_a_whole_checkpoint(tmp_path, par
     assert any("eval_bleu" in entry and entry["step"] == 1 for entry in state["log_history"])
 
 
-def test_a_resumed_run_counts_the_time_before(tmp_path, parallel):
+def test_resumed_run_counts_the_time_before(tmp_path, parallel):
     run = tmp_path / "run"
     first = train(run, **only_training(parallel), max_steps=2, max_minutes=60)
     state = json.loads((run / "checkpoint-2" / "trainer_state.json").read_text())
@@ -215,7 +203,7 @@ def test_a_resumed_run_counts_the_time_before(tmp_path, parallel):
     assert second["train_seconds"] > spent
 
 
-def test_each_checkpoint_has_both_tokenizers(tmp_path, parallel):
+def test_checkpoints_contain_both_tokenizers(tmp_path, parallel):
     run = tmp_path / "run"
     train(run, **only_training(parallel), max_steps=1, separate_vocabularies=True)
     (checkpoint,) = complete_checkpoints(run)
@@ -223,7 +211,7 @@ def test_each_checkpoint_has_both_tokenizers(tmp_path, parallel):
     assert source is not target and target.get_vocab() != source.get_vocab()
 
 
-def test_a_run_that_gets_no_better_stops_early(tmp_path, parallel):
+def test_early_stopping_ends_a_run_without_improvement(tmp_path, parallel):
     settings = {"max_steps": 50, "eval_strategy": "steps", "eval_steps": 1, "learning_rate": 0, "dropout": 0}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "bleu", "greater_is_better": True}
     patience = {"early_stopping_patience": 2, "save_total_limit": 2}
@@ -247,7 +235,7 @@ def fill(monkeypatch, error):
 
 
 @pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch, error):
+def test_full_disk_is_a_one_line_error(tmp_path, monkeypatch, error):
     with pytest.raises(UserError) as raised, report_full_disk(tmp_path, "training stopped"):
         fill(monkeypatch, error)
     message = str(raised.value)
@@ -256,14 +244,14 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, error):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(errno.EIO, "I/O error"), KeyError("x")])
-def test_other_errors_keep_their_traceback(tmp_path, error):
+def test_other_errors_are_raised_unchanged(tmp_path, error):
     with pytest.raises(type(error)) as raised, report_full_disk(tmp_path, "training stopped"):
         raise error
     assert raised.value is error
 
 
 @pytest.mark.parametrize("error", FULL[:3], ids=lambda error: type(error).__name__)
-def test_a_disk_that_fills_in_training_leaves_the_checkpoint_before(tmp_path, parallel, monkeypatch, error):
+def test_full_disk_in_training_keeps_earlier_checkpoints(tmp_path, parallel, monkeypatch, error):
     whole_save = VanillaTransformerTrainer._save_optimizer_and_scheduler
 
     def save(trainer, folder):
@@ -284,7 +272,7 @@ def test_a_disk_that_fills_in_training_leaves_the_checkpoint_before(tmp_path, pa
 
 
 @pytest.mark.parametrize("error", FULL[:2], ids=lambda error: type(error).__name__)
-def test_a_disk_that_fills_at_the_end_loses_no_checkpoint(tmp_path, parallel, monkeypatch, error):
+def test_full_disk_at_the_end_keeps_the_checkpoints(tmp_path, parallel, monkeypatch, error):
     whole_save = VanillaTransformerForConditionalGeneration.save_pretrained
 
     def save(model, folder, *arguments, **settings):
@@ -304,7 +292,7 @@ def test_a_disk_that_fills_at_the_end_loses_no_checkpoint(tmp_path, parallel, mo
     assert not (run / "model.safetensors").exists() and not (run / ".saving").exists()
 
 
-def test_ctrl_c_after_training_keeps_every_checkpoint(tmp_path, parallel, monkeypatch):
+def test_ctrl_c_after_training_keeps_the_checkpoints(tmp_path, parallel, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -323,7 +311,7 @@ def test_ctrl_c_after_training_keeps_every_checkpoint(tmp_path, parallel, monkey
 
 
 @pytest.mark.parametrize(("single", "average"), [(40.0, 30.0), (30.0, 40.0), (30.0, 30.0)])
-def test_the_better_weights_stay(tmp_path, single, average):
+def test_choose_weights_keeps_the_better(tmp_path, single, average):
     for step in (1, 2, 3):
         tiny_model(step).save_pretrained(tmp_path / f"checkpoint-{step}")
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
@@ -346,12 +334,12 @@ def test_the_better_weights_stay(tmp_path, single, average):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
 
 
-def test_without_validation_nothing_is_chosen(tmp_path):
+def test_choose_weights_needs_validation_data(tmp_path):
     trainer = SimpleNamespace(model=None, eval_dataset=None)
     assert choose_weights(trainer, tmp_path, SimpleNamespace(average_last=5)) == {}
 
 
-def test_weights_of_another_model_are_refused(tmp_path):
+def test_load_full_state_dict_refuses_missing_weights(tmp_path):
     tiny_model(1, encoder_layers=1).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"the weights lack model\.encoder\.layers\.1\."):
         load_full_state_dict(tiny_model(2), load_file(tmp_path / "model.safetensors"))
@@ -360,7 +348,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
 # 4. Tokenizers
 
 
-def test_a_tokenizer_from_a_folder_is_the_one_that_is_saved(tmp_path, parallel):
+def test_tokenizer_from_a_folder_is_saved_with_the_model(tmp_path, parallel):
     mine = train_tokenizer(["abc abc"] * 5, 270)
     save_tokenizers(tmp_path / "mine", mine)
     run = tmp_path / "run"

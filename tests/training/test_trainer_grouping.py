@@ -34,7 +34,7 @@ def padding_share(found, lengths):
     return 1 - sum(side.sum() for side in lengths) / padded
 
 
-def test_pair_lengths_are_those_of_both_sides_and_no_transform_runs(monkeypatch):
+def test_pair_lengths_are_of_both_sides_without_transforms(monkeypatch):
     monkeypatch.setattr(batching, "_ROWS_READ", 2)  # in parts
     data = Dataset.from_dict({"input_ids": [[5, 2], [2], [5, 6, 2]], "labels": [[2], [7, 8, 9, 2], [7, 2]]})
 
@@ -49,7 +49,7 @@ def test_pair_lengths_are_those_of_both_sides_and_no_transform_runs(monkeypatch)
 
 
 @pytest.mark.parametrize("count", [1000, 992, 5, 1])
-def test_every_pair_comes_once_and_the_short_batch_last(lengths, count):
+def test_length_groups_contain_every_pair_once(lengths, count):
     source, target = (side[:count] for side in lengths)
     sampler = GroupedPairSampler(source, target, BATCH, seed=3)
     assert len(sampler) == count
@@ -58,12 +58,12 @@ def test_every_pair_comes_once_and_the_short_batch_last(lengths, count):
         assert sorted(sampler) == list(range(count))
 
 
-def test_the_sources_of_a_batch_are_alike(lengths):
+def test_length_groups_have_similar_source_lengths(lengths):
     spread = [np.ptp(lengths[0][batch]) for batch in batches(GroupedPairSampler(*lengths, BATCH, seed=3))]
     assert np.median(spread) <= 2 and np.max(spread) <= 4
 
 
-def test_the_order_depends_on_seed_and_epoch_alone(lengths):
+def test_length_groups_depend_on_seed_and_epoch_only(lengths):
     def order(seed, epoch):
         sampler = GroupedPairSampler(*lengths, BATCH, seed)
         sampler.set_epoch(epoch)
@@ -76,14 +76,14 @@ def test_the_order_depends_on_seed_and_epoch_alone(lengths):
     assert len(first & second) < len(first) / 4
 
 
-def test_batches_do_not_come_in_order_of_length(lengths):
+def test_length_groups_are_shuffled(lengths):
     means = [lengths[0][batch].mean() for batch in batches(GroupedPairSampler(*lengths, BATCH, seed=1))]
     assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.4
     # nor does the longest or the shortest always come first
     assert np.argmax(means) != 0 and np.argmin(means) != 0
 
 
-def test_less_padding_than_grouping_by_the_source_alone(lengths):
+def test_length_groups_pad_less_than_grouping_by_source(lengths):
     ours = padding_share(batches(GroupedPairSampler(*lengths, BATCH, seed=1)), lengths)
     theirs = padding_share(batches(LengthGroupedSampler(BATCH, lengths=lengths[0].tolist())), lengths)
     unsorted = padding_share(batches(range(1000)), lengths)
@@ -106,7 +106,7 @@ def trainer(folder, count=26, collator=None, **settings):
     )
 
 
-def test_the_trainer_groups_all_accumulated_batches_together(tmp_path):
+def test_trainer_groups_over_gradient_accumulation_steps(tmp_path):
     sampler = trainer(tmp_path, gradient_accumulation_steps=3)._get_train_sampler()
     assert isinstance(sampler, GroupedPairSampler)
     assert (sampler.batch_size, len(sampler)) == (12, 26)
@@ -114,7 +114,7 @@ def test_the_trainer_groups_all_accumulated_batches_together(tmp_path):
     assert not isinstance(other, GroupedPairSampler)
 
 
-def test_training_sees_every_pair_once_an_epoch_in_a_new_order(tmp_path):
+def test_trainer_reads_every_pair_once_per_epoch_in_a_new_order(tmp_path):
     seen = []
 
     def collator(rows):
