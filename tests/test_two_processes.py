@@ -17,7 +17,7 @@ Results = dict[Any, Any]
 
 @pytest.fixture(scope="module")
 def two_processes(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What the worker's first process wrote. One run for all tests: starting takes longer than computing."""
+    """The results that rank 0 wrote. One run for all tests, because starting takes longer than computing."""
     folder = tmp_path_factory.mktemp("two_processes")
     launch(repository, *TORCHRUN, f"--nproc_per_node={worker.PROCESSES}", worker.__file__, str(folder))
     results = torch.load(folder / "results.pt", weights_only=False)
@@ -29,7 +29,7 @@ def two_processes(repository: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_update_of_two_processes_equals_that_of_one(smoothing: float, two_processes: Results, tmp_path: Path) -> None:
     expected, losses = worker.trained_update(smoothing, worker.SENTENCES, 1, tmp_path)
     assert expected.norm() > 0.1
-    for size, _ in worker.CUTS:
+    for size, _ in worker.SPLITS:
         update, other_losses = two_processes["trainer", smoothing, size]
         assert relative_error(update, expected) <= 1e-5
         assert other_losses == pytest.approx(losses, rel=1e-4)
@@ -40,11 +40,11 @@ def test_update_of_two_processes_equals_that_of_one(smoothing: float, two_proces
 def test_ddp_works_without_find_unused_parameters(share: bool, tie: bool, name: str, two_processes: Results) -> None:
     model = worker.tied_model(share, tie)
     expected = worker.descend(model, model, worker.FORMATS[name], slice(0, worker.SENTENCES))
-    # bfloat16 has 8 bits, and what is rounded depends on what stands in a batch
+    # bfloat16 has 8 bits of precision, and rounding depends on the batch
     tolerance = 1e-5 if name == "fp32" else 3e-2
     assert expected.norm() > 0.1
     assert relative_error(two_processes["ddp", share, tie, name], expected) <= tolerance
 
 
 def test_ddp_fails_with_unused_parameters(two_processes: Results) -> None:
-    assert "not used in producing loss" in two_processes["complaint"]
+    assert "not used in producing loss" in two_processes["error"]

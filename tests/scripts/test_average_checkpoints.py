@@ -20,7 +20,7 @@ TRAINING_STATE = "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of two vocabularies with three checkpoints, as `Trainer` leaves them."""
+    """A run with separate vocabularies and three checkpoints, as `Trainer` saves them."""
     run = tmp_path_factory.mktemp("run")
     source, target = train_tokenizer(["one two"] * 3, 262), train_tokenizer(["eins zwei drei"] * 3, 265)
     sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def average(repository, monkeypatch, capfd):
-    """Run the script in this process; give its exit status, its standard output and its standard error."""
+    """Run the script in this process; return exit status, standard output and standard error."""
 
     def average(*arguments):
         monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", *map(str, arguments)])

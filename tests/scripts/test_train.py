@@ -1,4 +1,4 @@
-"""`scripts/train.py` as a user runs it: every kind of file, every mistake, and Ctrl-C."""
+"""`scripts/train.py` as a user runs it: input formats, user errors, and Ctrl-C."""
 
 import json
 import os
@@ -28,7 +28,7 @@ TINY = as_flags(TINY_RUN | {"per_device_train_batch_size": 4, "max_steps": 2})
 
 @pytest.fixture
 def train(repository, monkeypatch, capfd, tmp_path):
-    """Run the script in this process and an empty folder; give its status, standard output and standard error."""
+    """Run the script in this process in an empty folder; return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def train(*arguments):
@@ -41,7 +41,7 @@ def train(repository, monkeypatch, capfd, tmp_path):
 
 
 def write_parallel(folder, pairs=PAIRS, name="train"):
-    """Two files, and the flags that point at them."""
+    """Write two text files; return the flags that name them."""
     flags = []
     for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
         (folder / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -49,7 +49,7 @@ def write_parallel(folder, pairs=PAIRS, name="train"):
     return flags
 
 
-# 1. Kinds of files
+# 1. Input formats
 
 
 def json_lines(path):
@@ -73,7 +73,7 @@ def test_files_with_columns(train, tmp_path, name, write):
     assert all(f"{split}: kept 6 of 6 pairs" in printed for split in ("train", "validation", "test"))
     results = json.loads((tmp_path / "run" / "all_results.json").read_text())
     assert results["test_sentences"] == 6 and "eval_bleu" in results
-    # the text was English and German as the columns say: what was learnt from the one file can spell both
+    # the joint tokenizer has learnt from both columns
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
     assert len(tokenizer.tokenize("cats")) < 4 and len(tokenizer.tokenize("Katze")) < 5
 
@@ -123,7 +123,7 @@ def test_lowercase_is_saved_and_bpe_dropout_is_not(train, tmp_path):
     assert json.loads((tmp_path / "run" / "tokenizer.json").read_text())["model"]["dropout"] is None
 
 
-# 2. Mistakes
+# 2. User errors
 
 
 def shorter_target(folder):
@@ -159,7 +159,7 @@ def and_flags(*flags):
     return lambda folder: [*write_parallel(folder), *flags]
 
 
-MISTAKES = [
+USER_ERRORS = [
     (lambda _: ["--train_source_file", "no.en", "--train_target_file", "no.de"], "no.en is not there"),
     (lambda _: ["--train_file", "no.jsonl"], "no.jsonl is not there"),
     (shorter_target, "train.source has 1,000 lines and train.target has 999"),
@@ -184,7 +184,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("prepare", "message"), MISTAKES, ids=[message[:30] for _, message in MISTAKES])
+@pytest.mark.parametrize(("prepare", "message"), USER_ERRORS, ids=[message[:30] for _, message in USER_ERRORS])
 def test_user_errors_are_one_line(train, tmp_path, prepare, message):
     flags = prepare(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -192,11 +192,11 @@ def test_user_errors_are_one_line(train, tmp_path, prepare, message):
     lines = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert status == 2 and len(lines) == 1 and message in lines[0], errors
     assert "Traceback" not in errors
-    assert before == {path: path.read_bytes() for path in before}  # nothing of the user's was touched
+    assert before == {path: path.read_bytes() for path in before}  # no file of the user was changed
 
 
 def script(repository, folder, *arguments):
-    """The script as a process of its own."""
+    """Run the script in a new process."""
     return subprocess.Popen(
         [sys.executable, repository / "scripts" / "train.py", *TINY, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
@@ -204,7 +204,7 @@ def script(repository, folder, *arguments):
     )  # fmt: skip
 
 
-@pytest.mark.slow  # it must import torch; `test_user_errors_are_one_line` sees the same from inside
+@pytest.mark.slow  # imports torch; `test_user_errors_are_one_line` covers the same in this process
 def test_user_error_in_a_new_process_is_one_line(repository, tmp_path):
     process = script(repository, tmp_path, "--output_dir", "run", *shorter_target(tmp_path))
     _, errors = process.communicate(timeout=300)

@@ -1,6 +1,6 @@
 """What test_several_processes.py runs in each of several processes: python -m torch.distributed.run … D
 
-Each job trains a tiny model with token batches, and the first process writes what came out into the folder D.
+Each job trains a tiny model with token batches, and rank 0 writes the results into the folder D.
 """
 
 import sys
@@ -19,7 +19,7 @@ from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs
 
 STEPS = 20
-# name: pairs, and the settings that say how they are cut
+# name: number of pairs, and how they are split into batches
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "one batch an update": (40, {"max_tokens_per_batch": 60, "tokens_per_update": 60}),
     "several": (40, {"max_tokens_per_batch": 40, "tokens_per_update": 150}),
@@ -44,13 +44,12 @@ def train(
 
 def main(folder: Path) -> None:
     results: dict[str, Any] = {name: train(folder, count, **settings)[:2] for name, (count, settings) in JOBS.items()}
-    # Begun by other processes, in the middle of an epoch; `batches_per_update` is theirs.
-    begun = folder / "begun"
-    results["gone on with"] = train(folder, 40, begun / "checkpoint-7", max_tokens_per_batch=60)[:2]
+    # A checkpoint of one process in the middle of an epoch, whose `batches_per_update` is kept.
+    results["resumed"] = train(folder, 40, folder / "one_process" / "checkpoint-7", max_tokens_per_batch=60)[:2]
     rank = distributed.get_rank()
     results["processes"] = distributed.get_world_size()
     save = {"save_strategy": "steps", "save_steps": 7, "max_tokens_per_batch": 60}
-    results["begun"] = train(folder / "ours", 40, **save)[:2]
+    results["to resume"] = train(folder / "several_processes", 40, **save)[:2]
     if rank == 0:
         torch.save(results, folder / "results.pt")
     distributed.barrier()

@@ -1,6 +1,6 @@
 """What test_sharded.py runs in each of two processes: python -m torch.distributed.run … sharded_processes.py D
 
-accelerate shares a model (FSDP2) on accelerators only. Told that these processes have some, it does so on CPUs too.
+accelerate shards a model (FSDP2) on accelerators only, so the CPU processes report a distributed type of GPUs.
 """
 
 import os
@@ -21,13 +21,13 @@ os.environ |= {
 _initialise = PartialState.__init__
 
 
-def _as_if_with_accelerators(state: PartialState, *args: Any, **kwargs: Any) -> None:
+def _report_accelerators(state: PartialState, *args: Any, **kwargs: Any) -> None:
     _initialise(state, *args, **kwargs)
     if state.distributed_type == DistributedType.MULTI_CPU:
         state.distributed_type = DistributedType.MULTI_GPU
 
 
-PartialState.__init__ = _as_if_with_accelerators
+PartialState.__init__ = _report_accelerators
 
 import torch  # noqa: E402
 from torch import Tensor, distributed  # noqa: E402
@@ -44,7 +44,7 @@ ADAM = {"learning_rate": 0.01}
 
 
 def train(folder: Path, resume: Path | None = None, tying: dict[str, bool] | None = None, **settings: Any) -> Any:
-    """The weights after some updates of a model that the processes share."""
+    """The share of the parameters on this rank, and all weights after some updates of a sharded model."""
     settings = {**QUIET, **TOKENS, "max_steps": 4, **settings}
     args = VanillaTransformerTrainingArguments(output_dir=str(folder), **settings)
     model = tiny_model(label_smoothing=0.1, **tying or {})
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
     for kind in ("FULL", "SHARDED"):
         os.environ["FSDP_STATE_DICT_TYPE"] = f"{kind}_STATE_DICT"
         results[kind] = train(folder / kind, **saving)
-        results[kind, "again"] = train(folder / f"{kind}_again", folder / kind / "checkpoint-2", **saving)
+        results[kind, "resumed"] = train(folder / f"{kind}_resumed", folder / kind / "checkpoint-2", **saving)
     if distributed.get_rank() == 0:
         torch.save(results, folder / "results.pt")
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"

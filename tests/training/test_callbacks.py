@@ -1,4 +1,4 @@
-"""The end of a run: Ctrl-C and time, each with a checkpoint; and choosing bf16, which must leave no trace."""
+"""Ctrl-C and the time limit, which save a checkpoint; the bf16 measurement and the default learning rate."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from tests.model_helpers import tiny_model
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is set."""
+    """A clock that the test advances."""
 
     class Clock:
         now = 1000.0
@@ -93,7 +93,7 @@ def interrupt():
 
 @pytest.fixture
 def terminal():
-    """Ctrl-C means what it does in a terminal, also where the tests run in the background."""
+    """The default handler of Ctrl-C, also where the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -108,7 +108,7 @@ def test_ctrl_c_saves_a_checkpoint_and_the_second_stops_immediately(terminal, ca
         assert stop.interrupted and "Ctrl-C again" in capsys.readouterr().out
         control = step(stop)
         assert control.should_training_stop and control.should_save
-        assert not control.should_evaluate  # who pressed it does not want to wait
+        assert not control.should_evaluate  # the user wants to leave quickly
         with pytest.raises(KeyboardInterrupt):
             interrupt()
     finally:
@@ -147,8 +147,8 @@ def test_bf16_measurement_compares_medians(monkeypatch, faster):
         now = 0.0
 
         def perf_counter(self):
-            if next(clock) % 2:  # the end of a step: how long it took
-                # the first timed step of the quicker kind is disturbed, which must not decide
+            if next(clock) % 2:  # the end of a step
+                # an outlier in the faster precision must not decide
                 disturbed = steps[-1] is faster and steps.count(faster) == precision.WARM_UP + 1
                 self.now += 100.0 if disturbed else 1.0 if steps[-1] is faster else 2.0
             return self.now

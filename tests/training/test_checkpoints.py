@@ -1,4 +1,4 @@
-"""Which checkpoints are whole, and their average."""
+"""Complete and incomplete checkpoints, their average, and atomic writes."""
 
 import json
 
@@ -29,18 +29,18 @@ def checkpoint(run, name, state='{"global_step": 1}', weights=b"x"):
 
 
 def test_incomplete_checkpoints_are_ignored_and_removed(tmp_path):
-    whole = [checkpoint(tmp_path, f"checkpoint-{step}") for step in (2, 10, 9)]
-    broken = [
+    complete = [checkpoint(tmp_path, f"checkpoint-{step}") for step in (2, 10, 9)]
+    incomplete = [
         checkpoint(tmp_path, "checkpoint-11", state=None),
         checkpoint(tmp_path, "checkpoint-12", state='{"global_st'),
         checkpoint(tmp_path, "checkpoint-13", state=""),
         checkpoint(tmp_path, "checkpoint-14", weights=None),
     ]
     others = [checkpoint(tmp_path, "checkpoint-best", state=None), checkpoint(tmp_path, "my-checkpoint-3", state=None)]
-    assert complete_checkpoints(tmp_path) == [whole[0], whole[2], whole[1]]
+    assert complete_checkpoints(tmp_path) == [complete[0], complete[2], complete[1]]
     remove_incomplete_checkpoints(tmp_path)
-    assert not any(path.exists() for path in broken)
-    assert all((path / "model.safetensors").exists() for path in whole + others)
+    assert not any(path.exists() for path in incomplete)
+    assert all((path / "model.safetensors").exists() for path in complete + others)
 
 
 def test_complete_checkpoints_of_a_missing_run_are_none(tmp_path):
@@ -54,7 +54,7 @@ def saved(path, **tensors):
 
 
 def test_average_is_computed_in_float64(tmp_path):
-    # summed in float32, the ones are lost beside 1e8
+    # in a float32 sum, the ones would be lost next to 1e8
     numbers = [1e8, 1.0, 1.0, -1e8]
     files = [saved(tmp_path / f"{i}.safetensors", a=torch.tensor([[x]])) for i, x in enumerate(numbers)]
     average_weights(files, tmp_path / "mean.safetensors")
@@ -105,8 +105,8 @@ def test_average_refuses_different_tensors(tmp_path, tensors, name):
     assert not (tmp_path / "mean.safetensors").exists()
 
 
-def in_files(folder, seed):
-    """A checkpoint whose weights lie in several files, and the model."""
+def sharded_checkpoint(folder, seed):
+    """Save a model as a checkpoint with sharded weights; return the model."""
     model = tiny_model(seed)
     model.save_pretrained(folder, max_shard_size="20KB")
     assert not (folder / "model.safetensors").exists()
@@ -115,10 +115,10 @@ def in_files(folder, seed):
 
 
 def test_average_reads_sharded_weights(tmp_path):
-    models = [in_files(tmp_path / f"checkpoint-{seed + 1}", seed) for seed in range(2)]
+    models = [sharded_checkpoint(tmp_path / f"checkpoint-{seed + 1}", seed) for seed in range(2)]
     tiny_model(2).save_pretrained(tmp_path / "alone")
-    whole = complete_checkpoints(tmp_path)
-    average_weights([*whole, tmp_path / "alone"], tmp_path / "mean.safetensors")
+    complete = complete_checkpoints(tmp_path)
+    average_weights([*complete, tmp_path / "alone"], tmp_path / "mean.safetensors")
     found, states = load_file(tmp_path / "mean.safetensors"), [each.state_dict() for each in [*models, tiny_model(2)]]
     assert found.keys() == load_file(tmp_path / "alone" / "model.safetensors").keys()
     for name, tensor in found.items():
@@ -127,8 +127,8 @@ def test_average_reads_sharded_weights(tmp_path):
 
 
 def test_checkpoint_with_a_missing_shard_is_incomplete(tmp_path):
-    in_files(tmp_path / "checkpoint-1", 0)
-    in_files(tmp_path / "checkpoint-2", 1)
+    sharded_checkpoint(tmp_path / "checkpoint-1", 0)
+    sharded_checkpoint(tmp_path / "checkpoint-2", 1)
     lost = sorted((tmp_path / "checkpoint-2").glob("*.safetensors"))[0]
     lost.unlink()
     assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
@@ -177,11 +177,11 @@ def test_average_leaves_the_target_unchanged_when_writing_fails(tmp_path, monkey
 def test_atomic_file_replaces_the_target_at_the_end_or_never(tmp_path, error):
     target = tmp_path / "results.json"
     target.write_text("old")
-    with pytest.raises(error), atomic_file(target) as beside:
-        beside.write_text("half")
+    with pytest.raises(error), atomic_file(target) as temporary:
+        temporary.write_text("half")
         raise error
     assert target.read_text() == "old"
-    with atomic_file(target) as beside:
-        beside.write_text(json.dumps([1]))
+    with atomic_file(target) as temporary:
+        temporary.write_text(json.dumps([1]))
         assert target.read_text() == "old"
     assert target.read_text() == "[1]" and list(tmp_path.iterdir()) == [target]

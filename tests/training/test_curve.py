@@ -1,4 +1,4 @@
-"""The training curve: a picture of what was logged, whole or not at all."""
+"""The training curve, a plot of the logged losses and scores, written atomically."""
 
 import sys
 
@@ -27,7 +27,7 @@ def history(updates: int = 3000) -> list[dict]:
 
 
 def pixels_of(color: str, path) -> int:
-    """How many pixels of the picture have this colour."""
+    """The number of pixels of this colour in the image."""
     image = imread(path)[..., :3]
     return int((np.abs(image - np.array(to_rgb(color))).max(-1) < 0.02).sum())
 

@@ -1,4 +1,4 @@
-"""The plan of a recipe: arithmetic as torch counts it, and a row for each of the paper's recipes."""
+"""The cost estimate of a recipe: FLOPs as torch counts them, and a table row per recipe."""
 
 import sys
 
@@ -30,7 +30,7 @@ def test_forward_flops_equal_those_that_torch_counts(fields):
 
 
 def test_all_reduce_bytes_are_those_of_a_ring():
-    # 4 devices, a quarter of the gradients each: three quarters are summed on the way, and three come back
+    # 4 devices: reduce-scatter moves three quarters of the gradients, all-gather three more
     assert plan.all_reduce_bytes(1000, 4) == 4 * 1000 * (3 / 4 + 3 / 4)
     assert plan.all_reduce_bytes(1000, 1) == 0
 

@@ -1,4 +1,4 @@
-"""Recipes and flags become arguments, and whatever is wrong with them becomes one line."""
+"""Recipes and flags are parsed into arguments; mistakes are one-line errors."""
 
 import dataclasses
 import subprocess
@@ -22,7 +22,7 @@ RECIPES = sorted(set(FOLDER.glob("*.yaml")) - set(LAUNCHES))
 
 @pytest.fixture
 def recipe(tmp_path):
-    """Write a recipe; give its path."""
+    """Write a recipe; return its path."""
 
     def write(content):
         path = tmp_path / "recipe.yaml"
@@ -33,7 +33,7 @@ def recipe(tmp_path):
 
 
 def complaint(arguments):
-    """The one line in which a wrong command line ends."""
+    """The one-line error of a wrong command line."""
     with pytest.raises(UserError) as raised:
         parse_recipe(arguments)
     message = str(raised.value)
@@ -92,7 +92,6 @@ def test_recipe_values_reach_the_arguments(path):
         expected = float(value) if isinstance(parsed[name], float) else value
         assert parsed[name] == expected, name
     assert values["output_dir"] == f"runs/{path.stem}"
-    # a value that is the default says nothing, and may hide that somebody thinks otherwise
     assert {"source_lang", "target_lang"} <= values.keys()
 
 

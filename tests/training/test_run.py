@@ -1,4 +1,4 @@
-"""Whole runs, tiny: every recipe ends in a model folder; what stops a run loses nothing; the better weights stay."""
+"""Tiny runs: every recipe ends in a model folder, interrupted runs can be resumed, the better weights are kept."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import TINY_RUN
+from tests.trainer_helpers import TINY_RUN, as_flags
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
 RECIPES = {path.stem: path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("accelerate_")}
@@ -58,7 +58,7 @@ def only_training(parallel):
 
 
 def train(folder, recipe=None, **values):
-    arguments = [part for name, value in {**TINY, **values}.items() for part in (f"--{name}", str(value))]
+    arguments = as_flags({**TINY, **values})
     first = [str(recipe)] if recipe else []
     return run_training(*parse_recipe([*first, "--output_dir", str(folder), *arguments]), command="train")
 
@@ -105,7 +105,7 @@ def test_recipes_end_in_a_model_folder(finished, name):
     generation = json.loads((folder / "generation_config.json").read_text())
     assert "assistant_lookbehind" not in generation, "the trainer's defaults are saved"
     assert generation.get("num_beams", 1) == recipe.get("test_num_beams", generation.get("num_beams", 1))
-    # no length of an evaluation (nor the library's 20) has become the model's
+    # the saved model has no length limit of an evaluation, nor the library's default of 20
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert model.generate(torch.tensor([[9, 8, 2]]), min_new_tokens=30, num_beams=1).shape[1] > 30
 
@@ -145,7 +145,7 @@ def test_model_folders_translate_alike_in_a_new_process(finished, repository, tm
     assert expected[0][0] == "VanillaTransformerForConditionalGeneration" and len(expected[0][1]) == 2
 
 
-# 2. What stops a run
+# 2. Interrupted runs
 
 
 def final_weights(folder):
@@ -159,12 +159,12 @@ def assert_same_weights(first, second):
 
 
 def test_resumed_run_ends_with_the_same_weights(tmp_path, parallel, capsys):
-    # two steps an epoch: stopped within the second epoch, resumed into the third
+    # two steps per epoch: stopped in the second epoch, resumed into the third
     settings = only_training(parallel) | {"dropout": 0.3, "learning_rate": 0.01, "warmup_steps": 1, "seed": 3}
-    train(tmp_path / "whole", **settings, max_steps=5)
+    train(tmp_path / "uninterrupted", **settings, max_steps=5)
     train(tmp_path / "stopped", **settings, max_steps=3)
     run = tmp_path / "stopped"
-    # what a crash may leave; it must be neither resumed from nor kept
+    # incomplete checkpoints of a crash, which must be neither resumed from nor kept
     for name, state in (("checkpoint-4", None), ("checkpoint-9", '{"global_step": 9, "log_hi')):
         (run / name).mkdir()
         (run / name / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
@@ -177,11 +177,11 @@ def test_resumed_run_ends_with_the_same_weights(tmp_path, parallel, capsys):
     assert not (run / "checkpoint-9").exists()
     assert [path.name for path in complete_checkpoints(run)] == [f"checkpoint-{step}" for step in range(1, 6)]
     assert results["train_updates"] == 5
-    assert_same_weights(final_weights(run), final_weights(tmp_path / "whole"))
+    assert_same_weights(final_weights(run), final_weights(tmp_path / "uninterrupted"))
     assert any(not torch.equal(tensor, before[name]) for name, tensor in final_weights(run).items())
     # from a checkpoint by its name, too
     train(run, **settings, max_steps=5, resume_from_checkpoint=run / "checkpoint-2")
-    assert_same_weights(final_weights(run), final_weights(tmp_path / "whole"))
+    assert_same_weights(final_weights(run), final_weights(tmp_path / "uninterrupted"))
 
 
 def test_time_limit_ends_with_an_evaluation_and_a_checkpoint(tmp_path, parallel):
@@ -223,13 +223,15 @@ def test_early_stopping_ends_a_run_without_improvement(tmp_path, parallel):
 FULL = [
     OSError(errno.ENOSPC, "No space left on device"),
     SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
-    RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),  # torch.save: not a word
+    RuntimeError(
+        "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"
+    ),  # torch.save does not mention the disk
     RuntimeError("PytorchStreamWriter failed writing file data/0: No space left on device"),
 ]
 
 
 def fill(monkeypatch, error):
-    """Fail as a write does where nothing is left, which then can be seen."""
+    """Fail as a write to a full disk does, and report no free space."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100, free=0))
     raise error
 
@@ -301,13 +303,13 @@ def test_ctrl_c_after_training_keeps_the_checkpoints(tmp_path, parallel, monkeyp
         patch.setattr(VanillaTransformerTrainer, "predict", interrupted)
         train(run, **parallel)
     assert [path.name for path in complete_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
-    # what was not done, the scores and the folder, is made up for without training again
+    # a resume adds the scores and the model folder without training again
     results = train(run, **parallel, resume_from_checkpoint=True)
     assert results["train_updates"] == 2 and "test_bleu" in results
     assert (run / "model.safetensors").is_file()
 
 
-# 3. Which weights stay
+# 3. Selecting the weights
 
 
 @pytest.mark.parametrize(("single", "average"), [(40.0, 30.0), (30.0, 40.0), (30.0, 30.0)])

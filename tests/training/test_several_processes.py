@@ -1,4 +1,4 @@
-"""The same updates in one, two and four processes; a run that goes on with another number of them; the command."""
+"""One, two and four processes: the same updates, resuming with another number of processes, the command."""
 
 import json
 import sys
@@ -22,25 +22,25 @@ FLAGS = as_flags(
 )
 
 
-def begin(folder):
-    """A run of one process, with a checkpoint in the middle of its second epoch."""
+def train_in_one_process(folder):
+    """Saves a checkpoint in the middle of the second epoch."""
     settings = {"save_strategy": "steps", "save_steps": 7, "max_tokens_per_batch": 60}
-    whole = worker.train(folder / "begun", 40, **settings)
-    assert (folder / "begun" / "checkpoint-7").is_dir()
-    return whole
+    results = worker.train(folder / "one_process", 40, **settings)
+    assert (folder / "one_process" / "checkpoint-7").is_dir()
+    return results
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def several(request, repository, tmp_path_factory):
     folder = tmp_path_factory.mktemp(f"{request.param}_processes")
-    whole = begin(folder)
+    single = train_in_one_process(folder)
     launch(repository, *TORCHRUN, f"--nproc_per_node={request.param}", worker.__file__, str(folder))
     results = torch.load(folder / "results.pt", weights_only=False)
     assert results["processes"] == request.param
-    return results, whole, folder
+    return results, single, folder
 
 
-def moved_alike(actual, expected):
+def assert_same_updates(actual, expected):
     start = flat(tiny_model())
     assert (expected[0] - start).norm() > 0.1
     assert relative_error(actual[0] - start, expected[0] - start) <= 1e-5
@@ -50,19 +50,19 @@ def moved_alike(actual, expected):
 @pytest.mark.parametrize("job", worker.JOBS)
 def test_updates_equal_those_of_one_process(several, job, tmp_path):
     count, settings = worker.JOBS[job]
-    moved_alike(several[0][job], worker.train(tmp_path, count, **settings))
+    assert_same_updates(several[0][job], worker.train(tmp_path, count, **settings))
 
 
 def test_run_of_one_process_resumes_in_several(several):
-    results, whole, _ = several
-    moved_alike(results["gone on with"], whole)
+    results, single, _ = several
+    assert_same_updates(results["resumed"], single)
 
 
 def test_run_of_several_processes_resumes_in_one(several, tmp_path):
-    """Updates of as many batches as there were processes, at the same place in the data."""
+    """`batches_per_update` and the position in the data come from the checkpoint."""
     results, _, folder = several
-    resumed = worker.train(tmp_path, 40, folder / "ours" / "checkpoint-7", max_tokens_per_batch=60)
-    moved_alike(resumed, results["begun"])
+    resumed = worker.train(tmp_path, 40, folder / "several_processes" / "checkpoint-7", max_tokens_per_batch=60)
+    assert_same_updates(resumed, results["to resume"])
 
 
 def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_path):
@@ -70,7 +70,7 @@ def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_pat
     launch(repository, sys.executable, *recipe, str(tmp_path / "one"))
     together = [sys.executable, "-m", "accelerate.commands.launch"]
     config = ["--config_file", "scripts/recipes/accelerate_2_cpus.yaml"]
-    said = launch(repository, *together, *config, *recipe, str(tmp_path / "two")).stdout
+    printed = launch(repository, *together, *config, *recipe, str(tmp_path / "two")).stdout
     one, two = (json.loads((tmp_path / name / "all_results.json").read_text()) for name in ("one", "two"))
     for name in ("eval_bleu", "eval_chrf", "test_chrf", "test_sentences", "averaged_checkpoints", "train_updates"):
         assert two[name] == pytest.approx(one[name], rel=1e-6), name
@@ -79,8 +79,8 @@ def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_pat
     for name, tensor in first.items():
         assert torch.allclose(second[name], tensor, rtol=1e-5, atol=1e-6), name
     for line in ("model: ", "trained 4 updates", "test: BLEU", "model card: "):
-        assert said.count(line) == 1, line
-    assert said.count("'loss'") == 4
+        assert printed.count(line) == 1, line
+    assert printed.count("'loss'") == 4
     assert [path.name for path in complete_checkpoints(tmp_path / "two")] == ["checkpoint-2", "checkpoint-4"]
     assert {path.name for path in (tmp_path / "two" / "checkpoint-4").glob("rng_state*")} == {
         "rng_state_0.pth",

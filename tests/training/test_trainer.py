@@ -1,4 +1,4 @@
-"""`VanillaTransformerTrainer`: exact updates of token batches, checkpoints that are whole, runs that go on exactly."""
+"""`VanillaTransformerTrainer`: exact updates with token batches, atomic checkpoints, exact resumption."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def losses(made):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_update_is_the_same_in_1_4_or_16_batches(tmp_path, smoothing):
-    """All 32 sentences are one update; after 20 of them."""
+    """20 updates of all 32 sentences."""
     moved, counts = [], []
     for max_tokens in (1000, 90, 22):
         model = tiny_model(label_smoothing=smoothing)
@@ -115,7 +115,7 @@ def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, streaming, wo
         assert made.state.global_step == 2 * len(made._updates) and made.state.epoch == 2
 
 
-# 2. What cannot be, and what is said
+# 2. Refused settings, warnings and the log
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_model_that_ignores_num_items_in_batch_is_refused(tmp_path):
 def test_pair_over_the_token_limit_is_reported_and_trained(tmp_path, capsys):
     rows = [*random_pairs(10), {"input_ids": [5] * 70, "labels": [6, 2]}]
     made = trained(tmp_path, rows, max_tokens_per_batch=30, num_train_epochs=1)
-    said = capsys.readouterr().out
-    assert "warning: 1 pairs are longer than max_tokens_per_batch=30 (the longest: 70 tokens)" in said
+    printed = capsys.readouterr().out
+    assert "warning: 1 pairs are longer than max_tokens_per_batch=30 (the longest: 70 tokens)" in printed
     assert [10] in [batch for number in range(len(made._updates)) for batch in made._updates.batches(number)]
 
 
@@ -183,16 +183,16 @@ def test_log_has_throughput_padding_and_perplexity(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "cut",
+    "batching",
     [
         {"max_tokens_per_batch": 1000},
         {"max_tokens_per_batch": 40, "tokens_per_update": 1001},
         {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8},
     ],
 )
-def test_log_has_the_unsmoothed_loss(tmp_path, cut):
-    """All 32 sentences are one update; two of them are one line of the log."""
-    settings = cut | DESCENT | {"learning_rate": 0.0, "logging_steps": 2, "max_steps": 4}
+def test_log_has_the_unsmoothed_loss(tmp_path, batching):
+    """All 32 sentences are one update, and each log entry covers two updates."""
+    settings = batching | DESCENT | {"learning_rate": 0.0, "logging_steps": 2, "max_steps": 4}
     made = trained(tmp_path, random_pairs(32), tiny_model(label_smoothing=0.1), **settings)
     with torch.no_grad():
         plain = made.model.eval()(**collate(random_pairs(32))).loss.item()
@@ -214,13 +214,13 @@ def test_public_names_are_imported_lazily():
         _ = hf_vanilla_transformer.VanillaTransformerTrainee
 
 
-# 3. Going on
+# 3. Resuming
 
 
 @pytest.fixture(scope="module")
 def text():
-    dice = random.Random(3)
-    sources = [" ".join(dice.choices(WORDS, k=dice.randint(1, 6))) for _ in range(40)]
+    rng = random.Random(3)
+    sources = [" ".join(rng.choices(WORDS, k=rng.randint(1, 6))) for _ in range(40)]
     data = Dataset.from_dict({"source": sources, "target": [each[::-1] for each in sources]})
     tokenizer = train_tokenizer(sources + data["target"][:], 300)
     return encode_pairs(data, tokenizer, drop_too_long=True)[0], tokenizer
@@ -232,7 +232,7 @@ SAVING = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
 @pytest.mark.parametrize("kind", ["table", "stream"])
 @pytest.mark.parametrize("step", [3, 5, 8])
 def test_resumed_run_is_bit_identical(tmp_path, text, kind, step):
-    """With shuffling, dropout and BPE-dropout, in the middle of an epoch and at its end."""
+    """With shuffling, dropout and BPE-dropout, in the middle and at the end of an epoch."""
     encoded, tokenizer = text
     stream = kind == "stream"
     tokens = {"max_tokens_per_batch": 60, "tokens_per_update": 80, "stream_window": 30}
@@ -243,14 +243,14 @@ def test_resumed_run_is_bit_identical(tmp_path, text, kind, step):
         model = tiny_model(vocab_size=300, dropout=0.3, encoder_layers=1, decoder_layers=1)
         return trained(folder, fresh, model, resume=resume, max_steps=11, **tokens, **SAVING)
 
-    whole = run(tmp_path / "whole")
+    uninterrupted = run(tmp_path / "uninterrupted")
     if not stream:
-        assert 3 < len(whole._updates) < 8  # steps 3 and 5 are within an epoch
-    checkpoint = tmp_path / "whole" / f"checkpoint-{step}"
-    again = run(tmp_path / "again", str(checkpoint))
-    assert again.state.global_step == 11
-    assert losses(again)[step:] == losses(whole)[step:]
-    assert torch.equal(flat(again.model), flat(whole.model))
+        assert 3 < len(uninterrupted._updates) < 8  # steps 3 and 5 are within an epoch
+    checkpoint = tmp_path / "uninterrupted" / f"checkpoint-{step}"
+    resumed = run(tmp_path / "resumed", str(checkpoint))
+    assert resumed.state.global_step == 11
+    assert losses(resumed)[step:] == losses(uninterrupted)[step:]
+    assert torch.equal(flat(resumed.model), flat(uninterrupted.model))
 
 
 def test_resume_with_other_batch_settings_is_refused(tmp_path):
@@ -287,7 +287,7 @@ def test_resume_does_not_read_skipped_data(tmp_path):
     made.get_train_dataloader()
     data.read = 0  # the lengths
     lengths = made._updates
-    data.read = -len(data)  # they are read again
+    data.read = -len(data)  # they are read resumed
     made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-19"))
     assert 0 < data.read <= 2 * max(len(batch) for update in lengths for batch in update)
 
@@ -335,7 +335,7 @@ def test_save_total_limit_keeps_the_best_checkpoint(tmp_path, monkeypatch):
 
     best = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
     steps = {"eval_strategy": "steps", "eval_steps": 1, "save_total_limit": 2, "max_steps": 5}
-    monkeypatch.setattr(VanillaTransformerTrainer, "_validate_args", lambda self: None)  # there is no data to judge by
+    monkeypatch.setattr(VanillaTransformerTrainer, "_validate_args", lambda self: None)  # there is no evaluation data
     made = trained(tmp_path, random_pairs(32), kind=Judged, max_tokens_per_batch=60, **SAVING, **best, **steps)
     assert {path.name for path in complete_checkpoints(tmp_path)} == {"checkpoint-2", "checkpoint-5"}
     assert made.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
@@ -346,7 +346,7 @@ def test_save_total_limit_keeps_the_best_checkpoint(tmp_path, monkeypatch):
 
 
 def test_save_total_limit_keeps_the_newest_checkpoint(tmp_path):
-    """Gone on from an earlier checkpoint than the last: the new ones have lower numbers than what they replace."""
+    """Resumed from an earlier checkpoint: the new ones have lower numbers than those of the abandoned run."""
     settings = {"max_tokens_per_batch": 60, **SAVING}
     trained(tmp_path, random_pairs(32), max_steps=5, **settings)
     shutil.rmtree(tmp_path / "checkpoint-3")

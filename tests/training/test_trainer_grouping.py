@@ -1,4 +1,4 @@
-"""Batches of pairs whose two lengths are alike: every pair once, little padding, another order each epoch."""
+"""Batches of pairs grouped by both lengths: every pair once, little padding, another order each epoch."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ BATCH = 16
 
 @pytest.fixture
 def lengths():
-    """Lengths of 1,000 pairs that go together as those of real sentences do: targets 0.7 to 1.5 times as long."""
+    """Lengths of 1,000 pairs, correlated as in real text: targets are 0.7 to 1.5 times as long."""
     rng = np.random.default_rng(0)
     source = rng.integers(3, 40, 1000)
     return source, np.maximum(1, (source * rng.uniform(0.7, 1.5, 1000)).round().astype(int))
@@ -35,11 +35,11 @@ def padding_share(found, lengths):
 
 
 def test_pair_lengths_are_of_both_sides_without_transforms(monkeypatch):
-    monkeypatch.setattr(batching, "_ROWS_READ", 2)  # in parts
+    monkeypatch.setattr(batching, "_ROWS_READ", 2)  # read in several batches
     data = Dataset.from_dict({"input_ids": [[5, 2], [2], [5, 6, 2]], "labels": [[2], [7, 8, 9, 2], [7, 2]]})
 
     def never(batch):
-        raise AssertionError("a transform would segment every pair to know its length")
+        raise AssertionError("the transform must not run to get the lengths")
 
     for each in (data, data.with_transform(never)):
         source, target = pair_lengths(each)
@@ -71,7 +71,7 @@ def test_length_groups_depend_on_seed_and_epoch_only(lengths):
 
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1) and order(1, 0) != order(2, 0)
-    # the pairs that share a batch change too, or every epoch would show the same contrasts
+    # the composition of the batches changes, too
     first, second = ({frozenset(o[i : i + BATCH]) for i in range(0, 1000, BATCH)} for o in (order(1, 0), order(1, 1)))
     assert len(first & second) < len(first) / 4
 
@@ -79,7 +79,7 @@ def test_length_groups_depend_on_seed_and_epoch_only(lengths):
 def test_length_groups_are_shuffled(lengths):
     means = [lengths[0][batch].mean() for batch in batches(GroupedPairSampler(*lengths, BATCH, seed=1))]
     assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.4
-    # nor does the longest or the shortest always come first
+    # the first batch is neither the longest nor the shortest
     assert np.argmax(means) != 0 and np.argmin(means) != 0
 
 
@@ -94,7 +94,7 @@ def test_length_groups_pad_less_than_grouping_by_source(lengths):
 def trainer(folder, count=26, collator=None, **settings):
     rng = np.random.default_rng(1)
 
-    def side(salt):  # each row begins with its number, so that a batch tells which rows it has
+    def side(salt):  # each row begins with its number, to identify the rows of a batch
         return [[4 + row] + [4] * int(rng.integers(salt, salt + 6)) + [2] for row in range(count)]
 
     settings = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "disable_tqdm": True, **settings}
