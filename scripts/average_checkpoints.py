@@ -1,18 +1,18 @@
-"""Average the weights of several checkpoints of one run (§6.1) into one model.
+"""Average the weights of several checkpoints of a run (§6.1) into one model.
 
   python scripts/average_checkpoints.py --output runs/averaged --run runs/multi30k_en_de_tiny --last 10
   python scripts/average_checkpoints.py --output runs/averaged runs/mine/checkpoint-2000 runs/mine/checkpoint-2500
 
-The output is a model folder: the last checkpoint's configuration, tokenizer and generation settings go with the
-weights. If its name ends with .safetensors, it is a file with the weights alone.
+The output is a model folder with the configuration, tokenizers and generation config of the last checkpoint. If its
+name ends in .safetensors, it is a file with the weights only.
 """
 
 import argparse
 import shutil
 from pathlib import Path
 
-SCORES = ("README.md", "all_results.json", "*.png", "runs")  # of another model than the average
-# What a checkpoint holds for going on with training only; it does not belong to averaged weights.
+# Files of a checkpoint that do not apply to averaged weights: results, and the state for resuming.
+RESULTS = ("README.md", "all_results.json", "*.png", "runs")
 TRAINING_STATE = (
     *("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin"),
     *("data_position.json", "pytorch_model_fsdp*"),
@@ -22,8 +22,10 @@ TRAINING_STATE = (
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="folders or .safetensors files")
-    parser.add_argument("--run", metavar="DIR", help="take the checkpoints of this run instead")
-    parser.add_argument("--last", type=int, metavar="K", help="with --run: the last K of them (the paper: 5 or 20)")
+    parser.add_argument("--run", metavar="DIR", help="average the checkpoints of this run")
+    parser.add_argument(
+        "--last", type=int, metavar="K", help="with --run: its last K checkpoints (the paper: 5 or 20)"
+    )
     parser.add_argument("--output", required=True, metavar="DIR", help="new folder, or a file.safetensors")
     arguments = parser.parse_args()
     if bool(arguments.checkpoints) == bool(arguments.run):
@@ -49,23 +51,23 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
-    """The checkpoints that the arguments name, oldest first where it is a run's."""
+    """The named checkpoints, or those of the run, oldest first."""
     from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+    from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 
     if arguments.run is None:
         return [Path(name) for name in arguments.checkpoints]
     if arguments.last < 1:
         raise UserError(f"last is {arguments.last}; it must be at least 1")
-    checkpoints = whole_checkpoints(Path(arguments.run))
+    checkpoints = complete_checkpoints(Path(arguments.run))
     if len(checkpoints) < arguments.last:
-        have = f"run {arguments.run} has {len(checkpoints)} whole checkpoints"
+        have = f"run {arguments.run} has {len(checkpoints)} complete checkpoints"
         raise UserError(f"{have}; last asks for {arguments.last}")
     return checkpoints[-arguments.last :]
 
 
 def write_model_folder(checkpoints: list[Path], output: Path) -> None:
-    """Average into a folder that appears when it is complete."""
+    """Write the average as a model folder, atomically."""
     from hf_vanilla_transformer.atomic_write import new_folder
     from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
     from hf_vanilla_transformer.errors import UserError
@@ -77,16 +79,16 @@ def write_model_folder(checkpoints: list[Path], output: Path) -> None:
         average_weights(checkpoints, folder / WEIGHTS)
         if not last.is_dir():
             raise UserError(f"{last} has no configuration beside it: name folders, or end output with .safetensors")
-        # A checkpoint of the stock trainer lacks the target's tokenizer; its run has it.
+        # Checkpoints of `Seq2SeqTrainer` lack the target tokenizer; the folder of the run has it.
         target_tokenizer = last.parent / TARGET_FOLDER
         if last.name.startswith("checkpoint-") and target_tokenizer.is_dir():
             shutil.copytree(target_tokenizer, folder / TARGET_FOLDER)
-        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *SCORES, "*.safetensors", INDEX, "checkpoint-*")
+        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *RESULTS, "*.safetensors", INDEX, "checkpoint-*")
         shutil.copytree(last, folder, ignore=unwanted, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":
-    # parsed before the package is imported: importing torch takes seconds, and --help should not
+    # Importing torch takes seconds, so parse the arguments first.
     parsed = parse_arguments()
 
     from hf_vanilla_transformer.errors import run_command

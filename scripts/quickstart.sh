@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Train, score, save, reload and use a translator of number words: bash scripts/quickstart.sh [--FIELD VALUE …]
 #
-# Makes .venv if there is none, installs what is needed, and trains the recipe numbers_en_de into runs/quickstart (an
-# earlier quickstart there is replaced). Arguments go to scripts/train.py. Fails if the model has not learnt the task.
+# Creates .venv if it is missing, installs the dependencies, and trains the recipe numbers_en_de into runs/quickstart,
+# replacing an earlier quickstart. Arguments go to scripts/train.py. Fails if the model has not learnt the task.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
@@ -12,7 +12,7 @@ arguments=("$@")
 for ((i = 0; i < $#; i++)); do
   case ${arguments[i]} in
     --output_dir=*) model=${arguments[i]#*=} target=() ;;
-    --output_dir) model=${arguments[i + 1]-} target=() ;; # somebody else's folder is not replaced unasked
+    --output_dir) model=${arguments[i + 1]-} target=() ;; # overwrite only the default folder
   esac
 done
 started=$SECONDS
@@ -20,7 +20,7 @@ started=$SECONDS
 ensure_environment plot
 "$python" "$root/scripts/train.py" "$root/scripts/recipes/numbers_en_de.yaml" ${target[@]+"${target[@]}"} "$@"
 
-# A new process, which knows nothing but the folder.
+# New processes, which load the model from its folder.
 sentences=$(
   cat <<'END'
 seven
@@ -31,25 +31,25 @@ six thousand, eight hundred and fifty-two
 END
 )
 translations=$("$python" "$root/scripts/translate.py" --model "$model" <<<"$sentences")
-picture=$("$python" "$root/scripts/plot_attention.py" --model "$model" --sentence "two hundred and thirty-four" \
+attention_map=$("$python" "$root/scripts/plot_attention.py" --model "$model" --sentence "two hundred and thirty-four" \
   --output "$model/attention.png")
 
 printf '\nSample translations\n'
 paste -- <(printf '%s\n' "$sentences") <(printf '%s\n' "$translations") |
   while IFS=$'\t' read -r source translation; do printf '  %-42s → %s\n' "$source" "$translation"; done
 
-"$python" - "$model" "$picture" "$((SECONDS - started))" <<'END'
+"$python" - "$model" "$attention_map" "$((SECONDS - started))" <<'END'
 import json
 import sys
 
-model, picture, seconds = sys.argv[1:]
+model, attention_map, seconds = sys.argv[1:]
 with open(f"{model}/all_results.json", encoding="utf-8") as file:
     results = json.load(file)
 exact, bleu = results["test_exact_match"], results["test_bleu"]
 print(f"""
 Held-out numbers    exact match {exact:.1f} %, BLEU {bleu:.2f}
 Training curve      {model}/curve.png
-Attention map       {picture}
+Attention map       {attention_map}
 Time                {int(seconds) // 60} min {int(seconds) % 60} s, installation included
 
 Load the model in Python ({sys.executable}):

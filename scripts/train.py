@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a translator from a recipe; any field of it is also a flag.
+"""Train a translation model from a recipe. Every recipe field is also a command-line flag.
 
 python scripts/train.py scripts/recipes/numbers_en_de.yaml --output_dir runs/numbers --max_steps 500
 """

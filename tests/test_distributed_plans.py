@@ -1,4 +1,4 @@
-"""A model shared by two processes, as the plans that it declares say, gives the numbers that it gives in one."""
+"""The declared tensor-parallel and FSDP plans: a model over two processes equals the model in one."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         Version(transformers.__version__) < Version("5.23") or Version(torch.__version__) < Version("2.9"),
-        reason="older versions of transformers and torch share models differently",
+        reason="older versions of transformers and torch distribute models differently",
     ),
 ]
 
@@ -33,67 +33,65 @@ PROCESSES = 2
 
 
 def load(folder: Path, **sizes: int) -> PreTrainedModel:
-    shared = {"distributed_config": sizes} if sizes else {}
-    return AutoModelForSeq2SeqLM.from_pretrained(folder, **shared)
+    options = {"distributed_config": sizes} if sizes else {}
+    return AutoModelForSeq2SeqLM.from_pretrained(folder, **options)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which every process has a part."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor of a `DTensor`."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def held(model: PreTrainedModel) -> int:
-    """The numbers that this process holds."""
+def local_size(model: PreTrainedModel) -> int:
+    """The number of parameters on this rank."""
     local = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
     return sum(tensor.numel() for tensor in local)
 
 
-def share_the_matrices(rank: int, folder: Path) -> None:
-    """Tensor parallelism: every process reads every sentence."""
-    alone, shared = load(folder), load(folder, tp_size=PROCESSES)
-    assert held(shared) < 0.6 * held(alone)
+def check_tensor_parallel(rank: int, folder: Path) -> None:
+    """Tensor parallelism: every rank reads every sentence."""
+    alone, distributed_model = load(folder), load(folder, tp_size=PROCESSES)
+    assert local_size(distributed_model) < 0.6 * local_size(alone)
     batch = translation_batch([7, 4, 6], [5, 6, 3])
     with torch.no_grad():
-        assert_near(shared(**batch).logits, alone(**batch).logits, what="logits")
+        assert_near(distributed_model(**batch).logits, alone(**batch).logits, what="logits")
         for beams in (1, 4):
             settings = {"attention_mask": batch["attention_mask"], "num_beams": beams, "max_new_tokens": 9}
-            written = [model.generate(batch["input_ids"], **settings).tolist() for model in (shared, alone)]
+            written = [model.generate(batch["input_ids"], **settings).tolist() for model in (distributed_model, alone)]
             assert written[0] == written[1]
-    loss, found = gradients(shared.train(), **batch)
+    loss, found = gradients(distributed_model.train(), **batch)
     expected_loss, expected = gradients(alone.train(), **batch)
     assert loss == pytest.approx(expected_loss, rel=1e-5)
-    assert_same_gradients({name: whole(gradient) for name, gradient in found.items()}, expected)
+    assert_same_gradients({name: full_tensor(gradient) for name, gradient in found.items()}, expected)
 
 
-def share_the_sentences(rank: int, folder: Path) -> None:
-    """Fully sharded data parallelism: every process reads sentences of its own, and holds a part of every matrix."""
-    alone, shared = load(folder), load(folder, fsdp_size=PROCESSES)
-    assert held(shared) < 0.6 * held(alone)
+def check_fsdp(rank: int, folder: Path) -> None:
+    """Fully sharded data parallelism: each rank reads different sentences and stores a part of every matrix."""
+    alone, distributed_model = load(folder), load(folder, fsdp_size=PROCESSES)
+    assert local_size(distributed_model) < 0.6 * local_size(alone)
     batch = translation_batch([7, 4, 6], [5, 6, 3])
     own = {name: tensor[:1] if rank == 0 else tensor[1:] for name, tensor in batch.items()}
     with torch.no_grad():
-        assert_near(shared(**own).logits, alone(**own).logits, what="logits")
-    words = int(batch["labels"].ne(-100).sum())
+        assert_near(distributed_model(**own).logits, alone(**own).logits, what="logits")
+    target_tokens = int(batch["labels"].ne(-100).sum())
     expected_loss, expected = gradients(alone.train(), **batch)
-    loss = shared.train()(**own, num_items_in_batch=words).loss
-    (loss * PROCESSES).backward()  # the processes' gradients are averaged
+    loss = distributed_model.train()(**own, num_items_in_batch=target_tokens).loss
+    (loss * PROCESSES).backward()  # FSDP averages the gradients over ranks
     total = loss.detach()
     distributed.all_reduce(total)
     assert total.item() == pytest.approx(expected_loss, rel=1e-5)
-    found = {name: parameter.grad for name, parameter in shared.named_parameters()}
-    assert_same_gradients({name: whole(gradient) for name, gradient in found.items()}, expected)
-    # What the processes save together is one checkpoint like any other.
-    shared.save_pretrained(folder / "again", is_main_process=rank == 0)
+    found = {name: parameter.grad for name, parameter in distributed_model.named_parameters()}
+    assert_same_gradients({name: full_tensor(gradient) for name, gradient in found.items()}, expected)
+    # The ranks save one unsharded checkpoint.
+    distributed_model.save_pretrained(folder / "again", is_main_process=rank == 0)
     distributed.barrier()
     again = load(folder / "again").state_dict()
     assert all(tensor.equal(again[name]) for name, tensor in alone.state_dict().items())
 
 
-def one_process(rank: int, check: Callable[[int, Path], None], folder: Path) -> None:
+def run_rank(rank: int, check: Callable[[int, Path], None], folder: Path) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(PROCESSES))
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting_place", rank=rank, world_size=PROCESSES
-    )
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=PROCESSES)
     try:
         for model_folder in sorted(path for path in folder.iterdir() if path.is_dir()):
             check(rank, model_folder)
@@ -101,11 +99,11 @@ def one_process(rank: int, check: Callable[[int, Path], None], folder: Path) -> 
         distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("check", [share_the_matrices, share_the_sentences], ids=["tensor_parallel", "fsdp"])
-def test_shared_model_is_the_same(check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # two processes on one GPU would wait for ever
+@pytest.mark.parametrize("check", [check_tensor_parallel, check_fsdp], ids=["tensor_parallel", "fsdp"])
+def test_distributed_model_equals_the_local_one(check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # two processes on one GPU would deadlock
     options = {"vocab_size": 41, "lm_head_bias": True, "final_layer_norm": True, "label_smoothing": 0.1}
     for share, tie in TYING_MODES:
         model = tiny_model(share_encoder_decoder_embeddings=share, tie_word_embeddings=tie, **options)
         model.save_pretrained(tmp_path / f"share_{share}_tie_{tie}")
-    multiprocessing.spawn(one_process, (check, tmp_path), nprocs=PROCESSES)
+    multiprocessing.spawn(run_rank, (check, tmp_path), nprocs=PROCESSES)

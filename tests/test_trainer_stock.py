@@ -1,4 +1,4 @@
-"""transformers' own `Seq2SeqTrainer` and `DataCollatorForSeq2Seq`, with nothing of ours but the model."""
+"""The model with transformers' `Seq2SeqTrainer` and `DataCollatorForSeq2Seq`, without the package's trainer."""
 
 import math
 import random
@@ -21,27 +21,18 @@ from transformers import (
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.loss_vanilla_transformer import translation_loss
 from tests.model_helpers import EOS, FIRST_WORD, PAD, sentences, tiny_config, tiny_model
-
-Rows = list[dict[str, list[int]]]
+from tests.trainer_helpers import DESCENT, QUIET, Rows, flat, random_pairs, relative_error
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Forty words, the first four of them special."""
-    words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(FIRST_WORD, 40))]
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    """A vocabulary of forty tokens, four of them special."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(FIRST_WORD, 40))]
+    backend = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
-
-
-def pairs(count: int, seed: int = 0) -> Rows:
-    """Random sentences of 1 to 12 words with random translations."""
-    dice = random.Random(seed)
-    sources = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed)
-    targets = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed + 1)
-    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
 
 
 def trainer_of(
@@ -50,17 +41,16 @@ def trainer_of(
     folder: Path,
     train: Rows | None = None,
     evaluation: Rows | None = None,
-    collator_knows_model: bool = True,
+    collator_with_model: bool = True,
     compute_metrics: Any = None,
     **settings: Any,
 ) -> Seq2SeqTrainer:
-    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
     return Seq2SeqTrainer(
         model=model,
-        args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**quiet, **settings}),
+        args=Seq2SeqTrainingArguments(output_dir=str(folder), **{**QUIET, **settings}),
         train_dataset=train,
         eval_dataset=evaluation,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model if collator_knows_model else None),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model if collator_with_model else None),
         processing_class=tokenizer,
         compute_metrics=compute_metrics,
     )
@@ -76,37 +66,26 @@ def logged(trainer: Seq2SeqTrainer, name: str = "loss") -> list[float]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_update_does_not_depend_on_how_a_batch_is_cut(
+def test_update_does_not_depend_on_gradient_accumulation(
     smoothing: float, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    # Plain gradient descent: Adam would divide rounding errors by themselves.
-    settings = {"max_steps": 2, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
-    rows, results = pairs(32), {}
+    rows, results = random_pairs(32), {}
     for size, steps in ((32, 1), (4, 8), (8, 4)):
         model = tiny_model(label_smoothing=smoothing)
-        before = torch.cat([p.detach().clone().flatten() for p in model.parameters()])
-        trainer = trainer_of(
-            model,
-            tokenizer,
-            tmp_path,
-            rows,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=steps,
-            max_grad_norm=0.0,
-            **settings,
-        )
+        before = flat(model)
+        settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
+        trainer = trainer_of(model, tokenizer, tmp_path, rows, **settings, **DESCENT)
         trainer.train()
-        after = torch.cat([p.detach().flatten() for p in model.parameters()])
-        results[size] = (after - before, logged(trainer))
-    whole, losses = results.pop(32)
-    assert whole.norm() > 0.1
+        results[size] = (flat(model) - before, logged(trainer))
+    expected, losses = results.pop(32)
+    assert expected.norm() > 0.1
     for update, other_losses in results.values():
-        assert ((update - whole).norm() / whole.norm()).item() <= 1e-5
+        assert relative_error(update, expected) <= 1e-5
         assert other_losses == pytest.approx(losses, rel=1e-4)
 
 
-def test_logged_loss_is_the_mean_over_words(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows, model = pairs(12), tiny_model()
+def test_logged_loss_is_the_mean_over_tokens(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    rows, model = random_pairs(12), tiny_model()
     with torch.no_grad():
         total = sum(
             model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).loss.item()
@@ -121,11 +100,11 @@ def test_logged_loss_is_the_mean_over_words(tokenizer: PreTrainedTokenizerFast, 
     assert logged(trainer)[0] == pytest.approx(expected, rel=1e-4)
 
 
-# the name that every transformers 5 knows
+# the argument name that every version 5 of transformers accepts
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_training_saves_and_resumes(checkpointing: bool, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows = pairs(24)
+    rows = random_pairs(24)
     settings = {
         "max_steps": 6,
         "per_device_train_batch_size": 4,
@@ -143,13 +122,15 @@ def test_training_saves_and_resumes(checkpointing: bool, tokenizer: PreTrainedTo
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         return trainer
 
-    whole = run(tmp_path / "whole")
-    half = tmp_path / "whole" / "checkpoint-3"
-    assert {"model.safetensors", "config.json", "generation_config.json"} <= {path.name for path in half.iterdir()}
-    resumed = run(tmp_path / "resumed", half)
-    assert len(logged(whole)) == 6
-    assert logged(resumed) == logged(whole)
-    expected = load_file(tmp_path / "whole" / "checkpoint-6" / "model.safetensors")
+    uninterrupted = run(tmp_path / "uninterrupted")
+    checkpoint = tmp_path / "uninterrupted" / "checkpoint-3"
+    assert {"model.safetensors", "config.json", "generation_config.json"} <= {
+        path.name for path in checkpoint.iterdir()
+    }
+    resumed = run(tmp_path / "resumed", checkpoint)
+    assert len(logged(uninterrupted)) == 6
+    assert logged(resumed) == logged(uninterrupted)
+    expected = load_file(tmp_path / "uninterrupted" / "checkpoint-6" / "model.safetensors")
     actual = load_file(tmp_path / "resumed" / "checkpoint-6" / "model.safetensors")
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -158,8 +139,8 @@ def test_training_saves_and_resumes(checkpointing: bool, tokenizer: PreTrainedTo
     assert all(p.equal(dict(resumed.model.named_parameters())[name]) for name, p in loaded.named_parameters())
 
 
-def test_trainers_own_label_smoothing(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    rows, model = pairs(4), tiny_model()
+def test_label_smoothing_of_the_trainer_is_exact(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    rows, model = random_pairs(4), tiny_model()
     batch = DataCollatorForSeq2Seq(tokenizer, model=model)([dict(row) for row in rows])
     with torch.no_grad():
         expected = translation_loss(model(**batch).logits, batch["labels"], 0.1).item()
@@ -170,20 +151,25 @@ def test_trainers_own_label_smoothing(tokenizer: PreTrainedTokenizerFast, tmp_pa
     assert logged(trainer)[0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_trainers_own_label_smoothing_needs_a_collator_that_knows_the_model(
+def test_label_smoothing_of_the_trainer_needs_a_collator_with_the_model(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    settings = {"label_smoothing_factor": 0.1, "max_steps": 1, "collator_knows_model": False}
-    trainer = trainer_of(tiny_model(), tokenizer, tmp_path, pairs(4), **settings)
+    settings = {"label_smoothing_factor": 0.1, "max_steps": 1, "collator_with_model": False}
+    trainer = trainer_of(tiny_model(), tokenizer, tmp_path, random_pairs(4), **settings)
     with pytest.raises(ValueError, match=r"DataCollatorForSeq2Seq\(tokenizer, model=model\)"):
         trainer.train()
 
 
-def test_collator_need_not_know_the_model(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_collator_without_the_model_gives_the_same_loss(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     losses = []
-    for knows in (True, False):
+    for with_model in (True, False):
         trainer = trainer_of(
-            tiny_model(label_smoothing=0.1), tokenizer, tmp_path, pairs(8), max_steps=2, collator_knows_model=knows
+            tiny_model(label_smoothing=0.1),
+            tokenizer,
+            tmp_path,
+            random_pairs(8),
+            max_steps=2,
+            collator_with_model=with_model,
         )
         trainer.train()
         losses.append(logged(trainer))
@@ -195,19 +181,19 @@ def test_collator_need_not_know_the_model(tokenizer: PreTrainedTokenizerFast, tm
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def words_written(predictions: np.ndarray) -> int:
-    """The longest translation, its start included, without the padding that the trainer adds."""
+def longest_translation(predictions: np.ndarray) -> int:
+    """Tokens of the longest translation, including the start token, without the trainer's padding."""
     return int(np.isin(predictions, (PAD, -100), invert=True).sum(axis=1).max())
 
 
-def test_evaluation_does_not_cut_translations(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_evaluation_does_not_truncate_translations(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = tiny_model(lm_head_bias=True)
     with torch.no_grad():
-        model.lm_head.bias[[PAD, EOS]] = -1e4  # it never stops by itself
+        model.lm_head.bias[[PAD, EOS]] = -1e4  # it never generates the end token
     lengths: list[int] = []
 
     def measure(prediction: EvalPrediction) -> dict[str, float]:
-        lengths.append(words_written(prediction.predictions))
+        lengths.append(longest_translation(prediction.predictions))
         return {}
 
     source = sentences([9])[0]
@@ -221,19 +207,19 @@ def test_evaluation_does_not_cut_translations(tokenizer: PreTrainedTokenizerFast
     assert lengths == [1 + len(source) + 50] * 4
     trainer.evaluate(max_new_tokens=7, num_beams=2)
     assert lengths[-1] == 8
-    # nor does anything that the trainer did stay in the checkpoint
+    # the settings of the trainer are not saved in the checkpoint
     trainer.save_model(str(tmp_path / "saved"))
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "saved").eval()
     assert loaded.generate(torch.tensor([source])).shape[1] == 1 + len(source) + 50
 
 
-def test_evaluation_uses_the_limit_of_the_arguments(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_evaluation_uses_generation_max_length(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = tiny_model(lm_head_bias=True)
     with torch.no_grad():
         model.lm_head.bias[[PAD, EOS]] = -1e4
     settings = {"predict_with_generate": True, "generation_max_length": 13, "generation_num_beams": 1}
     trainer = trainer_of(model, tokenizer, tmp_path, **settings)
-    assert words_written(trainer.predict(pairs(3)).predictions) == 13
+    assert longest_translation(trainer.predict(random_pairs(3)).predictions) == 13
 
 
 @pytest.mark.parametrize(
@@ -249,9 +235,9 @@ def test_tiny_model_learns_to_reverse(
     tokenizer: PreTrainedTokenizerFast,
     tmp_path: Path,
 ) -> None:
-    dice = random.Random(0)
-    words = range(FIRST_WORD, FIRST_WORD + 8)
-    strings = list(dict.fromkeys(tuple(dice.choices(words, k=dice.randint(2, longest))) for _ in range(5000)))
+    rng = random.Random(0)
+    tokens = range(FIRST_WORD, FIRST_WORD + 8)
+    strings = list(dict.fromkeys(tuple(rng.choices(tokens, k=rng.randint(2, longest))) for _ in range(5000)))
     rows = [{"input_ids": [*string, EOS], "labels": [*reversed(string), EOS]} for string in strings]
     held_out, train = rows[:200], rows[200:]
     torch.manual_seed(0)
@@ -281,7 +267,7 @@ def test_tiny_model_learns_to_reverse(
     assert losses[-1] < 0.5 * losses[0]
     written = trainer.predict(held_out).predictions
     right = [
-        [word for word in row[1:].tolist() if word not in (PAD, EOS, -100)] == pair["labels"][:-1]
+        [token for token in row[1:].tolist() if token not in (PAD, EOS, -100)] == pair["labels"][:-1]
         for row, pair in zip(written, held_out, strict=True)
     ]
     assert np.mean(right) >= wanted

@@ -1,8 +1,5 @@
 """One update is the same in one process and in two: `Seq2SeqTrainer` through accelerate, and bare DDP."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import torch
 
 from tests import two_process_worker as worker
 from tests.model_helpers import TYING_MODES
+from tests.trainer_helpers import TORCHRUN, launch, relative_error
 
 pytestmark = pytest.mark.slow
 
@@ -19,29 +17,19 @@ Results = dict[Any, Any]
 
 @pytest.fixture(scope="module")
 def two_processes(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What the worker's first process wrote. One run for all tests: starting takes longer than computing."""
+    """The results that rank 0 wrote. One run for all tests, because starting takes longer than computing."""
     folder = tmp_path_factory.mktemp("two_processes")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={worker.PROCESSES}"]
-    environment = {**os.environ, "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""}
-    script = [str(Path(worker.__file__)), str(folder)]
-    run = subprocess.run(
-        [*command, *script], cwd=repository, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
+    launch(repository, *TORCHRUN, f"--nproc_per_node={worker.PROCESSES}", worker.__file__, str(folder))
     results = torch.load(folder / "results.pt", weights_only=False)
     assert results["ranks"] == worker.PROCESSES
     return results
 
 
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((actual - expected).norm() / expected.norm()).item()
-
-
 @pytest.mark.parametrize("smoothing", worker.SMOOTHINGS)
-def test_update_of_two_processes_is_that_of_one(smoothing: float, two_processes: Results, tmp_path: Path) -> None:
+def test_update_of_two_processes_equals_that_of_one(smoothing: float, two_processes: Results, tmp_path: Path) -> None:
     expected, losses = worker.trained_update(smoothing, worker.SENTENCES, 1, tmp_path)
     assert expected.norm() > 0.1
-    for size, _ in worker.CUTS:
+    for size, _ in worker.SPLITS:
         update, other_losses = two_processes["trainer", smoothing, size]
         assert relative_error(update, expected) <= 1e-5
         assert other_losses == pytest.approx(losses, rel=1e-4)
@@ -49,14 +37,14 @@ def test_update_of_two_processes_is_that_of_one(smoothing: float, two_processes:
 
 @pytest.mark.parametrize("name", worker.FORMATS)
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
-def test_ddp_needs_no_search_for_unused_parameters(share: bool, tie: bool, name: str, two_processes: Results) -> None:
+def test_ddp_works_without_find_unused_parameters(share: bool, tie: bool, name: str, two_processes: Results) -> None:
     model = worker.tied_model(share, tie)
     expected = worker.descend(model, model, worker.FORMATS[name], slice(0, worker.SENTENCES))
-    # bfloat16 has 8 bits, and what is rounded depends on what stands in a batch
+    # bfloat16 has 8 bits of precision, and rounding depends on the batch
     tolerance = 1e-5 if name == "fp32" else 3e-2
     assert expected.norm() > 0.1
     assert relative_error(two_processes["ddp", share, tie, name], expected) <= tolerance
 
 
-def test_ddp_would_complain(two_processes: Results) -> None:
-    assert "not used in producing loss" in two_processes["complaint"]
+def test_ddp_fails_with_unused_parameters(two_processes: Results) -> None:
+    assert "not used in producing loss" in two_processes["error"]

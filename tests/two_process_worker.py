@@ -1,10 +1,9 @@
 """What test_two_processes.py runs in each of two processes: python -m torch.distributed.run … two_process_worker.py D
 
-It trains the same models on the same sentences as the test does in one process, and the first of the two writes what
-came out into the folder D.
+It trains the same models on the same sentences as the test does in one process, and rank 0 writes the results into the
+folder D.
 """
 
-import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,62 +15,35 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from tests.model_helpers import PAD, TYING_MODES, padded, sentences, tiny_model
-
-Rows = list[dict[str, list[int]]]
+from tests.model_helpers import TYING_MODES, tiny_model
+from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs
 
 SENTENCES = 32
 PROCESSES = 2
-# Sentences per process and accumulation steps; each cuts the 32 sentences of one update in another way.
-CUTS = [(16, 1), (4, 4)]
+# Batch size per process and accumulation steps: two ways to split the 32 sentences of an update.
+SPLITS = [(16, 1), (4, 4)]
 SMOOTHINGS = [0.0, 0.1]
 STEPS = 3
 
 FORMATS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
-def pairs() -> Rows:
-    """Random sentences of 1 to 12 words with random translations."""
-    dice = random.Random(0)
-    sources = sentences([dice.randint(1, 12) for _ in range(SENTENCES)])
-    targets = sentences([dice.randint(1, 12) for _ in range(SENTENCES)], seed=1)
-    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
-
-
-def collate(rows: Rows) -> dict[str, Tensor]:
-    source = padded([row["input_ids"] for row in rows])
-    labels = padded([row["labels"] for row in rows], value=-100)
-    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
-
-
-def flat(model: VanillaTransformerForConditionalGeneration) -> Tensor:
-    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
-
-
 def trained_update(
     smoothing: float, size: int, steps: int, folder: Path, **settings: Any
 ) -> tuple[Tensor, list[float]]:
-    """By how much two updates of `Seq2SeqTrainer` with plain gradient descent move the weights, and its losses."""
+    """The change of the weights in two updates of `Seq2SeqTrainer` with plain gradient descent, and the losses."""
     model = tiny_model(label_smoothing=smoothing)
     before = flat(model)
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        logging_steps=1,
+        **QUIET,
+        **DESCENT,
         max_steps=2,
-        # Adam would divide rounding errors by themselves.
-        optim="sgd",
-        learning_rate=1.0,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=steps,
         **settings,
     )
-    trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=pairs(), data_collator=collate)
+    trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=random_pairs(SENTENCES), data_collator=collate)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return flat(model) - before, losses
@@ -91,17 +63,17 @@ def tied_model(share: bool, tie: bool) -> VanillaTransformerForConditionalGenera
 def descend(
     model: VanillaTransformerForConditionalGeneration, wrapped: Callable, dtype: torch.dtype | None, share: slice
 ) -> Tensor:
-    """By how much a few updates move the weights, when `wrapped` reads the given share of the sentences each time."""
-    rows = pairs()
-    words = sum(len(row["labels"]) for row in rows)
+    """The change of the weights after a few updates in which `wrapped` reads the given sentences."""
+    rows = random_pairs(SENTENCES)
+    target_tokens = sum(len(row["labels"]) for row in rows)
     count = distributed.get_world_size() if distributed.is_initialized() else 1
     batch = collate(rows[share])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = flat(model)
     for _ in range(STEPS):
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            loss = wrapped(**batch, num_items_in_batch=words).loss
-        # the gradients of the processes are averaged, where the sum is meant
+            loss = wrapped(**batch, num_items_in_batch=target_tokens).loss
+        # DDP averages the gradients over ranks, where the sum is needed
         (loss * count).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -109,7 +81,7 @@ def descend(
 
 
 class WithUnusedParameter(torch.nn.Module):
-    """What `DistributedDataParallel` must complain about, or its silence says nothing."""
+    """A control: `DistributedDataParallel` must fail with this."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
@@ -127,13 +99,13 @@ def parallel(module: torch.nn.Module) -> DistributedDataParallel:
 def main(folder: Path) -> None:
     results: dict[Any, Any] = {}
     for smoothing in SMOOTHINGS:
-        for size, steps in CUTS:
+        for size, steps in SPLITS:
             settings = {"ddp_find_unused_parameters": False, "ddp_backend": "gloo"}
             results["trainer", smoothing, size] = trained_update(smoothing, size, steps, folder, **settings)
     assert distributed.get_world_size() == PROCESSES
     rank = distributed.get_rank()
     results["ranks"] = PROCESSES
-    # not halves of the same number of words
+    # shares with different numbers of tokens
     own = slice(0, 11) if rank == 0 else slice(11, SENTENCES)
     for share, tie in TYING_MODES:
         for name, dtype in FORMATS.items():
@@ -142,9 +114,9 @@ def main(folder: Path) -> None:
     model = tied_model(True, True)
     try:
         descend(model, parallel(WithUnusedParameter(model)), None, own)
-        results["complaint"] = ""
+        results["error"] = ""
     except RuntimeError as error:
-        results["complaint"] = str(error)
+        results["error"] = str(error)
     if rank == 0:
         torch.save(results, folder / "results.pt")
     distributed.barrier()

@@ -1,113 +1,94 @@
-"""What a training run can be told, field by field; a recipe file and the command line use the same names."""
+"""The arguments of a training run: model, data and training. Recipes and command-line flags use the field names."""
 
-from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, make_dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 from transformers import Seq2SeqTrainingArguments
+from transformers.hf_argparser import HfArg
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 
-# Fields of the configuration that the tokenizers decide, or that have no meaning for a translator.
-_NOT_CHOSEN = {"decoder_vocab_size", "is_encoder_decoder", "use_cache"}
+# Configuration fields that the tokenizers decide, or that a translation model does not use.
+_NOT_ARGUMENTS = {"decoder_vocab_size", "is_encoder_decoder", "use_cache"}
+
+
+def _optional(help: str) -> Any:
+    return HfArg(default=None, help=help)
 
 
 def _model_fields() -> list[tuple[str, Any, Field]]:
-    """One optional argument for each field of the configuration; None leaves the preset's or the default value."""
-    single: dict[Any, Any] = {float | int: float, int | None: int}  # the parser takes no other unions
+    """One optional argument per configuration field; None keeps the value of the preset or the default."""
+    # HfArgumentParser accepts no union but `X | None`.
+    parsed_as: dict[Any, Any] = {float | int: float, int | None: int}
     arguments = []
     for each in fields(VanillaTransformerConfig):
         own = each.name in VanillaTransformerConfig.__annotations__
-        if not own or each.name in _NOT_CHOSEN or each.name.endswith("_token_id"):
+        if not own or each.name in _NOT_ARGUMENTS or each.name.endswith("_token_id"):
             continue
-        kind = single.get(each.type, each.type)
-        shown = "" if each.default in (MISSING, None) else f" (default {each.default})"
-        about: Any = field(default=None, metadata={"help": f"{each.name} of VanillaTransformerConfig{shown}"})
-        arguments.append((each.name, kind | None, about))
-    preset: Any = field(default=None, metadata={"help": f"A row of Table 3 to start from: {', '.join(PRESETS)}"})
-    arguments.append(("preset", str | None, preset))
-    return arguments
+        default = "" if each.default in (MISSING, None) else f" (default {each.default})"
+        help = f"{each.name} of VanillaTransformerConfig{default}"
+        arguments.append((each.name, parsed_as.get(each.type, each.type) | None, _optional(help)))
+    preset = _optional(f"A row of Table 3 to start from: {', '.join(PRESETS)}")
+    return [*arguments, ("preset", str | None, preset)]
 
 
-# Made from the configuration, so that the two cannot drift apart.
+# Generated from the configuration, so that the two cannot drift apart.
 ModelArguments = make_dataclass("ModelArguments", _model_fields())
-ModelArguments.__doc__ = "The model's shape: a preset, and any field of `VanillaTransformerConfig` but the token ids."
+ModelArguments.__doc__ = "The architecture: a preset, and any field of `VanillaTransformerConfig` but the token ids."
 
 
 @dataclass
 class DataArguments:
-    """Where the sentence pairs come from, and how they become ids."""
+    """Where the sentence pairs come from, and how they are tokenized."""
 
-    source_lang: str | None = field(default=None, metadata={"help": "Source language, such as en"})
-    target_lang: str | None = field(default=None, metadata={"help": "Target language, such as de"})
-    train_file: str | None = field(
-        default=None, metadata={"help": "JSON lines, CSV, TSV (also .gz) or Parquet to train on"}
-    )
-    validation_file: str | None = field(default=None, metadata={"help": "The same, to choose the best checkpoint by"})
-    test_file: str | None = field(default=None, metadata={"help": "The same, scored once at the end"})
-    train_source_file: str | None = field(default=None, metadata={"help": "Parallel text (plain or .gz): the source"})
-    train_target_file: str | None = field(default=None, metadata={"help": "Parallel text: the target, line by line"})
-    validation_source_file: str | None = field(default=None, metadata={"help": "Validation source text"})
-    validation_target_file: str | None = field(default=None, metadata={"help": "Validation target text"})
-    test_source_file: str | None = field(default=None, metadata={"help": "Test source text"})
-    test_target_file: str | None = field(default=None, metadata={"help": "Test target text"})
-    dataset_name: str | None = field(
-        default=None,
-        metadata={"help": "A data set on the Hub or a folder of one, with splits train, validation and test"},
-    )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration"})
-    source_column: str | None = field(default=None, metadata={"help": "Column of the source sentences"})
-    target_column: str | None = field(default=None, metadata={"help": "Column of the target sentences"})
-    numbers_size: int | None = field(
-        default=None, metadata={"help": "Train on this many number words instead, made by num2words"}
-    )
-    numbers_maximum: int = field(default=999_999, metadata={"help": "The largest number"})
-    streaming: bool = field(default=False, metadata={"help": "Read while training (max_steps needed)"})
-    max_source_length: int | None = field(
-        default=256, metadata={"help": "Training pairs with more source tokens are dropped, counted and reported"}
-    )
-    max_target_length: int | None = field(default=256, metadata={"help": "The same for target tokens"})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Validate on the first N pairs only"})
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={"help": "A folder with a tokenizer, perhaps target_tokenizer/ in it"},
-    )
-    separate_vocabularies: bool = field(
-        default=False, metadata={"help": "Train one tokenizer for each language instead of a joint one"}
-    )
-    min_frequency: int = field(default=2, metadata={"help": "How often a pair must occur to become a BPE merge"})
-    lowercase: bool = field(default=False, metadata={"help": "Lower-case all text"})
-    bpe_dropout: float = field(default=0.0, metadata={"help": "BPE-dropout while training (Provilkov et al. 2020)"})
-    bleu_tokenize: str = field(default="13a", metadata={"help": "sacreBLEU's tokenizer: 13a, none, intl, zh …"})
-    bleu_lowercase: bool = field(default=False, metadata={"help": "Score without regard to case"})
+    source_lang: str | None = _optional("Source language, such as en")
+    target_lang: str | None = _optional("Target language, such as de")
+    train_file: str | None = _optional("JSON lines, CSV, TSV (also .gz) or Parquet to train on")
+    validation_file: str | None = _optional("The same, for evaluation during training")
+    test_file: str | None = _optional("The same, scored once after training")
+    train_source_file: str | None = _optional("Parallel text (plain or .gz): the source")
+    train_target_file: str | None = _optional("Parallel text: the target, line-aligned")
+    validation_source_file: str | None = _optional("Validation source text")
+    validation_target_file: str | None = _optional("Validation target text")
+    test_source_file: str | None = _optional("Test source text")
+    test_target_file: str | None = _optional("Test target text")
+    dataset_name: str | None = _optional("A dataset on the Hub or in a folder, with splits train, validation and test")
+    dataset_config_name: str | None = _optional("Configuration of that dataset")
+    source_column: str | None = _optional("Column of the source sentences")
+    target_column: str | None = _optional("Column of the target sentences")
+    numbers_size: int | None = _optional("Train on this many generated number words (num2words) instead")
+    numbers_maximum: int = HfArg(default=999_999, help="The largest number")
+    streaming: bool = HfArg(default=False, help="Stream the training data (needs max_steps)")
+    max_source_length: int | None = HfArg(default=256, help="Drop (and report) training pairs with more source tokens")
+    max_target_length: int | None = HfArg(default=256, help="The same for target tokens")
+    max_eval_samples: int | None = _optional("Validate on the first N pairs only")
+    tokenizer_name: str | None = _optional("A folder with a tokenizer, and optionally target_tokenizer/ in it")
+    separate_vocabularies: bool = HfArg(default=False, help="Train one tokenizer per language, not a joint one")
+    min_frequency: int = HfArg(default=2, help="How often a pair must occur to become a BPE merge")
+    lowercase: bool = HfArg(default=False, help="Lower-case all text")
+    bpe_dropout: float = HfArg(default=0.0, help="BPE-dropout while training (Provilkov et al. 2020)")
+    bleu_tokenize: str = HfArg(default="13a", help="sacreBLEU's tokenizer: 13a, none, intl, zh …")
+    bleu_lowercase: bool = HfArg(default=False, help="Case-insensitive scores")
 
 
 @dataclass
 class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
-    """`Seq2SeqTrainingArguments`, and batches of tokens (§5.1) for `VanillaTransformerTrainer`.
+    """`Seq2SeqTrainingArguments` with token batches (§5.1) for `VanillaTransformerTrainer`.
 
     Raises:
-        ValueError: a number below 1, or settings that count batches or sentences beside those that count tokens.
+        ValueError: a number below 1, or settings in batches or sentences together with settings in tokens.
     """
 
-    max_tokens_per_batch: int | None = field(
-        default=None,
-        metadata={
-            "help": "Batches of at most this many source tokens and this many target tokens, padding included, on "
-            "each device; in place of per_device_train_batch_size"
-        },
+    max_tokens_per_batch: int | None = _optional(
+        "Batches of at most this many source tokens and this many target tokens, padding included, on "
+        "each device; replaces per_device_train_batch_size"
     )
-    tokens_per_update: int | None = field(
-        default=None,
-        metadata={
-            "help": "About this many target tokens an update, in as many batches and processes as that takes (§5.1: "
-            "25000); None for one batch on each device"
-        },
+    tokens_per_update: int | None = _optional(
+        "Target tokens per update, about, over all batches and ranks (§5.1: 25000); None: one batch per device"
     )
-    stream_window: int = field(
-        default=20_000, metadata={"help": "Pairs of a stream that are held to make batches of tokens of"}
-    )
+    stream_window: int = HfArg(default=20_000, help="Pairs of a stream that are buffered to build token batches from")
 
     def __post_init__(self) -> None:
         for name in ("max_tokens_per_batch", "tokens_per_update", "stream_window"):
@@ -130,65 +111,54 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
 
 @dataclass
 class RunArguments(VanillaTransformerTrainingArguments):
-    """`VanillaTransformerTrainingArguments` with the paper's optimizer and schedule (§5.3) as defaults, and a little
-    more."""
+    """`VanillaTransformerTrainingArguments` with the paper's optimizer and schedule (§5.3) as defaults, and the
+    arguments of a whole run (`run_training`)."""
 
-    learning_rate: float | None = field(
-        default=None, metadata={"help": "Peak learning rate; None is the paper's d_model^-0.5 · warmup_steps^-0.5"}
-    )
-    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "Learning rate schedule"})
-    warmup_steps: float = field(default=4000, metadata={"help": "Steps of linear warm-up (§5.3)"})
-    adam_beta2: float = field(default=0.98, metadata={"help": "β2 of Adam (§5.3)"})
-    adam_epsilon: float = field(default=1e-9, metadata={"help": "ε of Adam (§5.3)"})
-    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "How batches are drawn"})
-    predict_with_generate: bool = field(default=True, metadata={"help": "Evaluate by translating"})
-    report_to: None | str | list[str] = field(default="none", metadata={"help": "Where to log: none, tensorboard …"})
-    metric_for_best_model: str | None = field(
-        default=None, metadata={"help": "What decides which checkpoint is best; BLEU unless given"}
-    )
-    # No step leaves a parameter of the model out.
-    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Look for unused parameters"})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Delete the run that output_dir holds"})
-    auto_bf16: bool = field(
-        default=False, metadata={"help": "Train in bf16 if a few timed steps show that it is faster here"}
-    )
-    early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Stop after this many evaluations without a better one"}
-    )
-    max_minutes: float | None = field(default=None, metadata={"help": "Stop training after this many minutes"})
-    average_last: int = field(
-        default=0, metadata={"help": "Average the last N checkpoints (§6.1) and keep the result if it is better"}
-    )
-    test_num_beams: int | None = field(
-        default=None, metadata={"help": "Beams of the final model, for the test and in generation_config.json"}
-    )
-    test_length_penalty: float | None = field(
-        default=None, metadata={"help": "Exponent α of the final model's length penalty, likewise"}
-    )
+    learning_rate: float | None = _optional("Peak learning rate; None is the paper's d_model^-0.5 · warmup_steps^-0.5")
+    lr_scheduler_type: str = HfArg(default="inverse_sqrt", help="Learning rate schedule")
+    warmup_steps: float = HfArg(default=4000, help="Steps of linear warm-up (§5.3)")
+    adam_beta2: float = HfArg(default=0.98, help="β2 of Adam (§5.3)")
+    adam_epsilon: float = HfArg(default=1e-9, help="ε of Adam (§5.3)")
+    train_sampling_strategy: str = HfArg(default="group_by_length", help="How training examples are sampled")
+    predict_with_generate: bool = HfArg(default=True, help="Evaluate generated translations")
+    report_to: None | str | list[str] = HfArg(default="none", help="Where to log: none, tensorboard …")
+    metric_for_best_model: str | None = _optional("The metric that selects the best checkpoint; default BLEU")
+    # Every parameter gets a gradient in every step.
+    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="Whether DDP searches for unused parameters")
+    overwrite_output_dir: bool = HfArg(default=False, help="Delete the run in output_dir")
+    auto_bf16: bool = HfArg(default=False, help="Train in bf16 if a few timed steps are faster than in float32")
+    early_stopping_patience: int | None = _optional("Stop after this many evaluations without improvement")
+    max_minutes: float | None = _optional("Stop training after this many minutes")
+    average_last: int = HfArg(default=0, help="Average the last N checkpoints (§6.1), if that scores higher")
+    test_num_beams: int | None = _optional("Beams for the test split and in the saved generation_config.json")
+    test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
 
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():
-            self.dataloader_pin_memory = False  # there is nothing to pin for
+            self.dataloader_pin_memory = False
             if self.bf16:
-                self.use_cpu = True  # the base class refuses bf16 on a CPU that nobody asked for
-        chooses = self.load_best_model_at_end or self.early_stopping_patience is not None
-        if chooses and not self.metric_for_best_model:
+                self.use_cpu = True  # the base class refuses bf16 on a CPU without use_cpu
+        selects = self.load_best_model_at_end or self.early_stopping_patience is not None
+        if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"
             self.greater_is_better = True
         super().__post_init__()
 
 
-def chosen_values(*arguments: Any) -> dict[str, Any]:
-    """The values that differ from the defaults, as a recipe would write them.
+def model_config(model_args: Any, **overrides: Any) -> VanillaTransformerConfig:
+    """The configuration that `ModelArguments` describe, with overrides."""
+    chosen = {name: value for name, value in vars(model_args).items() if value is not None} | overrides
+    preset = chosen.pop("preset", None)
+    return VanillaTransformerConfig.from_preset(preset, **chosen) if preset else VanillaTransformerConfig(**chosen)
 
-    Args:
-        arguments: instances of the three classes above.
-    """
+
+def chosen_values(*arguments: Any) -> dict[str, Any]:
+    """The values of model, data and run arguments that differ from the defaults, as a recipe would set them."""
     chosen = {}
     for each in arguments:
-        default = type(each)()
-        for name in (one.name for one in fields(each)):
+        default = vars(type(each)())
+        for name in (field.name for field in fields(each)):
             value = getattr(each, name)
-            if value is not None and value != getattr(default, name):
+            if value is not None and value != default[name]:
                 chosen[name] = value.value if isinstance(value, Enum) else value
     return chosen

@@ -1,4 +1,4 @@
-"""When a run ends: at Ctrl-C, or after a given time; in both cases with a whole checkpoint."""
+"""Stop training at Ctrl-C or after a time limit, with a complete checkpoint in both cases."""
 
 import math
 import signal
@@ -9,20 +9,20 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from .processes import anywhere, is_first
+from .distributed import any_rank, print_main
 
 
 class StopWithCheckpoint(TrainerCallback, ExportableState):
-    """Stop after `max_minutes`, or at the first Ctrl-C: finish the step, save a checkpoint, leave.
+    """Stop after `max_minutes` or at the first Ctrl-C: finish the step, save a checkpoint, end training.
 
-    A second Ctrl-C stops at once.
+    A second Ctrl-C stops immediately.
 
     Args:
-        max_minutes: time for training, evaluations and the parts before a resumption included; None for no limit.
+        max_minutes: limit of the training time, including evaluations and the time before a resume; None for none.
 
     Attributes:
-        interrupted: whether it was Ctrl-C.
-        spent: seconds of training before this process; each checkpoint knows its own.
+        interrupted: whether Ctrl-C was pressed.
+        spent: seconds of training before the resume, from the checkpoint.
     """
 
     def __init__(self, max_minutes: float | None = None):
@@ -33,15 +33,15 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         self._start: float | None = None
 
     def seconds(self) -> float:
-        """Time of training so far, in all parts of the run."""
+        """Training time so far, including the time before a resume."""
         return self.spent + (0.0 if self._start is None else time.monotonic() - self._start)
 
     def minutes_left(self) -> float:
-        """Until `max_minutes` are over; without them infinitely many."""
+        """Minutes until the limit; infinite without one."""
         return math.inf if self.max_seconds is None else max(0.0, self.max_seconds - self.seconds()) / 60
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this."""
+        """The state that `Trainer` saves in a checkpoint."""
         return {"args": {}, "attributes": {"spent": self.seconds()}}
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -54,19 +54,17 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
-        if is_first():
-            print("\nstopping: this step is finished and saved first (Ctrl-C again stops at once)", flush=True)
+        print_main("\nstopping: this step is finished and saved first (Ctrl-C again stops at once)")
         signal.signal(signal.SIGINT, self._previous)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        # Clocks differ and Ctrl-C comes between any two instructions: all processes must stop after the same step.
+        # Clocks and signals differ between ranks, but all ranks must stop after the same step.
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
-        self.interrupted, over = anywhere(self.interrupted, over, device=args.device)
+        self.interrupted, over = any_rank(self.interrupted, over, device=args.device)
         if over or self.interrupted:
-            control.should_training_stop = True
-            control.should_save = True
-            # An evaluation is wanted at the end of the time, and a quick exit after Ctrl-C.
+            control.should_training_stop = control.should_save = True
+            # Evaluate at the time limit; after Ctrl-C leave without it.
             control.should_evaluate = over and not self.interrupted and args.eval_strategy != "no"
         return control

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: which are whole, how several become one (§6.1), how finished files appear."""
+"""Checkpoints of a run: which are complete, and their average (§6.1)."""
 
 import json
 import os
@@ -16,91 +16,78 @@ from ..atomic_write import atomic_file, replace_folder
 from ..errors import UserError
 
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # which tensor is in which of several files
-STATE = "trainer_state.json"
-POSITION = "data_position.json"  # where in the data a checkpoint is, for batches of tokens
-SHARDS = "pytorch_model_fsdp_0"  # accelerate's folder of weights that several processes wrote
-WAITING_ROOM = ".saving"  # where a checkpoint is written before it appears
+INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
+TRAINER_STATE = "trainer_state.json"
+DATA_POSITION = "data_position.json"  # with token batches: where in the data to resume
+FSDP_WEIGHTS = "pytorch_model_fsdp_0"  # accelerate's folder for SHARDED_STATE_DICT
+STAGING_FOLDER = ".saving"  # a checkpoint is written here and renamed when it is complete
 
 
-def whole_checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run that were written to their end, oldest first.
-
-    Args:
-        run: the `output_dir` of a training run.
-    """
+def complete_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints in a run's `output_dir` that were completely written, oldest first."""
     numbered = [(int(match[1]), path) for path in run.glob("checkpoint-*") if (match := _step(path))]
-    return [path for _, path in sorted(numbered) if _is_whole(path)]
+    return [path for _, path in sorted(numbered) if _is_complete(path)]
 
 
 def _step(path: Path) -> re.Match | None:
     return re.fullmatch(r"checkpoint-(\d+)", path.name)
 
 
-def _is_whole(checkpoint: Path) -> bool:
+def _is_complete(checkpoint: Path) -> bool:
     try:
-        json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    if (checkpoint / WEIGHTS).is_file() or (checkpoint / SHARDS).is_dir():
+    if (checkpoint / WEIGHTS).is_file() or (checkpoint / FSDP_WEIGHTS).is_dir():
         return True
     try:
-        return all(file.is_file() for file in _indexed(checkpoint / INDEX).values())
+        return all(file.is_file() for file in _read_index(checkpoint / INDEX).values())
     except UserError:
         return False
 
 
-def move_in(beside: Path, target: Path) -> None:
-    """Let a finished folder take its place, at once; what was written is on the disk before.
-
-    Args:
-        beside: the folder, on the same file system.
-        target: its place; a folder that is there already (of an earlier attempt at the same step) goes.
-    """
-    for path in (*beside.rglob("*"), beside):
+def move_into_place(staged: Path, target: Path) -> None:
+    """Sync a finished folder to disk, then rename it to `target`, replacing an earlier checkpoint of the same step."""
+    for path in (*staged.rglob("*"), staged):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    replace_folder(beside, target)
+    replace_folder(staged, target)
 
 
 def remove_old_checkpoints(run: Path, limit: int, newest: Path, best: str | Path | None = None) -> None:
-    """Keep the `limit` youngest whole checkpoints, the newest and the best one among them.
+    """Keep the `limit` youngest complete checkpoints, and in any case the newest and the best.
 
-    Args:
-        run: the folder that they are in.
-        limit: how many to keep, at least; 1 keeps the newest and the best.
-        newest: the one that was just written: it stays even if those of an abandoned run have higher numbers.
-        best: the best one so far, if there is one.
+    `newest` is named because checkpoints of an abandoned run may have higher step numbers.
     """
     kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
-    others = [path for path in whole_checkpoints(run) if path.resolve() not in kept]
-    others.sort(key=lambda path: (path / STATE).stat().st_mtime)
+    others = [path for path in complete_checkpoints(run) if path.resolve() not in kept]
+    others.sort(key=lambda path: (path / TRAINER_STATE).stat().st_mtime)
     for path in others[: max(0, len(others) + len(kept) - limit)]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_broken_checkpoints(run: Path) -> None:
-    """Delete what a crash or a full disk left of a checkpoint, so that it is neither resumed from nor counted."""
-    shutil.rmtree(run / WAITING_ROOM, ignore_errors=True)
-    whole = set(whole_checkpoints(run))
+def remove_incomplete_checkpoints(run: Path) -> None:
+    """Delete the partial checkpoints that a crash or a full disk left."""
+    shutil.rmtree(run / STAGING_FOLDER, ignore_errors=True)
+    complete = set(complete_checkpoints(run))
     for path in run.glob("checkpoint-*"):
-        if _step(path) and path not in whole:
+        if _step(path) and path not in complete:
             shutil.rmtree(path, ignore_errors=True)
 
 
-# What the operating system, safetensors and torch.save say of a full disk.
+# The messages of the operating system, safetensors and torch.save when the disk is full.
 _DISK_FULL = "No space left", "code: 28", "unexpected pos", "PytorchStreamWriter failed"
 
 
 @contextmanager
-def disk_may_fill(run: Path, consequence: str) -> Iterator[None]:
-    """Turn a failure to write, whichever library met it, into one line; what was half written is deleted.
+def report_full_disk(run: Path, consequence: str) -> Iterator[None]:
+    """Turn a failed write of any library into a one-line error, and delete partial checkpoints.
 
     Raises:
-        UserError: the disk is full, or the folder cannot be written.
+        UserError: the disk is full, or the folder is not writable.
     """
     try:
         yield
@@ -108,61 +95,59 @@ def disk_may_fill(run: Path, consequence: str) -> Iterator[None]:
         full = any(sign in str(error) for sign in _DISK_FULL) or shutil.disk_usage(run).free < 2**20
         if not (full or isinstance(error, PermissionError)):
             raise
-        remove_broken_checkpoints(run)
+        remove_incomplete_checkpoints(run)
         reason = "no space left on the disk" if full else str(error)
-        raise UserError(f"{reason}: {consequence}; {how_to_resume(run)}") from error
+        raise UserError(f"{reason}: {consequence}; {resume_hint(run)}") from error
 
 
-def how_to_resume(run: Path) -> str:
-    """In words, from which checkpoint, if there is one."""
-    checkpoints = whole_checkpoints(run)
+def resume_hint(run: Path) -> str:
+    """For error messages: the last complete checkpoint, if any, and how to resume from it."""
+    checkpoints = complete_checkpoints(run)
     if not checkpoints:
         return "no checkpoint was saved yet"
-    return f"{checkpoints[-1]} is whole: go on with --resume_from_checkpoint true"
+    return f"{checkpoints[-1]} is complete: resume with --resume_from_checkpoint true"
 
 
-Places = Mapping[str, Path]  # tensor → the file that it is in
+# Averaging
+
+TensorFiles = Mapping[str, Path]  # tensor name → the file that contains it
 
 
 def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     """Write the mean of several checkpoints' weights (§6.1 averages the last 5 or 20).
 
-    One tensor is read at a time, so that memory holds one model however many there are; the mean is taken in
-    float64 and stored in the checkpoints' own type. Tied weights stand in the file once, and so count once.
+    One tensor is read at a time, so memory holds one model however many checkpoints there are. The mean is computed
+    in float64 and stored in the dtype of the checkpoints. Tied weights are stored, and averaged, once.
 
     Args:
-        checkpoints: folders or files with the same tensors; a folder's may lie in several files, with an index.
-        target: the file to write, safetensors.
+        checkpoints: folders or files with the same tensors; a folder's weights may be sharded, with an index.
+        target: the safetensors file to write.
 
     Raises:
-        UserError: no checkpoint, or two that do not hold the same tensors.
+        UserError: no checkpoint, or two with different tensors.
     """
     if not checkpoints:
         raise UserError("there is no checkpoint to average")
-    places = [_places(checkpoint) for checkpoint in checkpoints]
-    shapes = [_shapes(each) for each in places]
+    files = [_tensor_files(checkpoint) for checkpoint in checkpoints]
+    shapes = [_shapes(each) for each in files]
     for checkpoint, other in zip(checkpoints, shapes, strict=True):
         different = sorted(dict(shapes[0].items() ^ other.items()))
         if different:
             raise UserError(f"{checkpoint} and {checkpoints[0]} cannot be averaged: they differ in {different[0]}")
-    averaged = {name: _mean([each[name] for each in places], name) for name in shapes[0]}
-    with atomic_file(target) as beside:
-        save_file(averaged, beside, metadata={"format": "pt"})
+    averaged = {name: _mean([each[name] for each in files], name) for name in shapes[0]}
+    with atomic_file(target) as temporary:
+        save_file(averaged, temporary, metadata={"format": "pt"})
 
 
-def _places(checkpoint: Path) -> Places:
+def _tensor_files(checkpoint: Path) -> TensorFiles:
     if checkpoint.is_dir() and (checkpoint / INDEX).is_file() and not (checkpoint / WEIGHTS).is_file():
-        return _indexed(checkpoint / INDEX)
+        return _read_index(checkpoint / INDEX)
     file = checkpoint / WEIGHTS if checkpoint.is_dir() else checkpoint
     return dict.fromkeys(_header(file), file)
 
 
-def _indexed(index: Path) -> Places:
-    """What an index of weights in several files says.
-
-    Raises:
-        UserError: there is none, it is damaged, or it names a file that is not beside it.
-    """
+def _read_index(index: Path) -> TensorFiles:
+    """The tensors and shards that an index lists; a `UserError` if it is missing, damaged or leaves its folder."""
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         if any(Path(name).name != name for name in names.values()):
@@ -174,16 +159,16 @@ def _indexed(index: Path) -> Places:
     return {tensor: index.parent / name for tensor, name in names.items()}
 
 
-def _shapes(places: Places) -> dict[str, tuple]:
-    headers = {file: _header(file) for file in set(places.values())}
-    for name, file in places.items():
+def _shapes(files: TensorFiles) -> dict[str, tuple]:
+    headers = {file: _header(file) for file in set(files.values())}
+    for name, file in files.items():
         if name not in headers[file]:
-            raise UserError(f"{file} has no {name}, which the index beside it says is there")
-    return {name: headers[file][name] for name, file in places.items()}
+            raise UserError(f"{file} has no {name}, which its index lists")
+    return {name: headers[file][name] for name, file in files.items()}
 
 
 def _header(file: Path) -> dict[str, tuple]:
-    """Shape and type of each tensor in a file."""
+    """Shape and dtype of each tensor in a file."""
     if not file.is_file():
         raise UserError(f"there is no {file}")
     try:
@@ -191,13 +176,8 @@ def _header(file: Path) -> dict[str, tuple]:
     except SafetensorError as error:
         raise UserError(f"{file} is damaged or no safetensors file: {error}") from None
     with tensors:
-        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (it is no dictionary)
+        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (not a dictionary)
         return {name: (*each.get_shape(), each.get_dtype()) for name, each in slices.items()}
-
-
-def _read(file: Path, name: str) -> torch.Tensor:
-    with safe_open(file, framework="pt") as tensors:
-        return tensors.get_tensor(name)
 
 
 def _mean(files: Sequence[Path], name: str) -> torch.Tensor:
@@ -206,3 +186,8 @@ def _mean(files: Sequence[Path], name: str) -> torch.Tensor:
     for file in files[1:]:
         total += _read(file, name)
     return (total / len(files)).to(first.dtype)
+
+
+def _read(file: Path, name: str) -> torch.Tensor:
+    with safe_open(file, framework="pt") as tensors:
+        return tensors.get_tensor(name)

@@ -1,4 +1,4 @@
-"""The text of a run: its splits, its tokenizers, its ids."""
+"""The data of a run: load the splits, load or train the tokenizers, encode the text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..data import (
 )
 from ..errors import UserError
 from .arguments import DataArguments, RunArguments
-from .processes import say
+from .distributed import print_main
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
 SPLITS = ("train", "validation", "test")
@@ -29,14 +29,14 @@ _ROWS_READ = 1000
 
 @dataclass
 class Corpus:
-    """Sentence pairs by split, and what was said about each split."""
+    """Sentence pairs by split, and a report on the rows that were dropped."""
 
     pairs: dict[str, Dataset | IterableDataset]
     reports: dict[str, PairReport]
 
 
 def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
-    """Load and check every split that the arguments name, and say what was dropped."""
+    """Load and check every split that the arguments name, and report dropped rows."""
     if data_args.numbers_size is not None:
         languages = data_args.source_lang or "en", data_args.target_lang or "de"
         splits = number_pairs(data_args.numbers_size, args.seed, *languages, maximum=data_args.numbers_maximum)
@@ -56,18 +56,18 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
             streaming=streaming,
         )
         if not streaming:
-            say(f"{split}: {report.summary()}")
+            print_main(f"{split}: {report.summary()}")
         corpus.pairs[split], corpus.reports[split] = pairs, report
     if "train" not in corpus.pairs:
         raise UserError(
-            "nothing to train on: give train_file, or train_source_file and train_target_file, or dataset_name"
+            "nothing to train on: give train_file, train_source_file and train_target_file, or dataset_name"
         )
     return corpus
 
 
 def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | None:
-    """What `load_pairs` needs to read one split; files win over a data set's split, so that a recipe that names a
-    data set can be pointed at files."""
+    """The arguments of `load_pairs` for one split. Files take precedence over `dataset_name`, so that flags can give
+    a recipe other data."""
     file = getattr(data_args, f"{split}_file")
     source, target = (getattr(data_args, f"{split}_{side}_file") for side in ("source", "target"))
     if file is not None and (source or target):
@@ -87,7 +87,7 @@ def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | N
 def choose_tokenizers(
     corpus: Corpus, model_args: Any, data_args: DataArguments, checkpoint: Path | None
 ) -> Tokenizers:
-    """Load the tokenizers, or train them on the training text; a resumed run keeps its own."""
+    """Load the tokenizers, or train them on the training split; a resumed run keeps those of its checkpoint."""
     if checkpoint is not None:
         return load_tokenizers(checkpoint)
     if data_args.tokenizer_name:
@@ -95,28 +95,28 @@ def choose_tokenizers(
     else:
         size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
         train, report = corpus.pairs["train"], corpus.reports.get("train")
-        # a stream is known only when it has been read
-        known = report.fingerprint if report is not None and not data_args.streaming else ""
+        # The fingerprint keys the tokenizer cache; a stream has none before it has been read.
+        fingerprint = report.fingerprint if report is not None and not data_args.streaming else ""
 
         def learn(*columns: str) -> PreTrainedTokenizerBase:
-            # many rows at a time: one by one, a million of them take 20 s to read
+            # Read in batches: row by row, a million rows take 20 s.
             batches = ((column, train.select_columns([column]).iter(_ROWS_READ)) for column in columns)
             texts = (text for column, rows in batches for batch in rows for text in batch[column])
-            content = f"{known} {' '.join(columns)}" if known else None
+            content = f"{fingerprint} {' '.join(columns)}" if fingerprint else None
             return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase, content)
 
         if data_args.separate_vocabularies:
             tokenizers = learn("source"), learn("target")
         else:
             tokenizers = (learn("source", "target"),) * 2
-    say(f"tokenizer: {' and '.join(f'{len(each):,}' for each in dict.fromkeys(tokenizers))} tokens")
+    print_main(f"tokenizer: {' and '.join(f'{len(each):,}' for each in dict.fromkeys(tokenizers))} tokens")
     return tokenizers
 
 
 def encode_corpus(
     corpus: Corpus, tokenizers: Tokenizers, data_args: DataArguments, seed: int = 0
 ) -> tuple[dict[str, Any], dict[str, EncodingReport]]:
-    """Turn text into ids; too long training pairs are dropped and counted, evaluation keeps every pair."""
+    """Tokenize all splits. Training pairs over the length limits are dropped and counted, evaluation pairs kept."""
     encoded: dict[str, Any] = {}
     reports = {}
     for split, pairs in corpus.pairs.items():
@@ -129,7 +129,7 @@ def encode_corpus(
             drop_too_long=training,
         )
         if report.too_long:
-            say(f"{split}: {report.summary()}")
+            print_main(f"{split}: {report.summary()}")
         if training and data_args.bpe_dropout:
             data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
         encoded[split], reports[split] = data, report

@@ -1,4 +1,4 @@
-"""The course of a training run as a picture: loss and translation score over updates."""
+"""Plot the training curve: loss and translation score over updates."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,22 +11,22 @@ from ..errors import UserError
 
 NAMES = {"eval_bleu": "BLEU", "eval_chrf": "chrF", "eval_exact_match": "Exact match, %"}
 
-# Told apart by eyes that see no red or no green, and in print (Okabe and Ito 2008).
+# A palette for colour-blind readers (Okabe and Ito 2008).
 TRAIN_COLOR, EVAL_COLOR, SCORE_COLOR = "#0072b2", "#d55e00", "#009e73"
+_MARKED_LINE: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 4}
 
 Points = list[tuple[int, float]]
 
 
 def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = "eval_bleu") -> Path:
-    """Draw the training and validation loss and, below them, a validation score.
+    """Plot the training and validation loss and, below them, a validation score.
 
-    Where the log has the training loss without label smoothing (`nll_loss`), it is drawn: the validation loss has
-    none either.
+    The training loss without label smoothing (`nll_loss`) is preferred, because the validation loss is unsmoothed.
 
     Args:
         log_history: `trainer.state.log_history`.
-        path: the PNG to write; it appears whole or not at all.
-        metric: the score, by its name in the log; without such entries only the loss is drawn.
+        path: the PNG to write (atomically).
+        metric: the score, by its name in the log; without such entries only the loss is plotted.
 
     Returns:
         The path.
@@ -44,13 +44,13 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
         _draw_score(figure.axes[1], score, NAMES.get(metric, metric.removeprefix("eval_")))
     figure.axes[-1].set_xlabel("Updates")
     path = Path(path)
-    with atomic_file(path) as part:
-        figure.savefig(part, format="png", dpi=150)
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
     return path
 
 
 def _points(entries: Iterable[dict[str, Any]], name: str) -> Points:
-    """(step, value) for each step, as it was logged first; what is no number (a loss of NaN) leaves a gap."""
+    """(step, value) for each step, from its first log entry; NaN and infinity are left out."""
     points: dict[int, float] = {}
     for entry in entries:
         value = entry.get(name)
@@ -60,8 +60,8 @@ def _points(entries: Iterable[dict[str, Any]], name: str) -> Points:
 
 
 def _during_training(log_history: Sequence[dict[str, Any]], name: str) -> Points:
-    """Evaluations after training score the best or averaged weights, not those of the step that they are logged
-    with, so they are drawn only where there are no others."""
+    """The points before the end of training. Later evaluations score the best or averaged weights, not those of the
+    step they are logged with, so they are plotted only if there are no others."""
     before_end = takewhile(lambda entry: "train_runtime" not in entry, log_history)
     return _points(before_end, name) or _points(log_history, name)
 
@@ -74,7 +74,7 @@ def _figure(panels: int) -> Any:
     except ImportError as error:
         raise UserError("a picture needs matplotlib: pip install 'hf_vanilla_transformer[plot]'") from error
     figure = Figure(figsize=(8, 1.2 + 2.7 * panels), layout="constrained")
-    FigureCanvasAgg(figure)  # no window, whatever backend the user has chosen
+    FigureCanvasAgg(figure)  # no window, whatever backend is configured
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
     for axis in axes:
         axis.grid(color="0.9", linewidth=0.8)
@@ -89,23 +89,18 @@ def _figure(panels: int) -> Any:
 
 def _draw_loss(axis: Any, train: Points, evaluation: Points) -> None:
     if train:
-        axis.plot(*zip(*train, strict=True), color=TRAIN_COLOR, linewidth=1.6, marker=_marker(train), label="training")
+        marker = "o" if len(train) == 1 else ""  # a line needs two points to be visible
+        axis.plot(*zip(*train, strict=True), color=TRAIN_COLOR, linewidth=1.6, marker=marker, label="training")
     if evaluation:
-        axis.plot(
-            *zip(*evaluation, strict=True), color=EVAL_COLOR, linewidth=1.6, marker="o", ms=4, label="validation"
-        )
+        axis.plot(*zip(*evaluation, strict=True), **_MARKED_LINE, color=EVAL_COLOR, label="validation")
     if train or evaluation:
         axis.legend(frameon=False)
     axis.set_ylabel("Loss")
 
 
 def _draw_score(axis: Any, score: Points, name: str) -> None:
-    axis.plot(*zip(*score, strict=True), color=SCORE_COLOR, linewidth=1.6, marker="o", ms=4)
+    axis.plot(*zip(*score, strict=True), **_MARKED_LINE, color=SCORE_COLOR)
     step, best = max(score, key=lambda point: point[1])
     axis.plot(step, best, marker="o", ms=9, markerfacecolor="none", color=SCORE_COLOR)
     axis.set_title(f"best {best:.2f} at update {step:,}", loc="right", fontsize=10, color=SCORE_COLOR)
     axis.set_ylabel(name)
-
-
-def _marker(points: Points) -> str:
-    return "o" if len(points) == 1 else ""  # a line needs two points to be seen

@@ -1,4 +1,4 @@
-"""Whether bfloat16 is faster than float32, on this machine and for this model: measured, since no name tells it."""
+"""Measure whether bfloat16 autocast trains this model faster than float32 on this machine."""
 
 import statistics
 import time
@@ -7,21 +7,21 @@ import torch
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-WARM_UP, TIMED = 1, 3  # training steps of each kind
+WARM_UP, TIMED = 1, 3  # training steps of each precision
 
 
 def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences: int = 64, length: int = 16) -> bool:
-    """Time a few training steps of each kind, in turn.
+    """Time a few training steps in each precision, alternating.
 
     Args:
-        model: a fresh one; its weights and the random numbers stay as they are, gradients are thrown away.
-        sentences, length: the batch, both sides; about 1,000 words are enough for the ratio.
+        model: its weights and the random state stay unchanged, its gradients are cleared.
+        sentences, length: size of the batch on both sides; about 1,000 tokens are enough for the ratio.
 
     Returns:
-        Whether autocast to bfloat16 took less time, by the median.
+        Whether the median step is faster with autocast to bfloat16.
     """
     device, was_training = model.device, model.training
-    vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)  # ids that both sides have
+    vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)  # ids that both vocabularies have
     ids = torch.arange(sentences * length, device=device).view(sentences, length) % vocab_size
     seconds: dict[bool, list[float]] = {True: [], False: []}
     model.train()
@@ -32,7 +32,7 @@ def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences:
                 with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                     loss = model(input_ids=ids, labels=ids).loss
                 loss.backward()
-                loss.item()  # waits for the device
+                loss.item()  # synchronizes with the device
                 if step >= WARM_UP:
                     seconds[bf16].append(time.perf_counter() - start)
     model.zero_grad(set_to_none=True)

@@ -1,5 +1,4 @@
-"""What a training log tells beside the loss: speed in real tokens, padding, the loss without smoothing, perplexity,
-time left."""
+"""Metrics of the training log: throughput, padding, loss without label smoothing, perplexity, time left."""
 
 import math
 import time
@@ -9,84 +8,85 @@ from typing import Any
 import torch
 from transformers import TrainerState
 
-IGNORED = -100  # the label of what does not count
+IGNORED = -100  # the label of positions without loss
 
 
-class Meter:
-    """Counts the tokens between two lines of the log."""
+class ThroughputMeter:
+    """Counts tokens and sums losses between two log entries.
+
+    Counts may be tensors on the device, so that the host does not wait for it at every update.
+    """
 
     def __init__(self) -> None:
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
-        """Forget everything: training starts."""
+    def reset(self) -> None:
+        """Start anew, at the beginning of training."""
         self._start: float | None = None
         self._updates = 0
-        self._words: Any = 0  # target tokens of all processes; a tensor, so that no device is waited for
-        self._real: Any = 0
-        self._padded = 0
+        self._target_tokens: Any = 0  # of all ranks
+        self._tokens: Any = 0  # source and target, of this rank
+        self._positions = 0  # the same with padding
         self._nll: torch.Tensor | None = None
 
-    def count(self, batches: list[Any], words: torch.Tensor | int | None) -> None:
+    def count(self, batches: list[Any], target_tokens: torch.Tensor | int | None) -> None:
         """Count the batches of an update.
 
         Args:
-            batches: of this process, each with `input_ids`, `labels` and perhaps `attention_mask`.
-            words: target tokens of the update, over all processes; None where nobody counted.
+            batches: those of this rank; only batches with `labels` and `attention_mask` count for the padding.
+            target_tokens: of the update, over all ranks; None if unknown.
         """
         if self._start is None:
             self._start = time.monotonic()
         self._updates += 1
-        if words is not None:
-            self._words = self._words + words
+        if target_tokens is not None:
+            self._target_tokens = self._target_tokens + target_tokens
         for batch in batches:
             if not {"labels", "attention_mask"} <= batch.keys():
                 continue
             labels, mask = batch["labels"], batch["attention_mask"]
-            self._real = self._real + labels.ne(IGNORED).sum() + mask.sum()
-            self._padded += labels.numel() + mask.numel()
+            self._tokens = self._tokens + labels.ne(IGNORED).sum() + mask.sum()
+            self._positions += labels.numel() + mask.numel()
 
     def add_nll(self, nll: torch.Tensor) -> None:
-        """Add a batch's share of its update's loss without smoothing; a tensor, so that no device is waited for."""
+        """Add a batch's share of the update's loss without label smoothing."""
         self._nll = nll if self._nll is None else self._nll + nll
 
-    def read(self, state: TrainerState, mean: Callable[[torch.Tensor], torch.Tensor], most: float) -> dict[str, float]:
-        """What happened since the last reading.
+    def read(
+        self, state: TrainerState, mean: Callable[[torch.Tensor], torch.Tensor], limit: float
+    ) -> dict[str, float]:
+        """The metrics since the last call.
 
         Args:
-            state: of the trainer. mean: of a number over all processes. most: minutes after which training ends
-                in any case.
+            state: of the trainer. mean: averages a number over all ranks. limit: minutes until the time limit.
 
         Returns:
-            `tokens_per_second` (target tokens, without padding), `padding` (share of source and target tokens, of
-            this process), `minutes_left` to the end, and where the model told it `nll_loss`, the mean over the
-            updates of their cross-entropy per target token.
+            `tokens_per_second` (target tokens, without padding), `padding` (share of the source and target positions
+            on this rank), `minutes_left`, and if the model returned it `nll_loss`, the cross-entropy per target
+            token, averaged over the updates.
         """
         if self._start is None:
             return {}
         updates, now = self._updates, time.monotonic()
         seconds = max(now - self._start, 1e-9)
-        found = {"tokens_per_second": round(float(self._words) / seconds, 1)}
-        if self._padded:
-            found["padding"] = round(1 - float(self._real) / self._padded, 4)
+        found = {"tokens_per_second": round(float(self._target_tokens) / seconds, 1)}
+        if self._positions:
+            found["padding"] = round(1 - float(self._tokens) / self._positions, 4)
         if updates and state.max_steps > 0:
             left = (state.max_steps - state.global_step) * seconds / updates / 60
-            found["minutes_left"] = round(min(left, most), 1)
+            found["minutes_left"] = round(min(left, limit), 1)
         if self._nll is not None and updates:
             found["nll_loss"] = float(mean(self._nll)) / updates
-        self.begin()
+        self.reset()
         self._start = now
         return found
 
 
-def perplexities(logs: dict[str, float], but: str | None = None) -> dict[str, float]:
-    """exp(loss) of a line of the log: `perplexity` of `nll_loss` or `loss`, `eval_perplexity` of `eval_loss`.
-
-    Args:
-        logs: what is logged. but: a name to leave out: a smoothed loss is no cross-entropy.
-    """
+def perplexities(logs: dict[str, float], exclude: str | None = None) -> dict[str, float]:
+    """exp(loss) for a log entry: `perplexity` from `nll_loss` or `loss`, `eval_perplexity` from `eval_loss`; not for
+    the loss named by `exclude`, which label smoothing has changed."""
     losses = [name for name in logs if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
-    found = {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != but}
+    found = {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != exclude}
     if "nll_loss" in logs:
         found["perplexity"] = _exp(logs["nll_loss"])
     return found

@@ -1,4 +1,4 @@
-"""A recipe: a YAML file of argument names and values, each of which a flag can override."""
+"""Parse recipes: YAML files of argument names and values, each of which a command-line flag can override."""
 
 import difflib
 import json
@@ -19,21 +19,21 @@ _ARGUMENTS = (ModelArguments, DataArguments, RunArguments)
 
 class _Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """A wrong value ends in one line, not in the usage of three hundred flags."""
+        """Report a wrong value in one line, without the usage of three hundred flags."""
         raise UserError(f"{message} (--help lists all arguments)")
 
 
 def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArguments]:
-    """Read a recipe and the flags after it.
+    """Parse a recipe and the flags after it.
 
     Args:
-        arguments: the command line: perhaps the path of a YAML file, then `--field value` pairs, which win.
+        arguments: the command line: optionally the path of a YAML file, then `--field value` flags, which win.
 
     Returns:
         The arguments of model, data and run.
 
     Raises:
-        UserError: no such file, not YAML, a name that is no field (the nearest right one is named), a wrong value.
+        UserError: no such file, not YAML, an unknown field (the message names the closest one), a wrong value.
     """
     arguments = list(arguments)
     parser = _Parser(_ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe.")
@@ -43,14 +43,14 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
         if flag.startswith("--") and flag not in ("--help", "--"):
             _require_field(flag.removeprefix("--").split("=")[0].replace("-", "_"), "the command line")
     flags = from_file + arguments
-    if not {"-h", "--help"} & set(arguments):
-        try:
-            model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
-        except ValueError as error:  # values that do not go together
-            raise UserError(" ".join(str(error).split())) from None
-        return model, data, run
-    parser.print_help()
-    sys.exit(0)
+    if {"-h", "--help"} & set(arguments):
+        parser.print_help()
+        sys.exit(0)
+    try:
+        model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
+    except ValueError as error:  # values that contradict each other
+        raise UserError(" ".join(str(error).split())) from None
+    return model, data, run
 
 
 def _read(recipe: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _read(recipe: str) -> dict[str, Any]:
 
 
 def _as_flags(values: dict[str, Any], recipe: str) -> Iterator[str]:
-    """The file as a command line, so that both go through the same conversions and checks."""
+    """The recipe as command-line flags, so that both get the same conversions and checks."""
     for name, value in values.items():
         _require_field(str(name), recipe)  # YAML reads `on:` as True and `7:` as a number
         if value is None:

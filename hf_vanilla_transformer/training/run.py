@@ -1,4 +1,4 @@
-"""A training run from arguments to a model folder: load, train, choose, test, save."""
+"""A training run from arguments to a model folder: load data, train, select weights, test, save."""
 
 import json
 import shutil
@@ -15,116 +15,113 @@ from ..errors import Interrupted, UserError
 from ..evaluation.metrics import translation_metrics
 from ..hub.finished_run import destination, publish_run
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import DataArguments, RunArguments
+from . import finishing
+from .arguments import DataArguments, RunArguments, model_config
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     INDEX,
-    STATE,
+    TRAINER_STATE,
     WEIGHTS,
-    disk_may_fill,
-    how_to_resume,
-    remove_broken_checkpoints,
-    whole_checkpoints,
+    complete_checkpoints,
+    remove_incomplete_checkpoints,
+    report_full_disk,
+    resume_hint,
 )
 from .corpus import Tokenizers, choose_tokenizers, encode_corpus, load_corpus
-from .finishing import choose_weights, draw_attention, save, set_decoding, test, write_card_and_curve
+from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main, silence_other_ranks
 from .precision import bf16_is_faster
-from .processes import from_first, hush_others, is_first, one_voice, say
 from .trainer import VanillaTransformerTrainer
 
 
 def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, command: str = "") -> dict[str, Any]:
-    """Train a translator and leave a model folder in `args.output_dir`.
+    """Train a translation model and write a model folder to `args.output_dir`.
 
     Args:
-        model_args, data_args, args: what a recipe and flags say (`parse_recipe`).
-        command: how the run was called, for the model card.
+        model_args, data_args, args: from a recipe and flags (`parse_recipe`).
+        command: the command line, for the model card.
 
     Returns:
-        All results, as they stand in `all_results.json`.
+        The results, as in `all_results.json`.
 
     Raises:
-        UserError: anything that the user can mend.
+        UserError: anything that the user can correct.
         Interrupted: Ctrl-C; a checkpoint is saved.
     """
     run = Path(args.output_dir)
-    hush_others()
-    with one_voice():
+    silence_other_ranks()
+    with errors_on_main_rank_only():
         checkpoint = find_checkpoint(run, args)
         set_seed(args.seed)
-        with args.main_process_first(desc="reading"):  # the others find it in the cache
+        with args.main_process_first(desc="reading"):  # the other ranks read the cache
             corpus = load_corpus(data_args, args)
-        tokenizers = from_first(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
+        tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
         with args.main_process_first(desc="encoding"):
             encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
         model = build_model(model_args, tokenizers, checkpoint)
-        say(f"model: {model.num_parameters():,} parameters")
+        print_main(f"model: {model.num_parameters():,} parameters")
         published = destination(args)
-        settle_arguments(model, args)
+        resolve_arguments(model, args)
         trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, checkpoint)
-    if checkpoint is None and is_first():
-        start_folder(run, tokenizers)
+    if checkpoint is None and is_main_rank():
+        prepare_output_dir(run, tokenizers)
     wait_for_everyone()
     results = train(trainer, stop, run, checkpoint)
     if data_args.streaming:
-        say(f"train (streamed, last pass): {corpus.reports['train'].summary()}; {encoding['train'].summary()}")
-    with one_voice():
-        results |= choose_weights(trainer, run, args)
-        set_decoding(trainer.model, args)
+        print_main(f"train (streamed, last pass): {corpus.reports['train'].summary()}; {encoding['train'].summary()}")
+    with errors_on_main_rank_only():
+        results |= finishing.choose_weights(trainer, run, args)
+        finishing.set_decoding(trainer.model, args)
         if "test" in encoded:
-            results |= test(trainer, tokenizers[1], corpus, encoded["test"], data_args)
-        save(trainer, tokenizers, run, results)
-        if is_first():
-            if not trainer.is_fsdp_enabled:  # the model is with all processes, and the others are not asked
-                draw_attention(model, tokenizers, corpus, run)
-            write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
+            results |= finishing.score_test_split(trainer, tokenizers[1], corpus, encoded["test"], data_args)
+        finishing.save_model_folder(trainer, tokenizers, run, results)
+        if is_main_rank():
+            if not trainer.is_fsdp_enabled:  # a forward pass of a sharded model would need all ranks
+                finishing.draw_attention(model, tokenizers, corpus, run)
+            finishing.write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
             if published is not None:
-                say(f"published: {publish_run(run, published)}")
+                print_main(f"published: {publish_run(run, published)}")
     return results
 
 
-# 1. Where the run lives
+# 1. The output folder
 
 
 def find_checkpoint(run: Path, args: RunArguments) -> Path | None:
-    """What to resume from. Looks and complains, but changes nothing.
-
-    Returns:
-        A whole checkpoint, or None for a new run.
+    """The checkpoint to resume from, or None for a new run. Checks the output folder without changing it.
 
     Raises:
-        UserError: the folder already holds a run or something else, or has nothing to resume from.
+        UserError: the folder already contains a run or cannot be used, or there is no checkpoint to resume from.
     """
     if run.exists() and not run.is_dir():
         raise UserError(f"output_dir {run} is a file; name a folder")
     resume = str(args.resume_from_checkpoint or "false")
     if resume.lower() == "true":
-        checkpoints = whole_checkpoints(run)
+        checkpoints = complete_checkpoints(run)
         if not checkpoints:
-            raise UserError(f"output_dir {run} has no whole checkpoint to resume from; start without it")
-        say(f"resuming from {checkpoints[-1]}")
+            raise UserError(f"output_dir {run} has no complete checkpoint to resume from; start without it")
+        print_main(f"resuming from {checkpoints[-1]}")
         return checkpoints[-1]
     if resume.lower() != "false":
-        if Path(resume) not in whole_checkpoints(Path(resume).parent):
-            raise UserError(f"resume_from_checkpoint {resume} is no whole checkpoint; `true` takes the run's last")
+        if Path(resume) not in complete_checkpoints(Path(resume).parent):
+            raise UserError(f"resume_from_checkpoint {resume} is no complete checkpoint; `true` takes the run's last")
         return Path(resume)
     if holds_run(run) and not args.overwrite_output_dir:
         raise UserError(
-            f"output_dir {run} already has a run: go on with it (--resume_from_checkpoint true), "
+            f"output_dir {run} already has a run: resume it (--resume_from_checkpoint true), "
             f"replace it (--overwrite_output_dir true) or choose another folder"
         )
     if (run / ".git").exists() or run.resolve() in (Path.home(), Path.cwd(), *Path.cwd().parents):
-        raise UserError(f"output_dir {run} is no folder for a run; name one of its own")
+        raise UserError(f"output_dir {run} is no folder for a run; name a separate one")
     return None
 
 
 def holds_run(run: Path) -> bool:
-    """Whether the folder has weights or checkpoints."""
+    """Whether the folder contains weights or checkpoints."""
     return (run / WEIGHTS).exists() or (run / INDEX).exists() or any(run.glob("checkpoint-*"))
 
 
-def start_folder(run: Path, tokenizers: Tokenizers) -> None:
-    """Begin a new run: an old one, which the user said to replace, goes only now that nothing can be wrong."""
+def prepare_output_dir(run: Path, tokenizers: Tokenizers) -> None:
+    """Create the folder of a new run. With `overwrite_output_dir` the old run is deleted here, after all checks."""
     if holds_run(run):
         shutil.rmtree(run)
     run.mkdir(parents=True, exist_ok=True)
@@ -137,52 +134,47 @@ def start_folder(run: Path, tokenizers: Tokenizers) -> None:
 def build_model(
     model_args: Any, tokenizers: Tokenizers, checkpoint: Path | None = None
 ) -> VanillaTransformerForConditionalGeneration:
-    """A fresh model for these vocabularies, of the same shape as the one in the checkpoint to resume from."""
-    chosen = {name: value for name, value in vars(model_args).items() if value is not None}
-    preset = chosen.pop("preset", None)
+    """A new model for these vocabularies; its configuration must equal that of the checkpoint to resume from."""
     source, target = tokenizers
-    chosen["vocab_size"] = len(source)
+    start = target.bos_token_id if target.bos_token_id is not None else target.pad_token_id
+    chosen: dict[str, Any] = {"vocab_size": len(source), "decoder_start_token_id": start}
     if target is not source:
         chosen["decoder_vocab_size"] = len(target)
         chosen["share_encoder_decoder_embeddings"] = False
     for token in ("bos", "pad", "eos", "unk"):
         chosen[f"{token}_token_id"] = getattr(target, f"{token}_token_id")
-    start = target.bos_token_id if target.bos_token_id is not None else target.pad_token_id
-    chosen["decoder_start_token_id"] = start
     try:
-        config = (
-            VanillaTransformerConfig.from_preset(preset, **chosen) if preset else VanillaTransformerConfig(**chosen)
-        )
+        config = model_config(model_args, **chosen)
     except ValueError as error:
         raise UserError(str(error)) from None
     if checkpoint is not None:
         old = VanillaTransformerConfig.from_pretrained(checkpoint)
         for name in VanillaTransformerConfig.__annotations__:
-            if name != "use_cache" and getattr(old, name) != getattr(config, name):  # off while training
+            if name != "use_cache" and getattr(old, name) != getattr(config, name):  # the trainer turns it off
                 raise UserError(f"{checkpoint} has {name}={getattr(old, name)}, not {getattr(config, name)}")
     return VanillaTransformerForConditionalGeneration(config)
 
 
-def settle_arguments(model: VanillaTransformerForConditionalGeneration, args: RunArguments) -> None:
-    """Fill in what depends on the model and the machine: the peak learning rate and the precision."""
-    if args.learning_rate is None:  # Eq. 3 at its peak
+def resolve_arguments(model: VanillaTransformerForConditionalGeneration, args: RunArguments) -> None:
+    """Set the arguments that depend on the model and the machine: peak learning rate and precision."""
+    if args.learning_rate is None:  # the peak of Eq. 3
         if 0 < args.warmup_steps < 1:
             raise UserError(f"warmup_steps={args.warmup_steps} is a share of the run; give steps, or a learning_rate")
         args.learning_rate = model.config.d_model**-0.5 * max(args.warmup_steps, 1) ** -0.5
     if not args.auto_bf16 or args.bf16 or args.fp16:
         return
-    if from_first(lambda: bf16_is_faster(model.to(args.device))):
+    if broadcast_from_main(lambda: bf16_is_faster(model.to(args.device))):
         args.bf16, args.mixed_precision = True, "bf16"
-        say("bf16: measured to be faster here")
+        print_main("bf16: measured to be faster here")
 
 
-def refuse_what_cannot_be(encoded: dict[str, Any], args: RunArguments) -> None:
-    """Say in one line, before any training, what the trainer would meet in its middle."""
+def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
+    """Raise before training what would otherwise fail in its middle."""
     if isinstance(encoded["train"], torch.utils.data.IterableDataset):
         if args.max_steps <= 0:
-            raise UserError("streaming=True needs max_steps: nobody knows how long a stream is")
+            raise UserError("streaming=True needs max_steps, because the length of a stream is unknown")
         if args.dataloader_num_workers:
-            raise UserError("streaming=True counts what it drops in this process: set dataloader_num_workers to 0")
+            raise UserError("streaming=True counts dropped pairs in the main process: set dataloader_num_workers to 0")
     if args.eval_strategy != "no" and "validation" not in encoded:
         raise UserError(f"eval_strategy={args.eval_strategy.value} needs validation data; give some, or `no`")
     if args.early_stopping_patience is not None and args.eval_strategy == "no":
@@ -199,15 +191,16 @@ def make_trainer(
     args: RunArguments,
     checkpoint: Path | None,
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
-    """The trainer, with scores from real translations."""
-    refuse_what_cannot_be(encoded, args)
+    """The trainer, which evaluates generated translations, and its time limit."""
+    check_arguments(encoded, args)
     stop = StopWithCheckpoint(args.max_minutes)
     if checkpoint is not None:
-        kept = json.loads((checkpoint / STATE).read_text(encoding="utf-8")).get("stateful_callbacks", {})
-        stop.spent = kept.get("StopWithCheckpoint", {}).get("attributes", {}).get("spent", 0.0)
+        saved = json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8")).get("stateful_callbacks", {})
+        stop.spent = saved.get("StopWithCheckpoint", {}).get("attributes", {}).get("spent", 0.0)
     callbacks: list[Any] = [stop]
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    bleu: dict[str, Any] = {"tokenize": data_args.bleu_tokenize, "lowercase": data_args.bleu_lowercase}
     trainer = VanillaTransformerTrainer(
         model=model,
         args=args,
@@ -216,17 +209,13 @@ def make_trainer(
         data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=model),
         processing_class=tokenizers[0],
         target_tokenizer=tokenizers[1],
-        compute_metrics=translation_metrics(
-            tokenizers[1], tokenize=data_args.bleu_tokenize, lowercase=data_args.bleu_lowercase
-        ),
+        compute_metrics=translation_metrics(tokenizers[1], **bleu),
         callbacks=callbacks,
     )
     if args.average_last > 1 and trainer.is_fsdp_enabled:
         kind = trainer.accelerator.state.fsdp_plugin.state_dict_type
         if "FULL" not in str(kind):
-            raise UserError(
-                f"average_last={args.average_last} needs whole checkpoints: use FULL_STATE_DICT, not {kind}"
-            )
+            raise UserError(f"average_last={args.average_last} needs FULL_STATE_DICT checkpoints, not {kind}")
     return trainer, stop
 
 
@@ -236,15 +225,15 @@ def make_trainer(
 def train(
     trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: Path | None
 ) -> dict[str, Any]:
-    """Train; whatever ends it, the last whole checkpoint stays and can be resumed from."""
-    if is_first():
-        remove_broken_checkpoints(run)
+    """Train. However it ends, the last complete checkpoint stays and can be resumed from."""
+    if is_main_rank():
+        remove_incomplete_checkpoints(run)
     wait_for_everyone()
-    with disk_may_fill(run, "training stopped"):
+    with report_full_disk(run, "training stopped"):
         outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    seconds = stop.seconds()
+    seconds, step = stop.seconds(), trainer.state.global_step
     if stop.interrupted:
-        raise Interrupted(f"interrupted at step {trainer.state.global_step}; {how_to_resume(run)}")
-    say(f"trained {trainer.state.global_step:,} updates in {seconds / 60:.1f} minutes")
-    whole = outcome.metrics if checkpoint is None else {}  # the trainer's speed and loss are of this process only
-    return whole | {"train_updates": trainer.state.global_step, "train_seconds": seconds, "epoch": trainer.state.epoch}
+        raise Interrupted(f"interrupted at step {step}; {resume_hint(run)}")
+    print_main(f"trained {step:,} updates in {seconds / 60:.1f} minutes")
+    metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
+    return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}

@@ -1,10 +1,10 @@
-"""`Seq2SeqTrainer` for sentence pairs: batches of tokens, exact updates, whole checkpoints."""
+"""`Seq2SeqTrainer` for sentence pairs: token batches, exact updates, atomic checkpoints."""
 
 import json
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,24 +24,32 @@ from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from .callbacks import StopWithCheckpoint
-from .checkpoints import POSITION, STATE, WAITING_ROOM, move_in, remove_old_checkpoints, whole_checkpoints
-from .progress import Meter, perplexities
+from .checkpoints import (
+    DATA_POSITION,
+    STAGING_FOLDER,
+    TRAINER_STATE,
+    complete_checkpoints,
+    move_into_place,
+    remove_old_checkpoints,
+)
+from .distributed import print_main
+from .progress import ThroughputMeter, perplexities
 
 
 class VanillaTransformerTrainer(Seq2SeqTrainer):
-    """`Seq2SeqTrainer` with batches of tokens (§5.1), and checkpoints that are whole as soon as they are there.
+    """`Seq2SeqTrainer` with token batches (§5.1) and atomically written checkpoints.
 
-    With `max_tokens_per_batch` (see `VanillaTransformerTrainingArguments`) each item of the training loader is a whole
-    update, cut into batches, so that one step of `Trainer` is one update however many batches it has. Loss and
-    gradients are means over all target tokens of the update, in however many batches and processes; the model must
-    take `num_items_in_batch` for that. Without, this is `Seq2SeqTrainer`, but that `group_by_length` looks at both
+    With `max_tokens_per_batch` (see `VanillaTransformerTrainingArguments`) each item of the training loader is the
+    list of batches of one update, so that one step of `Trainer` is one update. Loss and gradients are means over all
+    target tokens of the update, however many batches and processes it is split into; the model must accept
+    `num_items_in_batch` for this. Without, this is `Seq2SeqTrainer`, except that `group_by_length` considers both
     sides of a pair and shuffles the batches.
 
-    In both cases a loss that is not finite ends the training, and evaluation keeps the caller's order; the base class
-    would group there too, and return predictions permuted.
+    A loss that is not finite stops training. Evaluation keeps the order of the dataset, where the base class would
+    group by length, too, and return permuted predictions.
 
     Args:
-        target_tokenizer: goes into each checkpoint beside `processing_class`, for a target with its own vocabulary.
+        target_tokenizer: saved in each checkpoint beside `processing_class`, for separate vocabularies.
         others: as for `Seq2SeqTrainer`.
 
     Raises:
@@ -51,195 +59,174 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
     def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.target_tokenizer = target_tokenizer
-        self.meter = Meter()
-        # How many batches an update has, where no number of tokens says so; a resumed run goes on with its own.
+        self.meter = ThroughputMeter()
+        # Batches per update without `tokens_per_update`; a resumed run takes it from the checkpoint.
         self.batches_per_update = self.args.world_size
         self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
-        self._start: dict[str, Any] | None = None  # the position of the checkpoint to go on from
+        self._resume_position: dict[str, Any] | None = None  # `DATA_POSITION` of the checkpoint to resume from
         self._epoch = 0
         self._warned = False
-        self._saving_beside: Path | None = None
+        self._staging: Path | None = None
         if self.by_tokens:
-            self._refuse_what_cannot_be()
+            self._check_token_batches()
 
     @property
     def by_tokens(self) -> bool:
-        """Whether batches are made of tokens."""
+        """Whether batches are limited by tokens (`max_tokens_per_batch`)."""
         return getattr(self.args, "max_tokens_per_batch", None) is not None
 
-    def _refuse_what_cannot_be(self) -> None:
+    def _check_token_batches(self) -> None:
         args, why = self.args, None
         model = self.accelerator.unwrap_model(self.model)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         if not isinstance(model, VanillaTransformerPreTrainedModel) and self.compute_loss_func is None:
-            # Marian, BART and T5 take num_items_in_batch, and then do not look at it.
-            why = (
-                f"needs a loss that is divided by num_items_in_batch: give {type(model).__name__} a compute_loss_func"
-            )
+            # Marian, BART and T5 accept num_items_in_batch and ignore it.
+            name = type(model).__name__
+            why = f"needs a loss that is divided by num_items_in_batch: give {name} a compute_loss_func"
         elif not args.average_tokens_across_devices:
             why = "needs average_tokens_across_devices=True"
         elif args.n_gpu > 1:
             why = f"does not go with {args.n_gpu} GPUs in one process; start the script with accelerate launch"
         elif self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1:
-            why = "shares sentences among processes; it does not go with tensor, context or sequence parallelism"
+            why = "shards sentences over ranks; it does not go with tensor, context or sequence parallelism"
         if why:
             raise UserError(f"max_tokens_per_batch={args.max_tokens_per_batch} {why}")
 
-    # The order of the data
+    # Data loading
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        if self.args.train_sampling_strategy != "group_by_length" or not isinstance(_table(dataset), Dataset):
+        if self.args.train_sampling_strategy != "group_by_length" or not isinstance(_plain_dataset(dataset), Dataset):
             return super()._get_train_sampler(train_dataset)
-        # All that one update sees, in however many processes and parts, should be alike.
+        # Group all pairs of an update, over ranks and accumulation steps.
         batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return LengthGroupedSampler(*pair_lengths(dataset), batch_size, self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> torch.utils.data.Sampler | None:
         if self.args.train_sampling_strategy != "group_by_length" or not isinstance(eval_dataset, Dataset):
             return super()._get_eval_sampler(eval_dataset)
-        # Several processes get their shares from accelerate.
+        # With several processes accelerate shards the dataset.
         return torch.utils.data.SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
     def get_train_dataloader(self) -> DataLoader:
-        """The loader of `Seq2SeqTrainer`, or with `max_tokens_per_batch` one whose items are lists of batches."""
+        """As `Seq2SeqTrainer`; with `max_tokens_per_batch` each item is the list of batches of an update."""
         if not self.by_tokens:
             return super().get_train_dataloader()
         if self.train_dataset is None:
             raise ValueError("Trainer: training requires a train_dataset.")
-        plan = {
-            "max_tokens": self.args.max_tokens_per_batch,
-            "tokens_per_update": self.args.tokens_per_update,
+        args, dataset, collator = self.args, self.train_dataset, self.data_collator
+        if isinstance(dataset, Dataset):
+            dataset = self._remove_unused_columns(dataset, description="training")
+        else:
+            collator = self._get_collator_with_removed_columns(collator, description="training")
+        plan: dict[str, Any] = {
+            "max_tokens": args.max_tokens_per_batch,
+            "tokens_per_update": args.tokens_per_update,
             "batches_per_update": self.batches_per_update,
-            "seed": self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            "world_size": self.args.world_size,
-            "rank": self.args.process_index,
+            "seed": args.seed if args.data_seed is None else args.data_seed,
+            "world_size": args.world_size,
+            "rank": args.process_index,
         }
-        streaming = isinstance(self.train_dataset, torch.utils.data.IterableDataset)
-        return self._stream_loader(plan) if streaming else self._table_loader(plan)
-
-    def _table_loader(self, plan: dict[str, Any]) -> DataLoader:
-        if len(self.train_dataset) == 0:
+        options: dict[str, Any] = {
+            "collate_fn": partial(collate_batches, collator=collator),
+            # The loader draws a seed per epoch; from the global generator this would change dropout after a resume.
+            "generator": torch.Generator().manual_seed(args.seed),
+            "pin_memory": args.dataloader_pin_memory,
+        }
+        if isinstance(dataset, torch.utils.data.IterableDataset):
+            if args.dataloader_num_workers:
+                raise UserError("a stream is read in the main process: set dataloader_num_workers to 0")
+            self._updates = StreamingTokenBatches(dataset, args.stream_window, **plan)
+            return DataLoader(self._updates, batch_size=None, **options)
+        if len(dataset) == 0:
             raise UserError("there is no pair to train on")
-        dataset, collator = self._without_unused_columns()
         self._updates = sampler = TokenBatchSampler(*pair_lengths(self.train_dataset), **plan)
-        too_long = int((sampler.lengths > self.args.max_tokens_per_batch).sum())
+        too_long = int((sampler.lengths > args.max_tokens_per_batch).sum())
         self._warn_of_long_pairs(int(sampler.lengths.max()), f"{too_long:,}")
-        return DataLoader(
-            TokenBatchDataset(dataset),
-            batch_sampler=sampler,
-            collate_fn=partial(collate_batches, collator=collator),
-            generator=self._loader_generator(),
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-        )
-
-    def _stream_loader(self, plan: dict[str, Any]) -> DataLoader:
-        if self.args.dataloader_num_workers:
-            raise UserError("a stream is read in this process: set dataloader_num_workers to 0")
-        collator = self._get_collator_with_removed_columns(self.data_collator)
-        self._updates = StreamingTokenBatches(self.train_dataset, self.args.stream_window, **plan)
-        return DataLoader(
-            self._updates,
-            batch_size=None,
-            collate_fn=partial(collate_batches, collator=collator),
-            generator=self._loader_generator(),
-            pin_memory=self.args.dataloader_pin_memory,
-        )
-
-    def _loader_generator(self) -> torch.Generator:
-        # A loader draws a number when an epoch begins, and again when a run goes on: not from what dropout draws from.
-        return torch.Generator().manual_seed(self.args.seed)
-
-    def _without_unused_columns(self) -> tuple[Any, Any]:
-        if isinstance(self.train_dataset, Dataset):
-            return self._remove_unused_columns(self.train_dataset, description="training"), self.data_collator
-        return self.train_dataset, self._get_collator_with_removed_columns(self.data_collator, description="training")
+        for name in ("num_workers", "persistent_workers", "prefetch_factor"):
+            options[name] = getattr(args, f"dataloader_{name}")
+        return DataLoader(TokenBatchDataset(dataset), batch_sampler=sampler, **options)
 
     def _warn_of_long_pairs(self, longest: int, count: str = "some") -> None:
-        if longest <= self.args.max_tokens_per_batch or self._warned or not self.is_world_process_zero():
-            return
-        self._warned = True
-        print(
-            f"warning: {count} pairs are longer than max_tokens_per_batch={self.args.max_tokens_per_batch} "
-            f"(the longest: {longest:,} tokens); each is a batch of its own",
-            flush=True,
-        )
+        limit = self.args.max_tokens_per_batch
+        if longest > limit and not self._warned:
+            self._warned = True
+            print_main(
+                f"warning: {count} pairs are longer than max_tokens_per_batch={limit} "
+                f"(the longest: {longest:,} tokens); each is a batch by itself"
+            )
 
     def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
-        # Everything that draws random numbers by the epoch is told which one begins.
-        anew: list[Any] = [each for each in (self._updates, self.train_dataset) if hasattr(each, "set_epoch")]
-        for each in anew:
-            each.set_epoch(epoch)
+        seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
+        for each in seeded_by_epoch:
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
         self._epoch = epoch
         super()._run_epoch(epoch=epoch, **kwargs)
 
-    # One update
+    # The update
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list, torch.Tensor | int | None]:
-        """The batches of the next update, and its number of target tokens over all processes."""
-        if not self.by_tokens:
-            updates, words = super().get_batch_samples(epoch_iterator, num_batches, device)
-            self.meter.count(updates, words)
-            return updates, words
-        updates = list(islice(epoch_iterator, num_batches))
-        if isinstance(self._updates, StreamingTokenBatches):
-            self._warn_of_long_pairs(self._updates.longest)
-        batches = [batch for update in updates for batch in update]
-        words = self._get_num_items_in_batch(batches, device)
-        self.meter.count(batches, words)
-        return updates, words
+        """The batches of the next update, and its number of target tokens over all ranks."""
+        if self.by_tokens:
+            updates = list(islice(epoch_iterator, num_batches))
+            if isinstance(self._updates, StreamingTokenBatches):
+                self._warn_of_long_pairs(self._updates.longest)
+            batches = [batch for update in updates for batch in update]
+            target_tokens = self._get_num_items_in_batch(batches, device)
+        else:
+            updates, target_tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
+            batches = updates
+        self.meter.count(batches, target_tokens)
+        return updates, target_tokens
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Forward and backward of one batch, or of all batches of an update; gradients are exchanged with the last.
+        """Forward and backward pass of one batch, or of all batches of an update with one gradient all-reduce.
 
         Raises:
             UserError: the loss is not a finite number.
         """
         batches = inputs if self.by_tokens else [inputs]
         total = torch.zeros((), device=self.args.device)
-        for number, batch in enumerate(batches, start=1):
-            if number < len(batches):
-                with self.accelerator.no_sync(model):
-                    loss = super().training_step(model, batch, num_items_in_batch)
-            else:
+        for index, batch in enumerate(batches):
+            last = index == len(batches) - 1
+            with nullcontext() if last else self.accelerator.no_sync(model):
                 loss = super().training_step(model, batch, num_items_in_batch)
             if not torch.isfinite(loss):
-                raise UserError(self._blame(loss.item(), number - 1))
+                raise UserError(self._non_finite_loss(loss.item(), index))
             total += loss
         return total
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """As of `Seq2SeqTrainer`; what the model says of the loss without smoothing goes to the log."""
+        """As `Seq2SeqTrainer`; the loss without label smoothing, if the model returns it, is logged."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         nll = outputs.get("nll_loss") if isinstance(outputs, dict) else None
         if nll is not None and num_items_in_batch is not None:
-            # A part of the mean over all target tokens; where these are all processes', their mean becomes a sum.
-            share = self.accelerator.num_processes // self.get_tp_size()
-            self.meter.add_nll(nll.detach().sum() * (share if self.args.average_tokens_across_devices else 1))
+            # The log averages over ranks. Where num_items_in_batch counts the tokens of all ranks, the sum is needed.
+            data_parallel = self.accelerator.num_processes // self.get_tp_size()
+            self.meter.add_nll(nll.detach().sum() * (data_parallel if self.args.average_tokens_across_devices else 1))
         return (loss, outputs) if return_outputs else loss
 
-    def _blame(self, loss: float, batch: int) -> str:
-        """What to say of a loss that is not finite: the update, and the lines of the batch."""
-        said = f"the loss of update {self.state.global_step + 1} is {loss}"
-        rows = self._rows_at_hand(batch)
+    def _non_finite_loss(self, loss: float, batch: int) -> str:
+        """The error message for a loss that is not finite: the update, and the lines of the batch if known."""
+        message = f"the loss of update {self.state.global_step + 1} is {loss}"
+        rows = self._rows_of_batch(batch)
         if rows is None:
-            return said
-        data = _table(self.train_dataset)
+            return message
+        data = _plain_dataset(self.train_dataset)
         if "line" in getattr(data, "column_names", ()):
             rows = [int(line) for line in data.with_format(None).select_columns(["line"])[rows]["line"]]
         else:
             rows = [row + 1 for row in rows]
-        return f"{said}; its batch is made of the lines {', '.join(map(str, sorted(rows)))}"
+        return f"{message}; its batch contains the lines {', '.join(map(str, sorted(rows)))}"
 
-    def _rows_at_hand(self, batch: int) -> list[int] | None:
-        """The rows of a batch of the update that is being done, or of all of it; None where nobody can tell."""
+    def _rows_of_batch(self, batch: int) -> list[int] | None:
+        """The dataset rows of a batch of the current update (without token batches, of the whole update); None if
+        unknown."""
         if isinstance(self._updates, TokenBatchSampler):
             rows = self._updates.batches(self.state.global_step % len(self._updates))[batch]
             return [max(row, ~row) for row in rows]
@@ -251,14 +238,14 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         return list(islice(sampler, start, start + sampler.batch_size))
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """As of `Seq2SeqTrainer`; with FSDP2, embeddings and output matrix that are one are sharded as one before.
+        """As `Seq2SeqTrainer`; with FSDP2, modules with tied weights (§3.4) are sharded as one unit first.
 
-        accelerate thinks of one embedding beside the output, and torch refuses a matrix that the decoder's embedding,
-        too, has a part in (§3.4).
+        accelerate handles one embedding tied to the output layer; here the decoder's embedding may be tied, too,
+        which torch refuses in separate units.
         """
         if self.accelerator.is_fsdp2:
             plugin, mesh = self.accelerator.state.fsdp_plugin, self.accelerator.torch_device_mesh
-            share_as_one(
+            shard_tied_modules(
                 self.model if model is None else model,
                 mesh=mesh and mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)],
                 mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
@@ -266,7 +253,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             )
         return super().create_optimizer(model)
 
-    # What `Trainer` would do with the one batch of a step
+    # `Trainer` expects one batch per step
 
     def floating_point_ops(self, inputs: Any) -> int:
         return sum(map(super().floating_point_ops, inputs)) if self.by_tokens else super().floating_point_ops(inputs)
@@ -276,44 +263,45 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             super()._track_num_input_tokens(batch)
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Pairs of an update; about, where they are made of tokens."""
+        """Pairs per update; with token batches, the average."""
         if isinstance(self._updates, TokenBatchSampler):
             return max(1, round(len(self._updates.lengths) / len(self._updates)))
         return super().get_total_train_batch_size(args)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """`Seq2SeqTrainer`'s log, with speed, padding and the loss without smoothing (`nll_loss`) beside the training
-        loss, and a perplexity to each loss that is without smoothing."""
+        """Add throughput, padding and the loss without label smoothing (`nll_loss`) to the training loss, and a
+        perplexity to each unsmoothed loss."""
         if "loss" in logs:
             stops = [each for each in self.callback_handler.callbacks if isinstance(each, StopWithCheckpoint)]
-            most = min((stop.minutes_left() for stop in stops), default=math.inf)
-            logs.update(self.meter.read(self.state, lambda number: self.accelerator.reduce(number, "mean"), most))
-        if not self.args.label_smoothing_factor:  # which smoothes evaluations, too
+            limit = min((stop.minutes_left() for stop in stops), default=math.inf)
+            logs.update(self.meter.read(self.state, lambda number: self.accelerator.reduce(number, "mean"), limit))
+        if not self.args.label_smoothing_factor:  # it smooths the evaluation loss, too
             smoothed = getattr(self.model.config, "label_smoothing", 0) > 0
-            logs.update(perplexities(logs, but="loss" if smoothed else None))
+            logs.update(perplexities(logs, exclude="loss" if smoothed else None))
         super().log(logs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As of `Seq2SeqTrainer`, but that pairs which fill up the processes' last batches are not counted twice."""
+        """As `Seq2SeqTrainer`, but pairs that accelerate repeats to fill the last batch are counted once."""
         self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **kwargs)
 
-    # Going on from a checkpoint
+    # Resuming
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As of `Seq2SeqTrainer`; `resume_from_checkpoint=True` takes the last checkpoint that is whole."""
-        if resume_from_checkpoint is True and (whole := whole_checkpoints(Path(self.args.output_dir))):
-            resume_from_checkpoint = str(whole[-1])
+        """As `Seq2SeqTrainer`; `resume_from_checkpoint=True` takes the last complete checkpoint."""
+        run = Path(self.args.output_dir)
+        if resume_from_checkpoint is True and (complete := complete_checkpoints(run)):
+            resume_from_checkpoint = str(complete[-1])
         if self.is_world_process_zero():
-            shutil.rmtree(Path(self.args.output_dir) / WAITING_ROOM, ignore_errors=True)
-        self._start = None
+            shutil.rmtree(run / STAGING_FOLDER, ignore_errors=True)
+        self._resume_position = None
         if self.by_tokens and not self.args.ignore_data_skip and isinstance(resume_from_checkpoint, str):
-            self._start = self._read_position(Path(resume_from_checkpoint))
-        self.meter.begin()
+            self._resume_position = self._read_position(Path(resume_from_checkpoint))
+        self.meter.reset()
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _read_position(self, checkpoint: Path) -> dict[str, Any] | None:
-        file = checkpoint / POSITION
+        file = checkpoint / DATA_POSITION
         if not file.is_file():
             return None
         position = json.loads(file.read_text(encoding="utf-8"))
@@ -322,53 +310,54 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             if position[name] != getattr(self.args, name):
                 raise UserError(
                     f"{checkpoint} was trained with {name}={position[name]}, and with {getattr(self.args, name)} "
-                    f"the data would come in another order: go on with {position[name]}, or begin the epoch anew with "
+                    f"the data would come in another order: resume with {position[name]}, or restart the epoch with "
                     "ignore_data_skip=True"
                 )
         return position
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         epochs, updates = super()._init_training_state(*args, **kwargs)
-        if isinstance(self._updates, StreamingTokenBatches) and self._start is not None:
-            self._updates.load_state_dict(self._start["stream"])
-            return self._start["stream"]["epoch"], 0
+        if isinstance(self._updates, StreamingTokenBatches) and self._resume_position is not None:
+            stream = self._resume_position["stream"]
+            self._updates.load_state_dict(stream)
+            return stream["epoch"], 0
         return epochs, updates
 
     # Checkpoints
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self._saving_beside or super()._get_output_dir(trial))
+        return str(self._staging or super()._get_output_dir(trial))
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        with as_itself(self.model):
+        with original_class(self.model):
             super()._save(output_dir, state_dict)
         if self.args.should_save and self.target_tokenizer is not None:
             save_tokenizers(output_dir or self.args.output_dir, self.processing_class, self.target_tokenizer)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint beside the others, and let it appear when it is whole: a run that is killed, or whose
-        disk is full, has the ones before."""
+        """Write a checkpoint to the staging folder and rename it when complete, so that a killed run or a full disk
+        leaves only complete checkpoints."""
         run = Path(self._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
-        self._saving_beside = run / WAITING_ROOM
+        self._staging = run / STAGING_FOLDER
         try:
             super()._save_checkpoint(model, trial)
         except BaseException:
-            shutil.rmtree(self._saving_beside, ignore_errors=True)  # a full disk is not to stay full
+            shutil.rmtree(self._staging, ignore_errors=True)
             raise
         finally:
-            beside, self._saving_beside = self._saving_beside / name, None
-        if self.state.best_model_checkpoint == str(beside):
+            staged, self._staging = self._staging / name, None
+        if self.state.best_model_checkpoint == str(staged):
             self.state.best_model_checkpoint = str(run / name)
-        wait_for_everyone()  # each process writes its own random state
+        wait_for_everyone()  # each rank writes its random state
         if self.args.should_save:
-            if not (beside / CONFIG_NAME).is_file():  # sharded weights come without anything else
-                self.model.config.save_pretrained(beside)
+            if not (staged / CONFIG_NAME).is_file():  # with SHARDED_STATE_DICT only weights are written
+                self.model.config.save_pretrained(staged)
                 if self.processing_class is not None:
-                    save_tokenizers(beside, self.processing_class, self.target_tokenizer)
-            self._write_position(beside)
-            self.state.save_to_json(str(beside / STATE))
-            move_in(beside, run / name)
+                    save_tokenizers(staged, self.processing_class, self.target_tokenizer)
+            self._write_position(staged)
+            self.state.save_to_json(str(staged / TRAINER_STATE))
+            move_into_place(staged, run / name)
             if self.args.save_total_limit:
                 remove_old_checkpoints(run, self.args.save_total_limit, run / name, self.state.best_model_checkpoint)
         wait_for_everyone()
@@ -376,44 +365,38 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             self._push_from_checkpoint(str(run / name))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._saving_beside is None:  # not from where it is about to leave
+        if self._staging is None:  # `_save_checkpoint` pushes after the rename
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _write_position(self, checkpoint: Path) -> None:
-        """Say where in the data this is, for as much as the number of updates does not tell it."""
+        """Save what locates the next batch in the data, apart from the number of updates."""
         if not self.by_tokens:
             return
-        position = {
-            "batches_per_update": self.batches_per_update,
-            **{name: getattr(self.args, name) for name in _PLAN},
-        }
+        position = {name: getattr(self.args, name) for name in _PLAN}
+        position["batches_per_update"] = self.batches_per_update
         if isinstance(self._updates, StreamingTokenBatches):
             position["stream"] = self._updates.state_dict()
-        (checkpoint / POSITION).write_text(json.dumps(position), encoding="utf-8")
+        (checkpoint / DATA_POSITION).write_text(json.dumps(position), encoding="utf-8")
 
 
-# What decides which pairs are in an update.
+# The arguments that decide which pairs an update contains.
 _PLAN = "max_tokens_per_batch", "tokens_per_update", "seed", "data_seed"
 
 
-def share_as_one(model: torch.nn.Module, **settings: Any) -> None:
-    """Make an FSDP2 unit of each set of modules that hold one and the same matrix.
-
-    Args:
-        model: not sharded yet. settings: of `fully_shard`.
-    """
-    holders: dict[torch.Tensor, list[torch.nn.Module]] = {}
+def shard_tied_modules(model: torch.nn.Module, **settings: Any) -> None:
+    """Make each set of modules with tied weights one FSDP2 unit; `settings` are those of `fully_shard`."""
+    by_weight: dict[torch.Tensor, list[torch.nn.Module]] = {}
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding | torch.nn.Linear) and not isinstance(module, FSDPModule):
-            holders.setdefault(module.weight, []).append(module)
-    for tied in holders.values():
+            by_weight.setdefault(module.weight, []).append(module)
+    for tied in by_weight.values():
         if len(tied) > 1:
             fully_shard(tied, reshard_after_forward=False, **settings)
 
 
 @contextmanager
-def as_itself(model: torch.nn.Module) -> Iterator[None]:
-    """Undo, for a while, that FSDP2 gives a model another class: its name and its code would go into checkpoints."""
+def original_class(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the class of a model while it is saved: FSDP2 replaces it, and checkpoints would name FSDP2's."""
     sharded = type(model)
     if issubclass(sharded, FSDPModule):
         model.__class__ = sharded.__bases__[1]
@@ -423,6 +406,6 @@ def as_itself(model: torch.nn.Module) -> Iterator[None]:
         model.__class__ = sharded
 
 
-def _table(dataset: Any) -> Any:
-    """The data set itself, under what segments it anew at each access."""
+def _plain_dataset(dataset: Any) -> Any:
+    """The dataset without BPE-dropout, which segments anew at each access."""
     return getattr(dataset, "encoded", dataset)

@@ -20,7 +20,7 @@ TRAINING_STATE = "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of two vocabularies with three checkpoints, as `Trainer` leaves them."""
+    """A run with separate vocabularies and three checkpoints, as `Trainer` saves them."""
     run = tmp_path_factory.mktemp("run")
     source, target = train_tokenizer(["one two"] * 3, 262), train_tokenizer(["eins zwei drei"] * 3, 265)
     sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def average(repository, monkeypatch, capfd):
-    """Run the script in this process; give its exit status, its standard output and its standard error."""
+    """Run the script in this process; return exit status, standard output and standard error."""
 
     def average(*arguments):
         monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", *map(str, arguments)])
@@ -52,7 +52,7 @@ def weights(checkpoint):
     return load_file(checkpoint / "model.safetensors")
 
 
-def test_the_last_of_a_run_become_a_model_that_translates(average, finished, tmp_path):
+def test_average_of_a_run_is_a_model_that_translates(average, finished, tmp_path):
     output = tmp_path / "new" / "averaged"
     status, printed, _ = average("--run", finished, "--last", 2, "--output", output)
     assert status == 0 and str(output) in printed
@@ -71,7 +71,7 @@ def test_the_last_of_a_run_become_a_model_that_translates(average, finished, tmp
     assert [path.name for path in output.parent.iterdir()] == ["averaged"]
 
 
-def test_checkpoints_in_several_files_become_a_model_in_one(average, tmp_path):
+def test_average_of_sharded_checkpoints_is_unsharded(average, tmp_path):
     for seed in range(2):
         tiny_model(seed).save_pretrained(tmp_path / f"checkpoint-{seed}", max_shard_size="20KB")
     status, _, errors = average(tmp_path / "checkpoint-0", tmp_path / "checkpoint-1", "--output", tmp_path / "mean")
@@ -83,7 +83,7 @@ def test_checkpoints_in_several_files_become_a_model_in_one(average, tmp_path):
         torch.testing.assert_close(tensor, (states[0][name] + states[1][name]) / 2)
 
 
-def test_named_checkpoints_into_a_file(average, finished, tmp_path):
+def test_average_of_named_checkpoints_into_a_file(average, finished, tmp_path):
     named = [finished / "checkpoint-2" / "model.safetensors", finished / "checkpoint-10"]
     assert average(*named, "--output", tmp_path / "mean.safetensors")[0] == 0
     first, second = weights(finished / "checkpoint-2"), weights(finished / "checkpoint-10")
@@ -95,15 +95,15 @@ def test_named_checkpoints_into_a_file(average, finished, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--run", "RUN", "--last", "4"], "has 3 whole checkpoints; last asks for 4"),
+        (["--run", "RUN", "--last", "4"], "has 3 complete checkpoints; last asks for 4"),
         (["--run", "RUN", "--last", "0"], "last is 0"),
-        (["--run", "nowhere", "--last", "1"], "has 0 whole checkpoints"),
+        (["--run", "nowhere", "--last", "1"], "has 0 complete checkpoints"),
         (["nowhere/checkpoint-1"], "there is no nowhere/checkpoint-1"),
         (["RUN/checkpoint-2", "other.safetensors"], "they differ in"),
         (["RUN/checkpoint-2", "broken.safetensors"], "broken.safetensors"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(average, finished, tmp_path, monkeypatch, arguments, message):
+def test_user_errors_are_one_line_and_leave_no_files(average, finished, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     save_file({"a": torch.ones(2)}, tmp_path / "other.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\x10\x00")
@@ -114,7 +114,7 @@ def test_mistakes_are_one_line_and_leave_nothing(average, finished, tmp_path, mo
 
 
 @pytest.mark.parametrize("name", ["model", "model.safetensors"])
-def test_nothing_is_overwritten(average, finished, tmp_path, name):
+def test_output_is_never_overwritten(average, finished, tmp_path, name):
     there = tmp_path / "model" / "config.json" if name == "model" else tmp_path / name
     there.parent.mkdir(exist_ok=True)
     there.write_text("mine")
@@ -123,7 +123,7 @@ def test_nothing_is_overwritten(average, finished, tmp_path, name):
     assert there.read_text() == "mine" and len(list(there.parent.iterdir())) == 1
 
 
-def test_a_full_disk_leaves_no_half_model(average, finished, tmp_path, monkeypatch):
+def test_full_disk_leaves_no_partial_model(average, finished, tmp_path, monkeypatch):
     def full(_, path, **__):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
@@ -135,12 +135,12 @@ def test_a_full_disk_leaves_no_half_model(average, finished, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "--run", "b", "--last", "1"], ["--run", "b"], ["a", "--last", "1"]])
-def test_either_names_or_a_run(average, arguments):
+def test_checkpoints_and_run_exclude_each_other(average, arguments):
     status, _, errors = average(*arguments, "--output", "out")
     assert status == 2 and "error:" in errors.splitlines()[-1]
 
 
-def test_help_does_not_wait_for_torch(repository, tmp_path):
+def test_help_does_not_import_torch(repository, tmp_path):
     process = subprocess.run(
         [sys.executable, "-X", "importtime", repository / "scripts" / "average_checkpoints.py", "--help"],
         capture_output=True, text=True, cwd=tmp_path, timeout=120,

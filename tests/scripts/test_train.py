@@ -1,4 +1,4 @@
-"""`scripts/train.py` as a user runs it: every kind of file, every mistake, and Ctrl-C."""
+"""`scripts/train.py` as a user runs it: input formats, user errors, and Ctrl-C."""
 
 import json
 import os
@@ -11,7 +11,8 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer.inference.translator import Translator
-from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from tests.trainer_helpers import TINY_RUN, as_flags
 
 PAIRS = [
     ("One dog", "Ein Hund"),
@@ -22,29 +23,12 @@ PAIRS = [
     ("One cat", "Eine Katze"),
 ]
 
-# A model and a run so small that a step takes milliseconds.
-SMALL = {
-    "vocab_size": 280,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "per_device_train_batch_size": 4,
-    "max_steps": 2,
-    "logging_steps": 1,
-    "generation_max_length": 6,
-    "disable_tqdm": "true",
-    "use_cpu": "true",
-}
-TINY = [part for name, value in SMALL.items() for part in (f"--{name}", str(value))]
+TINY = as_flags(TINY_RUN | {"per_device_train_batch_size": 4, "max_steps": 2})
 
 
 @pytest.fixture
 def train(repository, monkeypatch, capfd, tmp_path):
-    """Run the script in this process and an empty folder; give its status, standard output and standard error."""
+    """Run the script in this process in an empty folder; return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def train(*arguments):
@@ -57,7 +41,7 @@ def train(repository, monkeypatch, capfd, tmp_path):
 
 
 def write_parallel(folder, pairs=PAIRS, name="train"):
-    """Two files, and the flags that point at them."""
+    """Write two text files; return the flags that name them."""
     flags = []
     for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
         (folder / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -65,7 +49,7 @@ def write_parallel(folder, pairs=PAIRS, name="train"):
     return flags
 
 
-# 1. Kinds of files
+# 1. Input formats
 
 
 def json_lines(path):
@@ -89,12 +73,12 @@ def test_files_with_columns(train, tmp_path, name, write):
     assert all(f"{split}: kept 6 of 6 pairs" in printed for split in ("train", "validation", "test"))
     results = json.loads((tmp_path / "run" / "all_results.json").read_text())
     assert results["test_sentences"] == 6 and "eval_bleu" in results
-    # the text was English and German as the columns say: what was learnt from the one file can spell both
+    # the joint tokenizer has learnt from both columns
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
     assert len(tokenizer.tokenize("cats")) < 4 and len(tokenizer.tokenize("Katze")) < 5
 
 
-def test_dropped_rows_are_told_with_their_lines(train, tmp_path):
+def test_dropped_rows_are_reported_with_line_numbers(train, tmp_path):
     pairs = [*PAIRS, ("Nothing", ""), ("word " * 300, "lang")]
     status, printed, errors = train(*TINY, *write_parallel(tmp_path, pairs), "--output_dir", "run")
     assert status == 0, errors
@@ -102,7 +86,7 @@ def test_dropped_rows_are_told_with_their_lines(train, tmp_path):
     assert "train: encoded 6 of 7 pairs; dropped 1: too long (line 8)" in printed
 
 
-def test_two_vocabularies(train, tmp_path):
+def test_separate_vocabularies_are_trained_and_resumed(train, tmp_path):
     files = [*write_parallel(tmp_path), *write_parallel(tmp_path, PAIRS[:3], "test")]
     flags = [*files, "--separate_vocabularies", "true", "--min_frequency", "1"]
     status, printed, errors = train(*TINY, *flags, "--output_dir", "run")
@@ -128,7 +112,7 @@ def test_two_vocabularies(train, tmp_path):
     assert (run / "target_tokenizer").is_dir()
 
 
-def test_lower_case_and_bpe_dropout(train, tmp_path):
+def test_lowercase_is_saved_and_bpe_dropout_is_not(train, tmp_path):
     flags = [*write_parallel(tmp_path), "--lowercase", "true", "--bpe_dropout", "0.1"]
     status, _, errors = train(*TINY, *flags, "--output_dir", "run")
     assert status == 0, errors
@@ -139,7 +123,7 @@ def test_lower_case_and_bpe_dropout(train, tmp_path):
     assert json.loads((tmp_path / "run" / "tokenizer.json").read_text())["model"]["dropout"] is None
 
 
-# 2. Mistakes
+# 2. User errors
 
 
 def shorter_target(folder):
@@ -175,17 +159,17 @@ def and_flags(*flags):
     return lambda folder: [*write_parallel(folder), *flags]
 
 
-MISTAKES = [
+USER_ERRORS = [
     (lambda _: ["--train_source_file", "no.en", "--train_target_file", "no.de"], "no.en is not there"),
     (lambda _: ["--train_file", "no.jsonl"], "no.jsonl is not there"),
     (shorter_target, "train.source has 1,000 lines and train.target has 999"),
     (latin1, "train.target, line 1, byte 2 (0xe4) is not UTF-8: convert it: iconv"),
-    (earlier_run, "run already has a run: go on with it (--resume_from_checkpoint true)"),
+    (earlier_run, "run already has a run: resume it (--resume_from_checkpoint true)"),
     (finished_run, "run already has a run"),
     (output_is_a_file, "output_dir run is a file"),
     (lambda _: [], "nothing to train on"),
-    (and_flags("--resume_from_checkpoint", "true"), "no whole checkpoint to resume from"),
-    (and_flags("--resume_from_checkpoint", "elsewhere"), "resume_from_checkpoint elsewhere is no whole checkpoint"),
+    (and_flags("--resume_from_checkpoint", "true"), "no complete checkpoint to resume from"),
+    (and_flags("--resume_from_checkpoint", "elsewhere"), "resume_from_checkpoint elsewhere is no complete checkpoint"),
     (lambda folder: write_parallel(folder)[:2], "train_source_file and train_target_file go together"),
     (and_flags("--train_file", "a.csv"), "not both"),
     (lambda _: ["--train_file", "train.py"], "train.py"),
@@ -200,19 +184,19 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("prepare", "message"), MISTAKES, ids=[message[:30] for _, message in MISTAKES])
-def test_mistakes_are_one_line(train, tmp_path, prepare, message):
+@pytest.mark.parametrize(("prepare", "message"), USER_ERRORS, ids=[message[:30] for _, message in USER_ERRORS])
+def test_user_errors_are_one_line(train, tmp_path, prepare, message):
     flags = prepare(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     status, _, errors = train(*TINY, "--output_dir", "run", *flags)
     lines = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert status == 2 and len(lines) == 1 and message in lines[0], errors
     assert "Traceback" not in errors
-    assert before == {path: path.read_bytes() for path in before}  # nothing of the user's was touched
+    assert before == {path: path.read_bytes() for path in before}  # no file of the user was changed
 
 
 def script(repository, folder, *arguments):
-    """The script as a process of its own."""
+    """Run the script in a new process."""
     return subprocess.Popen(
         [sys.executable, repository / "scripts" / "train.py", *TINY, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
@@ -220,8 +204,8 @@ def script(repository, folder, *arguments):
     )  # fmt: skip
 
 
-@pytest.mark.slow  # it must import torch; `test_mistakes_are_one_line` sees the same from inside
-def test_a_mistake_in_a_process_of_its_own(repository, tmp_path):
+@pytest.mark.slow  # imports torch; `test_user_errors_are_one_line` covers the same in this process
+def test_user_error_in_a_new_process_is_one_line(repository, tmp_path):
     process = script(repository, tmp_path, "--output_dir", "run", *shorter_target(tmp_path))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2 and "Traceback" not in errors
@@ -229,7 +213,7 @@ def test_a_mistake_in_a_process_of_its_own(repository, tmp_path):
     assert len(lines) == 1 and "1,000" in lines[0] and "999" in lines[0]
 
 
-def test_a_new_run_replaces_an_old_one_only_when_told(train, tmp_path):
+def test_overwrite_output_dir_replaces_the_old_run(train, tmp_path):
     flags = [*TINY, "--output_dir", "run", *finished_run(tmp_path), "--overwrite_output_dir", "true"]
     (tmp_path / "run" / "checkpoint-77").mkdir()
     status, _, errors = train(*flags)
@@ -238,7 +222,7 @@ def test_a_new_run_replaces_an_old_one_only_when_told(train, tmp_path):
     assert not (tmp_path / "run" / "checkpoint-77").exists()
 
 
-def test_an_old_run_stays_where_the_new_one_cannot_begin(train, tmp_path):
+def test_overwrite_output_dir_keeps_the_old_run_on_an_error(train, tmp_path):
     flags = [*TINY, "--output_dir", "run", *finished_run(tmp_path), "--overwrite_output_dir", "true"]
     before = (tmp_path / "run" / "model.safetensors").read_bytes()
     status, _, errors = train(*flags, "--train_source_file", "nowhere.en")
@@ -246,7 +230,7 @@ def test_an_old_run_stays_where_the_new_one_cannot_begin(train, tmp_path):
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
 
 
-def test_the_working_directory_is_no_folder_for_a_run(train, tmp_path):
+def test_output_dir_must_not_be_the_working_directory(train, tmp_path):
     status, _, errors = train(*TINY, "--output_dir", ".", *write_parallel(tmp_path), "--overwrite_output_dir", "true")
     assert status == 2 and "no folder for a run" in errors
     assert any(tmp_path.iterdir())
@@ -255,7 +239,7 @@ def test_the_working_directory_is_no_folder_for_a_run(train, tmp_path):
 # 3. Ctrl-C
 
 
-def test_ctrl_c_saves_a_checkpoint_from_which_the_run_goes_on(train, repository, tmp_path):
+def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(train, repository, tmp_path):
     flags = ["--output_dir", "run", *write_parallel(tmp_path)]
     process = script(repository, tmp_path, *flags, "--max_steps", "1000000")
     try:
@@ -268,10 +252,10 @@ def test_ctrl_c_saves_a_checkpoint_from_which_the_run_goes_on(train, repository,
         process.kill()
     assert process.returncode == 130, errors
     assert "Traceback" not in errors and "stopping" in printed
-    (checkpoint,) = whole_checkpoints(tmp_path / "run")
+    (checkpoint,) = complete_checkpoints(tmp_path / "run")
     step = int(checkpoint.name.removeprefix("checkpoint-"))
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert f"interrupted at step {step}; " in line and f"run/checkpoint-{step} is whole" in line
+    assert f"interrupted at step {step}; " in line and f"run/checkpoint-{step} is complete" in line
     assert "--resume_from_checkpoint true" in line
     status, printed, errors = train(*TINY, *flags, "--max_steps", step + 2, "--resume_from_checkpoint", "true")
     assert status == 0, errors

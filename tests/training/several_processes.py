@@ -1,9 +1,8 @@
 """What test_several_processes.py runs in each of several processes: python -m torch.distributed.run … D
 
-Each job trains a tiny model with token batches, and the first process writes what came out into the folder D.
+Each job trains a tiny model with token batches, and rank 0 writes the results into the folder D.
 """
 
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from hf_vanilla_transformer import (
     VanillaTransformerTrainer,
     VanillaTransformerTrainingArguments,
 )
-from tests.model_helpers import PAD, padded, sentences, tiny_model
+from tests.model_helpers import tiny_model
+from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs
 
 STEPS = 20
-# Plain gradient descent: Adam would divide rounding errors by themselves.
-DESCENT = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
-# name: pairs, and the settings that say how they are cut
+# name: number of pairs, and how they are split into batches
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "one batch an update": (40, {"max_tokens_per_batch": 60, "tokens_per_update": 60}),
     "several": (40, {"max_tokens_per_batch": 40, "tokens_per_update": 150}),
@@ -29,43 +27,29 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def pairs(count: int) -> list[dict[str, list[int]]]:
-    dice = random.Random(1)
-    sources = sentences([dice.randint(1, 12) for _ in range(count)])
-    targets = sentences([dice.randint(1, 12) for _ in range(count)], seed=1)
-    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
-
-
-def collate(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
-    source = padded([row["input_ids"] for row in rows])
-    labels = padded([row["labels"] for row in rows], value=-100)
-    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
-
-
 def train(
     folder: Path, count: int, resume: Path | None = None, tying: dict[str, bool] | None = None, **settings: Any
 ) -> tuple[Tensor, list[float], VanillaTransformerForConditionalGeneration]:
     """The weights after some updates, the losses with and without smoothing, and the model."""
-    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
-    settings = {"max_steps": STEPS, **quiet, **DESCENT, **settings}
+    settings = {**QUIET, **DESCENT, "learning_rate": 0.5, "max_steps": STEPS, **settings}
     args = VanillaTransformerTrainingArguments(output_dir=str(folder), ddp_find_unused_parameters=False, **settings)
     model = tiny_model(label_smoothing=0.1, **tying or {})
-    trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=pairs(count), data_collator=collate)
+    trainer = VanillaTransformerTrainer(
+        model=model, args=args, train_dataset=random_pairs(count), data_collator=collate
+    )
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    weights = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
     logged = [entry[name] for entry in trainer.state.log_history if "loss" in entry for name in ("loss", "nll_loss")]
-    return weights, logged, model
+    return flat(model), logged, model
 
 
 def main(folder: Path) -> None:
     results: dict[str, Any] = {name: train(folder, count, **settings)[:2] for name, (count, settings) in JOBS.items()}
-    # Begun by other processes, in the middle of an epoch; `batches_per_update` is theirs.
-    begun = folder / "begun"
-    results["gone on with"] = train(folder, 40, begun / "checkpoint-7", max_tokens_per_batch=60)[:2]
+    # A checkpoint of one process in the middle of an epoch, whose `batches_per_update` is kept.
+    results["resumed"] = train(folder, 40, folder / "one_process" / "checkpoint-7", max_tokens_per_batch=60)[:2]
     rank = distributed.get_rank()
     results["processes"] = distributed.get_world_size()
     save = {"save_strategy": "steps", "save_steps": 7, "max_tokens_per_batch": 60}
-    results["begun"] = train(folder / "ours", 40, **save)[:2]
+    results["to resume"] = train(folder / "several_processes", 40, **save)[:2]
     if rank == 0:
         torch.save(results, folder / "results.pt")
     distributed.barrier()

@@ -1,6 +1,6 @@
 """What test_sharded.py runs in each of two processes: python -m torch.distributed.run … sharded_processes.py D
 
-accelerate shares a model (FSDP2) on accelerators only. Told that these processes have some, it does so on CPUs too.
+accelerate shards a model (FSDP2) on accelerators only, so the CPU processes report a distributed type of GPUs.
 """
 
 import os
@@ -21,38 +21,38 @@ os.environ |= {
 _initialise = PartialState.__init__
 
 
-def _as_if_with_accelerators(state: PartialState, *args: Any, **kwargs: Any) -> None:
+def _report_accelerators(state: PartialState, *args: Any, **kwargs: Any) -> None:
     _initialise(state, *args, **kwargs)
     if state.distributed_type == DistributedType.MULTI_CPU:
         state.distributed_type = DistributedType.MULTI_GPU
 
 
-PartialState.__init__ = _as_if_with_accelerators
+PartialState.__init__ = _report_accelerators
 
 import torch  # noqa: E402
 from torch import Tensor, distributed  # noqa: E402
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments  # noqa: E402
-from hf_vanilla_transformer.training.finishing import all_weights  # noqa: E402
+from hf_vanilla_transformer.training.finishing import full_state_dict  # noqa: E402
 from hf_vanilla_transformer.training.recipes import parse_recipe  # noqa: E402
 from hf_vanilla_transformer.training.run import run_training  # noqa: E402
 from tests.model_helpers import TYING_MODES, tiny_model  # noqa: E402
-from tests.training.several_processes import DESCENT, collate, pairs  # noqa: E402
+from tests.trainer_helpers import DESCENT, QUIET, collate, random_pairs  # noqa: E402
 
 TOKENS = {"max_tokens_per_batch": 40, "tokens_per_update": 150}
 ADAM = {"learning_rate": 0.01}
 
 
 def train(folder: Path, resume: Path | None = None, tying: dict[str, bool] | None = None, **settings: Any) -> Any:
-    """The weights after some updates of a model that the processes share."""
-    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "max_steps": 4}
-    args = VanillaTransformerTrainingArguments(output_dir=str(folder), **{**quiet, **TOKENS, **settings})
+    """The share of the parameters on this rank, and all weights after some updates of a sharded model."""
+    settings = {**QUIET, **TOKENS, "max_steps": 4, **settings}
+    args = VanillaTransformerTrainingArguments(output_dir=str(folder), **settings)
     model = tiny_model(label_smoothing=0.1, **tying or {})
-    trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=pairs(40), data_collator=collate)
+    trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=random_pairs(40), data_collator=collate)
     assert trainer.is_fsdp_enabled and trainer.accelerator.is_fsdp2
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     held = sum(parameter.to_local().numel() for parameter in model.parameters())
-    return held / sum(parameter.numel() for parameter in model.parameters()), all_weights(model)
+    return held / sum(parameter.numel() for parameter in model.parameters()), full_state_dict(model)
 
 
 def main(folder: Path) -> None:
@@ -60,12 +60,12 @@ def main(folder: Path) -> None:
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"
     for share, tie in TYING_MODES:
         tying = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
-        results[share, tie] = train(folder / "tied", tying=tying, max_steps=2, **DESCENT)
+        results[share, tie] = train(folder / "tied", tying=tying, max_steps=2, **DESCENT | {"learning_rate": 0.5})
     saving = {**ADAM, "save_strategy": "steps", "save_steps": 2}
     for kind in ("FULL", "SHARDED"):
         os.environ["FSDP_STATE_DICT_TYPE"] = f"{kind}_STATE_DICT"
         results[kind] = train(folder / kind, **saving)
-        results[kind, "again"] = train(folder / f"{kind}_again", folder / kind / "checkpoint-2", **saving)
+        results[kind, "resumed"] = train(folder / f"{kind}_resumed", folder / kind / "checkpoint-2", **saving)
     if distributed.get_rank() == 0:
         torch.save(results, folder / "results.pt")
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"

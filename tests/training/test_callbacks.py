@@ -1,4 +1,4 @@
-"""The end of a run: Ctrl-C and time, each with a checkpoint; and choosing bf16, which must leave no trace."""
+"""Ctrl-C and the time limit, which save a checkpoint; the bf16 measurement and the default learning rate."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from tests.model_helpers import tiny_model
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is set."""
+    """A clock that the test advances."""
 
     class Clock:
         now = 1000.0
@@ -33,7 +33,7 @@ def step(stop, eval_strategy="steps"):
     return stop.on_step_end(args, None, TrainerControl())
 
 
-def test_time_is_counted_from_the_start_of_training(clock):
+def test_time_limit_counts_from_the_start_of_training(clock):
     stop = StopWithCheckpoint(max_minutes=2)
     assert StopWithCheckpoint().minutes_left() == math.inf
     clock.now += 500
@@ -50,7 +50,7 @@ def test_time_is_counted_from_the_start_of_training(clock):
         stop.on_train_end()
 
 
-def test_a_resumed_run_has_only_the_time_that_is_left(clock):
+def test_time_limit_includes_the_time_before_a_resume(clock):
     first = StopWithCheckpoint(max_minutes=2)
     first.on_train_begin()
     clock.now += 90
@@ -68,7 +68,7 @@ def test_a_resumed_run_has_only_the_time_that_is_left(clock):
         second.on_train_end()
 
 
-def test_time_asks_for_no_evaluation_where_there_is_none(clock):
+def test_time_limit_does_not_evaluate_without_eval_strategy(clock):
     stop = StopWithCheckpoint(max_minutes=1)
     stop.on_train_begin()
     clock.now += 61
@@ -77,7 +77,7 @@ def test_time_asks_for_no_evaluation_where_there_is_none(clock):
     assert control.should_training_stop and control.should_save and not control.should_evaluate
 
 
-def test_without_a_limit_time_never_ends(clock):
+def test_time_limit_is_optional(clock):
     stop = StopWithCheckpoint()
     stop.on_train_begin()
     clock.now += 1e9
@@ -93,13 +93,13 @@ def interrupt():
 
 @pytest.fixture
 def terminal():
-    """Ctrl-C means what it does in a terminal, also where the tests run in the background."""
+    """The default handler of Ctrl-C, also where the tests run in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_first_ctrl_c_asks_for_a_checkpoint_and_the_second_stops(terminal, capsys):
+def test_ctrl_c_saves_a_checkpoint_and_the_second_stops_immediately(terminal, capsys):
     stop = StopWithCheckpoint(max_minutes=60)
     stop.on_train_begin()
     try:
@@ -108,7 +108,7 @@ def test_the_first_ctrl_c_asks_for_a_checkpoint_and_the_second_stops(terminal, c
         assert stop.interrupted and "Ctrl-C again" in capsys.readouterr().out
         control = step(stop)
         assert control.should_training_stop and control.should_save
-        assert not control.should_evaluate  # who pressed it does not want to wait
+        assert not control.should_evaluate  # the user wants to leave quickly
         with pytest.raises(KeyboardInterrupt):
             interrupt()
     finally:
@@ -116,7 +116,7 @@ def test_the_first_ctrl_c_asks_for_a_checkpoint_and_the_second_stops(terminal, c
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_handler_goes_when_training_ends():
+def test_ctrl_c_handler_is_restored_after_training():
     before = signal.getsignal(signal.SIGINT)
     stop = StopWithCheckpoint()
     stop.on_train_begin()
@@ -126,7 +126,7 @@ def test_the_handler_goes_when_training_ends():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_measuring_bf16_leaves_no_trace(training):
+def test_bf16_measurement_has_no_side_effects(training):
     model = tiny_model(dropout=0.5, encoder_layers=1, decoder_layers=1).train(training)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -139,7 +139,7 @@ def test_measuring_bf16_leaves_no_trace(training):
 
 
 @pytest.mark.parametrize("faster", [True, False])
-def test_the_faster_precision_is_told_by_the_median(monkeypatch, faster):
+def test_bf16_measurement_compares_medians(monkeypatch, faster):
     model, steps, clock = tiny_model(encoder_layers=1, decoder_layers=1), [], iter(range(10**6))
     model.register_forward_pre_hook(lambda *_: steps.append(torch.is_autocast_enabled("cpu")))
 
@@ -147,8 +147,8 @@ def test_the_faster_precision_is_told_by_the_median(monkeypatch, faster):
         now = 0.0
 
         def perf_counter(self):
-            if next(clock) % 2:  # the end of a step: how long it took
-                # the first timed step of the quicker kind is disturbed, which must not decide
+            if next(clock) % 2:  # the end of a step
+                # an outlier in the faster precision must not decide
                 disturbed = steps[-1] is faster and steps.count(faster) == precision.WARM_UP + 1
                 self.now += 100.0 if disturbed else 1.0 if steps[-1] is faster else 2.0
             return self.now
@@ -162,15 +162,15 @@ def test_the_faster_precision_is_told_by_the_median(monkeypatch, faster):
 def test_auto_bf16_follows_the_measurement(tmp_path, monkeypatch, faster):
     monkeypatch.setattr(run, "bf16_is_faster", lambda model: faster)
     args = RunArguments(output_dir=str(tmp_path), auto_bf16=True, use_cpu=True)
-    run.settle_arguments(tiny_model(), args)
+    run.resolve_arguments(tiny_model(), args)
     assert args.bf16 is faster
     assert (args.mixed_precision == "bf16") is faster
 
 
-def test_the_peak_learning_rate_is_the_papers(tmp_path):
+def test_peak_learning_rate_defaults_to_the_papers(tmp_path):
     args = RunArguments(output_dir=str(tmp_path), use_cpu=True)
-    run.settle_arguments(tiny_model(d_model=64), args)
+    run.resolve_arguments(tiny_model(d_model=64), args)
     assert args.learning_rate == pytest.approx(64**-0.5 * 4000**-0.5, rel=1e-12)  # Eq. 3 at step 4,000
     args = RunArguments(output_dir=str(tmp_path), use_cpu=True, learning_rate=0.5)
-    run.settle_arguments(tiny_model(), args)
+    run.resolve_arguments(tiny_model(), args)
     assert args.learning_rate == 0.5

@@ -1,4 +1,4 @@
-"""Which checkpoints are whole, and their average."""
+"""Complete and incomplete checkpoints, and their average."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training import checkpoints
 from hf_vanilla_transformer.training.checkpoints import (
     average_weights,
-    remove_broken_checkpoints,
-    whole_checkpoints,
+    complete_checkpoints,
+    remove_incomplete_checkpoints,
 )
 from tests.model_helpers import TYING_MODES, tiny_model
 
@@ -25,24 +25,24 @@ def checkpoint(run, name, state='{"global_step": 1}', weights=b"x"):
     return folder
 
 
-def test_only_whole_checkpoints_count_and_broken_ones_go(tmp_path):
-    whole = [checkpoint(tmp_path, f"checkpoint-{step}") for step in (2, 10, 9)]
-    broken = [
+def test_incomplete_checkpoints_are_ignored_and_removed(tmp_path):
+    complete = [checkpoint(tmp_path, f"checkpoint-{step}") for step in (2, 10, 9)]
+    incomplete = [
         checkpoint(tmp_path, "checkpoint-11", state=None),
         checkpoint(tmp_path, "checkpoint-12", state='{"global_st'),
         checkpoint(tmp_path, "checkpoint-13", state=""),
         checkpoint(tmp_path, "checkpoint-14", weights=None),
     ]
     others = [checkpoint(tmp_path, "checkpoint-best", state=None), checkpoint(tmp_path, "my-checkpoint-3", state=None)]
-    assert whole_checkpoints(tmp_path) == [whole[0], whole[2], whole[1]]
-    remove_broken_checkpoints(tmp_path)
-    assert not any(path.exists() for path in broken)
-    assert all((path / "model.safetensors").exists() for path in whole + others)
+    assert complete_checkpoints(tmp_path) == [complete[0], complete[2], complete[1]]
+    remove_incomplete_checkpoints(tmp_path)
+    assert not any(path.exists() for path in incomplete)
+    assert all((path / "model.safetensors").exists() for path in complete + others)
 
 
-def test_no_run_has_no_checkpoints(tmp_path):
-    assert whole_checkpoints(tmp_path / "nowhere") == []
-    remove_broken_checkpoints(tmp_path / "nowhere")
+def test_complete_checkpoints_of_a_missing_run_are_none(tmp_path):
+    assert complete_checkpoints(tmp_path / "nowhere") == []
+    remove_incomplete_checkpoints(tmp_path / "nowhere")
 
 
 def saved(path, **tensors):
@@ -50,8 +50,8 @@ def saved(path, **tensors):
     return path
 
 
-def test_the_mean_is_taken_in_float64(tmp_path):
-    # summed in float32, the ones are lost beside 1e8
+def test_average_is_computed_in_float64(tmp_path):
+    # in a float32 sum, the ones would be lost next to 1e8
     numbers = [1e8, 1.0, 1.0, -1e8]
     files = [saved(tmp_path / f"{i}.safetensors", a=torch.tensor([[x]])) for i, x in enumerate(numbers)]
     average_weights(files, tmp_path / "mean.safetensors")
@@ -59,7 +59,7 @@ def test_the_mean_is_taken_in_float64(tmp_path):
     assert found.dtype == torch.float32 and found.tolist() == [[0.5]]
 
 
-def test_the_type_of_the_checkpoints_stays(tmp_path):
+def test_average_keeps_the_dtype(tmp_path):
     # 1 + 2^-7 is bfloat16's next number after 1
     files = [
         saved(tmp_path / "a.safetensors", w=torch.tensor([1.0, 3.0], dtype=torch.bfloat16)),
@@ -71,7 +71,7 @@ def test_the_type_of_the_checkpoints_stays(tmp_path):
 
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
-def test_the_average_of_models_loads_and_tied_weights_stand_once(tmp_path, share, tie):
+def test_average_stores_tied_weights_once_and_loads(tmp_path, share, tie):
     models = [tiny_model(seed, share_encoder_decoder_embeddings=share, tie_word_embeddings=tie) for seed in (1, 2)]
     for number, model in enumerate(models):
         model.save_pretrained(tmp_path / str(number))
@@ -94,7 +94,7 @@ def test_the_average_of_models_loads_and_tied_weights_stand_once(tmp_path, share
         ({"a": torch.ones(2, dtype=torch.float16), "b": torch.ones(3)}, "a"),
     ],
 )
-def test_other_tensors_cannot_be_averaged(tmp_path, tensors, name):
+def test_average_refuses_different_tensors(tmp_path, tensors, name):
     first = saved(tmp_path / "first.safetensors", a=torch.ones(2), b=torch.ones(3))
     other = saved(tmp_path / "other.safetensors", **tensors)
     with pytest.raises(UserError, match=rf"other\.safetensors .* differ in {name}$"):
@@ -102,8 +102,8 @@ def test_other_tensors_cannot_be_averaged(tmp_path, tensors, name):
     assert not (tmp_path / "mean.safetensors").exists()
 
 
-def in_files(folder, seed):
-    """A checkpoint whose weights lie in several files, and the model."""
+def sharded_checkpoint(folder, seed):
+    """Save a model as a checkpoint with sharded weights; return the model."""
     model = tiny_model(seed)
     model.save_pretrained(folder, max_shard_size="20KB")
     assert not (folder / "model.safetensors").exists()
@@ -111,11 +111,11 @@ def in_files(folder, seed):
     return model
 
 
-def test_weights_in_several_files_are_averaged(tmp_path):
-    models = [in_files(tmp_path / f"checkpoint-{seed + 1}", seed) for seed in range(2)]
+def test_average_reads_sharded_weights(tmp_path):
+    models = [sharded_checkpoint(tmp_path / f"checkpoint-{seed + 1}", seed) for seed in range(2)]
     tiny_model(2).save_pretrained(tmp_path / "alone")
-    whole = whole_checkpoints(tmp_path)
-    average_weights([*whole, tmp_path / "alone"], tmp_path / "mean.safetensors")
+    complete = complete_checkpoints(tmp_path)
+    average_weights([*complete, tmp_path / "alone"], tmp_path / "mean.safetensors")
     found, states = load_file(tmp_path / "mean.safetensors"), [each.state_dict() for each in [*models, tiny_model(2)]]
     assert found.keys() == load_file(tmp_path / "alone" / "model.safetensors").keys()
     for name, tensor in found.items():
@@ -123,12 +123,12 @@ def test_weights_in_several_files_are_averaged(tmp_path):
         torch.testing.assert_close(tensor, mean.float(), rtol=0, atol=0)
 
 
-def test_a_checkpoint_that_lacks_one_of_its_files_is_not_whole(tmp_path):
-    in_files(tmp_path / "checkpoint-1", 0)
-    in_files(tmp_path / "checkpoint-2", 1)
+def test_checkpoint_with_a_missing_shard_is_incomplete(tmp_path):
+    sharded_checkpoint(tmp_path / "checkpoint-1", 0)
+    sharded_checkpoint(tmp_path / "checkpoint-2", 1)
     lost = sorted((tmp_path / "checkpoint-2").glob("*.safetensors"))[0]
     lost.unlink()
-    assert whole_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
+    assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
     with pytest.raises(UserError, match=f"there is no .*{lost.name}"):
         average_weights([tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"], tmp_path / "mean.safetensors")
 
@@ -141,20 +141,20 @@ def test_a_checkpoint_that_lacks_one_of_its_files_is_not_whole(tmp_path):
         ('{"weight_map": {"a": "../b"}}', "other fold"),
     ],
 )
-def test_an_index_is_not_believed(tmp_path, index, message):
+def test_damaged_shard_index_is_refused(tmp_path, index, message):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UserError, match=message):
         average_weights([tmp_path], tmp_path / "mean.safetensors")
 
 
-def test_nothing_to_average(tmp_path):
+def test_average_of_missing_checkpoints_is_refused(tmp_path):
     with pytest.raises(UserError, match="no checkpoint to average"):
         average_weights([], tmp_path / "mean.safetensors")
     with pytest.raises(UserError, match="there is no .*checkpoint-7"):
         average_weights([tmp_path / "checkpoint-7"], tmp_path / "mean.safetensors")
 
 
-def test_a_failed_write_leaves_the_target_as_it_was(tmp_path, monkeypatch):
+def test_average_leaves_the_target_unchanged_when_writing_fails(tmp_path, monkeypatch):
     file = saved(tmp_path / "first.safetensors", a=torch.ones(2))
     target = tmp_path / "mean.safetensors"
     target.write_bytes(b"old")

@@ -1,4 +1,4 @@
-"""The training curve: a picture of what was logged, whole or not at all."""
+"""The training curve, a plot of the logged losses and scores, written atomically."""
 
 import sys
 
@@ -27,12 +27,12 @@ def history(updates: int = 3000) -> list[dict]:
 
 
 def pixels_of(color: str, path) -> int:
-    """How many pixels of the picture have this colour."""
+    """The number of pixels of this colour in the image."""
     image = imread(path)[..., :3]
     return int((np.abs(image - np.array(to_rgb(color))).max(-1) < 0.02).sum())
 
 
-def test_losses_and_score_are_drawn(tmp_path) -> None:
+def test_curve_has_losses_and_score(tmp_path) -> None:
     path = plot_curve(history(), tmp_path / "curve.png")
     height, width, _ = imread(path).shape
     assert (width, height) == (1200, 990)
@@ -40,7 +40,7 @@ def test_losses_and_score_are_drawn(tmp_path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["curve.png"]
 
 
-def test_without_evaluation_there_is_one_panel(tmp_path) -> None:
+def test_curve_without_evaluation_has_one_panel(tmp_path) -> None:
     losses = [entry for entry in history() if "loss" in entry]
     path = plot_curve(losses, tmp_path / "curve.png")
     assert imread(path).shape[:2] == (585, 1200)
@@ -52,41 +52,41 @@ def test_without_evaluation_there_is_one_panel(tmp_path) -> None:
     ("entry", "color"),
     [({"loss": 2.5, "step": 1}, TRAIN_COLOR), ({"eval_loss": 2.5, "eval_bleu": 0.0, "step": 1}, SCORE_COLOR)],
 )
-def test_a_single_point_is_seen(tmp_path, entry, color) -> None:
+def test_curve_of_a_single_point_is_visible(tmp_path, entry, color) -> None:
     assert pixels_of(color, plot_curve([entry], tmp_path / "curve.png")) > 20
 
 
-def test_the_metric_can_be_chosen(tmp_path) -> None:
+def test_curve_metric_can_be_chosen(tmp_path) -> None:
     entries = [{"loss": 2.0, "step": 1}, {"eval_chrf": 50.0, "step": 1}]
     assert pixels_of(SCORE_COLOR, plot_curve(entries, tmp_path / "without.png")) == 0
     assert pixels_of(SCORE_COLOR, plot_curve(entries, tmp_path / "with.png", metric="eval_chrf")) > 20
 
 
-def test_evaluations_after_training_do_not_stand_in_for_those_during_it() -> None:
+def test_curve_leaves_out_evaluations_after_training() -> None:
     assert _during_training(history(), "eval_bleu")[-1] == (3000, pytest.approx(40 * (1 - np.exp(-3000 / 900))))
     after = [{"train_runtime": 9.0, "step": 60}, {"eval_bleu": 7.0, "step": 60}, {"eval_bleu": 8.0, "step": 60}]
     assert _during_training(after, "eval_bleu") == [(60, 7.0)]
 
 
-def test_a_loss_that_is_no_number_leaves_a_gap(tmp_path) -> None:
+def test_curve_skips_nan_losses(tmp_path) -> None:
     entries = [{"loss": float("nan"), "step": 1}, {"loss": 2.0, "step": 2}]
     assert pixels_of(TRAIN_COLOR, plot_curve(entries, tmp_path / "curve.png")) > 20
 
 
-def test_the_loss_without_smoothing_is_drawn_where_it_is_known(tmp_path) -> None:
+def test_curve_prefers_the_unsmoothed_loss(tmp_path) -> None:
     both = [{**entry, "nll_loss": entry["loss"] - 1} if "loss" in entry else entry for entry in history(1000)]
     alone = [{**entry, "loss": entry["loss"] - 1} if "loss" in entry else entry for entry in history(1000)]
     pictures = [imread(plot_curve(each, tmp_path / "curve.png")) for each in (both, alone, history(1000))]
     assert np.array_equal(pictures[0], pictures[1]) and not np.array_equal(pictures[0], pictures[2])
 
 
-def test_an_empty_log_is_refused(tmp_path) -> None:
+def test_curve_refuses_an_empty_log(tmp_path) -> None:
     with pytest.raises(UserError, match="logging_steps"):
         plot_curve([{"train_runtime": 1.0, "step": 0}], tmp_path / "curve.png")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, monkeypatch) -> None:
+def test_curve_is_written_atomically(tmp_path, monkeypatch) -> None:
     (tmp_path / "curve.png").write_bytes(b"earlier")
 
     def full_disk(figure, part, **options):
@@ -99,7 +99,7 @@ def test_a_picture_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, monk
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("curve.png", b"earlier")]
 
 
-def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch) -> None:
+def test_curve_without_matplotlib_names_the_extra(tmp_path, monkeypatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -1,4 +1,4 @@
-"""A run that is killed with SIGKILL at random moments, in the middle of saving too, ends as if it never had been."""
+"""A run that is killed (SIGKILL) at random times, also while saving, ends with the weights of an uninterrupted run."""
 
 import os
 import random
@@ -12,9 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from tests.trainer_helpers import TINY_RUN, as_flags
 
 KILLS, STEPS = 10, 60
+FLAGS = as_flags(
+    TINY_RUN
+    | {"numbers_size": 40, "dropout": 0.3, "bpe_dropout": 0.2, "max_tokens_per_batch": 150, "tokens_per_update": 300}
+    | {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "eval_strategy": "no"}
+    | {"learning_rate": 0.01, "warmup_steps": 1, "logging_steps": 10, "max_source_length": 200, "max_eval_samples": 2}
+)
 RUN = f"""
 import sys, time
 from hf_vanilla_transformer.training import checkpoints
@@ -22,7 +29,7 @@ from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 
-def slowly(function):  # so that a kill often comes while something is saved
+def slowly(function):  # more kills while saving
     def wrapped(*arguments, **settings):
         time.sleep(0.02)
         return function(*arguments, **settings)
@@ -30,13 +37,9 @@ def slowly(function):  # so that a kill often comes while something is saved
 
 for name in ("_save", "_save_optimizer_and_scheduler", "_save_rng_state"):
     setattr(VanillaTransformerTrainer, name, slowly(getattr(VanillaTransformerTrainer, name)))
-flags = '''--numbers_size 40 --vocab_size 280 --d_model 16 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 16
---decoder_ffn_dim 16 --encoder_attention_heads 2 --decoder_attention_heads 2 --dropout 0.3 --bpe_dropout 0.2
---max_tokens_per_batch 150 --tokens_per_update 300 --max_steps {STEPS} --save_strategy steps --save_steps 2
---eval_strategy no --save_total_limit 1 --learning_rate 0.01 --warmup_steps 1 --use_cpu true --disable_tqdm true
---logging_steps 10 --max_source_length 200 --max_eval_samples 2 --generation_max_length 3'''.split()
-import hf_vanilla_transformer.training.run as run
-run.test = lambda *arguments: {{}}  # nothing is translated
+flags = {FLAGS}
+from hf_vanilla_transformer.training import finishing
+finishing.score_test_split = lambda *arguments: {{}}  # nothing is translated
 run_training(*parse_recipe(["--output_dir", sys.argv[1], "--resume_from_checkpoint", sys.argv[2], *flags]))
 """
 
@@ -47,34 +50,34 @@ def start(folder, resume):
 
 
 def step_of(folder):
-    whole = whole_checkpoints(folder)
-    return int(whole[-1].name.split("-")[1]) if whole else 0
+    complete = complete_checkpoints(folder)
+    return int(complete[-1].name.split("-")[1]) if complete else 0
 
 
 @pytest.mark.slow
-def test_ten_kills_change_nothing(tmp_path: Path) -> None:
-    undisturbed = start(tmp_path / "whole", False)
+def test_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    undisturbed = start(tmp_path / "undisturbed", False)
     assert undisturbed.wait(600) == 0, undisturbed.stdout.read()
-    dice = random.Random(0)
+    rng = random.Random(0)
     folder, in_saving = tmp_path / "killed", 0
     for kill in range(KILLS):
         begun_at = step_of(folder)
         process = start(folder, begun_at > 0)
-        wanted = begun_at + 2  # wait until it has got on, then a little more, to kill it anywhere in the next steps
+        wanted = begun_at + 2  # wait for progress, then kill at a random time
         while process.poll() is None and step_of(folder) < wanted:
             time.sleep(0.01)
-        time.sleep(dice.uniform(0, 0.3))
+        time.sleep(rng.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
-        said = process.communicate()[0]
-        assert process.returncode == -signal.SIGKILL, f"kill {kill} came too late or the run failed: {said}"
+        output = process.communicate()[0]
+        assert process.returncode == -signal.SIGKILL, f"kill {kill} came too late or the run failed: {output}"
         in_saving += any((folder / ".saving").glob("checkpoint-*"))
-        assert step_of(folder) >= wanted  # a whole one is always there
-    assert in_saving >= 2, "the kills should come while saving, too"
+        assert step_of(folder) >= wanted  # a complete checkpoint always exists
+    assert in_saving >= 2, "some kills must happen while saving"
     last = start(folder, True)
     assert last.wait(600) == 0, last.stdout.read()
-    expected, found = (load_file(each / "model.safetensors") for each in (tmp_path / "whole", folder))
+    expected, found = (load_file(each / "model.safetensors") for each in (tmp_path / "undisturbed", folder))
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, found[name]), name
     assert not (folder / ".saving").exists()
-    assert os.listdir(tmp_path / "whole") and len(whole_checkpoints(folder)) == 1
+    assert os.listdir(tmp_path / "undisturbed") and len(complete_checkpoints(folder)) == 1

@@ -1,4 +1,4 @@
-"""The plan of a recipe: arithmetic as torch counts it, and a row for each of the paper's recipes."""
+"""The cost estimate of a recipe: FLOPs as torch counts them, and a table row per recipe."""
 
 import sys
 
@@ -18,7 +18,7 @@ from tests.model_helpers import tiny_model
         {"decoder_attention_heads": 2},
     ],
 )
-def test_matrix_products_are_those_that_torch_counts(fields):
+def test_forward_flops_equal_those_that_torch_counts(fields):
     model = tiny_model(attn_implementation="eager", **fields)
     source, target = torch.full((1, 9), 5), torch.full((1, 7), 6)
     with FlopCounterMode(display=False) as counter:
@@ -29,13 +29,13 @@ def test_matrix_products_are_those_that_torch_counts(fields):
     assert 3 * plan.forward_flops(model.config, 9, 7) == counter.get_total_flops()
 
 
-def test_a_ring_sends_each_gradient_almost_twice():
-    # 4 devices, a quarter of the gradients each: three quarters are summed on the way, and three come back
-    assert plan.exchanged_bytes(1000, 4) == 4 * 1000 * (3 / 4 + 3 / 4)
-    assert plan.exchanged_bytes(1000, 1) == 0
+def test_all_reduce_bytes_are_those_of_a_ring():
+    # 4 devices: reduce-scatter moves three quarters of the gradients, all-gather three more
+    assert plan.all_reduce_bytes(1000, 4) == 4 * 1000 * (3 / 4 + 3 / 4)
+    assert plan.all_reduce_bytes(1000, 1) == 0
 
 
-def test_the_papers_recipes_have_a_row_each(repository, monkeypatch, capsys):
+def test_plan_prints_a_row_per_recipe(repository, monkeypatch, capsys):
     recipes = sorted((repository / "scripts" / "recipes").glob("wmt14_*.yaml"))
     half = ["--peak", "500", "--utilisation", "0.4", "0.2", "--bandwidth", "1e9"]
     monkeypatch.setattr(sys, "argv", ["plan", *map(str, recipes), *half])
@@ -49,7 +49,7 @@ def test_the_papers_recipes_have_a_row_each(repository, monkeypatch, capsys):
         assert slow == pytest.approx(2 * fast, abs=0.11)
 
 
-def test_the_readme_has_what_it_prints(repository, monkeypatch, capsys):
+def test_plan_output_is_in_the_readme(repository, monkeypatch, capsys):
     monkeypatch.chdir(repository)
     recipes = sorted(str(path) for path in (repository / "scripts" / "recipes").glob("wmt14_*.yaml"))
     monkeypatch.setattr(sys, "argv", ["plan", *recipes])

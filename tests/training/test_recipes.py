@@ -1,4 +1,4 @@
-"""Recipes and flags become arguments, and whatever is wrong with them becomes one line."""
+"""Recipes and flags are parsed into arguments; mistakes are one-line errors."""
 
 import dataclasses
 import subprocess
@@ -22,7 +22,7 @@ RECIPES = sorted(set(FOLDER.glob("*.yaml")) - set(LAUNCHES))
 
 @pytest.fixture
 def recipe(tmp_path):
-    """Write a recipe; give its path."""
+    """Write a recipe; return its path."""
 
     def write(content):
         path = tmp_path / "recipe.yaml"
@@ -33,7 +33,7 @@ def recipe(tmp_path):
 
 
 def complaint(arguments):
-    """The one line in which a wrong command line ends."""
+    """The one-line error of a wrong command line."""
     with pytest.raises(UserError) as raised:
         parse_recipe(arguments)
     message = str(raised.value)
@@ -41,7 +41,7 @@ def complaint(arguments):
     return message
 
 
-def test_there_are_recipes():
+def test_recipes_exist():
     wmt = {f"wmt14_en_{language}_{size}" for language in ("de", "fr") for size in ("base", "big")}
     assert {"numbers_en_de", "multi30k_en_de_tiny", "iwslt14_de_en", *wmt} <= {path.stem for path in RECIPES}
     assert {"accelerate_1_gpu", "accelerate_8_gpus", "accelerate_4_nodes_of_8_gpus"} <= {
@@ -59,7 +59,7 @@ PAPER = {
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_recipes_of_the_paper_are_the_papers(name):
+def test_wmt_recipes_have_the_papers_settings(name):
     model, data, run = parse_recipe([str(FOLDER / f"{name}.yaml")])
     assert (model.dropout, run.max_steps, run.average_last, model.vocab_size) == PAPER[name]
     assert (run.tokens_per_update, run.warmup_steps, model.label_smoothing) == (25_000, 4000, 0.1)
@@ -70,7 +70,7 @@ def test_recipes_of_the_paper_are_the_papers(name):
 
 
 @pytest.mark.parametrize("path", LAUNCHES, ids=lambda path: path.stem)
-def test_launch_files_are_read_by_accelerate(path, monkeypatch):
+def test_launch_files_are_accepted_by_accelerate(path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DISABLE_RICH", "1")
     from accelerate.commands.config.config_args import load_config_from_file
 
@@ -83,7 +83,7 @@ def test_launch_files_are_read_by_accelerate(path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_value_of_every_recipe_arrives(path):
+def test_recipe_values_reach_the_arguments(path):
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     parsed = {}
     for each in parse_recipe([str(path)]):
@@ -92,24 +92,23 @@ def test_every_value_of_every_recipe_arrives(path):
         expected = float(value) if isinstance(parsed[name], float) else value
         assert parsed[name] == expected, name
     assert values["output_dir"] == f"runs/{path.stem}"
-    # a value that is the default says nothing, and may hide that somebody thinks otherwise
     assert {"source_lang", "target_lang"} <= values.keys()
 
 
-def test_flags_win_over_the_file(recipe):
+def test_flags_override_the_recipe(recipe):
     path = recipe({"d_model": 64, "dropout": 0.3, "max_steps": 5, "output_dir": "runs/a", "bf16": False})
     flags = ["--d_model=32", "--max_steps", "9", "--output-dir", "runs/b"]
     model, _, run = parse_recipe([path, *flags])
     assert (model.d_model, model.dropout, run.max_steps, run.output_dir) == (32, 0.3, 9, "runs/b")
 
 
-def test_flags_alone_are_enough():
+def test_flags_work_without_a_recipe():
     model, data, run = parse_recipe(["--output_dir", "x", "--lowercase", "--preset", "B16", "--bpe_dropout", "1e-1"])
     assert (run.output_dir, data.lowercase, model.preset, data.bpe_dropout) == ("x", True, "B16", 0.1)
     assert model.d_model is None  # the preset's
 
 
-def test_yaml_values_of_every_kind(recipe):
+def test_yaml_values_of_every_type_are_converted(recipe):
     model, data, run = parse_recipe(
         [
             recipe(
@@ -141,7 +140,7 @@ def test_yaml_values_of_every_kind(recipe):
     ("name", "nearest"),
     [("learning_rat", "learning_rate"), ("d_modle", "d_model"), ("train_source", "train_source_file")],
 )
-def test_a_misspelt_name_is_told_with_the_right_one(recipe, name, nearest):
+def test_misspelt_field_gets_a_suggestion(recipe, name, nearest):
     message = complaint([recipe({"output_dir": "x", name: 1})])
     assert "recipe.yaml" in message and f"unknown field {name};" in message and f"did you mean {nearest}?" in message
     for flag in ([f"--{name}", "1"], [f"--{name}=1"], [f"--{name.replace('_', '-')}", "1"]):
@@ -149,11 +148,11 @@ def test_a_misspelt_name_is_told_with_the_right_one(recipe, name, nearest):
         assert f"unknown field {name};" in message and f"did you mean {nearest}?" in message
 
 
-def test_an_abbreviation_is_no_name():
+def test_abbreviated_field_is_refused():
     assert "unknown field learning" in complaint(["--output_dir", "x", "--learning", "0.1"])
 
 
-def test_a_name_like_no_other_has_no_hint():
+def test_unknown_field_without_similar_ones_gets_no_suggestion():
     assert complaint(["--qqqq", "1"]).endswith("unknown field qqqq")
 
 
@@ -169,7 +168,7 @@ def test_a_name_like_no_other_has_no_hint():
         ({"max_steps": [1, 2]}, ["2"]),
     ],
 )
-def test_a_wrong_value_is_told(recipe, values, parts):
+def test_wrong_value_is_named(recipe, values, parts):
     message = complaint([recipe({"output_dir": "x", **values})])
     assert all(part in message for part in parts)
 
@@ -186,27 +185,27 @@ def test_a_wrong_value_is_told(recipe, values, parts):
         ("on: 1\n", "unknown field True"),  # YAML 1.1 again
     ],
 )
-def test_a_file_that_is_no_recipe(recipe, content, part):
+def test_invalid_recipe_file_is_refused(recipe, content, part):
     message = complaint([recipe(content)])
     assert part in message and "recipe.yaml" in message
 
 
-def test_a_recipe_in_another_encoding(tmp_path):
+def test_recipe_in_another_encoding_is_refused(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_bytes("output_dir: für\n".encode("latin-1"))
     assert "is not YAML" in complaint([str(path)])
 
 
 @pytest.mark.parametrize("path", ["nowhere.yaml", "."])
-def test_a_missing_recipe(path):
+def test_missing_recipe_is_refused(path):
     assert f"there is no recipe {path}" in complaint([path])
 
 
-def test_the_recipe_comes_first(recipe):
+def test_recipe_after_flags_is_refused(recipe):
     assert "recipe.yaml" in complaint(["--output_dir", "x", recipe({"seed": 1})])
 
 
-def test_values_that_do_not_go_together():
+def test_contradictory_values_are_refused():
     arguments = ["--output_dir", "x", "--load_best_model_at_end", "true", "--eval_strategy", "no"]
     assert "strategy" in complaint([*arguments, "--save_strategy", "steps"])
 
@@ -247,7 +246,7 @@ def own_fields():
     return {name: every[name] for name in own if not name.endswith("_token_id")}
 
 
-def test_every_field_of_the_model_can_be_set(recipe):
+def test_model_fields_can_all_be_set(recipe):
     assert own_fields().keys() == CHOSEN.keys() | DECIDED_ELSEWHERE
     assert all(own_fields()[name] != value for name, value in CHOSEN.items())
     model_args, _, _ = parse_recipe([recipe({"output_dir": "x", **CHOSEN})])
@@ -259,7 +258,7 @@ def test_every_field_of_the_model_can_be_set(recipe):
     assert config.decoder_start_token_id == 0
 
 
-def test_a_preset_with_a_change_of_ones_own():
+def test_preset_fields_can_be_overridden():
     model_args, _, _ = parse_recipe(["--preset=C2", "--d_model=16", "--encoder_ffn_dim=16", "--output_dir=x"])
     tokenizer = train_tokenizer(["two two"] * 3, 262)
     config = build_model(model_args, (tokenizer, tokenizer)).config
@@ -276,7 +275,7 @@ def test_a_preset_with_a_change_of_ones_own():
         ("--activation_function sigmoidal", "sigmoidal"),
     ],
 )
-def test_an_impossible_model_is_one_line(flags, part):
+def test_impossible_model_is_a_one_line_error(flags, part):
     model_args, _, _ = parse_recipe(["--output_dir", "x", *flags.split()])
     tokenizer = train_tokenizer(["two two"] * 3, 262)
     with pytest.raises(UserError, match=part) as raised:
@@ -284,7 +283,7 @@ def test_an_impossible_model_is_one_line(flags, part):
     assert "\n" not in str(raised.value)
 
 
-def test_chosen_values_would_make_the_same_run_again(recipe):
+def test_chosen_values_reproduce_the_arguments(recipe):
     given = {"output_dir": "x", "d_model": 16, "learning_rate": 0.5, "eval_strategy": "steps", "lowercase": True}
     first = parse_recipe([recipe(given)])
     chosen = chosen_values(*first)
@@ -293,7 +292,7 @@ def test_chosen_values_would_make_the_same_run_again(recipe):
     assert again == chosen
 
 
-def test_help_names_every_field(capsys):
+def test_help_lists_the_fields(capsys):
     with pytest.raises(SystemExit) as leaving:
         parse_recipe(["--help"])
     text = capsys.readouterr().out
@@ -301,7 +300,7 @@ def test_help_names_every_field(capsys):
     assert all(f"--{name} " in text for name in ("d_model", "train_file", "max_steps", "average_last", "preset"))
 
 
-def test_a_typo_on_the_command_line_has_no_traceback(repository, tmp_path):
+def test_command_line_typo_is_a_one_line_error(repository, tmp_path):
     process = subprocess.run(
         [sys.executable, repository / "scripts" / "train.py", RECIPES[0], "--lerning_rate", "1"],
         capture_output=True, text=True, cwd=tmp_path, timeout=300,

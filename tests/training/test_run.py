@@ -1,4 +1,4 @@
-"""Whole runs, tiny: every recipe ends in a model folder; what stops a run loses nothing; the better weights stay."""
+"""Tiny runs: every recipe ends in a model folder, interrupted runs can be resumed, the better weights are kept."""
 
 import errno
 import json
@@ -18,37 +18,25 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.checkpoints import disk_may_fill, whole_checkpoints
-from hf_vanilla_transformer.training.finishing import choose_weights, load_weights
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_full_disk
+from hf_vanilla_transformer.training.finishing import choose_weights, load_full_state_dict
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.model_helpers import tiny_model
+from tests.trainer_helpers import TINY_RUN, as_flags
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
 RECIPES = {path.stem: path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("accelerate_")}
 SOURCES = ["one", "two", "three", "twenty-one", "two hundred", "thirty-three", "one hundred and two", "forty"]
 TARGETS = ["eins", "zwei", "drei", "einundzwanzig", "zweihundert", "dreiunddreißig", "einhundertzwei", "vierzig"]
 
-# A model and a run so small that a step takes milliseconds.
-TINY = {
-    "vocab_size": 280,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
+TINY = TINY_RUN | {
     "per_device_train_batch_size": 4,
     "max_steps": 2,
     "save_steps": 1,
-    "logging_steps": 1,
-    "generation_max_length": 5,
     "auto_bf16": False,
     "dataloader_num_workers": 0,
-    "disable_tqdm": True,
-    "use_cpu": True,
 }
 
 
@@ -70,7 +58,7 @@ def only_training(parallel):
 
 
 def train(folder, recipe=None, **values):
-    arguments = [part for name, value in {**TINY, **values}.items() for part in (f"--{name}", str(value))]
+    arguments = as_flags({**TINY, **values})
     first = [str(recipe)] if recipe else []
     return run_training(*parse_recipe([*first, "--output_dir", str(folder), *arguments]), command="train")
 
@@ -95,7 +83,7 @@ def finished(tmp_path_factory, parallel):
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
-def test_every_recipe_ends_in_a_model_folder(finished, name):
+def test_recipes_end_in_a_model_folder(finished, name):
     folder, results = finished(name)
     recipe = yaml.safe_load(RECIPES[name].read_text(encoding="utf-8"))
     files = {path.name for path in folder.iterdir()}
@@ -117,12 +105,12 @@ def test_every_recipe_ends_in_a_model_folder(finished, name):
     generation = json.loads((folder / "generation_config.json").read_text())
     assert "assistant_lookbehind" not in generation, "the trainer's defaults are saved"
     assert generation.get("num_beams", 1) == recipe.get("test_num_beams", generation.get("num_beams", 1))
-    # no length of an evaluation (nor the library's 20) has become the model's
+    # the saved model has no length limit of an evaluation, nor the library's default of 20
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert model.generate(torch.tensor([[9, 8, 2]]), min_new_tokens=30, num_beams=1).shape[1] > 30
 
 
-def test_the_average_of_the_last_checkpoints_was_tried(finished):
+def test_average_of_the_last_checkpoints_is_scored(finished):
     _, results = finished("multi30k_en_de_tiny")
     assert {"eval_bleu_single", "eval_bleu_averaged"} <= results.keys()
     assert results["eval_bleu"] == max(results["eval_bleu_single"], results["eval_bleu_averaged"])
@@ -142,7 +130,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_new_process_loads_every_model_and_translates_alike(finished, repository, tmp_path):
+def test_model_folders_translate_alike_in_a_new_process(finished, repository, tmp_path):
     folders = [finished(name)[0] for name in sorted(RECIPES)]
     process = subprocess.run(
         [sys.executable, "-c", NEW_PROCESS, *folders], capture_output=True, text=True, cwd=tmp_path, timeout=300
@@ -157,7 +145,7 @@ def test_a_new_process_loads_every_model_and_translates_alike(finished, reposito
     assert expected[0][0] == "VanillaTransformerForConditionalGeneration" and len(expected[0][1]) == 2
 
 
-# 2. What stops a run
+# 2. Interrupted runs
 
 
 def final_weights(folder):
@@ -170,13 +158,13 @@ def assert_same_weights(first, second):
         assert torch.equal(tensor, second[name]), name
 
 
-def test_a_resumed_run_ends_with_the_weights_of_one_that_was_never_stopped(tmp_path, parallel, capsys):
-    # two steps an epoch: stopped within the second epoch, resumed into the third
+def test_resumed_run_ends_with_the_same_weights(tmp_path, parallel, capsys):
+    # two steps per epoch: stopped in the second epoch, resumed into the third
     settings = only_training(parallel) | {"dropout": 0.3, "learning_rate": 0.01, "warmup_steps": 1, "seed": 3}
-    train(tmp_path / "whole", **settings, max_steps=5)
+    train(tmp_path / "uninterrupted", **settings, max_steps=5)
     train(tmp_path / "stopped", **settings, max_steps=3)
     run = tmp_path / "stopped"
-    # what a crash may leave; it must be neither resumed from nor kept
+    # incomplete checkpoints of a crash, which must be neither resumed from nor kept
     for name, state in (("checkpoint-4", None), ("checkpoint-9", '{"global_step": 9, "log_hi')):
         (run / name).mkdir()
         (run / name / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
@@ -187,25 +175,25 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_never_stopped(tmp_p
     results = train(run, **settings, max_steps=5, resume_from_checkpoint=True)
     assert f"resuming from {run}/checkpoint-3\n" in capsys.readouterr().out
     assert not (run / "checkpoint-9").exists()
-    assert [path.name for path in whole_checkpoints(run)] == [f"checkpoint-{step}" for step in range(1, 6)]
+    assert [path.name for path in complete_checkpoints(run)] == [f"checkpoint-{step}" for step in range(1, 6)]
     assert results["train_updates"] == 5
-    assert_same_weights(final_weights(run), final_weights(tmp_path / "whole"))
+    assert_same_weights(final_weights(run), final_weights(tmp_path / "uninterrupted"))
     assert any(not torch.equal(tensor, before[name]) for name, tensor in final_weights(run).items())
     # from a checkpoint by its name, too
     train(run, **settings, max_steps=5, resume_from_checkpoint=run / "checkpoint-2")
-    assert_same_weights(final_weights(run), final_weights(tmp_path / "whole"))
+    assert_same_weights(final_weights(run), final_weights(tmp_path / "uninterrupted"))
 
 
-def test_time_ends_a_run_with_an_evaluation_and_a_whole_checkpoint(tmp_path, parallel):
+def test_time_limit_ends_with_an_evaluation_and_a_checkpoint(tmp_path, parallel):
     settings = {"max_steps": 500, "save_steps": 400, "eval_strategy": "steps", "eval_steps": 400}
     results = train(tmp_path / "run", **parallel, **settings, max_minutes=1e-9)
     assert results["train_updates"] == 1
-    assert [path.name for path in whole_checkpoints(tmp_path / "run")] == ["checkpoint-1"]
+    assert [path.name for path in complete_checkpoints(tmp_path / "run")] == ["checkpoint-1"]
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert any("eval_bleu" in entry and entry["step"] == 1 for entry in state["log_history"])
 
 
-def test_a_resumed_run_counts_the_time_before(tmp_path, parallel):
+def test_resumed_run_counts_the_time_before(tmp_path, parallel):
     run = tmp_path / "run"
     first = train(run, **only_training(parallel), max_steps=2, max_minutes=60)
     state = json.loads((run / "checkpoint-2" / "trainer_state.json").read_text())
@@ -215,15 +203,15 @@ def test_a_resumed_run_counts_the_time_before(tmp_path, parallel):
     assert second["train_seconds"] > spent
 
 
-def test_each_checkpoint_has_both_tokenizers(tmp_path, parallel):
+def test_checkpoints_contain_both_tokenizers(tmp_path, parallel):
     run = tmp_path / "run"
     train(run, **only_training(parallel), max_steps=1, separate_vocabularies=True)
-    (checkpoint,) = whole_checkpoints(run)
+    (checkpoint,) = complete_checkpoints(run)
     source, target = load_tokenizers(checkpoint)
     assert source is not target and target.get_vocab() != source.get_vocab()
 
 
-def test_a_run_that_gets_no_better_stops_early(tmp_path, parallel):
+def test_early_stopping_ends_a_run_without_improvement(tmp_path, parallel):
     settings = {"max_steps": 50, "eval_strategy": "steps", "eval_steps": 1, "learning_rate": 0, "dropout": 0}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "bleu", "greater_is_better": True}
     patience = {"early_stopping_patience": 2, "save_total_limit": 2}
@@ -235,20 +223,22 @@ def test_a_run_that_gets_no_better_stops_early(tmp_path, parallel):
 FULL = [
     OSError(errno.ENOSPC, "No space left on device"),
     SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
-    RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),  # torch.save: not a word
+    RuntimeError(
+        "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"
+    ),  # torch.save does not mention the disk
     RuntimeError("PytorchStreamWriter failed writing file data/0: No space left on device"),
 ]
 
 
 def fill(monkeypatch, error):
-    """Fail as a write does where nothing is left, which then can be seen."""
+    """Fail as a write to a full disk does, and report no free space."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100, free=0))
     raise error
 
 
 @pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch, error):
-    with pytest.raises(UserError) as raised, disk_may_fill(tmp_path, "training stopped"):
+def test_full_disk_is_a_one_line_error(tmp_path, monkeypatch, error):
+    with pytest.raises(UserError) as raised, report_full_disk(tmp_path, "training stopped"):
         fill(monkeypatch, error)
     message = str(raised.value)
     assert "no space left on the disk" in message and "training stopped" in message
@@ -256,14 +246,14 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch, error):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(errno.EIO, "I/O error"), KeyError("x")])
-def test_other_errors_keep_their_traceback(tmp_path, error):
-    with pytest.raises(type(error)) as raised, disk_may_fill(tmp_path, "training stopped"):
+def test_other_errors_are_raised_unchanged(tmp_path, error):
+    with pytest.raises(type(error)) as raised, report_full_disk(tmp_path, "training stopped"):
         raise error
     assert raised.value is error
 
 
 @pytest.mark.parametrize("error", FULL[:3], ids=lambda error: type(error).__name__)
-def test_a_disk_that_fills_in_training_leaves_the_checkpoint_before(tmp_path, parallel, monkeypatch, error):
+def test_full_disk_in_training_keeps_earlier_checkpoints(tmp_path, parallel, monkeypatch, error):
     whole_save = VanillaTransformerTrainer._save_optimizer_and_scheduler
 
     def save(trainer, folder):
@@ -276,7 +266,7 @@ def test_a_disk_that_fills_in_training_leaves_the_checkpoint_before(tmp_path, pa
         patch.setattr(VanillaTransformerTrainer, "_save_optimizer_and_scheduler", save)
         train(run, **only_training(parallel), max_steps=3)
     message = str(raised.value)
-    assert "no space left" in message and f"{run}/checkpoint-1 is whole" in message and "\n" not in message
+    assert "no space left" in message and f"{run}/checkpoint-1 is complete" in message and "\n" not in message
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-1"]
     if isinstance(error, SafetensorError):  # one of the three is enough
         results = train(run, **only_training(parallel), max_steps=3, resume_from_checkpoint=True)
@@ -284,7 +274,7 @@ def test_a_disk_that_fills_in_training_leaves_the_checkpoint_before(tmp_path, pa
 
 
 @pytest.mark.parametrize("error", FULL[:2], ids=lambda error: type(error).__name__)
-def test_a_disk_that_fills_at_the_end_loses_no_checkpoint(tmp_path, parallel, monkeypatch, error):
+def test_full_disk_at_the_end_keeps_the_checkpoints(tmp_path, parallel, monkeypatch, error):
     whole_save = VanillaTransformerForConditionalGeneration.save_pretrained
 
     def save(model, folder, *arguments, **settings):
@@ -296,13 +286,15 @@ def test_a_disk_that_fills_at_the_end_loses_no_checkpoint(tmp_path, parallel, mo
 
     monkeypatch.setattr(VanillaTransformerForConditionalGeneration, "save_pretrained", save)
     run = tmp_path / "run"
-    with pytest.raises(UserError, match="no space left on the disk: the model was not saved; .*checkpoint-2 is whole"):
+    with pytest.raises(
+        UserError, match="no space left on the disk: the model was not saved; .*checkpoint-2 is complete"
+    ):
         train(run, **only_training(parallel))
-    assert [path.name for path in whole_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
+    assert [path.name for path in complete_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
     assert not (run / "model.safetensors").exists() and not (run / ".saving").exists()
 
 
-def test_ctrl_c_after_training_keeps_every_checkpoint(tmp_path, parallel, monkeypatch):
+def test_ctrl_c_after_training_keeps_the_checkpoints(tmp_path, parallel, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -310,18 +302,18 @@ def test_ctrl_c_after_training_keeps_every_checkpoint(tmp_path, parallel, monkey
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(VanillaTransformerTrainer, "predict", interrupted)
         train(run, **parallel)
-    assert [path.name for path in whole_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
-    # what was not done, the scores and the folder, is made up for without training again
+    assert [path.name for path in complete_checkpoints(run)] == ["checkpoint-1", "checkpoint-2"]
+    # a resume adds the scores and the model folder without training again
     results = train(run, **parallel, resume_from_checkpoint=True)
     assert results["train_updates"] == 2 and "test_bleu" in results
     assert (run / "model.safetensors").is_file()
 
 
-# 3. Which weights stay
+# 3. Selecting the weights
 
 
 @pytest.mark.parametrize(("single", "average"), [(40.0, 30.0), (30.0, 40.0), (30.0, 30.0)])
-def test_the_better_weights_stay(tmp_path, single, average):
+def test_choose_weights_keeps_the_better(tmp_path, single, average):
     for step in (1, 2, 3):
         tiny_model(step).save_pretrained(tmp_path / f"checkpoint-{step}")
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
@@ -344,21 +336,21 @@ def test_the_better_weights_stay(tmp_path, single, average):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
 
 
-def test_without_validation_nothing_is_chosen(tmp_path):
+def test_choose_weights_needs_validation_data(tmp_path):
     trainer = SimpleNamespace(model=None, eval_dataset=None)
     assert choose_weights(trainer, tmp_path, SimpleNamespace(average_last=5)) == {}
 
 
-def test_weights_of_another_model_are_refused(tmp_path):
+def test_load_full_state_dict_refuses_missing_weights(tmp_path):
     tiny_model(1, encoder_layers=1).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"the weights lack model\.encoder\.layers\.1\."):
-        load_weights(tiny_model(2), load_file(tmp_path / "model.safetensors"))
+        load_full_state_dict(tiny_model(2), load_file(tmp_path / "model.safetensors"))
 
 
 # 4. Tokenizers
 
 
-def test_a_tokenizer_from_a_folder_is_the_one_that_is_saved(tmp_path, parallel):
+def test_tokenizer_from_a_folder_is_saved_with_the_model(tmp_path, parallel):
     mine = train_tokenizer(["abc abc"] * 5, 270)
     save_tokenizers(tmp_path / "mine", mine)
     run = tmp_path / "run"

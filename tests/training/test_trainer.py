@@ -1,4 +1,4 @@
-"""`VanillaTransformerTrainer`: exact updates of token batches, checkpoints that are whole, runs that go on exactly."""
+"""`VanillaTransformerTrainer`: exact updates with token batches, atomic checkpoints, exact resumption."""
 
 import json
 import math
@@ -16,31 +16,12 @@ import hf_vanilla_transformer
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_bpe_dropout
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.checkpoints import whole_checkpoints
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.progress import perplexities
-from tests.model_helpers import PAD, padded, sentences, tiny_model
+from tests.model_helpers import tiny_model
+from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs, relative_error
 
-QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
-# Plain gradient descent: Adam would divide rounding errors by themselves.
-DESCENT = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
 WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
-
-
-def pairs(count=32, seed=0):
-    dice = random.Random(seed)
-    sources = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed)
-    targets = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed + 1)
-    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
-
-
-def collate(rows):
-    source = padded([row["input_ids"] for row in rows])
-    labels = padded([row["labels"] for row in rows], value=-100)
-    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
-
-
-def flat(model):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
 
 
 def trainer(folder, data, model=None, kind=VanillaTransformerTrainer, collator=collate, **settings):
@@ -60,56 +41,56 @@ def losses(made):
     return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
 
 
-def relative(actual, expected):
-    return ((actual - expected).norm() / expected.norm()).item()
-
-
 # 1. Exact
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_an_update_is_the_same_in_1_4_or_16_batches(tmp_path, smoothing):
-    """All 32 sentences are one update; after 20 of them."""
+def test_update_is_the_same_in_1_4_or_16_batches(tmp_path, smoothing):
+    """20 updates of all 32 sentences."""
     moved, counts = [], []
     for max_tokens in (1000, 90, 22):
         model = tiny_model(label_smoothing=smoothing)
         before = flat(model)
         settings = {"max_tokens_per_batch": max_tokens, "tokens_per_update": 1001, "max_steps": 20} | DESCENT
-        made = trained(tmp_path, pairs(), model, **settings)
+        made = trained(tmp_path, random_pairs(32), model, **settings)
         moved.append((flat(model) - before, losses(made)))
         counts.append(len(made._updates.batches(0)))
     assert counts[0] == 1 and 3 <= counts[1] <= 5 and 14 <= counts[2] <= 18
     (expected, their_losses), *others = moved
     for update, each in others:
-        assert relative(update, expected) <= 1e-5
+        assert relative_error(update, expected) <= 1e-5
         assert each == pytest.approx(their_losses, rel=1e-4)
 
 
-def test_an_update_is_that_of_the_stock_trainer(tmp_path):
+def test_update_equals_that_of_seq2seq_trainer(tmp_path):
     """The same 32 sentences in one batch of 32."""
     update = {"max_tokens_per_batch": 60, "tokens_per_update": 1000, "max_steps": 5}
-    ours = trained(tmp_path, pairs(), **update, **DESCENT)
-    theirs = trained(tmp_path, pairs(), kind=Seq2SeqTrainer, per_device_train_batch_size=32, max_steps=5, **DESCENT)
+    ours = trained(tmp_path, random_pairs(32), **update, **DESCENT)
+    theirs = trained(
+        tmp_path, random_pairs(32), kind=Seq2SeqTrainer, per_device_train_batch_size=32, max_steps=5, **DESCENT
+    )
     start = flat(tiny_model())
-    assert relative(flat(ours.model) - start, flat(theirs.model) - start) <= 1e-5
+    assert relative_error(flat(ours.model) - start, flat(theirs.model) - start) <= 1e-5
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-4)
 
 
 @pytest.mark.parametrize("strategy", ["random", "sequential"])
-def test_without_token_batches_it_is_the_stock_trainer(tmp_path, strategy):
+def test_trainer_without_token_batches_is_seq2seq_trainer(tmp_path, strategy):
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 6}
     weights = []
     for kind in (VanillaTransformerTrainer, Seq2SeqTrainer):
         model = tiny_model(dropout=0.2)
-        trained(tmp_path, pairs(), model, kind, train_sampling_strategy=strategy, **settings)
+        trained(tmp_path, random_pairs(32), model, kind, train_sampling_strategy=strategy, **settings)
         weights.append(flat(model))
     assert torch.equal(*weights)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_sentence_is_seen_once_an_epoch(tmp_path, streaming, workers):
-    rows = [{**row, "input_ids": [4 + number % 30, 4 + number // 30, 2]} for number, row in enumerate(pairs(50))]
+def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, streaming, workers):
+    rows = [
+        {**row, "input_ids": [4 + number % 30, 4 + number // 30, 2]} for number, row in enumerate(random_pairs(50))
+    ]
     data = IterableDataset.from_generator(lambda: iter(rows)) if streaming else Dataset.from_list(rows)
     seen = []
 
@@ -134,7 +115,7 @@ def test_every_sentence_is_seen_once_an_epoch(tmp_path, streaming, workers):
         assert made.state.global_step == 2 * len(made._updates) and made.state.epoch == 2
 
 
-# 2. What cannot be, and what is said
+# 2. Refused settings, warnings and the log
 
 
 @pytest.mark.parametrize(
@@ -147,35 +128,35 @@ def test_every_sentence_is_seen_once_an_epoch(tmp_path, streaming, workers):
         ({"max_tokens_per_batch": 9, "stream_window": -1}, "stream_window is -1"),
     ],
 )
-def test_settings_that_do_not_go_together(tmp_path, settings, message):
+def test_contradictory_settings_are_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         VanillaTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **settings)
 
 
-def test_a_model_whose_loss_cannot_be_normalised_is_refused(tmp_path):
+def test_model_that_ignores_num_items_in_batch_is_refused(tmp_path):
     sizes = {"vocab_size": 40, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 1}
     heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
     marian = MarianMTModel(MarianConfig(**sizes, **heads, decoder_start_token_id=1, eos_token_id=2))
     with pytest.raises(UserError, match="divided by num_items_in_batch: give MarianMTModel a compute_loss_func"):
-        trainer(tmp_path, pairs(), marian, max_tokens_per_batch=40)
+        trainer(tmp_path, random_pairs(32), marian, max_tokens_per_batch=40)
 
 
-def test_a_sentence_over_the_limit_is_told_and_trained(tmp_path, capsys):
-    rows = [*pairs(10), {"input_ids": [5] * 70, "labels": [6, 2]}]
+def test_pair_over_the_token_limit_is_reported_and_trained(tmp_path, capsys):
+    rows = [*random_pairs(10), {"input_ids": [5] * 70, "labels": [6, 2]}]
     made = trained(tmp_path, rows, max_tokens_per_batch=30, num_train_epochs=1)
-    said = capsys.readouterr().out
-    assert "warning: 1 pairs are longer than max_tokens_per_batch=30 (the longest: 70 tokens)" in said
+    printed = capsys.readouterr().out
+    assert "warning: 1 pairs are longer than max_tokens_per_batch=30 (the longest: 70 tokens)" in printed
     assert [10] in [batch for number in range(len(made._updates)) for batch in made._updates.batches(number)]
 
 
 @pytest.mark.parametrize("by_tokens", [True, False])
-def test_a_loss_that_is_not_a_number_names_the_lines(tmp_path, by_tokens):
+def test_nan_loss_names_the_lines_of_its_batch(tmp_path, by_tokens):
     class Broken(VanillaTransformerTrainer):
         def compute_loss(self, model, inputs, *args, **kwargs):
             loss = super().compute_loss(model, inputs, *args, **kwargs)
             return loss * float("nan") if (inputs["input_ids"] == 39).any() else loss
 
-    rows = [{**row, "input_ids": [4, 5, 2], "line": 100 + number} for number, row in enumerate(pairs(20))]
+    rows = [{**row, "input_ids": [4, 5, 2], "line": 100 + number} for number, row in enumerate(random_pairs(20))]
     rows[13]["input_ids"] = [39, 2]
     tokens = {"max_tokens_per_batch": 12, "tokens_per_update": 40}
     settings = (
@@ -184,14 +165,14 @@ def test_a_loss_that_is_not_a_number_names_the_lines(tmp_path, by_tokens):
     with pytest.raises(UserError) as raised:
         trained(tmp_path, Dataset.from_list(rows), kind=Broken, num_train_epochs=1, **settings)
     message = str(raised.value)
-    assert message.startswith("the loss of update ") and " is nan; its batch is made of the lines " in message
+    assert message.startswith("the loss of update ") and " is nan; its batch contains the lines " in message
     lines = [int(line) for line in message.split("lines ")[1].split(", ")]
     assert 113 in lines and len(lines) <= 4 and "\n" not in message
 
 
-def test_the_log_tells_speed_padding_and_perplexity(tmp_path):
-    made = trained(tmp_path, pairs(), max_tokens_per_batch=60, max_steps=3)
-    made.eval_dataset = pairs(6)
+def test_log_has_throughput_padding_and_perplexity(tmp_path):
+    made = trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=3)
+    made.eval_dataset = random_pairs(6)
     made.evaluate()
     first = next(entry for entry in made.state.log_history if "loss" in entry)
     assert first["perplexity"] == pytest.approx(torch.tensor(first["loss"]).exp().item(), rel=1e-5)
@@ -202,44 +183,44 @@ def test_the_log_tells_speed_padding_and_perplexity(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "cut",
+    "batching",
     [
         {"max_tokens_per_batch": 1000},
         {"max_tokens_per_batch": 40, "tokens_per_update": 1001},
         {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8},
     ],
 )
-def test_a_smoothed_loss_is_logged_without_smoothing(tmp_path, cut):
-    """All 32 sentences are one update; two of them are one line of the log."""
-    settings = cut | DESCENT | {"learning_rate": 0.0, "logging_steps": 2, "max_steps": 4}
-    made = trained(tmp_path, pairs(), tiny_model(label_smoothing=0.1), **settings)
+def test_log_has_the_unsmoothed_loss(tmp_path, batching):
+    """All 32 sentences are one update, and each log entry covers two updates."""
+    settings = batching | DESCENT | {"learning_rate": 0.0, "logging_steps": 2, "max_steps": 4}
+    made = trained(tmp_path, random_pairs(32), tiny_model(label_smoothing=0.1), **settings)
     with torch.no_grad():
-        plain = made.model.eval()(**collate(pairs())).loss.item()
+        plain = made.model.eval()(**collate(random_pairs(32))).loss.item()
     lines = [entry for entry in made.state.log_history if "loss" in entry]
     assert [entry["nll_loss"] for entry in lines] == pytest.approx([plain, plain], rel=1e-5)
     assert [entry["perplexity"] for entry in lines] == pytest.approx([math.exp(plain)] * 2, rel=1e-4)
     assert abs(lines[0]["loss"] / plain - 1) > 1e-4
 
 
-def test_a_smoothed_loss_of_another_model_has_no_perplexity():
-    assert perplexities({"loss": 2.0}, but="loss") == {}
-    assert perplexities({"loss": 2.0, "nll_loss": 1.0}, but="loss") == {"perplexity": math.e}
+def test_perplexity_is_not_computed_from_a_smoothed_loss():
+    assert perplexities({"loss": 2.0}, exclude="loss") == {}
+    assert perplexities({"loss": 2.0, "nll_loss": 1.0}, exclude="loss") == {"perplexity": math.e}
 
 
-def test_public_names_are_loaded_when_they_are_asked_for():
+def test_public_names_are_imported_lazily():
     assert {"VanillaTransformerTrainer", "VanillaTransformerTrainingArguments"} <= set(hf_vanilla_transformer.__all__)
     assert {"VanillaTransformerTrainer"} <= set(dir(hf_vanilla_transformer))
     with pytest.raises(AttributeError, match="VanillaTransformerTrainee"):
         _ = hf_vanilla_transformer.VanillaTransformerTrainee
 
 
-# 3. Going on
+# 3. Resuming
 
 
 @pytest.fixture(scope="module")
 def text():
-    dice = random.Random(3)
-    sources = [" ".join(dice.choices(WORDS, k=dice.randint(1, 6))) for _ in range(40)]
+    rng = random.Random(3)
+    sources = [" ".join(rng.choices(WORDS, k=rng.randint(1, 6))) for _ in range(40)]
     data = Dataset.from_dict({"source": sources, "target": [each[::-1] for each in sources]})
     tokenizer = train_tokenizer(sources + data["target"][:], 300)
     return encode_pairs(data, tokenizer, drop_too_long=True)[0], tokenizer
@@ -250,8 +231,8 @@ SAVING = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
 
 @pytest.mark.parametrize("kind", ["table", "stream"])
 @pytest.mark.parametrize("step", [3, 5, 8])
-def test_a_resumed_run_ends_bit_for_bit_like_one_that_was_not_stopped(tmp_path, text, kind, step):
-    """With shuffling, dropout and BPE-dropout, in the middle of an epoch and at its end."""
+def test_resumed_run_is_bit_identical(tmp_path, text, kind, step):
+    """With shuffling, dropout and BPE-dropout, in the middle and at the end of an epoch."""
     encoded, tokenizer = text
     stream = kind == "stream"
     tokens = {"max_tokens_per_batch": 60, "tokens_per_update": 80, "stream_window": 30}
@@ -262,35 +243,35 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_was_not_stopped(tmp_path, 
         model = tiny_model(vocab_size=300, dropout=0.3, encoder_layers=1, decoder_layers=1)
         return trained(folder, fresh, model, resume=resume, max_steps=11, **tokens, **SAVING)
 
-    whole = run(tmp_path / "whole")
+    uninterrupted = run(tmp_path / "uninterrupted")
     if not stream:
-        assert 3 < len(whole._updates) < 8  # steps 3 and 5 are within an epoch
-    checkpoint = tmp_path / "whole" / f"checkpoint-{step}"
-    again = run(tmp_path / "again", str(checkpoint))
-    assert again.state.global_step == 11
-    assert losses(again)[step:] == losses(whole)[step:]
-    assert torch.equal(flat(again.model), flat(whole.model))
+        assert 3 < len(uninterrupted._updates) < 8  # steps 3 and 5 are within an epoch
+    checkpoint = tmp_path / "uninterrupted" / f"checkpoint-{step}"
+    resumed = run(tmp_path / "resumed", str(checkpoint))
+    assert resumed.state.global_step == 11
+    assert losses(resumed)[step:] == losses(uninterrupted)[step:]
+    assert torch.equal(flat(resumed.model), flat(uninterrupted.model))
 
 
-def test_another_plan_is_refused(tmp_path):
+def test_resume_with_other_batch_settings_is_refused(tmp_path):
     settings = {"max_tokens_per_batch": 40, "max_steps": 2, **SAVING}
-    trained(tmp_path, pairs(), **settings)
+    trained(tmp_path, random_pairs(32), **settings)
     checkpoint = str(tmp_path / "checkpoint-2")
     with pytest.raises(UserError, match="was trained with max_tokens_per_batch=40, and with 50 the data would come"):
-        trained(tmp_path, pairs(), **settings | {"max_tokens_per_batch": 50}, resume=checkpoint)
+        trained(tmp_path, random_pairs(32), **settings | {"max_tokens_per_batch": 50}, resume=checkpoint)
     made = trained(
         tmp_path,
-        pairs(),
+        random_pairs(32),
         **settings | {"max_tokens_per_batch": 50, "ignore_data_skip": True, "max_steps": 3},
         resume=checkpoint,
     )
     assert made.state.global_step == 3
 
 
-def test_resuming_reads_no_skipped_data(tmp_path):
+def test_resume_does_not_read_skipped_data(tmp_path):
     class Counted(torch.utils.data.Dataset):
         def __init__(self):
-            self.rows, self.read = pairs(200), 0
+            self.rows, self.read = random_pairs(200), 0
 
         def __len__(self):
             return len(self.rows)
@@ -306,7 +287,7 @@ def test_resuming_reads_no_skipped_data(tmp_path):
     made.get_train_dataloader()
     data.read = 0  # the lengths
     lengths = made._updates
-    data.read = -len(data)  # they are read again
+    data.read = -len(data)  # they are read resumed
     made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-19"))
     assert 0 < data.read <= 2 * max(len(batch) for update in lengths for batch in update)
 
@@ -314,7 +295,7 @@ def test_resuming_reads_no_skipped_data(tmp_path):
 # 4. Checkpoints
 
 
-def test_a_checkpoint_appears_when_it_is_whole(tmp_path, monkeypatch):
+def test_checkpoint_appears_when_complete(tmp_path, monkeypatch):
     seen = []
     original = VanillaTransformerTrainer._save_rng_state
 
@@ -323,13 +304,13 @@ def test_a_checkpoint_appears_when_it_is_whole(tmp_path, monkeypatch):
         original(self, folder)
 
     monkeypatch.setattr(VanillaTransformerTrainer, "_save_rng_state", look)
-    trained(tmp_path, pairs(), max_tokens_per_batch=60, max_steps=2, **SAVING)
+    trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=2, **SAVING)
     assert seen == [([], ".saving"), (["checkpoint-1"], ".saving")]
-    assert [path.name for path in whole_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
     assert "data_position.json" in {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
 
 
-def test_a_save_that_fails_leaves_the_checkpoints_before(tmp_path, monkeypatch):
+def test_failed_save_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     original = VanillaTransformerTrainer._save_optimizer_and_scheduler
 
     def full(self, folder):
@@ -339,13 +320,13 @@ def test_a_save_that_fails_leaves_the_checkpoints_before(tmp_path, monkeypatch):
 
     monkeypatch.setattr(VanillaTransformerTrainer, "_save_optimizer_and_scheduler", full)
     with pytest.raises(OSError, match="No space"):
-        trained(tmp_path, pairs(), max_tokens_per_batch=60, max_steps=3, save_total_limit=1, **SAVING)
+        trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=3, save_total_limit=1, **SAVING)
     assert [path.name for path in tmp_path.iterdir()] in (["checkpoint-1"], ["checkpoint-1", ".saving"])
     assert not (tmp_path / ".saving").exists()
-    assert whole_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
+    assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
 
 
-def test_the_limit_spares_the_best_checkpoint(tmp_path, monkeypatch):
+def test_save_total_limit_keeps_the_best_checkpoint(tmp_path, monkeypatch):
     class Judged(VanillaTransformerTrainer):
         def evaluate(self, *args, **kwargs):
             scores = {"eval_score": {2: 9.0}.get(self.state.global_step, 1.0)}
@@ -354,9 +335,9 @@ def test_the_limit_spares_the_best_checkpoint(tmp_path, monkeypatch):
 
     best = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
     steps = {"eval_strategy": "steps", "eval_steps": 1, "save_total_limit": 2, "max_steps": 5}
-    monkeypatch.setattr(VanillaTransformerTrainer, "_validate_args", lambda self: None)  # there is no data to judge by
-    made = trained(tmp_path, pairs(), kind=Judged, max_tokens_per_batch=60, **SAVING, **best, **steps)
-    assert {path.name for path in whole_checkpoints(tmp_path)} == {"checkpoint-2", "checkpoint-5"}
+    monkeypatch.setattr(VanillaTransformerTrainer, "_validate_args", lambda self: None)  # there is no evaluation data
+    made = trained(tmp_path, random_pairs(32), kind=Judged, max_tokens_per_batch=60, **SAVING, **best, **steps)
+    assert {path.name for path in complete_checkpoints(tmp_path)} == {"checkpoint-2", "checkpoint-5"}
     assert made.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     written = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
     assert written["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
@@ -364,20 +345,20 @@ def test_the_limit_spares_the_best_checkpoint(tmp_path, monkeypatch):
     assert all(torch.equal(tensor, made.model.state_dict()[name]) for name, tensor in weights.items())
 
 
-def test_the_limit_spares_what_was_just_written(tmp_path):
-    """Gone on from an earlier checkpoint than the last: the new ones have lower numbers than what they replace."""
+def test_save_total_limit_keeps_the_newest_checkpoint(tmp_path):
+    """Resumed from an earlier checkpoint: the new ones have lower numbers than those of the abandoned run."""
     settings = {"max_tokens_per_batch": 60, **SAVING}
-    trained(tmp_path, pairs(), max_steps=5, **settings)
+    trained(tmp_path, random_pairs(32), max_steps=5, **settings)
     shutil.rmtree(tmp_path / "checkpoint-3")
     resume = str(tmp_path / "checkpoint-2")
-    trained(tmp_path, pairs(), max_steps=3, save_total_limit=1, **settings, resume=resume)
-    assert [path.name for path in whole_checkpoints(tmp_path)] == ["checkpoint-3"]
+    trained(tmp_path, random_pairs(32), max_steps=3, save_total_limit=1, **settings, resume=resume)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-3"]
 
 
-def test_a_checkpoint_written_twice_is_the_second(tmp_path):
+def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
     settings = {"max_tokens_per_batch": 60, **SAVING}
-    trained(tmp_path, pairs(), max_steps=2, **settings)
+    trained(tmp_path, random_pairs(32), max_steps=2, **settings)
     before = (tmp_path / "checkpoint-2" / "model.safetensors").read_bytes()
-    trained(tmp_path, pairs(seed=5), max_steps=2, **settings)
+    trained(tmp_path, random_pairs(32, seed=5), max_steps=2, **settings)
     assert (tmp_path / "checkpoint-2" / "model.safetensors").read_bytes() != before
-    assert [path.name for path in whole_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]

@@ -1,4 +1,4 @@
-"""Batches of pairs whose two lengths are alike: every pair once, little padding, another order each epoch."""
+"""Batches of pairs grouped by both lengths: every pair once, little padding, another order each epoch."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ BATCH = 16
 
 @pytest.fixture
 def lengths():
-    """Lengths of 1,000 pairs that go together as those of real sentences do: targets 0.7 to 1.5 times as long."""
+    """Lengths of 1,000 pairs, correlated as in real text: targets are 0.7 to 1.5 times as long."""
     rng = np.random.default_rng(0)
     source = rng.integers(3, 40, 1000)
     return source, np.maximum(1, (source * rng.uniform(0.7, 1.5, 1000)).round().astype(int))
@@ -34,12 +34,12 @@ def padding_share(found, lengths):
     return 1 - sum(side.sum() for side in lengths) / padded
 
 
-def test_pair_lengths_are_those_of_both_sides_and_no_transform_runs(monkeypatch):
-    monkeypatch.setattr(batching, "_ROWS_PER_READ", 2)  # in parts
+def test_pair_lengths_are_of_both_sides_without_transforms(monkeypatch):
+    monkeypatch.setattr(batching, "_ROWS_PER_READ", 2)  # read in several batches
     data = Dataset.from_dict({"input_ids": [[5, 2], [2], [5, 6, 2]], "labels": [[2], [7, 8, 9, 2], [7, 2]]})
 
     def never(batch):
-        raise AssertionError("a transform would segment every pair to know its length")
+        raise AssertionError("the transform must not run to get the lengths")
 
     for each in (data, data.with_transform(never)):
         source, target = pair_lengths(each)
@@ -49,7 +49,7 @@ def test_pair_lengths_are_those_of_both_sides_and_no_transform_runs(monkeypatch)
 
 
 @pytest.mark.parametrize("count", [1000, 992, 5, 1])
-def test_every_pair_comes_once_and_the_short_batch_last(lengths, count):
+def test_length_groups_contain_every_pair_once(lengths, count):
     source, target = (side[:count] for side in lengths)
     sampler = LengthGroupedSampler(source, target, BATCH, seed=3)
     assert len(sampler) == count
@@ -58,12 +58,12 @@ def test_every_pair_comes_once_and_the_short_batch_last(lengths, count):
         assert sorted(sampler) == list(range(count))
 
 
-def test_the_sources_of_a_batch_are_alike(lengths):
+def test_length_groups_have_similar_source_lengths(lengths):
     spread = [np.ptp(lengths[0][batch]) for batch in batches(LengthGroupedSampler(*lengths, BATCH, seed=3))]
     assert np.median(spread) <= 2 and np.max(spread) <= 4
 
 
-def test_the_order_depends_on_seed_and_epoch_alone(lengths):
+def test_length_groups_depend_on_seed_and_epoch_only(lengths):
     def order(seed, epoch):
         sampler = LengthGroupedSampler(*lengths, BATCH, seed)
         sampler.set_epoch(epoch)
@@ -71,19 +71,19 @@ def test_the_order_depends_on_seed_and_epoch_alone(lengths):
 
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1) and order(1, 0) != order(2, 0)
-    # the pairs that share a batch change too, or every epoch would show the same contrasts
+    # the composition of the batches changes, too
     first, second = ({frozenset(o[i : i + BATCH]) for i in range(0, 1000, BATCH)} for o in (order(1, 0), order(1, 1)))
     assert len(first & second) < len(first) / 4
 
 
-def test_batches_do_not_come_in_order_of_length(lengths):
+def test_length_groups_are_shuffled(lengths):
     means = [lengths[0][batch].mean() for batch in batches(LengthGroupedSampler(*lengths, BATCH, seed=1))]
     assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.4
-    # nor does the longest or the shortest always come first
+    # the first batch is neither the longest nor the shortest
     assert np.argmax(means) != 0 and np.argmin(means) != 0
 
 
-def test_less_padding_than_grouping_by_the_source_alone(lengths):
+def test_length_groups_pad_less_than_grouping_by_source(lengths):
     ours = padding_share(batches(LengthGroupedSampler(*lengths, BATCH, seed=1)), lengths)
     theirs = padding_share(batches(SourceLengthSampler(BATCH, lengths=lengths[0].tolist())), lengths)
     unsorted = padding_share(batches(range(1000)), lengths)
@@ -94,7 +94,7 @@ def test_less_padding_than_grouping_by_the_source_alone(lengths):
 def trainer(folder, count=26, collator=None, **settings):
     rng = np.random.default_rng(1)
 
-    def side(salt):  # each row begins with its number, so that a batch tells which rows it has
+    def side(salt):  # each row begins with its number, to identify the rows of a batch
         return [[4 + row] + [4] * int(rng.integers(salt, salt + 6)) + [2] for row in range(count)]
 
     settings = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "disable_tqdm": True, **settings}
@@ -106,7 +106,7 @@ def trainer(folder, count=26, collator=None, **settings):
     )
 
 
-def test_the_trainer_groups_all_accumulated_batches_together(tmp_path):
+def test_trainer_groups_over_gradient_accumulation_steps(tmp_path):
     sampler = trainer(tmp_path, gradient_accumulation_steps=3)._get_train_sampler()
     assert isinstance(sampler, LengthGroupedSampler)
     assert (sampler.batch_size, len(sampler)) == (12, 26)
@@ -114,7 +114,7 @@ def test_the_trainer_groups_all_accumulated_batches_together(tmp_path):
     assert not isinstance(other, LengthGroupedSampler)
 
 
-def test_training_sees_every_pair_once_an_epoch_in_a_new_order(tmp_path):
+def test_trainer_reads_every_pair_once_per_epoch_in_a_new_order(tmp_path):
     seen = []
 
     def collator(rows):

@@ -1,4 +1,4 @@
-"""Several processes, one run: who speaks and writes, and what all must agree on."""
+"""Runs of several processes: which rank prints and writes, and what all ranks must agree on."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,34 +16,34 @@ from ..errors import UserError
 Value = TypeVar("Value")
 
 
-def is_first() -> bool:
-    """Whether this process is the one that speaks and writes; the launchers number them in RANK."""
+def is_main_rank() -> bool:
+    """Whether this process has rank 0, by the launcher's environment variable RANK."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def hush_others() -> None:
-    """Leave the progress bars and warnings of libraries to the first process."""
-    if not is_first():
+def silence_other_ranks() -> None:
+    """Disable progress bars and warnings of the libraries on all ranks but the main one."""
+    if not is_main_rank():
         disable_progress_bars()
         logging.disable_progress_bar()
         logging.set_verbosity_error()
 
 
-def say(message: str) -> None:
-    """Tell the user, on standard output; of several processes the first does."""
-    if is_first():
+def print_main(message: str) -> None:
+    """Print to standard output on the main rank only."""
+    if is_main_rank():
         print(message, flush=True)
 
 
-def from_first(make: Callable[[], Value]) -> Value:
-    """What the first process makes, in all of them: for what a clock or a random number decides."""
-    made = [make() if is_first() else None]
+def broadcast_from_main(make: Callable[[], Value]) -> Value:
+    """Call `make` on the main rank and return its result on all ranks, for results that depend on time or chance."""
+    made = [make() if is_main_rank() else None]
     broadcast_object_list(made)
     return made[0]  # type: ignore[return-value]
 
 
-def anywhere(*flags: bool, device: torch.device) -> list[bool]:
-    """Whether each of these is so in any process; all must ask."""
+def any_rank(*flags: bool, device: torch.device) -> list[bool]:
+    """Whether each flag is set on any rank. A collective: all ranks must call it."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return list(flags)
     found = torch.tensor(flags, dtype=torch.int32, device=device)
@@ -52,11 +52,11 @@ def anywhere(*flags: bool, device: torch.device) -> list[bool]:
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
-    """While all processes do the same and fail alike, only the first complains; the others leave in silence."""
+def errors_on_main_rank_only() -> Iterator[None]:
+    """Report a `UserError` that all ranks raise alike only once: the other ranks exit silently."""
     try:
         yield
     except UserError:
-        if is_first():
+        if is_main_rank():
             raise
         raise SystemExit(2) from None
