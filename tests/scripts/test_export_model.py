@@ -146,11 +146,9 @@ def test_a_failed_rename_brings_the_old_folder_back(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "old").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_help_and_readme_name_every_format(run, repository):
+def test_help_names_every_format(run):
     status, out, _ = run("--help")
     assert status == 0 and all(f"\n  {name} " in out for name in FORMATS)
-    text = (repository / "README.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}` |" in text for name in FORMATS)
 
 
 @pytest.mark.parametrize(
