@@ -50,19 +50,19 @@ def prose(text: str) -> str:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every command in a bash block, without comments and redirections."""
+    """The parts of every command in a bash block, without comments and redirections."""
     lines = "\n".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
     found = []
-    for words in (shlex.split(line, comments=True) for line in lines):
-        end = next((index for index, word in enumerate(words) if word in ("<", ">", "|")), len(words))
-        found += [words[:end]] if words else []
+    for parts in (shlex.split(line, comments=True) for line in lines):
+        end = next((index for index, part in enumerate(parts) if part in ("<", ">", "|")), len(parts))
+        found += [parts[:end]] if parts else []
     return found
 
 
 ALL_COMMANDS = [
-    pytest.param(words, id=f"{name}: {' '.join(words)[:60]}")
+    pytest.param(command, id=f"{name}: {' '.join(command)[:60]}")
     for name in DOCUMENTS
-    for words in commands(DOCUMENTS[name])
+    for command in commands(DOCUMENTS[name])
 ]
 
 
@@ -145,9 +145,9 @@ def parse(monkeypatch):
     def stop(parser, args=None, namespace=None):
         raise Parsed(parse_args(parser, args, namespace))
 
-    def parse(run, words):
+    def parse(run, command):
         monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
-        monkeypatch.setattr(sys, "argv", words)
+        monkeypatch.setattr(sys, "argv", command)
         monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # as `python scripts/NAME.py` does
         with pytest.raises(Parsed):
             run()
@@ -173,25 +173,25 @@ def parse_module(name, arguments, parse):
         assert arguments == []
 
 
-@pytest.mark.parametrize("words", ALL_COMMANDS)
-def test_command_parses(words, parse, monkeypatch):
+@pytest.mark.parametrize("command", ALL_COMMANDS)
+def test_command_parses(command, parse, monkeypatch):
     monkeypatch.chdir(ROOT)
-    program, *arguments = words
-    if program == "bash":
+    executable, *arguments = command
+    if executable == "bash":
         assert Path(arguments[0]).is_file()
-    elif program == "source":
+    elif executable == "source":
         assert arguments == [".venv/bin/activate"]
-    elif program == "pip":
+    elif executable == "pip":
         extra = re.fullmatch(r"\.(?:\[(\w+)\])?", arguments[-1])
         assert arguments[0] == "install" and extra is not None
         assert extra[1] is None or re.search(rf"^{extra[1]} = \[", Path("pyproject.toml").read_text("utf-8"), re.M)
-    elif program == "accelerate":
+    elif executable == "accelerate":
         launcher = importlib.import_module("accelerate.commands.launch").launch_command_parser()
         launched = launcher.parse_args(arguments[1:])
         assert launched.config_file is None or Path(launched.config_file).is_file()
         parse_script(launched.training_script, launched.training_script_args, parse)
     else:
-        assert program in ("python", ".venv/bin/python"), words
+        assert executable in ("python", ".venv/bin/python"), command
         if arguments[0] == "-m":
             parse_module(arguments[1], arguments[2:], parse)
         else:
