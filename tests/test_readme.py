@@ -1,7 +1,14 @@
-"""The README tells the truth: its Python runs, its commands parse, its files and classes exist."""
+"""Every README and CONTRIBUTING: Python blocks run, commands parse, and the files, flags and names in them exist."""
 
+import argparse
+import dataclasses
+import importlib
+import importlib.util
 import re
+import runpy
 import shlex
+import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -9,27 +16,80 @@ import torch
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.interop.converting import FORMATS as IMPORT_FORMATS
+from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
+from hf_vanilla_transformer.training import plan
+from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from hf_vanilla_transformer.training.recipes import parse_recipe
 
-PACKAGE = "hf_vanilla_transformer"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hf_vanilla_transformer"
+DOCUMENTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(
+            path
+            for folder in (PACKAGE, ROOT / "scripts", ROOT / "tests")
+            for path in sorted(folder.rglob("README.md"))
+        ),
+    ]
+}
+README = DOCUMENTS["README.md"]
+# What the exported folder's translate.py is a copy of.
+EXPORTED = {"runs/quickstart_onnx/translate.py": "hf_vanilla_transformer/interop/translate_exported.py"}
 
 
-@pytest.fixture(scope="module")
-def readme():
-    return (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-
-
-def section(readme, title):
-    return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)[1]
-
-
-def blocks(text, language):
+def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The parts of every command in a bash block, without comments and redirections."""
+    lines = "\n".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
+    found = []
+    for parts in (shlex.split(line, comments=True) for line in lines):
+        end = next((index for index, part in enumerate(parts) if part in ("<", ">", "|")), len(parts))
+        found += [parts[:end]] if parts else []
+    return found
+
+
+ALL_COMMANDS = [
+    pytest.param(command, id=f"{name}: {' '.join(command)[:60]}")
+    for name in DOCUMENTS
+    for command in commands(DOCUMENTS[name])
+]
+
+
+def section(text: str, title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, title
+    return found[1]
+
+
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 180 and len(README.split()) <= 1700
+
+
+def test_every_folder_has_a_readme():
+    folders = {
+        "",
+        "hf_vanilla_transformer/interop/",
+        "hf_vanilla_transformer/benchmarks/",
+        "scripts/",
+        "scripts/recipes/",
+    }
+    assert {f"{folder}README.md" for folder in folders | {"tests/"}} <= DOCUMENTS.keys()
 
 
 @pytest.fixture
 def quickstart(tmp_path, monkeypatch):
-    """A working directory with what the quickstart leaves, only smaller and untrained."""
+    """A working directory with the quickstart's model folder, small and untrained."""
     tokenizer = train_tokenizer(["one million eine Million", "two hundred zweihundert"] * 3, 300)
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -42,60 +102,177 @@ def quickstart(tmp_path, monkeypatch):
     return folder
 
 
-def test_the_python_runs_from_top_to_bottom(readme, quickstart, tmp_path, capsys):
+def run_python(name, capsys):
+    """Run the Python blocks of a document in one namespace; return it, and the last line that each block printed."""
     namespace: dict = {}
-    code = blocks(readme, "python")
-    assert len(code) >= 3
-    for number, block in enumerate(code, start=1):
-        exec(compile(block, f"README.md, Python block {number}", "exec"), namespace)
-        if number == 1:
-            printed = capsys.readouterr().out.strip().splitlines()[-1]
-            assert len(eval(printed)) == 2  # a translation for each of the two sentences
+    printed = []
+    for number, block in enumerate(blocks(DOCUMENTS[name], "python"), start=1):
+        exec(compile(block, f"{name}, Python block {number}", "exec"), namespace)
+        printed.append((capsys.readouterr().out.strip().splitlines() or [""])[-1])
+    return namespace, printed
+
+
+def test_python_of_readme_runs(quickstart, tmp_path, capsys):
+    namespace, printed = run_python("README.md", capsys)
+    assert [set(each) for each in eval(printed[0])] == [{"translation_text", "score"}] * 2
     assert (tmp_path / "runs" / "fine_tuned" / "model.safetensors").is_file()
     assert namespace["trainer"].state.global_step == 20
-    assert namespace["config"].encoder_layers == 6 and namespace["model"].config.vocab_size == 8000
+    lines = [line for line in blocks(README, "python")[0].splitlines() if line]
+    assert len(lines) <= 5
 
 
-def test_every_script_exists(readme, repository):
-    named = set(re.findall(r"scripts/[\w/.]+\.(?:py|sh|yaml)", readme))
-    assert {"scripts/quickstart.sh", "scripts/test.sh", "scripts/train.py", "scripts/translate.py"} <= named
-    assert [name for name in sorted(named) if not (repository / name).is_file()] == []
+def test_python_of_package_readme_runs(quickstart, capsys):
+    namespace, printed = run_python("hf_vanilla_transformer/README.md", capsys)
+    assert namespace["config"].encoder_layers == 6 and namespace["config"].vocab_size == 8000
+    assert [len(eval(line)) for line in printed[1:3]] == [2, 2]
+    assert namespace["model"].config.vocab_size == len(namespace["larger"]) > len(namespace["tokenizer"])
 
 
-def commands(readme, script):
-    lines = "\n".join(blocks(readme, "bash")).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True) for line in lines if f"scripts/{script}" in line]
+def test_python_of_no_other_document_is_left_out():
+    with_python = {name for name, text in DOCUMENTS.items() if "```python" in text}
+    assert with_python == {"README.md", "hf_vanilla_transformer/README.md"}
 
 
-def test_the_training_commands_are_recipes_and_fields(readme, repository, monkeypatch):
-    monkeypatch.chdir(repository)
-    found = commands(readme, "train.py")
-    assert found
-    for words in found:
-        _, data, run = parse_recipe(words[words.index("scripts/train.py") + 1 :])
-        assert run.output_dir == "runs/mine" and data.train_source_file == "train.en.gz"
+class Parsed(BaseException):
+    """Ends a script when its arguments are parsed; no `except Exception` catches it."""
 
 
-@pytest.mark.parametrize("script", ["translate.py", "evaluate_translation.py", "plot_attention.py"])
-def test_the_other_commands_have_the_flags_that_are_named(readme, repository, script):
-    source = "".join((repository / "scripts" / name).read_text() for name in (script, "translate.py"))
-    found = commands(readme, script)
-    assert found
-    flags = {word for words in found for word in words if word.startswith("--")}
-    assert "--model" in flags and [flag for flag in sorted(flags) if f'"{flag}"' not in source] == []
+@pytest.fixture
+def parse(monkeypatch):
+    """Parse the command line of a script or module without running the rest of it."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def stop(parser, args=None, namespace=None):
+        raise Parsed(parse_args(parser, args, namespace))
+
+    def parse(run, command):
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # as `python scripts/NAME.py` does
+        with pytest.raises(Parsed):
+            run()
+
+    return parse
 
 
-def test_every_name_in_the_table_of_sections_exists(readme, repository):
-    source = "\n".join(path.read_text(encoding="utf-8") for path in (repository / PACKAGE).rglob("*.py"))
-    rows = re.findall(r"^\| (§|Table).*?\|(.*)\|$", section(readme, "The paper, section by section"), re.MULTILINE)
+def parse_script(path, arguments, parse):
+    path = EXPORTED.get(path, path)
+    assert (ROOT / path).is_file(), path
+    if path == "scripts/train.py":
+        parse_recipe(arguments)
+    else:
+        parse(lambda: runpy.run_path(str(ROOT / path), run_name="__main__"), [path, *arguments])
+
+
+def parse_module(name, arguments, parse):
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, name
+    if "ArgumentParser" in Path(spec.origin).read_text(encoding="utf-8"):
+        parse(importlib.import_module(name).main, [name, *arguments])
+    else:
+        assert arguments == []
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS)
+def test_command_parses(command, parse, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    executable, *arguments = command
+    if executable == "bash":
+        assert Path(arguments[0]).is_file()
+    elif executable == "source":
+        assert arguments == [".venv/bin/activate"]
+    elif executable == "pip":
+        extra = re.fullmatch(r"\.(?:\[(\w+)\])?", arguments[-1])
+        assert arguments[0] == "install" and extra is not None
+        assert extra[1] is None or re.search(rf"^{extra[1]} = \[", Path("pyproject.toml").read_text("utf-8"), re.M)
+    elif executable == "accelerate":
+        launcher = importlib.import_module("accelerate.commands.launch").launch_command_parser()
+        launched = launcher.parse_args(arguments[1:])
+        assert launched.config_file is None or Path(launched.config_file).is_file()
+        parse_script(launched.training_script, launched.training_script_args, parse)
+    else:
+        assert executable in ("python", ".venv/bin/python"), command
+        if arguments[0] == "-m":
+            parse_module(arguments[1], arguments[2:], parse)
+        else:
+            parse_script(arguments[0], arguments[1:], parse)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_and_files_exist(name):
+    text, folder = DOCUMENTS[name], (ROOT / name).parent
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert [link for link in links if not (folder / link).exists()] == []
+    named = re.findall(r"(?<![\w/.])(?:scripts|tests|hf_vanilla_transformer)/[\w/.]+\.(?:py|sh|yaml)", text)
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_flags_in_prose_exist(name):
+    fields = {
+        each.name for group in (ModelArguments, DataArguments, RunArguments) for each in dataclasses.fields(group)
+    }
+    sources = [path.read_text("utf-8") for folder in (PACKAGE, ROOT / "scripts", ROOT / "tests") for path in
+               folder.rglob("*.py")]  # fmt: skip
+    flags = {flag for source in sources for flag in re.findall(r'"(--[a-z][\w-]*)"', source)}
+    known = flags | {f"--{field}" for field in fields} | {"--help"}
+    written = {
+        flag
+        for code in re.findall(r"`([^`]+)`", prose(DOCUMENTS[name]))
+        for flag in re.findall(r"--[a-z][\w-]*", code)
+    }
+    assert sorted(written - known) == []
+
+
+def test_benchmark_engines_exist():
+    sources = "".join(path.read_text("utf-8") for path in (PACKAGE / "benchmarks").glob("*.py"))
+    text = "".join(DOCUMENTS.values())
+    engines = set(re.findall(r"\b(?:ours|marian|ctranslate2)_\w*(?:fp32|bf16|int8)\b", text))
+    assert len(engines) > 6
+    assert [engine for engine in sorted(engines) if f'"{engine}"' not in sources] == []
+
+
+def test_scripts_and_recipes_are_all_described():
+    scripts = {path.name for path in (ROOT / "scripts").glob("*.py")}
+    assert [name for name in sorted(scripts) if name not in DOCUMENTS["scripts/README.md"]] == []
+    recipes = {path.name for path in (ROOT / "scripts" / "recipes").glob("*.yaml")}
+    assert [name for name in sorted(recipes) if name not in DOCUMENTS["scripts/recipes/README.md"]] == []
+
+
+def test_formats_are_all_described():
+    text = DOCUMENTS["hf_vanilla_transformer/interop/README.md"]
+    assert [name for name in (*IMPORT_FORMATS, *EXPORT_FORMATS) if f"| `{name}` |" not in text] == []
+
+
+def test_plan_table_is_what_the_plan_prints(monkeypatch, capsys):
+    recipes = sorted(str(path) for path in (ROOT / "scripts" / "recipes").glob("wmt14_*.yaml"))
+    monkeypatch.setattr(sys, "argv", ["plan", *recipes])
+    plan.main()
+    assert capsys.readouterr().out in DOCUMENTS["scripts/recipes/README.md"]
+
+
+def test_names_in_the_table_of_sections_exist():
+    source = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    rows = re.findall(r"^\| (§|Table).*?\|(.*)\|$", section(README, "The paper, section by section"), re.MULTILINE)
     names = [name for _, cell in rows for name in re.findall(r"`([^`]+)`", cell)]
     assert len(names) > 12
     for name in names:
-        if name == "inverse_sqrt":  # transformers' own
+        if name == "inverse_sqrt":  # of transformers
             continue
         for part in name.strip(".").split("."):
             assert re.search(rf"(def|class) {part}\b|self\.{part}\b|\b{part}: ", source), name
 
 
-def test_nothing_is_left_to_fill_in(readme):
-    assert re.findall(r"@@\w+@@|TODO|FIXME", readme) == []
+def test_figures_stand_in_one_document():
+    where = defaultdict(set)
+    for name, text in DOCUMENTS.items():
+        for figure in re.findall(r"(?<![\w.])\d+\.\d\d(?![\w.])", text):
+            where[figure].add(name)
+    del where["3.10"]  # of Python
+    assert len(where) > 10
+    assert {figure: names for figure, names in where.items() if len(names) > 1} == {}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_nothing_is_left_to_fill_in(name):
+    assert re.findall(r"@@\w+@@|TODO|FIXME", DOCUMENTS[name]) == []

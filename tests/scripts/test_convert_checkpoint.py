@@ -102,9 +102,3 @@ def test_convert_help_names_every_format(run):
     with io.StringIO(out) as lines:
         told = {line.split()[0] for line in lines if line.startswith("  ") and line.strip()}
     assert set(FORMATS) <= told
-
-
-def test_readme_names_every_import_format(repository):
-    text = (repository / "README.md").read_text(encoding="utf-8")
-    named = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 5}
-    assert set(FORMATS) <= named

@@ -47,11 +47,3 @@ def test_plan_prints_a_row_per_recipe(repository, monkeypatch, capsys):
         updates = int(row[2].split("·")[1].replace(",", ""))
         assert fast == pytest.approx(work * updates / (8 * 500 * 0.4) / 3600, abs=0.06)
         assert slow == pytest.approx(2 * fast, abs=0.11)
-
-
-def test_plan_output_is_in_the_readme(repository, monkeypatch, capsys):
-    monkeypatch.chdir(repository)
-    recipes = sorted(str(path) for path in (repository / "scripts" / "recipes").glob("wmt14_*.yaml"))
-    monkeypatch.setattr(sys, "argv", ["plan", *recipes])
-    plan.main()
-    assert capsys.readouterr().out in (repository / "README.md").read_text(encoding="utf-8")

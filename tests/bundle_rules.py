@@ -1,0 +1,250 @@
+"""What the code that travels with a checkpoint may not contain: `violations` reads the text of one file.
+
+The rules are those of CONTRIBUTING, "The bundle". They look at syntax, so a determined author can evade them; they are
+there for the honest one.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+
+PACKAGE = "hf_vanilla_transformer"
+SUFFIX = "_vanilla_transformer"
+THIRD_PARTY = {"torch", "transformers", "safetensors", "tokenizers"}
+INTERNALS = {"_dynamo", "_inductor", "_C", "_functorch", "_export"}
+CODE_OBJECTS = {"__code__", "__globals__", "__closure__", "FunctionType", "CodeType", "exec", "eval"}
+CACHES = {"cache", "lru_cache"}
+# Calls whose results do not change, so that a module may keep them.
+IMMUTABLE_CALLS = {
+    "TypeVar",
+    "NewType",
+    "frozenset",
+    "tuple",
+    "float",
+    "int",
+    "OutputRecorder",
+    "get_logger",
+    "getLogger",
+}
+# Calls whose results do, also in the body of a class.
+MUTABLE_CALLS = {
+    *("dict", "list", "set", "bytearray", "defaultdict", "OrderedDict", "Counter", "deque", "count", "cycle", "local"),
+    *("WeakKeyDictionary", "WeakValueDictionary", "WeakSet", "Lock", "RLock", "Semaphore", "Condition", "ContextVar"),
+}
+MUTABLE_DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+MUTATORS = {
+    *("append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "discard", "remove"),
+    *("sort", "reverse", "appendleft", "__setitem__", "__delitem__"),
+}
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*|__all__")
+
+Found = Iterator[tuple[ast.AST, str]]
+
+
+def violations(source: str) -> list[str]:
+    """Every violation in the text of a file, as "line N: what", in the order of the lines."""
+    tree = ast.parse(source)
+    checks = (_imports, _unused_imports, _private_names, _code_objects, _module_state, _mutations)
+    found = {(getattr(node, "lineno", 1), message) for check in checks for node, message in check(tree)}
+    return [f"line {line}: {message}" for line, message in sorted(found)]
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def _imported(tree: ast.Module) -> dict[str, tuple[ast.AST, str]]:
+    """name that an import binds -> (the import, the dotted name of what it is)"""
+    bound: dict[str, tuple[ast.AST, str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound[alias.asname or alias.name.split(".")[0]] = node, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            bound.update({alias.asname or alias.name: (node, f"{module}.{alias.name}") for alias in node.names})
+    return bound
+
+
+def _imports(tree: ast.Module) -> Found:
+    """Imports that a user of remote code does not have, or that transformers' text search does not follow."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules = [node.module or ""]
+        else:
+            modules = []
+            if isinstance(node, ast.ImportFrom) and not (
+                node.level == 1 and (node.module or "").endswith(SUFFIX) and "." not in (node.module or "")
+            ):
+                yield (
+                    node,
+                    f"relative import of {'.' * node.level}{node.module or ''}, which is no sibling in the bundle",
+                )
+        for module in modules:
+            root = module.split(".")[0]
+            if root == "__future__":
+                yield node, "from __future__: it switches off the type checks of @strict"
+            elif root == PACKAGE:
+                yield node, f"absolute import of the package itself: {module}"
+            elif root not in THIRD_PARTY and root not in sys.stdlib_module_names:
+                yield node, f"import of {root}, which a checkpoint must not need"
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            yield node, f"star import from {node.module}"
+        name = _called(node) if isinstance(node, ast.Call) else ""
+        if name in ("import_module", "__import__"):
+            yield node, f"dynamic import: {name}"
+
+
+def _unused_imports(tree: ast.Module) -> Found:
+    """An import that the file does not use is there only so that another file gets copied."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for node in ast.walk(tree):  # annotations in quotes
+        annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            used |= set(re.findall(r"\w+", annotation.value))
+    for name, (node, what) in _imported(tree).items():
+        if name not in used and name != "*":
+            yield node, f"unused import: {what}"
+
+
+def _private_names(tree: ast.Module) -> Found:
+    """Private names and operators of torch, transformers and the other libraries."""
+    libraries = {name: what for name, (_, what) in _imported(tree).items() if what.split(".")[0] in THIRD_PARTY}
+    for _, (node, what) in _imported(tree).items():
+        root, *parts = what.split(".")
+        if root in THIRD_PARTY:
+            if private := [part for part in parts if _is_private(part)]:
+                yield node, f"private name of {root}: {what} ({private[0]})"
+            if what.startswith("torch.ops"):
+                yield node, f"private operators: {what}"
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            root, attributes = _chain(node)
+            library = libraries.get(root or "")
+            if library and _is_private(node.attr):
+                yield node, f"private name of {library.split('.')[0]}: {'.'.join([library, *attributes])}"
+            elif library and f"{library}.{attributes[0]}".startswith("torch.ops") and len(attributes) == 1:
+                yield node, "private operators: torch.ops"
+            elif node.attr in INTERNALS:
+                yield node, f"internals: {node.attr}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            if re.search(r"\btorch\._|\btorch\.ops\b|\b_dynamo\b|\b_inductor\b", node.value):
+                yield node, f"internals in a string: {node.value[:60]!r}"
+        elif isinstance(node, ast.Call) and _called(node) == "getattr" and len(node.args) > 1:
+            root, _ = _chain(node.args[0])
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
+            if root in libraries and _is_private(str(name)):
+                yield node, f"private name of {libraries[root].split('.')[0]}: getattr(…, {name!r})"
+
+
+def _code_objects(tree: ast.Module) -> Found:
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute):
+            names = [node.attr] if node.attr not in ("exec", "eval") else []  # `model.eval()` is another thing
+        elif isinstance(node, ast.Name):
+            names = [node.id]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        for name in CODE_OBJECTS.intersection(names):
+            yield node, f"code object: {name}"
+
+
+def _module_state(tree: ast.Module) -> Found:
+    """Objects at module level that can change, and caches, which are such objects."""
+    for statement in _level(tree.body):
+        yield from _kept(statement, in_class=False)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for statement in _level(node.body):
+                yield from _kept(statement, in_class=True)
+        elif isinstance(node, ast.Global):
+            yield node, f"global {', '.join(node.names)}"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for default in [*node.args.defaults, *node.args.kw_defaults]:
+                if isinstance(default, MUTABLE_DISPLAYS) or (
+                    isinstance(default, ast.Call) and _called(default) in MUTABLE_CALLS
+                ):
+                    yield default, "mutable default of an argument"
+        elif isinstance(node, ast.Attribute) and node.attr in CACHES and _chain(node)[0] == "functools":
+            yield node, f"process-wide cache: functools.{node.attr}"
+    for node, what in _imported(tree).values():
+        if what.removeprefix("functools.") in CACHES:
+            yield node, f"process-wide cache: {what}"
+
+
+def _level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module or class, also those within `if`, `try`, `with` and loops."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for inner in ("body", "orelse", "finalbody"):
+                yield from _level(getattr(statement, inner, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from _level(handler.body)
+
+
+def _kept(statement: ast.stmt, in_class: bool) -> Found:
+    """What an assignment at the level of a module or class keeps, if it can change."""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    names = [target.id if isinstance(target, ast.Name) else ast.unparse(target) for target in targets]
+    for value in ast.walk(statement.value):
+        if isinstance(value, ast.Call):
+            call = _called(value)
+            if call in MUTABLE_CALLS or not (in_class or call in IMMUTABLE_CALLS):
+                yield statement, f"module-level state: {names[0]} = {call}(…)"
+    if in_class or all(isinstance(target, ast.Attribute) for target in targets):
+        return  # such as Hugging Face's `_tied_weights_keys`
+    if isinstance(statement.value, MUTABLE_DISPLAYS) and not all(CONSTANT.fullmatch(name) for name in names):
+        yield (
+            statement,
+            f"module-level state: {names[0]} is a {type(statement.value).__name__.lower()}, not a CONSTANT",
+        )
+
+
+def _mutations(tree: ast.Module) -> Found:
+    """Changes of constants, and of attributes of other modules, classes and functions.
+
+    A statement at module level may complete what the file itself defines: `Class.attribute = value`.
+    """
+    statements = [each for each in _level(tree.body) if isinstance(each, ast.Assign | ast.AnnAssign)]
+    targets = [target for each in statements for target in getattr(each, "targets", [getattr(each, "target", None)])]
+    own = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    own |= {target.id for target in targets if isinstance(target, ast.Name)}
+    completed = {id(target) for target in targets if isinstance(target, ast.Attribute) and _chain(target)[0] in own}
+    shared = own | set(_imported(tree))
+    for node in ast.walk(tree):
+        changed: ast.AST | None = None
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            changed = None if id(node) in completed else node
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+            owner = node.func.value  # `torch.add` is a function of a module, `LIST.append` changes LIST
+            changed = None if isinstance(owner, ast.Name) and not CONSTANT.fullmatch(owner.id) else owner
+        elif isinstance(node, ast.Call) and _called(node) in ("setattr", "delattr") and node.args:
+            changed = node.args[0]
+        elif isinstance(node, ast.AugAssign):
+            changed = node.target
+        root = _chain(changed)[0] if changed is not None else None
+        if root is not None and root in shared:
+            yield node, f"changes {root}, which the whole process shares"
+
+
+def _called(node: ast.Call) -> str:
+    """The last name of what is called."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _chain(node: ast.AST) -> tuple[str | None, list[str]]:
+    """`a.b[0].c` -> ("a", ["b", "c"]); no name where the expression begins with anything but a name."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            attributes.insert(0, node.attr)
+        node = node.value
+    return (node.id if isinstance(node, ast.Name) else None), attributes

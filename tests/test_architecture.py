@@ -1,0 +1,300 @@
+"""The structure that CONTRIBUTING describes: import arrows, and what the bundle may contain."""
+
+import ast
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.bundle_rules import violations
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hf_vanilla_transformer"
+BUNDLE = sorted(PACKAGE.glob("*_vanilla_transformer.py"))
+MAX_FLOORS, MAX_FILES, MAX_LINES = 9, 7, 2200
+IMPORT_NAMES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub"}  # where they differ from the distribution's
+
+Graph = dict[str, set[str]]
+
+
+def modules() -> dict[str, Path]:
+    """dotted name -> file, of the package and of the scripts (as `scripts.NAME`)."""
+    found = {f"scripts.{path.stem}": path for path in sorted((ROOT / "scripts").glob("*.py"))}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str, tree: ast.AST) -> Iterator[str]:
+    """The dotted names that a module imports, inside functions too; `from a import b` is a.b if that is a module."""
+    package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = parts[: len(parts) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                longer = f"{module}.{alias.name}"
+                yield longer if longer in MODULES else module
+
+
+def module_graph() -> Graph:
+    graph: Graph = {}
+    for name, path in MODULES.items():
+        found = set(imports(name, ast.parse(path.read_text(encoding="utf-8"))))
+        # a script that imports another one by its bare name, as Python's path for scripts allows
+        found |= {f"scripts.{module}" for module in found if name.startswith("scripts.")}
+        graph[name] = {module for module in found if module in MODULES} - {name}
+    return graph
+
+
+def entry(module: str) -> str:
+    """Where a module stands in the list of CONTRIBUTING: a subpackage, the bundle, or a module at the top."""
+    parts = module.split(".")
+    if parts[0] == "scripts":
+        return "scripts"
+    if len(parts) == 1:
+        return "__init__"
+    return "bundle" if parts[1].endswith("_vanilla_transformer") else parts[1]
+
+
+GRAPH = module_graph()
+ENTRIES: Graph = {entry(module): set() for module in GRAPH}
+for _module, _imported in GRAPH.items():
+    ENTRIES[entry(_module)] |= {entry(other) for other in _imported} - {entry(_module)}
+
+
+def cycle(graph: Graph) -> list[str]:
+    """A cycle of imports, or an empty list."""
+    finished: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in finished:
+            return []
+        for following in sorted(graph[node]):
+            if found := visit(following, [*path, node]):
+                return found
+        finished.add(node)
+        return []
+
+    return next((found for node in sorted(graph) if (found := visit(node, []))), [])
+
+
+def longest_chain(graph: Graph, start: str, end: str) -> list[str]:
+    """The longest chain of imports from one node of a graph without cycles to another."""
+
+    @functools.cache
+    def chain(node: str) -> tuple[str, ...]:
+        if node == end:
+            return (node,)
+        return max(((node, *rest) for other in graph[node] if (rest := chain(other))), key=len, default=())
+
+    return list(chain(start))
+
+
+@pytest.fixture(scope="module")
+def levels() -> dict[str, int]:
+    """entry -> line of the list in CONTRIBUTING."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = re.search(r"Imports go down this list.*?```\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    return {name: line for line, names in enumerate(block[1].splitlines()) for name in names.split(", ")}
+
+
+def test_list_of_contributing_is_complete(levels: dict[str, int]) -> None:
+    assert sorted(levels) == sorted(ENTRIES)
+
+
+def test_imports_never_go_up(levels: dict[str, int]) -> None:
+    up = [
+        f"{module} imports {other}"
+        for module, others in GRAPH.items()
+        for other in sorted(others)
+        if levels.get(entry(module), -1) > levels.get(entry(other), -1)
+    ]
+    assert not up, "\n".join(up)
+
+
+def test_modules_have_no_cycle() -> None:
+    assert cycle(GRAPH) == []
+
+
+def test_subpackages_have_no_cycle() -> None:
+    assert cycle(ENTRIES) == []
+
+
+def test_floors_from_scripts_to_errors_are_few() -> None:
+    # A floor is an entry of the list: all scripts, a subpackage, the bundle, or a single module. The longest chain of
+    # imports between entries gives their number.
+    assert cycle(ENTRIES) == []
+    chain = longest_chain(ENTRIES, "scripts", "errors")
+    assert 2 <= len(chain) <= MAX_FLOORS, " -> ".join(chain)
+
+
+def test_scripts_do_not_import_each_other() -> None:
+    found = [f"{name} imports {other}" for name in GRAPH for other in GRAPH[name] if other.startswith("scripts.")]
+    assert not found, "\n".join(found)
+
+
+def test_graph_functions_find_cycles_and_chains() -> None:
+    graph = {"a": {"b", "c"}, "b": {"c"}, "c": {"d"}, "d": set()}
+    assert cycle(graph) == [] and longest_chain(graph, "a", "d") == ["a", "b", "c", "d"]
+    assert cycle({**graph, "d": {"b"}}) == ["b", "c", "d", "b"]
+
+
+def test_graph_has_imports_of_every_form() -> None:
+    package = "hf_vanilla_transformer"
+    name = f"{package}.data.corpora"
+    text = "from ..errors import UserError\nfrom .. import errors\nfrom . import readers\nimport json"
+    assert list(imports(name, ast.parse(text))) == [
+        *(f"{package}.errors", f"{package}.errors", f"{package}.data.readers", "json"),
+    ]
+    inside = "def f():\n    from hf_vanilla_transformer.data import readers, load_pairs"
+    assert list(imports(f"{package}.data", ast.parse(inside))) == [f"{package}.data.readers", f"{package}.data"]
+
+
+def test_optional_libraries_are_imported_inside_functions() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    names = [Requirement(line).name.lower() for line in re.findall(r'"(.*?)"', block[1])]
+    allowed = {IMPORT_NAMES.get(name, name) for name in names} | set(sys.stdlib_module_names) | {PACKAGE.name}
+    allowed |= {"pyarrow"} | {path.stem for path in (ROOT / "scripts").glob("*.py")}  # pyarrow comes with datasets
+    found = []
+    for name, path in MODULES.items():
+        statements = [
+            each for each in ast.parse(path.read_text("utf-8")).body if isinstance(each, ast.Import | ast.ImportFrom)
+        ]
+        roots = {module.split(".")[0] for each in statements for module in imports(name, ast.Module([each], []))}
+        found += [f"{name} imports {root}" for root in sorted(roots - allowed)]
+    assert not found, "\n".join(found)
+
+
+def test_bundle_is_small() -> None:
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in BUNDLE)
+    assert (0 < len(BUNDLE) <= MAX_FILES) and (lines <= MAX_LINES), f"{len(BUNDLE)} files, {lines} lines"
+
+
+@pytest.mark.parametrize("path", BUNDLE, ids=lambda path: path.stem)
+def test_bundle_has_no_violation(path: Path) -> None:
+    found = violations(path.read_text(encoding="utf-8"))
+    assert not found, "\n".join(found)
+
+
+# A violation of each kind -> how its message begins.
+PLANTED = {
+    "import torch\ny = torch._weight_int8pack_mm": "private name of torch",
+    "import torch\ny = torch.cpu._is_vnni_supported()": "private name of torch",
+    "import torch as t\nt._dynamo.mark_dynamic(1, 0)": "private name of torch",
+    "import torch._dynamo\ntorch._dynamo": "private name of torch",
+    "def f():\n    from torch._inductor import config\n    return config": "private name of torch",
+    "from torch import _C\n_C": "private name of torch",
+    "from torch import nn\nnn.functional._none_or_dtype": "private name of torch",
+    "from transformers.utils import _LazyModule\n_LazyModule": "private name of transformers",
+    "from transformers import PreTrainedModel\nPreTrainedModel._from_config": "private name of transformers",
+    "import torch\ngetattr(torch, '_dynamo')": "private name of torch",
+    "import torch\ntorch.ops.mkldnn": "private operators",
+    "from torch import ops\nops": "private operators",
+    "from torch.ops import mkldnn\nmkldnn": "private operators",
+    "def f(module):\n    return module._inductor": "internals",
+    "NAME = 'torch._dynamo.config'": "internals in a string",
+    "f.__code__": "code object",
+    "from types import FunctionType\nFunctionType": "code object",
+    "import types\ntypes.CodeType": "code object",
+    "exec('x = 1')": "code object",
+    "from weakref import WeakKeyDictionary\n_MEMO = WeakKeyDictionary()": "module-level state",
+    "import threading\n_LOCK: threading.Lock = threading.Lock()": "module-level state",
+    "import itertools\n_A, _B = 1, itertools.count()": "module-level state",
+    "memo = {}": "module-level state",
+    "if True:\n    seen = []": "module-level state",
+    "names = [name for name in 'abc']": "module-level state",
+    "_MEMO = dict()": "module-level state",
+    "X = make()": "module-level state",
+    "import collections\nclass A:\n    made = collections.defaultdict(list)": "module-level state",
+    "_STATE = {}\ndef f(x):\n    _STATE['x'] = x": "changes _STATE",
+    "_STATE = {}\ndef f(x):\n    _STATE.update(x)": "changes _STATE",
+    "_STATE = []\ndef f(x):\n    del _STATE[0]": "changes _STATE",
+    "from .a_vanilla_transformer import NAMES\nNAMES.append(1)": "changes NAMES",
+    "from transformers import modeling_utils\ndef f():\n    modeling_utils.flag = 1": "changes modeling_utils",
+    "import torch\nsetattr(torch, 'x', 1)": "changes torch",
+    "class A:\n    pass\ndef f(x):\n    A.last = x": "changes A",
+    "def f(x):\n    f.last = x": "changes f",
+    "X = 1\ndef f():\n    global X\n    X = 2": "global X",
+    "def f(x, memo={}):\n    memo[x] = 1": "mutable default",
+    "from functools import lru_cache\n@lru_cache\ndef f():\n    pass": "process-wide cache",
+    "import functools\n@functools.cache\ndef f():\n    pass": "process-wide cache",
+    "import math": "unused import",
+    "from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401": "unused import",
+    "import numpy\nnumpy": "import of numpy",
+    "def f():\n    import accelerate\n    accelerate": "import of accelerate",
+    "from hf_vanilla_transformer.errors import UserError\nUserError": "absolute import of the package",
+    "from .errors import UserError\nUserError": "relative import of .errors",
+    "from ..x_vanilla_transformer import A\nA": "relative import of ..x_vanilla_transformer",
+    "from . import layers_vanilla_transformer\nlayers_vanilla_transformer": "relative import of .",
+    "from __future__ import annotations": "from __future__",
+    "from torch import *": "star import",
+    "import importlib\nimportlib.import_module('x')": "dynamic import",
+}
+
+
+@pytest.mark.parametrize(("source", "message"), PLANTED.items(), ids=PLANTED)
+def test_violation_is_refused(source: str, message: str) -> None:
+    assert any(found.split(": ", 1)[1].startswith(message) for found in violations(source)), violations(source)
+
+
+def test_permitted_code_is_not_refused() -> None:
+    source = '''
+"""A docstring may name torch._dynamo and torch.ops."""
+import functools
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from .layers_vanilla_transformer import Attention
+
+__all__ = ["Model"]
+NAMES = {"a": 1}
+_SIZES: dict[str, int] = {name: 1 for name in NAMES}
+LIMIT = 2**19
+Value = TypeVar("Value")
+Output = Tensor | tuple[Tensor, ...]
+
+
+class Model(PreTrainedModel):
+    """Text."""
+
+    _tied_weights_keys = {"a": "b"}
+    _no_split_modules = ["Attention"]
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.layers = nn.ModuleList([Attention(config)])
+        self.made = {}
+
+    @functools.cached_property
+    def size(self) -> int:
+        return torch.add(self._size(), LIMIT)
+
+    def forward(self, cache: "Value", made: dict) -> Output:
+        made["x"] = torch.__version__
+        self.made.update(made)
+        self.eval()
+        return super()._init_weights(cache)
+
+
+Model.extra = {"set": "once"}
+'''
+    assert violations(source) == []
