@@ -6,8 +6,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ..atomic_write import atomic_file
 from ..errors import UserError
+from ..plotting import figure_file
 
 NAMES = {"eval_bleu": "BLEU", "eval_chrf": "chrF", "eval_exact_match": "Exact match, %"}
 
@@ -25,7 +25,7 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
 
     Args:
         log_history: `trainer.state.log_history`.
-        path: the PNG to write (atomically).
+        path: of the plot; its suffix chooses the format.
         metric: the score, by its name in the log; without such entries only the loss is plotted.
 
     Returns:
@@ -38,15 +38,13 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
     evaluation, score = _during_training(log_history, "eval_loss"), _during_training(log_history, metric)
     if not (train or evaluation or score):
         raise UserError("log_history: it has neither losses nor scores to draw; set logging_steps or eval_steps lower")
-    figure = _figure(panels=1 + bool(score))
-    _draw_loss(figure.axes[0], train, evaluation)
-    if score:
-        _draw_score(figure.axes[1], score, NAMES.get(metric, metric.removeprefix("eval_")))
-    figure.axes[-1].set_xlabel("Updates")
-    path = Path(path)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-    return path
+    panels = 1 + bool(score)
+    with figure_file(path, figsize=(8, 1.2 + 2.7 * panels), layout="constrained") as figure:
+        axes = _axes(figure, panels)
+        _draw_loss(axes[0], train, evaluation)
+        if score:
+            _draw_score(axes[1], score, NAMES.get(metric, metric.removeprefix("eval_")))
+    return Path(path)
 
 
 def _points(entries: Iterable[dict[str, Any]], name: str) -> Points:
@@ -66,15 +64,7 @@ def _during_training(log_history: Sequence[dict[str, Any]], name: str) -> Points
     return _points(before_end, name) or _points(log_history, name)
 
 
-def _figure(panels: int) -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
-    except ImportError as error:
-        raise UserError("a picture needs matplotlib: pip install 'hf_vanilla_transformer[plot]'") from error
-    figure = Figure(figsize=(8, 1.2 + 2.7 * panels), layout="constrained")
-    FigureCanvasAgg(figure)  # no window, whatever backend is configured
+def _axes(figure: Any, panels: int) -> Any:
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
     for axis in axes:
         axis.grid(color="0.9", linewidth=0.8)
@@ -82,9 +72,10 @@ def _figure(panels: int) -> Any:
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.02, y=0.08)
     figure.align_ylabels(axes)
-    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
-    return figure
+    axes[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axes[-1].xaxis.set_major_formatter("{x:,.0f}")
+    axes[-1].set_xlabel("Updates")
+    return axes
 
 
 def _draw_loss(axis: Any, train: Points, evaluation: Points) -> None:
