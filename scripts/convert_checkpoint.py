@@ -56,12 +56,10 @@ def options_of(pairs: list[str]) -> dict[str, Any]:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from transformers.utils import logging
-
+    from hf_vanilla_transformer.inference.text_io import silence_transformers
     from hf_vanilla_transformer.interop.converting import convert
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     options = options_of(arguments.options)
     print(convert(arguments.source_format, arguments.source, arguments.output, arguments.overwrite, **options))
 

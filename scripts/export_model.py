@@ -30,12 +30,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from transformers.utils import logging
-
+    from hf_vanilla_transformer.inference.text_io import silence_transformers
     from hf_vanilla_transformer.interop.exporting import export
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     given = arguments.target_format, arguments.model, arguments.output, arguments.overwrite, arguments.quantization
     print(export(*given))
 

@@ -21,13 +21,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from transformers.utils import logging
-
     from hf_vanilla_transformer.evaluation.attention_maps import cross_attention, plot_attention
+    from hf_vanilla_transformer.inference.text_io import silence_transformers
     from hf_vanilla_transformer.inference.translator import Translator
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_transformers()
     translator = Translator.from_pretrained(arguments.model, arguments.device)
     source_tokens, target_tokens, weights = cross_attention(
         translator.model,
