@@ -26,9 +26,9 @@ from ..data import encode_pairs, load_pairs, load_tokenizers, save_tokenizers, t
 from ..data.batching import TokenBatchSampler, pair_lengths
 from ..errors import UserError
 from ..interop.marian import to_marian
+from ..loss_vanilla_transformer import IGNORED
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..training.arguments import VanillaTransformerTrainingArguments
-from ..training.progress import IGNORED
 from ..training.trainer import VanillaTransformerTrainer
 from .harness import Worker, check_choices, memory_mib, peak_memory_mib, requests, reset_peak_memory
 from .measurements import TrainingMeasurement, Turn, family, precision

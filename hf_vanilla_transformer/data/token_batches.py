@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from ..loss_vanilla_transformer import IGNORED
 from .batching import TokenBatchSampler, pair_lengths
 
-IGNORED = -100  # label of a position without loss
 Rows = list[dict[str, Any]]
 
 

@@ -10,12 +10,10 @@ import numpy as np
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..loss_vanilla_transformer import IGNORED
 
 #: Folder of the local `evaluate` module: `evaluate.load(TRANSLATION_SCORE)` works offline.
 TRANSLATION_SCORE = str(Path(__file__).parent / "translation_score")
-
-#: Label of a position without loss (torch's `ignore_index`).
-IGNORED_LABEL = -100
 
 
 def score_translations(
@@ -143,7 +141,7 @@ def _token_ids(ids: Any, pad_id: int) -> np.ndarray:
             f"compute_metrics: token ids (N, T) are needed, not {array.dtype} of shape {array.shape}; "
             "set predict_with_generate=True"
         )
-    return np.where(array == IGNORED_LABEL, pad_id, array)
+    return np.where(array == IGNORED, pad_id, array)
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import TrainerState
 
-IGNORED = -100  # the label of positions without loss
+from ..loss_vanilla_transformer import IGNORED
 
 
 class ThroughputMeter:
