@@ -5,7 +5,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-# A shell ignores Ctrl-C for what it starts in the background, and so would the programs that the tests interrupt.
+# A shell makes background processes ignore Ctrl-C, and their children, which the tests interrupt, would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""Eight bits on a CPU: transformers quantises with torchao while it loads."""
+"""int8 weights on a CPU: transformers quantises with torchao while it loads."""
 
 import importlib.util
 import os

@@ -47,7 +47,7 @@ class Synonym(NamedTuple):
 
 
 # Where white space separates words: alignments, vectors of words, number words, and the words that BPE splits.
-WORD_FILES = r"align|pharaoh|word_vectors|numbers|bpe|tokenizer_training|vocabular|metrics|interop/foreign"
+WORD_FILES = r"align|word_vectors|numbers|bpe|tokenizer_training|vocabular|metrics|interop/foreign"
 
 TEXT = {
     "word": Synonym(
@@ -62,7 +62,7 @@ TEXT = {
     "program": Synonym(
         r"(?<![A-Za-z])[Pp]rograms?(?![a-z])",
         "compiled module; exported program for torch.export's; framework or tool for software",
-        r"(?i)exported[ _]?programs?",
+        r"(?i)export(?:ed)?[ _]?programs?",
         r"interop/.*export|test_onnx",
     ),
     "place": Synonym(
@@ -183,7 +183,7 @@ def test_test_names_begin_with_their_subject() -> None:
         ("word", "the words of a target; eos_word, Word", 3),
         ("word", "number words, bad_words_ids, tie_word_embeddings, keyword, num2words, WordPiece", 0),
         ("program", "SentencePrograms, a program", 1),
-        ("program", "an ExportedProgram, exported programs, exported_program", 0),
+        ("program", "an ExportedProgram, exported programs, exported_program, export_programs", 0),
         ("place", "places, _places, BEAM_PLACES, in place of, move_into_place", 3),
         ("room", "room, _room, a bedroom", 2),
         ("laid out", "LaidOut, laid out, layout", 2),

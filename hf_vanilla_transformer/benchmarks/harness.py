@@ -83,7 +83,7 @@ class Worker:
         try:
             answer = self.pipe.recv()
         except EOFError as error:
-            raise UserError("engines: a worker process died; its message stands above") from error
+            raise UserError("engines: a worker process died; its message is above") from error
         if isinstance(answer, UserError):
             raise answer
         return answer

@@ -175,7 +175,7 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
     Pairs sorted by length are split into batches of at most `max_tokens` source tokens and at most `max_tokens`
     target tokens, padding included (§5.1; fairseq's `--max-tokens`). The batches are shuffled, and consecutive ones
     form an update. Batch boundaries are the same in every epoch, so all epochs have the same number of updates;
-    each epoch shuffles the batches anew, and the pairs among those of equal lengths. An update consists of the same
+    each epoch shuffles the batches again, and the pairs among those of equal lengths. An update consists of the same
     pairs for any number of ranks.
 
     Args:

@@ -143,7 +143,7 @@ def with_bpe_dropout(
     dropout: float = 0.1,
     seed: int = 0,
 ) -> Any:
-    """Tokenize training text anew in every epoch, with BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267).
+    """Tokenize training text again in every epoch, with BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267).
 
     The text is decoded from the ids. Its segmentation depends only on `seed`, the epoch (`set_epoch`, which
     `VanillaTransformerTrainer` calls) and the pair's `line`, not on the process or worker, nor on pairs read before.
@@ -175,7 +175,7 @@ def with_bpe_dropout(
 
 
 class BpeDropoutDataset(torch.utils.data.Dataset):
-    """Rows of a dataset, tokenized anew in every epoch; see `with_bpe_dropout`."""
+    """Rows of a dataset, tokenized again in every epoch; see `with_bpe_dropout`."""
 
     def __init__(self, encoded: Dataset, segment: "_Resegment"):
         self.encoded, self.segment = encoded, segment
@@ -195,7 +195,7 @@ class BpeDropoutDataset(torch.utils.data.Dataset):
 
 
 class BpeDropoutStream(torch.utils.data.IterableDataset):
-    """Rows of a stream, tokenized anew in every epoch; see `with_bpe_dropout`."""
+    """Rows of a stream, tokenized again in every epoch; see `with_bpe_dropout`."""
 
     def __init__(self, stream: IterableDataset, segment: "_Resegment"):
         self.stream, self.segment = stream, segment

@@ -21,7 +21,7 @@ class ThroughputMeter:
         self.reset()
 
     def reset(self) -> None:
-        """Start anew, at the beginning of training."""
+        """Reset all counts, at the beginning of training."""
         self._start: float | None = None
         self._updates = 0
         self._target_tokens: Any = 0  # of all ranks

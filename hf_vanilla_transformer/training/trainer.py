@@ -407,5 +407,5 @@ def original_class(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _plain_dataset(dataset: Any) -> Any:
-    """The dataset without BPE-dropout, which segments anew at each access."""
+    """The dataset without BPE-dropout, which segments again at each access."""
     return getattr(dataset, "encoded", dataset)

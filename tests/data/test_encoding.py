@@ -144,12 +144,12 @@ def test_dropout_0_returns_the_input(tokenizer):
 
 
 def test_dropout_refuses_tokenizers_that_do_not_restore_the_text(tokenizer):
-    pairs = Dataset.from_dict({"source": ["one two", "unheard words"], "target": ["eins", "zwei"]})
+    pairs = Dataset.from_dict({"source": ["one two", "three four"], "target": ["eins", "zwei"]})
     backend = Tokenizer(models.WordLevel({"one": 0, "two": 1, "<unk>": 2}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    no_bpe = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     with pytest.raises(UserError, match="needs a byte-pair encoding"):
-        with_bpe_dropout(encode_pairs(pairs, words, drop_too_long=True)[0], words, dropout=0.1)
+        with_bpe_dropout(encode_pairs(pairs, no_bpe, drop_too_long=True)[0], no_bpe, dropout=0.1)
     letters = Tokenizer(models.BPE({"o": 0, "n": 1, "<unk>": 2}, [], unk_token="<unk>"))
     poor = PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="<unk>")
     with pytest.raises(UserError, match="input_ids decoded and encoded again differ"):

@@ -53,7 +53,7 @@ def saved(tmp_path_factory) -> Model:
     save_tokenizers(folder, source, target)
     results = {"test_bleu": 12.3, "test_bleu_signature": "BLEU|nrefs:1"}
     (folder / "all_results.json").write_text(json.dumps(results), encoding="utf-8")
-    (folder / "curve.png").write_bytes(b"a picture")
+    (folder / "curve.png").write_bytes(b"a plot")
     write_model_card(folder, CardFacts("run", languages=("en", "de"), metrics=results, example="one two"))
     for name, content in PRIVATE.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -183,7 +183,7 @@ def test_slash_without_a_path_is_kept(tmp_path, text) -> None:
 def test_missing_facts_are_left_out(tmp_path) -> None:
     path = write_model_card(tmp_path, CardFacts(model_name="bare"))
     card = path.read_text(encoding="utf-8")
-    for word in (
+    for text in (
         "None",
         "unknown",
         "nan",
@@ -196,7 +196,7 @@ def test_missing_facts_are_left_out(tmp_path) -> None:
         "![",
         "size",
     ):
-        assert word not in card
+        assert text not in card
     data = ModelCard.load(path).data.to_dict()
     assert sorted(data) == ["library_name", "pipeline_tag", "tags"]
     assert not re.search(r"\n{3,}|[ \t]+\n", card)

@@ -37,8 +37,8 @@ def train(folder, **flags):
         file = folder.parent / f"text.{side}"
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         flags |= {f"{split}_{side}_file": file for split in ("train", "test")}
-    words = [word for name, value in {**FLAGS, **flags}.items() for word in (f"--{name}", str(value))]
-    return run_training(*parse_recipe(["--output_dir", str(folder), *words]), command="train --push_to_hub true")
+    arguments = [part for name, value in {**FLAGS, **flags}.items() for part in (f"--{name}", str(value))]
+    return run_training(*parse_recipe(["--output_dir", str(folder), *arguments]), command="train --push_to_hub true")
 
 
 def test_run_is_published_at_its_end(hub, tmp_path, capfd) -> None:

@@ -58,7 +58,7 @@ def test_publish_commits_the_model_files_once(hub, saved) -> None:
 def test_prepared_files_list_what_is_not_uploaded(saved) -> None:
     with prepared_files(saved.folder, "me/x") as files:
         sizes, left = files.sizes(), files.left
-    assert sizes.keys() == PUBLIC and sizes["curve.png"] == len(b"a picture")
+    assert sizes.keys() == PUBLIC and sizes["curve.png"] == len(b"a plot")
     whole = {"checkpoint-5/", "runs/", "notes/", ".git/"}
     assert set(left) == whole | {name for name in PRIVATE if not name.startswith(tuple(whole))}
 

@@ -36,8 +36,8 @@ def run(repository, monkeypatch, capfd, tmp_path):
 
     def run(**flags):
         flags = {name: str(value) for name, value in flags.items() if value is not None}
-        words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-        monkeypatch.setattr(sys, "argv", ["plot_attention.py", *words])
+        arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
+        monkeypatch.setattr(sys, "argv", ["plot_attention.py", *arguments])
         with pytest.raises(SystemExit) as leaving:
             runpy.run_path(str(repository / "scripts" / "plot_attention.py"), run_name="__main__")
         return leaving.value.code, *capfd.readouterr()

@@ -41,13 +41,13 @@ def test_dry_run_lists_files_without_requests(push, hub, saved):
 
 
 def test_upload_prints_the_commit(push, hub, saved, caplog):
-    flags = ["--private", "--branch", "v2", "--commit-message", "Second words", "--max-shard-size", "20KB"]
+    flags = ["--private", "--branch", "v2", "--commit-message", "Second upload", "--max-shard-size", "20KB"]
     status, printed, errors = push(saved.folder, "--repo-id", "x", *flags, "--include", "train.en", "--license", "mit")
     assert status == 0, errors
     repository = hub.repositories["me/x"]
     commit = repository.branches["v2"][-1]
     assert printed.strip() == f"{hub.endpoint}/me/x/commit/{commit.oid}"
-    assert repository.private and commit.message == "Second words"
+    assert repository.private and commit.message == "Second upload"
     assert {"train.en", "model.safetensors.index.json"} <= commit.files.keys()
     assert "license: mit" in commit.files["README.md"].decode()
     output = printed + errors + caplog.text

@@ -79,7 +79,7 @@ def test_files_with_columns(train, tmp_path, name, write):
 
 
 def test_dropped_rows_are_reported_with_line_numbers(train, tmp_path):
-    pairs = [*PAIRS, ("Nothing", ""), ("word " * 300, "lang")]
+    pairs = [*PAIRS, ("Nothing", ""), ("long " * 300, "lang")]
     status, printed, errors = train(*TINY, *write_parallel(tmp_path, pairs), "--output_dir", "run")
     assert status == 0, errors
     assert "train: kept 7 of 8 pairs; dropped 1: empty target (line 7)" in printed

@@ -8,7 +8,7 @@ import pytest
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.curve import EVAL_COLOR, SCORE_COLOR, TRAIN_COLOR, _during_training, plot_curve
 
-pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+pytest.importorskip("matplotlib", reason="plots need matplotlib")
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
@@ -76,8 +76,8 @@ def test_curve_skips_nan_losses(tmp_path) -> None:
 def test_curve_prefers_the_unsmoothed_loss(tmp_path) -> None:
     both = [{**entry, "nll_loss": entry["loss"] - 1} if "loss" in entry else entry for entry in history(1000)]
     alone = [{**entry, "loss": entry["loss"] - 1} if "loss" in entry else entry for entry in history(1000)]
-    pictures = [imread(plot_curve(each, tmp_path / "curve.png")) for each in (both, alone, history(1000))]
-    assert np.array_equal(pictures[0], pictures[1]) and not np.array_equal(pictures[0], pictures[2])
+    images = [imread(plot_curve(each, tmp_path / "curve.png")) for each in (both, alone, history(1000))]
+    assert np.array_equal(images[0], images[1]) and not np.array_equal(images[0], images[2])
 
 
 def test_curve_refuses_an_empty_log(tmp_path) -> None:

@@ -178,7 +178,7 @@ def test_wrong_value_is_named(recipe, values, parts):
     [
         ("- d_model: 3\n- dropout: 0.1\n", "must hold lines `field: value`"),
         ("", "must hold lines `field: value`"),
-        ("just words", "must hold lines `field: value`"),
+        ("no field", "must hold lines `field: value`"),
         ("d_model: [1, 2", "is not YAML"),
         ("a: b: c\n", "is not YAML"),
         ("7: 8\n", "unknown field 7"),
