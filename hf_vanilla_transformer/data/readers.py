@@ -20,6 +20,8 @@ Row = Mapping[str, Any]
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
+CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"
+
 
 class BadRow(str):
     """Replaces a row that cannot be read; its text is the reason."""
@@ -44,8 +46,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
                 return
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise UserError(f"{path} is a damaged gzip file ({error}): copy or compress it again") from None
-            text = _decode(raw, path, number)
-            yield text.removesuffix("\n").removesuffix("\r")
+            yield decode_line(raw, path, number)
 
 
 def require_file(path: Path) -> None:
@@ -62,14 +63,15 @@ def open_binary(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
 
 
-def _decode(raw: bytes, path: Path, number: int) -> str:
+def decode_line(raw: bytes, name: str | Path, number: int, remedy: str = CONVERT_FILE) -> str:
+    """The text of a line without its end; `remedy` is the advice about a line that is not UTF-8."""
     try:
-        text = raw.decode("utf-8")
+        text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         encoding = "utf-16" if number == 1 and raw.startswith(_UTF16_MARKS) else "latin1"
         raise UserError(
-            f"{path}, line {number}, byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8: "
-            f"convert it: iconv -f {encoding} -t utf-8 OLD > NEW (if {encoding} is its encoding)"
+            f"{name}, line {number}, byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8: "
+            f"{remedy.format(encoding)} (if {encoding} is its encoding)"
         ) from None
     return text.removeprefix("\ufeff") if number == 1 else text
 

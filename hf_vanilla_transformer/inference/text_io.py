@@ -88,11 +88,4 @@ def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
 
 def _decode(stream: IO[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(stream, start=1):
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}, line {number}, byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8: "
-                "put `iconv -f latin1 -t utf-8 |` before, if latin1 is its encoding"
-            ) from None
+        yield readers.decode_line(line, name, number, "put `iconv -f {} -t utf-8 |` before")

@@ -4,8 +4,6 @@ Shapes: B batch, S source length, T target tokens of the call, P target tokens i
 heads, d_k and d_v the widths of a head, V target vocabulary. B, S, T and P are dynamic; P may be 0.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..errors import UserError
+from ..inference.alignment import eager_attention
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line
 
@@ -97,7 +96,7 @@ def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[s
     )
     batch, s, t, p = Dim("batch"), Dim("source"), Dim("target"), Dim("past")
     shapes = {0: batch, 1: t}, {0: batch, 1: s}, [{0: batch, 2: s}] * len(source), [{0: batch, 2: p}] * len(past)
-    with _eager_evaluation(model), torch.no_grad():
+    with eager_attention(model), torch.no_grad():  # no fused kernels, no dropout
         return {
             "encoder": _export(ExportableEncoder(model), (ids, torch.ones_like(ids)), ({0: batch, 1: s},) * 2),
             "decoder": _export(ExportableDecoder(model), (target, torch.ones_like(ids), source, past), shapes),
@@ -113,19 +112,6 @@ def _export(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> Expor
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths on this machine
     return program
-
-
-@contextmanager
-def _eager_evaluation(model: VanillaTransformerForConditionalGeneration) -> Iterator[None]:
-    """No dropout, and attention without fused kernels."""
-    training, attention = model.training, model.config._attn_implementation
-    model.eval()
-    model.config._attn_implementation = "eager"
-    try:
-        yield
-    finally:
-        model.train(training)
-        model.config._attn_implementation = attention
 
 
 def refuse(model: nn.Module) -> None:

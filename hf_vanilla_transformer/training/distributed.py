@@ -9,9 +9,9 @@ import torch
 from accelerate.utils import broadcast_object_list
 from datasets.utils.logging import disable_progress_bar as disable_progress_bars
 from torch import distributed
-from transformers.utils import logging
 
 from ..errors import UserError
+from ..inference.text_io import silence_transformers
 
 Value = TypeVar("Value")
 
@@ -25,8 +25,7 @@ def silence_other_ranks() -> None:
     """Disable progress bars and warnings of the libraries on all ranks but the main one."""
     if not is_main_rank():
         disable_progress_bars()
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()
+        silence_transformers()
 
 
 def print_main(message: str) -> None:
