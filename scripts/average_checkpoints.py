@@ -52,13 +52,12 @@ def main(arguments: argparse.Namespace) -> None:
 
 def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
     """The named checkpoints, or those of the run, oldest first."""
-    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.errors import UserError, check_at_least_one
     from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 
     if arguments.run is None:
         return [Path(name) for name in arguments.checkpoints]
-    if arguments.last < 1:
-        raise UserError(f"last is {arguments.last}; it must be at least 1")
+    check_at_least_one(last=arguments.last)
     checkpoints = complete_checkpoints(Path(arguments.run))
     if len(checkpoints) < arguments.last:
         have = f"run {arguments.run} has {len(checkpoints)} complete checkpoints"

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..atomic_write import atomic_file
-from ..errors import UserError
+from ..errors import UserError, check_at_least_one
 from .corpora import cache_file
 
 # ids 0, 1, 2, 3
@@ -57,24 +57,24 @@ def train_tokenizer(
         raise UserError(
             f"vocab_size is {vocab_size}; {_SMALLEST_VOCABULARY} is the least: 4 special tokens, 256 bytes"
         )
-    if min_frequency < 1:
-        raise UserError(f"min_frequency is {min_frequency}; 1 is the least")
+    check_at_least_one(min_frequency=min_frequency)
     backend = _trained_backend(texts, vocab_size, min_frequency, lowercase, content)
     bos, pad, eos, unk = SPECIAL_TOKENS
-    eos_id = backend.token_to_id(eos)
+    return fast_tokenizer(backend, bos_token=bos, pad_token=pad, eos_token=eos, unk_token=unk)
+
+
+def fast_tokenizer(backend: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that appends `eos_token`; special tokens in a text are ordinary text."""
+    eos = special["eos_token"]
     backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A {eos} $B:0 {eos}:0", special_tokens=[(eos, eos_id)]
+        single=f"$A {eos}", pair=f"$A {eos} $B:0 {eos}:0", special_tokens=[(eos, backend.token_to_id(eos))]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token=bos,
-        pad_token=pad,
-        eos_token=eos,
-        unk_token=unk,
+        **special,
         padding_side="right",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
-        # a special token in a sentence is ordinary text
         split_special_tokens=True,
     )
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..errors import UserError
+from ..errors import UserError, check_at_least_one
 
 
 def extend_tokenizer(
@@ -38,8 +38,7 @@ def extend_tokenizer(
     Raises:
         UserError: `more` is below 1, or the tokenizer is no byte-pair encoding.
     """
-    if more < 1:
-        raise UserError(f"more is {more}; it must be at least 1")
+    check_at_least_one(more=more)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not isinstance(backend.model, models.BPE):
         raise UserError(f"only a byte-pair encoding can learn more merges; this is a {type(tokenizer).__name__}")

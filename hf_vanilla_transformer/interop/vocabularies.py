@@ -12,9 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ..data.tokenizer_training import fast_tokenizer
 from ..errors import UserError
 from ..untrusted import require_file
 
@@ -63,23 +64,11 @@ def _whitespace_tokenizer(
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    eos = special["eos_token"]
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A {eos} $B:0 {eos}:0", special_tokens=[(eos, ids[eos])]
-    )
     spaced = [decoders.Replace(Regex("$"), " "), decoders.Fuse()]
     backend.decoder = decoders.Sequence(
         [*spaced, decoders.Replace(f"{JOINER} ", ""), decoders.Replace(Regex(" $"), "")]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        **special,
-        padding_side="right",
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        # text that looks like a special token is not one
-        split_special_tokens=True,
-    )
+    return fast_tokenizer(backend, **special)
 
 
 def sentencepiece_tokenizer(

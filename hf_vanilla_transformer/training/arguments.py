@@ -9,6 +9,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.hf_argparser import HfArg
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
+from ..errors import check_at_least_one
 
 # Configuration fields that the tokenizers decide, or that a translation model does not use.
 _NOT_ARGUMENTS = {"decoder_vocab_size", "is_encoder_decoder", "use_cache"}
@@ -91,10 +92,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     stream_window: int = HfArg(default=20_000, help="Pairs of a stream that are buffered to build token batches from")
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens_per_batch", "tokens_per_update", "stream_window"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+        names = "max_tokens_per_batch", "tokens_per_update", "stream_window"
+        check_at_least_one(**{name: getattr(self, name) for name in names})
         if self.max_tokens_per_batch is None:
             if self.tokens_per_update is not None:
                 raise ValueError(f"tokens_per_update={self.tokens_per_update} needs max_tokens_per_batch")

@@ -89,7 +89,7 @@ def test_vocabulary_size_and_frequency():
     assert len(train_tokenizer(CORPUS, vocab_size=300, min_frequency=10_000)) == 260
     with pytest.raises(UserError, match="vocab_size is 259; 260 is the least"):
         train_tokenizer(CORPUS, vocab_size=259)
-    with pytest.raises(UserError, match="min_frequency is 0"):
+    with pytest.raises(UserError, match="min_frequency: must be at least 1, not 0"):
         train_tokenizer(CORPUS, vocab_size=300, min_frequency=0)
 
 

@@ -122,7 +122,7 @@ def test_merges_are_those_of_the_algorithm():
 
 def test_invalid_arguments_are_one_line_errors(tokenizers):
     old, new = tokenizers
-    with pytest.raises(UserError, match="more is 0"):
+    with pytest.raises(UserError, match="more: must be at least 1, not 0"):
         extend_tokenizer(old, NEW, 0)
     with pytest.raises(UserError, match="only a byte-pair encoding"):
         extend_tokenizer(object(), NEW, 5)

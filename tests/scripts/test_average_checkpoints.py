@@ -96,7 +96,7 @@ def test_average_of_named_checkpoints_into_a_file(average, finished, tmp_path):
     ("arguments", "message"),
     [
         (["--run", "RUN", "--last", "4"], "has 3 complete checkpoints; last asks for 4"),
-        (["--run", "RUN", "--last", "0"], "last is 0"),
+        (["--run", "RUN", "--last", "0"], "last: must be at least 1, not 0"),
         (["--run", "nowhere", "--last", "1"], "has 0 complete checkpoints"),
         (["nowhere/checkpoint-1"], "there is no nowhere/checkpoint-1"),
         (["RUN/checkpoint-2", "other.safetensors"], "they differ in"),

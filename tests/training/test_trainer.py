@@ -121,11 +121,11 @@ def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, streaming, wo
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_tokens_per_batch": 0}, "max_tokens_per_batch is 0"),
+        ({"max_tokens_per_batch": 0}, "max_tokens_per_batch: must be at least 1, not 0"),
         ({"tokens_per_update": 100}, "tokens_per_update=100 needs max_tokens_per_batch"),
         ({"max_tokens_per_batch": 9, "gradient_accumulation_steps": 4}, "give tokens_per_update in its place"),
         ({"max_tokens_per_batch": 9, "dataloader_drop_last": True}, "dataloader_drop_last=True does not go with"),
-        ({"max_tokens_per_batch": 9, "stream_window": -1}, "stream_window is -1"),
+        ({"max_tokens_per_batch": 9, "stream_window": -1}, "stream_window: must be at least 1, not -1"),
     ],
 )
 def test_contradictory_settings_are_refused(tmp_path, settings, message):
