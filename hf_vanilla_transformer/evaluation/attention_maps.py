@@ -11,7 +11,7 @@ from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..inference.alignment import eager_attention
+from ..inference.alignment import decoder_inputs, eager_attention
 from ..inference.translator import Translator
 from ..plotting import figure_file
 
@@ -49,12 +49,10 @@ def cross_attention(
     if translation is None:
         (translation,) = Translator(model, source_tokenizer, target_tokenizer).translate([sentence])
     source_ids, target_ids = source_tokenizer(sentence)["input_ids"], target_tokenizer(translation)["input_ids"]
-    # the decoder input is the target shifted right by one position (§3.1)
-    decoder_ids = [model.config.decoder_start_token_id, *target_ids[:-1]]
     with eager_attention(model):
         output = model(
             input_ids=torch.tensor([source_ids], device=model.device),
-            decoder_input_ids=torch.tensor([decoder_ids], device=model.device),
+            decoder_input_ids=decoder_inputs(model, [target_ids]),
             output_attentions=True,
         )
     weights = torch.stack(output.cross_attentions).squeeze(1).float().cpu()  # (layers, heads, T, S)

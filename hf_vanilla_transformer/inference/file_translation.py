@@ -16,7 +16,7 @@ from typing import Any
 from ..atomic_write import atomic_file
 from ..errors import UserError
 from .batching import MAX_TOKENS, with_prefixes
-from .text_io import open_to_write, read_lines
+from .text_io import line_writer, open_to_write, read_lines
 from .translator import Hypothesis, Translator
 
 BATCHES_PER_CHUNK = 8
@@ -114,9 +114,12 @@ def translate_file(
                 if not (resumed := part.exists()):
                     sentences, begin = map(list, zip(*chunk, strict=True))
                     forced = None if prefixes is None else begin
-                    _write(part, translated_lines(
+                    translations = translated_lines(
                         translator, sentences, prefixes=forced, first_line=lines + 1, **settings
-                    ))  # fmt: skip
+                    )
+                    with line_writer(part) as write:
+                        for line in translations:
+                            write(line)
                 if progress is not None:
                     progress(len(chunk), 0.0 if resumed else time.perf_counter() - start)
             lines += len(chunk)
@@ -140,13 +143,8 @@ def _claim(parts: Path, job: dict[str, Any]) -> None:
             raise UserError(f"{parts} holds parts of another translation; delete it, or name another output")
         return
     parts.mkdir(exist_ok=True)
-    _write(note, [wanted], end="")
-
-
-def _write(path: Path, lines: Iterable[str], end: str = "\n") -> None:
-    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        for line in lines:
-            file.write(line + end)
+    with atomic_file(note) as temporary:
+        temporary.write_text(wanted, encoding="utf-8")
 
 
 def _finished(parts: Path) -> list[Path]:

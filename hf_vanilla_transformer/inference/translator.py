@@ -298,13 +298,12 @@ class Translator:
 
     def _position_limit(self) -> int | None:
         """The fewest positions that a model has; sinusoids have no end (§3.5)."""
-        configs = [model.config for model in self.models]
-        limits = [
-            getattr(config, "max_position_embeddings", None)
-            for config in configs
-            if not str(getattr(config, "position_encoding_type", "")).startswith("sinusoidal")
-        ]
-        return min((limit for limit in limits if limit is not None), default=None)
+        limits = (
+            getattr(model.config, "max_position_embeddings", None)
+            for model in self.models
+            if not str(getattr(model.config, "position_encoding_type", "")).startswith("sinusoidal")
+        )
+        return min(filter(None, limits), default=None)
 
     @torch.inference_mode()
     def _search(
