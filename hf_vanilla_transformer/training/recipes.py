@@ -42,12 +42,11 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     for flag in arguments:
         if flag.startswith("--") and flag not in ("--help", "--"):
             _require_field(flag.removeprefix("--").split("=")[0].replace("-", "_"), "the command line")
-    flags = from_file + arguments
     if {"-h", "--help"} & set(arguments):
         parser.print_help()
         sys.exit(0)
     try:
-        model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
+        model, data, run = parser.parse_args_into_dataclasses(args=from_file + arguments, look_for_args_file=False)
     except ValueError as error:  # values that contradict each other
         raise UserError(" ".join(str(error).split())) from None
     return model, data, run

@@ -139,8 +139,7 @@ def build_model(
     start = target.bos_token_id if target.bos_token_id is not None else target.pad_token_id
     chosen: dict[str, Any] = {"vocab_size": len(source), "decoder_start_token_id": start}
     if target is not source:
-        chosen["decoder_vocab_size"] = len(target)
-        chosen["share_encoder_decoder_embeddings"] = False
+        chosen |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
     for token in ("bos", "pad", "eos", "unk"):
         chosen[f"{token}_token_id"] = getattr(target, f"{token}_token_id")
     try:
@@ -229,8 +228,11 @@ def train(
     if is_main_rank():
         remove_incomplete_checkpoints(run)
     wait_for_everyone()
-    with report_full_disk(run, "training stopped"):
-        outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    try:
+        with report_full_disk(run, "training stopped"):
+            outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        stop.on_train_end()  # `Trainer` omits it after an error, which would leave Ctrl-C without effect
     seconds, step = stop.seconds(), trainer.state.global_step
     if stop.interrupted:
         raise Interrupted(f"interrupted at step {step}; {resume_hint(run)}")

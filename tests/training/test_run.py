@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -261,10 +262,11 @@ def test_full_disk_in_training_keeps_earlier_checkpoints(tmp_path, parallel, mon
             fill(patch, error)
         whole_save(trainer, folder)
 
-    run = tmp_path / "run"
+    run, handler = tmp_path / "run", signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch, pytest.raises(UserError) as raised:
         patch.setattr(VanillaTransformerTrainer, "_save_optimizer_and_scheduler", save)
         train(run, **only_training(parallel), max_steps=3)
+    assert signal.getsignal(signal.SIGINT) is handler  # Ctrl-C works again
     message = str(raised.value)
     assert "no space left" in message and f"{run}/checkpoint-1 is complete" in message and "\n" not in message
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-1"]
