@@ -46,8 +46,9 @@ class Synonym(NamedTuple):
     files: str = r"(?!)"
 
 
-# Where white space separates words: alignments, vectors of words, number words, and the words that BPE splits.
-WORD_FILES = r"align|word_vectors|numbers|bpe|tokenizer_training|vocabular|metrics|interop/foreign"
+# Where white space separates words: alignments, word vectors, number words, what BPE splits; and the key "words" of
+# recorded checkpoints.
+WORD_FILES = r"align|word_vectors|numbers|bpe|tokenizer_training|vocabular|metrics|interop/foreign|old_checkpoints"
 
 TEXT = {
     "word": Synonym(
