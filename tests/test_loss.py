@@ -7,7 +7,7 @@ import torch
 
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_translation_loss, translation_loss
-from tests.model_helpers import assert_near, tiny_model, translation_batch
+from tests.model_helpers import assert_near, assert_same_gradients, gradients, tiny_model, translation_batch
 
 SMOOTHING = [0.0, 0.1, 0.4]
 
@@ -126,6 +126,30 @@ def test_fused_loss_needs_no_gradient() -> None:
         expected = translation_loss(hidden @ weight.T + bias, labels, 0.1)
     assert not loss.requires_grad
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("skip_logits", [True, False])
+def test_torch_func_grad_of_the_model_equals_backward(skip_logits: bool) -> None:
+    model = tiny_model(label_smoothing=0.1, lm_head_bias=True).train()
+    batch = {**translation_batch([5, 3], [6, 4]), "skip_logits": skip_logits}
+    weights = dict(model.named_parameters())
+    actual = torch.func.grad(lambda given: torch.func.functional_call(model, given, (), batch).loss)(weights)
+    assert_same_gradients(actual, gradients(model, **batch)[1], 1e-6)
+
+
+def test_fused_loss_refuses_second_derivatives() -> None:
+    hidden, weight, bias, labels = (each.detach() for each in places())
+
+    def first(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda h: fused_translation_loss(h, weight, bias, labels, 0.1)[0])(hidden).norm()
+
+    with pytest.raises(RuntimeError, match="no second derivatives.*skip_logits=False"):
+        torch.func.grad(first)(hidden)
+    hidden.requires_grad_()
+    loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
+    (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives.*skip_logits=False"):
+        (loss + gradient.norm()).backward()  # a gradient penalty
 
 
 def test_model_smooths_in_training_only() -> None:
