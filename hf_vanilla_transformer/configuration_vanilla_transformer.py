@@ -12,17 +12,15 @@ from transformers.configuration_utils import PreTrainedConfig, strict
 
 POSITION_ENCODING_TYPES = ("sinusoidal", "sinusoidal_split", "sinusoidal_fairseq", "learned")
 
-_CONFIGURATION_FILE = "configuration_vanilla_transformer"
-_MODELING_FILE = "modeling_vanilla_transformer"
 _TRANSLATOR = "VanillaTransformerForConditionalGeneration"
 
 # Written into config.json: the Auto classes find the code in the checkpoint where this package is not installed.
 AUTO_MAP = {
-    "AutoConfig": f"{_CONFIGURATION_FILE}.VanillaTransformerConfig",
-    "AutoModel": f"{_MODELING_FILE}.VanillaTransformerModel",
-    "AutoModelForSeq2SeqLM": f"{_MODELING_FILE}.{_TRANSLATOR}",
-    "AutoModelForTextEncoding": f"{_MODELING_FILE}.VanillaTransformerEncoderModel",
-    "AutoModelForSequenceClassification": f"{_MODELING_FILE}.VanillaTransformerForSequenceClassification",
+    "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+    "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
+    "AutoModelForSeq2SeqLM": f"modeling_vanilla_transformer.{_TRANSLATOR}",
+    "AutoModelForTextEncoding": "modeling_vanilla_transformer.VanillaTransformerEncoderModel",
+    "AutoModelForSequenceClassification": "modeling_vanilla_transformer.VanillaTransformerForSequenceClassification",
 }
 
 _BASE: dict[str, Any] = {"dropout": 0.1, "label_smoothing": 0.1}
@@ -35,26 +33,16 @@ _BASE: dict[str, Any] = {"dropout": 0.1, "label_smoothing": 0.1}
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
     # (A) heads, at equal computation: h · d_k = 512
-    "A1": {"heads": 1},
-    "A4": {"heads": 4},
-    "A16": {"heads": 16},
-    "A32": {"heads": 32},
+    **{f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)},
     # (B) d_k alone; d_v stays 64
-    "B16": {"head_dim": 16, "value_head_dim": 64},
-    "B32": {"head_dim": 32, "value_head_dim": 64},
+    **{f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)},
     # (C) depth and width
-    "C2": {"layers": 2},
-    "C4": {"layers": 4},
-    "C8": {"layers": 8},
-    "C256": {"d_model": 256, "head_dim": 32, "value_head_dim": 32},
-    "C1024": {"d_model": 1024, "head_dim": 128, "value_head_dim": 128},
-    "C1024ff": {"ffn_dim": 1024},
-    "C4096ff": {"ffn_dim": 4096},
+    **{f"C{layers}": {"layers": layers} for layers in (2, 4, 8)},
+    **{f"C{width}": {"d_model": width, "head_dim": width // 8, "value_head_dim": width // 8} for width in (256, 1024)},
+    **{f"C{width}ff": {"ffn_dim": width} for width in (1024, 4096)},
     # (D) regularisation
-    "D0.0": {"dropout": 0.0},
-    "D0.2": {"dropout": 0.2},
-    "Dls0.0": {"label_smoothing": 0.0},
-    "Dls0.2": {"label_smoothing": 0.2},
+    **{f"D{dropout}": {"dropout": dropout} for dropout in (0.0, 0.2)},
+    **{f"Dls{epsilon}": {"label_smoothing": epsilon} for epsilon in (0.0, 0.2)},
     # (E) learned positions instead of sinusoids
     "E": {"position_encoding_type": "learned"},
     "big": {"d_model": 1024, "ffn_dim": 4096, "heads": 16, "dropout": 0.3},
@@ -85,8 +73,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         encoder_layers, decoder_layers: N (§3.1).
         encoder_attention_heads, decoder_attention_heads: h (§3.2.2).
         encoder_ffn_dim, decoder_ffn_dim: d_ff (§3.3).
-        head_dim: d_k, the width of one head's queries and keys; None means d_model / h.
-        value_head_dim: d_v, the width of one head's values; None means d_model / h.
+        head_dim, value_head_dim: d_k and d_v, the widths of one head's keys and values; None means d_model / h.
         activation_function: of the feed-forward network (Eq. 2: ReLU); any name of `ACT2FN`.
         dropout: probability, on each sub-layer's output and on embeddings + positions (§5.4).
         attention_dropout, activation_dropout: on the attention weights, after the activation; not in the paper.
@@ -193,11 +180,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
-        """The configuration of a row of Table 3.
-
-        Args:
-            name: a key of `PRESETS`: "base", "big", or a row's letter and its value ("A1", "C256", "E" …).
-            **overrides: fields that replace the preset's.
+        """The configuration of row `name` of Table 3, a key of `PRESETS`, with any field replaced by `overrides`.
 
         Raises:
             ValueError: no such preset.
@@ -226,10 +209,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
                     f"d_model={self.d_model} cannot be divided by {name}={heads}: "
                     f"change one of them, or give both head_dim and value_head_dim"
                 )
-        for name, known in (
-            ("position_encoding_type", POSITION_ENCODING_TYPES),
-            ("activation_function", sorted(ACT2FN)),
-        ):
+        choices = {"position_encoding_type": POSITION_ENCODING_TYPES, "activation_function": sorted(ACT2FN)}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         if self.position_encoding_type == "sinusoidal_fairseq" and self.pad_token_id is None:

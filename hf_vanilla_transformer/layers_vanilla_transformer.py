@@ -23,17 +23,19 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Positions (B, S) that count tokens only: `attention_mask` (B, S) is 1 for a token, 0 for padding on any side.
+    """Positions that count tokens only; padding gets the position of the token before it, or 0.
 
-    Padding gets the position of the token before it, or 0.
+    Args:
+        attention_mask: (B, S), 1 for a token and 0 for padding on any side. Or (B, 1, S, K), prepared by `generate`
+            for a static cache, where True or 0.0 marks a visible key.
+
+    Returns:
+        (B, S).
     """
+    if attention_mask.ndim == 4:
+        visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+        return (visible[:, 0].sum(dim=-1) - 1).clamp(min=0)
     return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
-
-
-def positions_from_prepared_mask(attention_mask: Tensor) -> Tensor:
-    """Positions (B, T) from the mask (B, 1, T, K) of a static cache, where True or 0.0 marks a visible key."""
-    visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
-    return (visible[:, 0].sum(dim=-1) - 1).clamp(min=0)
 
 
 def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinusoidal") -> Tensor:
@@ -48,7 +50,6 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
 
     Args:
         position_ids: (B, T), 0-based in §3.5.
-        d_model: width D; where odd, §3.5 has one sine more than cosines.
         layout: one of the sinusoidal `POSITION_ENCODING_TYPES`.
 
     Returns:
@@ -61,7 +62,9 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
         exponents = torch.linspace(0, 1, half, dtype=dtype, device=device)  # i / (D/2 - 1)
     else:
         exponents = torch.arange(0, d_model, 2, dtype=dtype, device=device) / d_model  # 2i / D
-    angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2), rounded up in §3.5
+    angles = (
+        position_ids[..., None].to(dtype) / 10000**exponents
+    )  # (B, T, D/2); where D is odd, §3.5 has one sine more
     sines, cosines = angles.sin(), angles[..., :half].cos()
     if layout != "sinusoidal":
         halves = torch.cat([sines, cosines], dim=-1)
@@ -133,10 +136,9 @@ class VanillaTransformerAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Self-attention of `hidden_states` (B, T, D), or cross-attention to `key_value_states` (B, S, D) where given.
+        """Attention of `hidden_states` (B, T, D) to themselves, or to `key_value_states` (B, S, D).
 
-        Returns:
-            Output (B, T, D) and weights (B, H, T, K or S), None from a backend that does not return them.
+        Returns the output (B, T, D) and the weights (B, H, T, K or S), None from a backend without them.
         """
         hidden_states = cast_once(hidden_states)
         query = self._split_heads(self.q_proj(hidden_states), self.head_dim)  # (B, H, T, d_k)
@@ -244,12 +246,9 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """The `transformers` tensor-parallel plan of a stack (Shoeybi et al. 2019, arXiv 1909.08053, §3).
+    """The `transformers` tensor-parallel plan of a stack whose layers have these attention modules.
 
-    Each rank holds some of the heads and feed-forward units: the first matrices by rows, the last by columns.
-
-    Args:
-        attentions: names of a layer's attention modules.
+    Each rank holds some heads and feed-forward units (Shoeybi et al. 2019, arXiv 1909.08053, §3).
     """
     plan = {"layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"}
     for attention in attentions:
@@ -279,30 +278,24 @@ class VanillaTransformerLearnedPositions(nn.Embedding):
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU."""
-    if not _draws_16_bits(x, p, training):
-        return F.dropout(x, p=p, training=training)
-    kept, scale = _keep(x, p)
-    return x * kept * scale
+    kept, scale = _draw_mask(x, p, training)
+    return F.dropout(x, p=p, training=training) if kept is None else x * kept * scale
 
 
 def add_dropout(x: Tensor, y: Tensor, p: float, training: bool) -> Tensor:
     """x + Dropout(y), all of one shape; on a CPU with one temporary tensor instead of two."""
-    if not _draws_16_bits(y, p, training):
-        return x + F.dropout(y, p=p, training=training)
-    kept, scale = _keep(y, p)
-    return torch.add(x, y * kept, alpha=scale)
+    kept, scale = _draw_mask(y, p, training)
+    return x + F.dropout(y, p=p, training=training) if kept is None else torch.add(x, y * kept, alpha=scale)
 
 
-def _draws_16_bits(x: Tensor, p: float, training: bool) -> bool:
-    return training and p > 0.0 and x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _keep(x: Tensor, p: float) -> tuple[Tensor, float]:
-    """Dropout's mask, True for what is kept of x, and the scale of what is kept.
+def _draw_mask(x: Tensor, p: float, training: bool) -> tuple[Tensor | None, float]:
+    """Dropout's mask, True for what is kept, and the scale of what is kept; None where torch is to draw the mask.
 
     On a CPU torch draws 64 random bits for each number, on one core: a sixth of a small model's training step. 16 bits
     are enough: p is rounded to a multiple of 2^-16, and the scale is exactly that of the rounded p.
     """
+    if not training or p <= 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return None, 1.0
     dropped = min(round(p * 2**16), 2**16 - 1)  # of 2^16
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # four draws in each
     draws = bits.view(torch.int16)[: x.numel()].view(x.shape)

@@ -80,11 +80,10 @@ def fused_translation_loss(
     chunk, without the positions whose label is -100.
 
     Args:
-        hidden_states: (…, D). weight: (V, D). bias: (V,) or None. labels: (…).
-        label_smoothing, num_items_in_batch: as in `translation_loss`.
+        hidden_states: (…, D). weight: (V, D). bias: (V,) or None. labels: (…). The others: as in `translation_loss`.
 
     Returns:
-        A float32 scalar, differentiable once by `hidden_states`, `weight` and `bias`; and the same without smoothing,
+        A float32 scalar, differentiable once by `hidden_states`, `weight` and `bias`; the same without smoothing and
         without a gradient.
     """
     total, plain, *_ = _FusedCrossEntropy.apply(
@@ -170,9 +169,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         ctx.like = hidden.shape, hidden.dtype, weight.dtype
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_total: Tensor, _plain: None, _counted: None, *second: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_total: Tensor, *second: Tensor | None) -> tuple[Tensor | None, ...]:
         if any(each is not None for each in second):
             raise RuntimeError("this loss has no second derivatives; for those call the model with skip_logits=False")
         counted, grad_tokens, grad_weight, grad_bias = ctx.saved_tensors

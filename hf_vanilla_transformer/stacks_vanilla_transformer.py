@@ -6,6 +6,7 @@ Shapes: B batch, S source length, T target length, P positions already in the ca
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,6 @@ from .layers_vanilla_transformer import (
     VanillaTransformerLearnedPositions,
     dropout,
     positions_from_mask,
-    positions_from_prepared_mask,
     sinusoidal_positions,
     tensor_parallel_plan,
 )
@@ -54,9 +54,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         positions and the first logits have unit variance. The gain is this package's: with sub-layers that start small
         beside the residual path a post-LN stack learns at once.
         """
-        if isinstance(module, nn.Embedding) or (
-            isinstance(module, nn.Linear) and module is self.get_output_embeddings()
-        ):
+        output = isinstance(module, nn.Linear) and module is self.get_output_embeddings()
+        if output or isinstance(module, nn.Embedding):
             init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight, gain=0.25)
@@ -84,7 +83,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 
     _fsdp_plan = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight"}
 
-    def __init__(self, config: VanillaTransformerConfig, vocab_size: int):
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layer: Callable, depth: int):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
@@ -92,7 +91,9 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             self.embed_positions = VanillaTransformerLearnedPositions(config.max_position_embeddings, config.d_model)
         if config.final_layer_norm:
             self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.layers = nn.ModuleList(layer(config, i) for i in range(depth))
         self.gradient_checkpointing = False
+        self.post_init()
 
     def look_up(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
         """Token embeddings (B, T, D) before scaling, or the caller's.
@@ -100,26 +101,26 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         Raises:
             ValueError: both or neither given, an empty batch, an id outside the vocabulary.
         """
-        names = f"{prefix}input_ids", f"{prefix}inputs_embeds"
         given = inputs_embeds if input_ids is None else input_ids
         if given is None or (input_ids is not None and inputs_embeds is not None):
-            raise ValueError(f"give exactly one of {names[0]} and {names[1]}")
+            raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds")
+        name = f"{prefix}inputs_embeds" if input_ids is None else f"{prefix}input_ids"
         if 0 in given.shape[:2]:
-            raise ValueError(f"{names[input_ids is None]} of shape {tuple(given.shape)} is empty")
+            raise ValueError(f"{name} of shape {tuple(given.shape)} is empty")
         if input_ids is None:
             return given
-        check_ids(input_ids, self.embed_tokens.weight.shape[0], names[0])
+        check_ids(input_ids, self.embed_tokens.weight.shape[0], name)
         return self.embed_tokens(input_ids)
 
     def embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """Dropout(sqrt(d_model) · embedding + position) (§3.4, §3.5, §5.4), (B, T, D)."""
-        if self.config.position_encoding_type == "learned":
+        layout = self.config.position_encoding_type
+        if layout == "sinusoidal_fairseq":
+            # fairseq's table has padding in row `pad_token_id`, and the first token in the next one.
+            position_ids = position_ids + 1 + (self.config.pad_token_id or 0)
+        if layout == "learned":
             positions = self.embed_positions(position_ids)
         else:
-            layout = self.config.position_encoding_type
-            if layout == "sinusoidal_fairseq":
-                # fairseq's table has padding in row `pad_token_id`, and the first token in the next one.
-                position_ids = position_ids + 1 + (self.config.pad_token_id or 0)
             positions = sinusoidal_positions(position_ids, self.config.d_model, layout).to(inputs_embeds.dtype)
         return dropout(inputs_embeds * self.embed_scale + positions, p=self.config.dropout, training=self.training)
 
@@ -141,9 +142,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
     _tp_plan = tensor_parallel_plan("self_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config, config.vocab_size)
-        self.layers = nn.ModuleList(VanillaTransformerEncoderLayer(config, i) for i in range(config.encoder_layers))
-        self.post_init()
+        super().__init__(config, config.vocab_size, VanillaTransformerEncoderLayer, config.encoder_layers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -154,14 +153,11 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encode the source.
+        """Encode the source: `last_hidden_state` (B, S, D); `hidden_states` and `attentions` when asked for.
 
         Args:
             input_ids: (B, S). inputs_embeds: (B, S, D), before scaling, instead of ids.
             attention_mask: (B, S), 1 for tokens and 0 for padding on any side; by default from `pad_token_id`.
-
-        Returns:
-            `last_hidden_state` (B, S, D); `hidden_states` and `attentions` when asked for.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds)
         batch, length = inputs_embeds.shape[:2]
@@ -197,9 +193,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     _tp_plan = tensor_parallel_plan("self_attn", "cross_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config, config.target_vocab_size)
-        self.layers = nn.ModuleList(VanillaTransformerDecoderLayer(config, i) for i in range(config.decoder_layers))
-        self.post_init()
+        super().__init__(config, config.target_vocab_size, VanillaTransformerDecoderLayer, config.decoder_layers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -239,10 +233,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask")
 
         if position_ids is None:
-            if attention_mask is not None and len(attention_mask.shape) == 2:
+            static = getattr(past_key_values, "is_compileable", False)
+            if isinstance(attention_mask, Tensor) and (attention_mask.ndim == 2 or static):
                 position_ids = positions_from_mask(attention_mask)[:, -length:]  # (B, T)
-            elif isinstance(attention_mask, Tensor) and getattr(past_key_values, "is_compileable", False):
-                position_ids = positions_from_prepared_mask(attention_mask)  # (B, T)
             else:
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past)[None]  # (1, T)
         hidden_states = self.embed(inputs_embeds, position_ids)
