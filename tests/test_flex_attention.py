@@ -29,7 +29,7 @@ def test_flex_attention_gives_the_same_logits() -> None:
     assert_near(output.logits[others][real[others]], expected.logits[others][real[others]])
 
 
-def test_flex_attention_decodes() -> None:
+def test_flex_attention_generates() -> None:
     eager, flex = (
         tiny_model(attn_implementation=backend, tie_word_embeddings=False, **FIELDS)
         for backend in ("eager", "flex_attention")

@@ -45,7 +45,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHING)
-def test_loss_is_the_papers(smoothing: float) -> None:
+def test_translation_loss_matches_its_definition(smoothing: float) -> None:
     hidden, weight, bias, labels = places()
     logits = hidden @ weight.T + bias
     words = int((labels != -100).sum())
@@ -59,7 +59,7 @@ def test_loss_is_the_papers(smoothing: float) -> None:
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("items", [None, 50])
 @pytest.mark.parametrize("smoothing", SMOOTHING)
-def test_fused_loss_is_the_plain_one(smoothing: float, items: int | None, with_bias: bool) -> None:
+def test_fused_loss_equals_translation_loss(smoothing: float, items: int | None, with_bias: bool) -> None:
     hidden, weight, bias, labels = places()
     leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
     logits = hidden @ weight.T + (bias if with_bias else 0)
@@ -75,7 +75,7 @@ def test_fused_loss_is_the_plain_one(smoothing: float, items: int | None, with_b
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_fused_gradients_are_those_of_finite_differences() -> None:
+def test_fused_loss_gradients_match_finite_differences() -> None:
     hidden, weight, bias, labels = places(words=6)
     step, rows = 1e-2, torch.randn(weight.shape)
 
@@ -106,7 +106,7 @@ def test_fused_loss_under_bfloat16_autocast(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_no_word_to_count_is_zero(fused: bool) -> None:
+def test_loss_without_labels_is_zero(fused: bool) -> None:
     hidden, weight, bias, labels = places()
     labels = torch.full_like(labels, -100)
     if fused:
@@ -119,7 +119,7 @@ def test_no_word_to_count_is_zero(fused: bool) -> None:
     assert weight.grad.abs().max() == 0
 
 
-def test_fused_loss_needs_no_gradient() -> None:
+def test_fused_loss_works_without_gradients() -> None:
     hidden, weight, bias, labels = places()
     with torch.no_grad():
         loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
@@ -152,7 +152,7 @@ def test_fused_loss_refuses_second_derivatives() -> None:
         (loss + gradient.norm()).backward()  # a gradient penalty
 
 
-def test_model_smooths_in_training_only() -> None:
+def test_label_smoothing_is_active_in_training_only() -> None:
     model = tiny_model(label_smoothing=0.3, lm_head_bias=True)
     batch = translation_batch([5, 3], [6, 4])
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_model_smooths_in_training_only() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("skip_logits", [True, False])
-def test_loss_without_smoothing_is_told_in_training_only(smoothing: float, skip_logits: bool) -> None:
+def test_nll_loss_is_returned_in_training_only(smoothing: float, skip_logits: bool) -> None:
     model = tiny_model(label_smoothing=smoothing)
     batch = translation_batch([5, 3], [6, 4])
     evaluated = model(**batch)
@@ -189,7 +189,7 @@ def test_fused_loss_of_extreme_logits_is_finite() -> None:
     assert_near(torch.autograd.grad(fused, weight)[0], expected, 1e-5 * expected.abs().max().item())
 
 
-def test_logits_are_there_when_asked_for() -> None:
+def test_skip_logits_decides_whether_logits_are_returned() -> None:
     model = tiny_model().train()
     batch = translation_batch([5, 3], [6, 4])
     assert model(**batch).logits is None
@@ -200,7 +200,7 @@ def test_logits_are_there_when_asked_for() -> None:
     assert model(**batch, skip_logits=True).logits is None
 
 
-def test_output_layer_of_an_adapter_is_used() -> None:
+def test_output_layer_of_an_adapter_is_called() -> None:
     class Doubled(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(x)

@@ -67,12 +67,12 @@ def record(version: str) -> None:
             code.unlink()
 
 
-def test_there_are_checkpoints() -> None:
+def test_old_checkpoints_exist() -> None:
     assert {path.name for path in CHECKPOINTS} == set(LAYOUTS)
 
 
 @pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_old_checkpoint_gives_its_numbers(folder: Path) -> None:
+def test_old_checkpoint_gives_recorded_numbers(folder: Path) -> None:
     model, info = AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     recorded = load_file(folder / "recorded.safetensors")

@@ -97,7 +97,7 @@ def batch_for(model: VanillaTransformerForConditionalGeneration, sizes: list[int
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(fields=options(), sizes=lengths, seed=seeds)
 @torch.no_grad()
-def test_cache_changes_nothing(backend: str, fields: dict[str, Any], sizes: list[int], seed: int) -> None:
+def test_cached_decoding_equals_uncached_for_any_configuration(backend: str, fields: dict[str, Any], sizes: list[int], seed: int) -> None:
     model = tiny_model(seed, attn_implementation=backend, **fields)
     batch = batch_for(model, sizes, seed)
     target = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
@@ -120,7 +120,7 @@ def test_cache_changes_nothing(backend: str, fields: dict[str, Any], sizes: list
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(fields=options(), sizes=lengths, seed=seeds, left=st.booleans())
 @torch.no_grad()
-def test_sentence_does_not_see_its_batch(
+def test_outputs_do_not_depend_on_the_rest_of_the_batch(
     backend: str, fields: dict[str, Any], sizes: list[int], seed: int, left: bool
 ) -> None:
     model = tiny_model(seed, attn_implementation=backend, **fields)
@@ -136,7 +136,7 @@ def test_sentence_does_not_see_its_batch(
 
 @promised
 @given(fields=options(), sizes=lengths, seed=seeds, training=st.booleans())
-def test_backends_agree(fields: dict[str, Any], sizes: list[int], seed: int, training: bool) -> None:
+def test_attention_backends_agree(fields: dict[str, Any], sizes: list[int], seed: int, training: bool) -> None:
     logits, found = {}, {}
     for backend in BACKENDS:
         model = tiny_model(seed, attn_implementation=backend, **fields).train(training)
@@ -150,7 +150,7 @@ def test_backends_agree(fields: dict[str, Any], sizes: list[int], seed: int, tra
 @promised
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(fields=options(), sizes=several, seed=seeds, training=st.booleans(), empty=st.integers(0, 3))
-def test_row_without_a_word_is_finite(
+def test_fully_masked_row_is_finite(
     backend: str, fields: dict[str, Any], sizes: list[int], seed: int, training: bool, empty: int
 ) -> None:
     model = tiny_model(seed, attn_implementation=backend, **fields).train(training)
@@ -169,7 +169,7 @@ def test_row_without_a_word_is_finite(
 
 @promised
 @given(fields=options(), sizes=several, seed=seeds, data=st.data())
-def test_update_does_not_depend_on_how_a_batch_is_cut(
+def test_gradients_do_not_depend_on_batch_splitting(
     fields: dict[str, Any], sizes: list[int], seed: int, data: st.DataObject
 ) -> None:
     model = tiny_model(seed, **fields).train()
@@ -208,7 +208,7 @@ def test_save_and_load_give_the_same_logits(fields: dict[str, Any], sizes: list[
 
 @promised
 @given(fields=options(), sizes=lengths, seed=seeds)
-def test_greedy_search_takes_the_likeliest_word(fields: dict[str, Any], sizes: list[int], seed: int) -> None:
+def test_greedy_search_takes_the_argmax(fields: dict[str, Any], sizes: list[int], seed: int) -> None:
     model = tiny_model(seed, **fields)
     batch = batch_for(model, sizes, seed)
     batch.pop("labels")

@@ -205,7 +205,7 @@ def test_generate_compiles_once_for_all_steps() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor, torch's own compiler, needs a C++ compiler")
-def test_inductor_gives_the_same_numbers() -> None:
+def test_inductor_equals_eager() -> None:
     model = tiny_model(label_smoothing=0.1, encoder_layers=1, decoder_layers=1)
     compiled = torch.compile(model, fullgraph=True)
     for source, target in LENGTHS[:3]:
@@ -263,7 +263,7 @@ def sizes() -> tuple[Any, Any, Any]:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_exported_encoder_reads_other_lengths() -> None:
+def test_exported_encoder_accepts_other_lengths() -> None:
     encoder = randomise(VanillaTransformerEncoderModel(tiny_config())).eval()
     batch, source, _ = sizes()
     first = batch_of(7, 5)
@@ -297,7 +297,7 @@ def export_translator(model: VanillaTransformerForConditionalGeneration) -> torc
     ],
 )
 @torch.no_grad()
-def test_exported_translator_reads_and_writes_other_lengths(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_exported_translator_accepts_other_lengths(fields: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**fields)
     program = export_translator(model)
     torch.export.save(program, tmp_path / "translator.pt2")
@@ -313,7 +313,7 @@ def test_exported_translator_reads_and_writes_other_lengths(fields: dict[str, An
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_exported_decoder_writes_word_by_word() -> None:
+def test_exported_decoder_runs_step_by_step() -> None:
     model = tiny_model(seed=2, tie_word_embeddings=False)
     batch, source, _ = sizes()
     target = torch.export.Dim("target", min=1, max=512)
@@ -337,7 +337,7 @@ def test_exported_decoder_writes_word_by_word() -> None:
 
 
 @pytest.mark.slow
-def test_transformers_own_exporter() -> None:
+def test_transformers_exporter_is_supported() -> None:
     # an encoder for every length, and one decoding step with a static cache
     model = tiny_model(seed=2, tie_word_embeddings=False)
     exported = Seq2SeqLMExportableModule(model, batch_size=1, max_hidden_seq_length=64, max_cache_length=32).export()

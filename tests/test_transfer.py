@@ -29,7 +29,7 @@ def rows(count, seed):
     return found
 
 
-def test_the_encoder_of_a_translator_learns_to_classify(translator, tmp_path):
+def test_pretrained_encoder_learns_to_classify(translator, tmp_path):
     model, folder = translator
     classifier, info = AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=2, output_loading_info=True
