@@ -62,7 +62,7 @@ def test_registration_refuses_a_foreign_class(monkeypatch: pytest.MonkeyPatch) -
     class Foreign(PreTrainedConfig):
         model_type = "vanilla_transformer"
 
-    # as if somebody had registered theirs before this package was imported
+    # as if another class had been registered before this package was imported
     monkeypatch.setitem(CONFIG_MAPPING._extra_content, "vanilla_transformer", Foreign)
     assert type(AutoConfig.for_model("vanilla_transformer")) is Foreign
     with pytest.raises(ValueError, match="'vanilla_transformer' is already registered for .*Foreign.*not ours"):
@@ -88,7 +88,7 @@ def test_encoder_loads_from_a_translation_checkpoint(share: bool, tmp_path: Path
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert encoder.eval()(ids).last_hidden_state.equal(expected_states(translator, ids))
-    # and from a folder of its own
+    # and from its own checkpoint
     encoder.save_pretrained(tmp_path / "encoder")
     again = AutoModelForTextEncoding.from_pretrained(tmp_path / "encoder").eval()
     assert again(input_ids=ids).last_hidden_state.equal(expected_states(translator, ids))

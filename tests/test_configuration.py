@@ -30,7 +30,7 @@ PAPER_MILLIONS = {
 }
 
 # Rows that fit Table 3 only with a larger vocabulary than §5.1 tells, as explained at PRESETS.
-NEEDS_41000_WORDS = {"B16", "C2", "C4", "C256", "C1024ff"}
+NEEDS_VOCABULARY_OF_41000 = {"B16", "C2", "C4", "C256", "C1024ff"}
 
 
 def millions(name: str, **fields: object) -> float:
@@ -48,7 +48,7 @@ def test_presets_cover_every_row_of_table_3() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parameter_counts_match_table_3(name: str) -> None:
-    vocab_size = 41000 if name in NEEDS_41000_WORDS else 37000
+    vocab_size = 41000 if name in NEEDS_VOCABULARY_OF_41000 else 37000
     assert millions(name, vocab_size=vocab_size) == pytest.approx(PAPER_MILLIONS.get(name, 65), rel=0.03)
 
 
@@ -56,7 +56,7 @@ def test_parameter_count_deviations_match_the_comment() -> None:
     text = Path(configuration_file.__file__).read_text(encoding="utf-8")
     comment = " ".join(line.strip("# ") for line in text.splitlines() if line.startswith("#"))
     stated = {name: float(percent) for name, percent in re.findall(r"([A-Z]\w*)\s*\((-[\d.]+) %\)", comment)}
-    assert stated.keys() == NEEDS_41000_WORDS
+    assert stated.keys() == NEEDS_VOCABULARY_OF_41000
     for name, percent in stated.items():
         assert 100 * (millions(name) / PAPER_MILLIONS[name] - 1) == pytest.approx(percent, abs=0.051), name
 

@@ -13,7 +13,7 @@ SMOOTHING = [0.0, 0.1, 0.4]
 
 
 def numpy_loss(logits: np.ndarray, labels: np.ndarray, smoothing: float) -> float:
-    """The sum over words of -Σ_v q(v) log p(v), with q = (1 - ε) [v is right] + ε / V."""
+    """The sum over tokens of -Σ_v q(v) log p(v), with q = (1 - ε) [v is the label] + ε / V."""
     total = 0.0
     for scores, label in zip(logits.astype(np.float64), labels, strict=True):
         if label == -100:
@@ -25,12 +25,12 @@ def numpy_loss(logits: np.ndarray, labels: np.ndarray, smoothing: float) -> floa
     return total
 
 
-def places(words: int = 21, d_model: int = 8, vocab_size: int = 13) -> tuple[torch.Tensor, ...]:
-    """Hidden states (3, words / 3, D), output matrix, bias, labels with some -100."""
-    hidden = torch.randn(3, words // 3, d_model, requires_grad=True)
+def positions(tokens: int = 21, d_model: int = 8, vocab_size: int = 13) -> tuple[torch.Tensor, ...]:
+    """Hidden states (3, tokens / 3, D), output matrix, bias, labels with some -100."""
+    hidden = torch.randn(3, tokens // 3, d_model, requires_grad=True)
     weight = torch.randn(vocab_size, d_model, requires_grad=True)
     bias = torch.randn(vocab_size, requires_grad=True)
-    labels = torch.randint(0, vocab_size, (3, words // 3))
+    labels = torch.randint(0, vocab_size, (3, tokens // 3))
     labels[0, 3:] = -100
     labels[2, 0] = -100
     return hidden, weight, bias, labels
@@ -38,7 +38,7 @@ def places(words: int = 21, d_model: int = 8, vocab_size: int = 13) -> tuple[tor
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four places at a time and three together, so that a batch is several chunks and the last is not full."""
+    """Chunks of four positions, differentiated three at a time: several chunks, the last one not full."""
     for name in ("CPU_CHUNK", "CPU_HALF_CHUNK"):
         monkeypatch.setattr(losses, name, 4 * 13 + 5)
     monkeypatch.setattr(losses, "CPU_CACHE", 3 * 13)
@@ -46,11 +46,11 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("smoothing", SMOOTHING)
 def test_translation_loss_matches_its_definition(smoothing: float) -> None:
-    hidden, weight, bias, labels = places()
+    hidden, weight, bias, labels = positions()
     logits = hidden @ weight.T + bias
-    words = int((labels != -100).sum())
+    tokens = int((labels != -100).sum())
     expected = numpy_loss(logits.detach().flatten(0, 1).numpy(), labels.flatten().numpy(), smoothing)
-    assert translation_loss(logits, labels, smoothing).item() == pytest.approx(expected / words, rel=1e-6)
+    assert translation_loss(logits, labels, smoothing).item() == pytest.approx(expected / tokens, rel=1e-6)
     assert translation_loss(logits, labels, smoothing, 7).item() == pytest.approx(expected / 7, rel=1e-6)
     assert translation_loss(logits, labels, smoothing, torch.tensor(7)).item() == pytest.approx(expected / 7, rel=1e-6)
 
@@ -60,7 +60,7 @@ def test_translation_loss_matches_its_definition(smoothing: float) -> None:
 @pytest.mark.parametrize("items", [None, 50])
 @pytest.mark.parametrize("smoothing", SMOOTHING)
 def test_fused_loss_equals_translation_loss(smoothing: float, items: int | None, with_bias: bool) -> None:
-    hidden, weight, bias, labels = places()
+    hidden, weight, bias, labels = positions()
     leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
     logits = hidden @ weight.T + (bias if with_bias else 0)
     plain = translation_loss(logits, labels, smoothing, items)
@@ -68,7 +68,7 @@ def test_fused_loss_equals_translation_loss(smoothing: float, items: int | None,
     assert fused.item() == pytest.approx(plain.item(), rel=1e-6)
     assert nll.item() == pytest.approx(translation_loss(logits, labels, 0.0, items).item(), rel=1e-6)
     assert not nll.requires_grad
-    # A factor stands for a gradient scaler or for whatever is added to the loss.
+    # A factor, as a gradient scaler applies.
     expected = torch.autograd.grad(3 * plain, leaves)
     for actual, wanted in zip(torch.autograd.grad(3 * fused, leaves), expected, strict=True):
         assert_near(actual, wanted, 1e-6)
@@ -76,7 +76,7 @@ def test_fused_loss_equals_translation_loss(smoothing: float, items: int | None,
 
 @pytest.mark.usefixtures("small_chunks")
 def test_fused_loss_gradients_match_finite_differences() -> None:
-    hidden, weight, bias, labels = places(words=6)
+    hidden, weight, bias, labels = positions(tokens=6)
     step, rows = 1e-2, torch.randn(weight.shape)
 
     def loss(shift: float) -> float:
@@ -91,7 +91,7 @@ def test_fused_loss_gradients_match_finite_differences() -> None:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_fused_loss_under_bfloat16_autocast(smoothing: float) -> None:
-    hidden, weight, bias, labels = places(words=300, d_model=16)
+    hidden, weight, bias, labels = positions(tokens=300, d_model=16)
     leaves = [hidden, weight, bias]
     expected = translation_loss(hidden @ weight.T + bias, labels, smoothing)
     expected_gradients = torch.autograd.grad(expected, leaves)
@@ -107,7 +107,7 @@ def test_fused_loss_under_bfloat16_autocast(smoothing: float) -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_loss_without_labels_is_zero(fused: bool) -> None:
-    hidden, weight, bias, labels = places()
+    hidden, weight, bias, labels = positions()
     labels = torch.full_like(labels, -100)
     if fused:
         loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
@@ -120,7 +120,7 @@ def test_loss_without_labels_is_zero(fused: bool) -> None:
 
 
 def test_fused_loss_works_without_gradients() -> None:
-    hidden, weight, bias, labels = places()
+    hidden, weight, bias, labels = positions()
     with torch.no_grad():
         loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
         expected = translation_loss(hidden @ weight.T + bias, labels, 0.1)
@@ -138,7 +138,7 @@ def test_torch_func_grad_of_the_model_equals_backward(skip_logits: bool) -> None
 
 
 def test_fused_loss_refuses_second_derivatives() -> None:
-    hidden, weight, bias, labels = (each.detach() for each in places())
+    hidden, weight, bias, labels = (each.detach() for each in positions())
 
     def first(hidden: torch.Tensor) -> torch.Tensor:
         return torch.func.grad(lambda h: fused_translation_loss(h, weight, bias, labels, 0.1)[0])(hidden).norm()
@@ -180,7 +180,7 @@ def test_nll_loss_is_returned_in_training_only(smoothing: float, skip_logits: bo
 
 @pytest.mark.usefixtures("small_chunks")
 def test_fused_loss_of_extreme_logits_is_finite() -> None:
-    hidden, weight, _, labels = places()
+    hidden, weight, _, labels = positions()
     plain = translation_loss(500 * hidden @ weight.T, labels, 0.1)
     fused, nll = fused_translation_loss(500 * hidden, weight, None, labels, 0.1)
     assert fused.item() == pytest.approx(plain.item(), rel=1e-6)

@@ -39,7 +39,7 @@ BACKENDS = ["eager", "sdpa"]
 
 
 def with_own_vocabulary(share: bool, tie: bool, **fields: Any) -> dict[str, Any]:
-    """A tying mode; where nothing forbids it, the target has fewer words than the source."""
+    """A tying mode; where nothing forbids it, the target vocabulary is smaller than the source's."""
     own = {} if share else {"decoder_vocab_size": 31}
     return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie, **own, **fields}
 
@@ -61,7 +61,7 @@ def test_cached_decoding_equals_uncached(backend: str, fields: dict) -> None:
     whole = model(input_ids=source, decoder_input_ids=target).logits
     encoded = model.model.encoder(source)
     cache = None
-    # one word, three words at once, then one by one
+    # one token, three tokens at once, then one by one
     for start, end in ((0, 1), (1, 4), (4, 5), (5, 6), (6, 7), (7, 8)):
         step = model(
             encoder_outputs=encoded,
@@ -72,16 +72,16 @@ def test_cached_decoding_equals_uncached(backend: str, fields: dict) -> None:
         )
         cache = step.past_key_values
         assert cache.get_seq_length() == end
-        assert_near(step.logits, whole[:, start:end], 1e-5, f"words {start} to {end}")
+        assert_near(step.logits, whole[:, start:end], 1e-5, f"tokens {start} to {end}")
 
 
 @torch.no_grad()
 def test_cached_decoding_supports_left_padding() -> None:
     model = tiny_model()
     source = padded(sentences([6, 3]))
-    words = sentences([7, 4], seed=5)
-    alone = [model(input_ids=source[i : i + 1], decoder_input_ids=torch.tensor([words[i]])).logits for i in (0, 1)]
-    target = padded(words, left=True)
+    tokens = sentences([7, 4], seed=5)
+    alone = [model(input_ids=source[i : i + 1], decoder_input_ids=torch.tensor([tokens[i]])).logits for i in (0, 1)]
+    target = padded(tokens, left=True)
     mask = target.ne(PAD).long()
     cache, logits = None, []
     for i in range(target.shape[1]):
@@ -134,9 +134,9 @@ def test_outputs_do_not_depend_on_the_rest_of_the_batch(backend: str, positions:
     source = padded(sources, left=left)
     target = padded(targets, left=left)
     together = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=target.ne(PAD).long())
-    for i, words in enumerate(targets):
-        alone = model(input_ids=torch.tensor([sources[i]]), decoder_input_ids=torch.tensor([words]))
-        here = slice(-len(words), None) if left else slice(len(words))
+    for i, tokens in enumerate(targets):
+        alone = model(input_ids=torch.tensor([sources[i]]), decoder_input_ids=torch.tensor([tokens]))
+        here = slice(-len(tokens), None) if left else slice(len(tokens))
         assert_near(together.logits[i, here], alone.logits[0], 1e-5, f"target {i}")
         here = slice(-len(sources[i]), None) if left else slice(len(sources[i]))
         encoded = together.encoder_last_hidden_state[i, here]
@@ -181,7 +181,7 @@ def test_long_sequences_are_supported(backend: str) -> None:
     source = torch.tensor(sentences([2000]))
     logits = model(input_ids=source, decoder_input_ids=torch.tensor(sentences([1500], seed=1))).logits
     assert torch.isfinite(logits).all()
-    # the far end is still a place of its own
+    # the last positions still differ from each other
     swapped = source.clone()
     swapped[0, [1990, 1991]] = torch.tensor([5, 6])
     encoded = model.model.encoder(swapped).last_hidden_state[0]
@@ -229,8 +229,8 @@ def test_eager_and_sdpa_attention_agree(training: bool) -> None:
         output = model(**batch, skip_logits=False)
         outputs[backend] = (output, gradients(model, **batch, num_items_in_batch=1)[1])
     (eager, eager_gradients), (sdpa, sdpa_gradients) = outputs["eager"], outputs["sdpa"]
-    words = batch["attention_mask"].bool()
-    assert_near(sdpa.encoder_last_hidden_state[words], eager.encoder_last_hidden_state[words])
+    tokens = batch["attention_mask"].bool()
+    assert_near(sdpa.encoder_last_hidden_state[tokens], eager.encoder_last_hidden_state[tokens])
     assert_near(sdpa.logits, eager.logits)
     assert_near(sdpa.loss, eager.loss)
     assert_same_gradients(sdpa_gradients, eager_gradients)
@@ -297,12 +297,12 @@ def test_learned_positions_skip_padding() -> None:
 def test_gradients_do_not_depend_on_batch_splitting(smoothing: float) -> None:
     model = tiny_model(label_smoothing=smoothing).train()
     batch = translation_batch([7, 2, 5, 1, 9, 3, 4, 6], [3, 8, 1, 6, 2, 9, 12, 1])
-    words = int(batch["labels"].ne(-100).sum())
+    tokens = int(batch["labels"].ne(-100).sum())
     whole_loss, whole = gradients(model, **batch)
     model.zero_grad()
     total = 0.0
     for start, end in ((0, 1), (1, 4), (4, 6), (6, 8)):
-        loss = model(**{name: part[start:end] for name, part in batch.items()}, num_items_in_batch=words).loss
+        loss = model(**{name: part[start:end] for name, part in batch.items()}, num_items_in_batch=tokens).loss
         loss.backward()
         total += loss.item()
     assert total == pytest.approx(whole_loss, rel=1e-6)
@@ -579,14 +579,16 @@ def check_resized(model: VanillaTransformerForConditionalGeneration, source: int
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("size", [53, 25])
-def test_resize_token_embeddings_resizes_the_source(share: bool, tie: bool, bias: bool, size: int, tmp_path: Path) -> None:
+def test_resize_token_embeddings_resizes_the_source(
+    share: bool, tie: bool, bias: bool, size: int, tmp_path: Path
+) -> None:
     model = tiny_model(**with_own_vocabulary(share, tie, lm_head_bias=bias))
     batch = translation_batch([7, 4], [5, 3], vocab_size=25)
     before = model(**batch).logits.detach()
     returned = model.resize_token_embeddings(size)
     assert returned is model.get_input_embeddings()
     kept = min(size, before.shape[-1])
-    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of words that were there")
+    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of tokens that were there")
     check_resized(model, size, size if share else 31, tmp_path)
 
 
@@ -599,7 +601,7 @@ def test_resize_decoder_token_embeddings_resizes_the_target(tie: bool, bias: boo
     before = model(**batch).logits.detach()
     model.resize_decoder_token_embeddings(size)
     kept = min(size, 31)
-    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of words that were there")
+    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of tokens that were there")
     check_resized(model, 40, size, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The model beside the paper's equations as tests/paper.py restates them."""
+"""The model against the paper's equations, as tests/paper.py restates them."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_sinusoidal_positions_match_the_paper(d_model: int, layout: str) -> None
 @pytest.mark.parametrize(("d_model", "expected"), [(1, [math.sin(3)]), (2, [math.sin(3), math.cos(3)])])
 def test_sinusoidal_positions_for_d_model_1_and_2(d_model: int, expected: list[float], layout: str) -> None:
     if layout == "sinusoidal_fairseq" and d_model == 1:
-        expected = [0.0]  # the odd place; there is no pair of a sine and a cosine
+        expected = [0.0]  # the odd index has no pair of a sine and a cosine
     assert_near(sinusoidal_positions(torch.tensor([[3]]), d_model, layout)[0, 0], torch.tensor(expected), 1e-7)
 
 
@@ -102,7 +102,9 @@ def test_eager_attention_matches_equation_1(masked: bool) -> None:
 @pytest.mark.parametrize(("head_dim", "value_head_dim"), [(None, None), (3, 5)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_multi_head_attention_matches_the_paper(backend: str, bias: bool, head_dim: int | None, value_head_dim: int | None) -> None:
+def test_multi_head_attention_matches_the_paper(
+    backend: str, bias: bool, head_dim: int | None, value_head_dim: int | None
+) -> None:
     config = tiny_config(attention_bias=bias, head_dim=head_dim, value_head_dim=value_head_dim)
     config._attn_implementation = backend
     attention = randomise(VanillaTransformerAttention(config, 4, is_causal=False, layer_idx=0)).eval()
@@ -240,7 +242,7 @@ def test_dropout_drops_its_share_and_scales_the_rest(p: float, dtype: torch.dtyp
 
 
 def test_dropout_draws_are_independent_of_their_neighbours() -> None:
-    # Four draws come from one random word.
+    # Four 16-bit draws come from one random int64.
     kept = (dropout(torch.ones(400_000), 0.5, training=True) != 0).double()
     for distance in (1, 2, 3, 4):
         together = (kept[:-distance] * kept[distance:]).mean().item()
@@ -301,7 +303,7 @@ def test_dropout_is_applied_where_the_paper_applies_it() -> None:
     assert (sums == 0).double().mean().item() == pytest.approx(0.5, abs=0.15)
     layer = model.model.encoder.layers[0]
     x, sub = torch.randn(2, 6, 32), torch.full((2, 6, 32), 1000.0)
-    seen: list[Tensor] = []
-    layer.add_and_norm(x, sub, lambda total: seen.append(total) or total)  # type: ignore[arg-type, func-returns-value]
-    added = (seen[0] - x).round()
+    sums_before_norm: list[Tensor] = []
+    layer.add_and_norm(x, sub, lambda total: sums_before_norm.append(total) or total)  # type: ignore[arg-type, func-returns-value]
+    added = (sums_before_norm[0] - x).round()
     assert sorted(added.unique().tolist()) == [0.0, 2000.0]

@@ -1,4 +1,4 @@
-"""`TranslationPipeline`: the same text as `generate` gives, whatever way the sentences come in."""
+"""`TranslationPipeline`: the same text as `generate`, for every kind of input."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from tests.model_helpers import tiny_model
 SENTENCES = ["one two three", "two", "three three one two", "one", "two one"]
 
 
-def talkative(**fields):
+def short_translations(**fields):
     """A model whose translations are short and differ from sentence to sentence."""
     model = tiny_model(seed=5, tie_word_embeddings=False, scale_embedding=False, **fields)
     model.generation_config.max_new_tokens = 6
@@ -27,7 +27,7 @@ def folder_of(where, separate):
     sizes = {"vocab_size": len(source)}
     if separate:
         sizes |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
-    talkative(**sizes).save_pretrained(where)
+    short_translations(**sizes).save_pretrained(where)
     save_tokenizers(where, source, target if separate else source)
     return where
 
@@ -44,7 +44,7 @@ def translate(folder):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    """What the package's own translator makes of each sentence alone."""
+    """The translation of each sentence alone by `Translator`."""
     return list(Translator.from_pretrained(folder, "cpu").translate(SENTENCES, batch_size=1))
 
 
@@ -90,8 +90,8 @@ def test_pipeline_returns_n_best_with_scores(translate):
     batch = translate.tokenizer(SENTENCES[:3], padding=True, return_tensors="pt")
     settings = {"num_beams": 4, "num_return_sequences": 3, "return_dict_in_generate": True}
     output = translate.model.generate(**batch, **settings)
-    words = translate.target_tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
-    assert [text for each in found for text in texts(each)] == words
+    expected = translate.target_tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+    assert [text for each in found for text in texts(each)] == expected
     scores = [result["score"] for each in found for result in each]
     assert scores == pytest.approx(output.sequences_scores.tolist(), abs=1e-6)
     assert all(each[0]["score"] >= each[1]["score"] >= each[2]["score"] for each in found)
@@ -169,8 +169,13 @@ def test_pipeline_supports_marian(translate):
 
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    words = {"vocab_size": len(translate.tokenizer), "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
-    marian = MarianMTModel(MarianConfig(**sizes, **heads, **words)).eval()
+    tokens = {
+        "vocab_size": len(translate.tokenizer),
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 0,
+    }
+    marian = MarianMTModel(MarianConfig(**sizes, **heads, **tokens)).eval()
     found = TranslationPipeline(marian, translate.tokenizer, device="cpu")(SENTENCES[0], max_new_tokens=5)
     ids = marian.generate(**translate.tokenizer(SENTENCES[0], return_tensors="pt"), max_new_tokens=5)
     assert texts(found) == translate.tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -31,7 +31,7 @@ from tests.model_helpers import (
     translation_batch,
 )
 
-# PEFT asks for the name that every transformers 5 knows, and says that it saves a trained output layer.
+# PEFT asks for the name that every transformers 5 knows, and warns that it saves a trained output layer.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
@@ -64,8 +64,8 @@ DEVICE_MAPS = [
     {"model.encoder": "cpu", "model.decoder": "cpu", "lm_head": "cpu"},
 ]
 
-# `accelerate` carries the weights of a layer in from the disk and forgets them again. Matrices that are one must have
-# one place.
+# `accelerate` loads a layer's weights from disk for its forward pass and frees them. Tied matrices must be on one
+# device.
 DISK_MAPS = [
     {"": "disk"},
     {
@@ -125,7 +125,7 @@ def test_from_pretrained_in_half_precision(settings: dict[str, Any], dtype: torc
     assert logits_of(loaded).equal(
         logits_of(tiny_model(lm_head_bias=True, position_encoding_type="learned").to(dtype))
     )
-    # and as what it was saved, unless told otherwise
+    # dtype="auto" keeps the saved dtype
     loaded.save_pretrained(tmp_path / "half")
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half", dtype="auto").eval()
     assert again.dtype == dtype
@@ -283,11 +283,11 @@ def peft_logits(model: Any) -> Tensor:
         "all linear and lm_head",
         "lm_head trained whole",
         "embeddings",
-        "some words",
+        "some tokens",
     ],
 )
 def test_lora_trains_saves_and_merges(fields: dict[str, Any], settings: dict[str, Any], tmp_path: Path) -> None:
-    # Of matrices that are one, PEFT can adapt single words only: merged, its LoRA would change them all (it says so).
+    # Of matrices that are one, PEFT can adapt single tokens only: merged, its LoRA would change them all (it warns).
     peft = pytest.importorskip("peft", reason="PEFT is not installed; it comes with the extra 'dev'")
     base = tiny_model(**fields)
     before = logits_of(base)
@@ -337,12 +337,12 @@ def test_lora_loads_through_transformers(tmp_path: Path) -> None:
 def test_lora_with_gradient_accumulation_is_exact() -> None:
     model = adapted(tiny_model(label_smoothing=0.1), target_modules=["q_proj", "v_proj"]).train()
     batch = translation_batch([7, 2, 5, 1], [3, 8, 1, 6])
-    words = int(batch["labels"].ne(-100).sum())
+    tokens = int(batch["labels"].ne(-100).sum())
     _, whole = gradients(model, **batch)
     model.zero_grad()
     for start, end in ((0, 1), (1, 4)):
         part = {name: tensor[start:end] for name, tensor in batch.items()}
-        model(**part, num_items_in_batch=words).loss.backward()
+        model(**part, num_items_in_batch=tokens).loss.backward()
     assert whole.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -352,8 +352,8 @@ def test_lora_with_gradient_accumulation_is_exact() -> None:
 def test_lora_does_not_make_padding_visible() -> None:
     model = adapted(tiny_model(), target_modules="all-linear")
     train_a_little(model)
-    words = sentences([3])
-    alone = model(input_ids=torch.tensor(words), labels=torch.tensor(words)).logits
-    longer = padded([*words, *sentences([9], seed=4)])
+    tokens = sentences([3])
+    alone = model(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).logits
+    longer = padded([*tokens, *sentences([9], seed=4)])
     together = model(input_ids=longer, labels=longer.masked_fill(longer.eq(PAD), -100)).logits
     assert_near(together[:1, :3], alone)

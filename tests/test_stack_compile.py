@@ -61,7 +61,7 @@ def counting_backend(differentiable: bool = False) -> tuple[Callable, Graphs]:
 
 
 def batch_of(source: int, target: int, size: int = 3) -> dict[str, Tensor]:
-    """`size` sentences, the first as long as given and the others shorter by one word each."""
+    """`size` sentences, the first as long as given and the others shorter by one token each."""
     sources, targets = ([max(1, length - i) for i in range(size)] for length in (source, target))
     return translation_batch(sources, targets, seed=source)
 
@@ -137,15 +137,15 @@ def test_training_in_bfloat16_with_dropout_is_one_graph() -> None:
 
 
 def decode_step_by_step(
-    step: Callable, model: VanillaTransformerForConditionalGeneration, source: Tensor, words: int, size: int
+    step: Callable, model: VanillaTransformerForConditionalGeneration, source: Tensor, tokens: int, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Greedy decoding with a cache of fixed size: the words and the logits of every step but the first."""
+    """Greedy decoding with a static cache: the tokens, and the logits of every step but the first."""
     mask = source.ne(PAD).long()
     encoded = model.get_encoder()(source, mask)
     caches = (StaticCache(config=model.config, max_cache_len=length) for length in (size, source.shape[1]))
     cache = EncoderDecoderCache(*caches)
     written, logits = [torch.full((len(source), 1), START)], []
-    for i in range(words):
+    for i in range(tokens):
         run = step if i else model
         output = run(
             encoder_outputs=encoded,
@@ -172,7 +172,7 @@ def test_decoding_with_a_static_cache_is_one_graph_for_all_steps() -> None:
         assert actual.tolist() == expected.tolist()
         assert_near(logits, expected_logits)
         assert len(graphs) == 1
-    # and that is what a decoder without a cache says
+    # equal to a decoder without a cache
     whole = model(input_ids=source, decoder_input_ids=actual[:, :-1], use_cache=False).logits
     assert_near(logits, whole[:, 1:])
 
@@ -229,7 +229,7 @@ def test_inductor_equals_eager() -> None:
 
 
 class Logits(nn.Module):
-    """A translator with what an exported program can have: tensors in, a tensor out."""
+    """A translation model as torch.export needs it: tensors in, a tensor out."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
