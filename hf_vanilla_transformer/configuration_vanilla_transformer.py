@@ -23,15 +23,13 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": "modeling_vanilla_transformer.VanillaTransformerForSequenceClassification",
 }
 
-_BASE: dict[str, Any] = {"dropout": 0.1, "label_smoothing": 0.1}
-
 # Table 3, row by row, as differences from "base".
 #
 # With a vocabulary of exactly 37,000 (§5.1: "about 37000 tokens") the parameter counts of base, big, rows A, and rows
 # B and C from 60M up are within 3 % of the table's. B16 (-3.5 %), C2 (-6.5 %), C4 (-3.3 %), C256 (-4.2 %) and C1024ff
 # (-4.7 %) are about 4,000 · d_model parameters short: with a vocabulary of 41,000 every row is within 3 %.
 PRESETS: dict[str, dict[str, Any]] = {
-    "base": {},
+    "base": {"dropout": 0.1, "label_smoothing": 0.1},
     # (A) heads, at equal computation: h · d_k = 512
     **{f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)},
     # (B) d_k alone; d_v stays 64
@@ -70,8 +68,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         vocab_size: rows of the source embedding, or of the one matrix where all are shared (§5.1: about 37,000).
         decoder_vocab_size: rows of the target embedding and the output layer; None means `vocab_size`.
         d_model: width of every sub-layer's output (§3.1).
-        encoder_layers, decoder_layers: N (§3.1).
-        encoder_attention_heads, decoder_attention_heads: h (§3.2.2).
+        encoder_layers, decoder_layers: N (§3.1). encoder_attention_heads, decoder_attention_heads: h (§3.2.2).
         encoder_ffn_dim, decoder_ffn_dim: d_ff (§3.3).
         head_dim, value_head_dim: d_k and d_v, the widths of one head's keys and values; None means d_model / h.
         activation_function: of the feed-forward network (Eq. 2: ReLU); any name of `ACT2FN`.
@@ -188,7 +185,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         if name not in PRESETS:
             raise ValueError(f"preset={name!r} is not a row of Table 3; choose one of {', '.join(PRESETS)}")
         fields = {}
-        for symbol, value in {**_BASE, **PRESETS[name]}.items():
+        for symbol, value in {**PRESETS["base"], **PRESETS[name]}.items():
             fields.update(dict.fromkeys(_SYMBOLS.get(symbol, (symbol,)), value))
         return cls(**{**fields, **overrides})
 

@@ -90,11 +90,9 @@ def eager_attention_forward(
     The reference for every faster backend in `ALL_ATTENTION_FUNCTIONS`, and the one that returns the weights.
 
     Args:
-        module: read for `training`.
         query: (B, H, T, d_k). key: (B, H, K, d_k). value: (B, H, K, d_v).
         attention_mask: (B, 1, T, K), added to the scores: 0, or the lowest finite number at masked keys.
-        scaling: 1 / sqrt(d_k).
-        dropout: probability, on the weights.
+        scaling: 1 / sqrt(d_k). dropout: probability, on the weights while `module` is in training mode.
 
     Returns:
         Output (B, T, H, d_v) and weights (B, H, T, K).
@@ -154,10 +152,8 @@ class VanillaTransformerAttention(nn.Module):
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
         if self.training and query.device.type == "cpu" and query.dtype == torch.bfloat16:
             attend = partial(attend_in_float32, attend)
-        dropout = self.dropout if self.training else 0.0
-        output, weights = attend(
-            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
-        )
+        p = self.dropout if self.training else 0.0
+        output, weights = attend(self, query, key, value, attention_mask, scaling=self.scaling, dropout=p, **kwargs)
         return self.out_proj(output.flatten(2)), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
 
     def _split_heads(self, projected: Tensor, width: int) -> Tensor:

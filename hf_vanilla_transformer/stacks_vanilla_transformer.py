@@ -168,13 +168,12 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)[None]  # (1, S)
 
-        hidden_states = self.embed(inputs_embeds, position_ids)
+        x = self.embed(inputs_embeds, position_ids)
         mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)  # (B, 1, S, S)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, mask, **kwargs)
-        if self.config.final_layer_norm:
-            hidden_states = self.layer_norm(hidden_states)
-        return BaseModelOutput(last_hidden_state=hidden_states)
+            x = layer(x, mask, **kwargs)
+        x = self.layer_norm(x) if self.config.final_layer_norm else x
+        return BaseModelOutput(last_hidden_state=x)
 
 
 # Negative indices in `output_hidden_states` count from the decoder's depth, not from the config's `num_hidden_layers`.
@@ -209,7 +208,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decode the target.
+        """Decode the target: `last_hidden_state` (B, T, D), `past_key_values`; states and attentions when asked for.
 
         Args:
             input_ids: (B, T), the tokens after those in the cache. inputs_embeds: (B, T, D), before scaling.
@@ -217,10 +216,6 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             encoder_hidden_states: (B, S, D), the encoder's output. encoder_attention_mask: (B, S).
             past_key_values: keys and values of P earlier tokens. use_cache: return them with these T added.
             position_ids: (B or 1, T), where they are not P, P + 1 …
-
-        Returns:
-            `last_hidden_state` (B, T, D), `past_key_values`; `hidden_states`, `attentions`, `cross_attentions`
-            when asked for.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds, "decoder_")
         if encoder_hidden_states is None:
@@ -238,24 +233,17 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
                 position_ids = positions_from_mask(attention_mask)[:, -length:]  # (B, T)
             else:
                 position_ids = (torch.arange(length, device=inputs_embeds.device) + past)[None]  # (1, T)
-        hidden_states = self.embed(inputs_embeds, position_ids)
-        mask = create_causal_mask(
-            self.config,
-            inputs_embeds,
-            attention_mask,
-            getattr(past_key_values, "self_attention_cache", past_key_values),
-        )  # (B, 1, T, K)
+        x = self.embed(inputs_embeds, position_ids)
+        cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        mask = create_causal_mask(self.config, inputs_embeds, attention_mask, cache)  # (B, 1, T, P + T)
         source_mask = create_bidirectional_mask(
             self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
         )  # (B, 1, T, S)
         for layer in self.layers:
-            hidden_states = layer(
-                hidden_states, encoder_hidden_states, mask, source_mask, past_key_values=past_key_values, **kwargs
-            )
-        if self.config.final_layer_norm:
-            hidden_states = self.layer_norm(hidden_states)
+            x = layer(x, encoder_hidden_states, mask, source_mask, past_key_values=past_key_values, **kwargs)
+        x = self.layer_norm(x) if self.config.final_layer_norm else x
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+            last_hidden_state=x, past_key_values=past_key_values if use_cache else None
         )
 
 

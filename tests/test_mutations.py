@@ -60,8 +60,8 @@ FAULTS = {
     ),
     "causal mask off by one": Fault(
         "stacks",
-        'getattr(past_key_values, "self_attention_cache", past_key_values),\n        )',
-        'getattr(past_key_values, "self_attention_cache", past_key_values),\n'
+        "create_causal_mask(self.config, inputs_embeds, attention_mask, cache)",
+        "create_causal_mask(\n            self.config, inputs_embeds, attention_mask, cache,\n"
         "            or_mask_function=lambda b, h, q, k: k == q + 1,\n        )",
     ),
     "sines and cosines swapped": Fault("layers", "encoding[..., 0::2] = sines", "encoding[..., 0::2] = cosines"),
