@@ -120,9 +120,9 @@ class _FusedCrossEntropy(torch.autograd.Function):
         with torch.autocast(device_type, enabled=False):
             mean_weight, sum_tokens = weight.mean(dim=0, dtype=torch.float32), tokens.sum(dim=0, dtype=torch.float32)
             total = -smoothing * (sum_tokens @ mean_weight)
-            plain = torch.zeros_like(total)
             if bias is not None:
                 total -= smoothing * len(counted) * bias.float().mean()
+            sums = torch.stack([total, torch.zeros_like(total)])  # with smoothing, without
             grad_tokens: Any = None
             grad_weight: Any = None
             grad_bias: Any = None
@@ -142,9 +142,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
                     torch.mm(tokens[chunk], cast_weight.T, out=logits)
                 else:
                     torch.addmm(cast_bias, tokens[chunk], cast_weight.T, out=logits)
-                losses = _differentiate(logits, labels[chunk], smoothing)
-                total += losses[0]
-                plain += losses[1]
+                sums += _differentiate(logits, labels[chunk], smoothing)
                 if not grad:
                     continue
                 if grad_bias is not None:
@@ -156,7 +154,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
                     grad_weight += torch.mm(logits.T, tokens[chunk], out=product)
             if grad:
                 grad_tokens -= smoothing * mean_weight
-        return total, plain, counted, grad_tokens, grad_weight, grad_bias
+        return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor | None, ...]) -> None:
@@ -190,7 +188,7 @@ def _rows_per_chunk(weight: torch.Size, device_type: str, dtype: torch.dtype) ->
     return max(1, min(chunk // vocab_size, rows * width))
 
 
-def _differentiate(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def _differentiate(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """Overwrite logits (rows, V) with p - (1 - ε) [label]; sum lse - (1 - ε) z_label, and the same for ε = 0."""
     sums = logits.new_zeros(2, dtype=torch.float32)
     rows = max(1, CPU_CACHE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
@@ -200,4 +198,4 @@ def _differentiate(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Te
         plain = -log_p.gather(1, label).sum()
         sums += torch.stack([plain + smoothing * z_label.sum(), plain])
         z.copy_(log_p.exp_().scatter_add_(1, label, log_p.new_full(label.shape, smoothing - 1)))
-    return sums[0], sums[1]
+    return sums

@@ -100,7 +100,7 @@ FAULTS = {
     "smoothing in evaluation": Fault(
         "modeling", "self.config.label_smoothing if self.training else 0.0", "self.config.label_smoothing"
     ),
-    "smoothing left out of the fused gradient": Fault("loss", "grad_words -= smoothing * mean_weight", "pass"),
+    "smoothing left out of the fused gradient": Fault("loss", "grad_tokens -= smoothing * mean_weight", "pass"),
     "smoothing left out of the matrix's gradient": Fault("loss", "(-smoothing / vocab_size)).repeat", "0.0).repeat"),
     "labels written into": Fault(
         "loss", "shifted = labels.roll(1, dims=-1)", "shifted = labels.copy_(labels.roll(1, dims=-1))"
