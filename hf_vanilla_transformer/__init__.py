@@ -44,7 +44,7 @@ def _register() -> None:
     AutoTokenizer.register(VanillaTransformerConfig, fast_tokenizer_class=PreTrainedTokenizerFast)
     for auto_class, model_class in _AUTO_CLASSES.items():
         auto_class.register(VanillaTransformerConfig, model_class)
-        # Checkpoints carry the code of their classes, for those who have not installed this package.
+        # Saves the code with each checkpoint, for use without this package.
         model_class.register_for_auto_class(auto_class.__name__)
     VanillaTransformerConfig.register_for_auto_class("AutoConfig")
 
@@ -62,7 +62,7 @@ __all__ = [
     "VanillaTransformerTrainingArguments",
 ]
 
-# Loaded when they are asked for: they need datasets and accelerate, which a model does not.
+# Imported on first use: they need datasets and accelerate, which a model does not.
 _TRAINING = {"VanillaTransformerTrainer": "trainer", "VanillaTransformerTrainingArguments": "arguments"}
 
 

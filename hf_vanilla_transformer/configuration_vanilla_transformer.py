@@ -12,50 +12,35 @@ from transformers.configuration_utils import PreTrainedConfig, strict
 
 POSITION_ENCODING_TYPES = ("sinusoidal", "sinusoidal_split", "sinusoidal_fairseq", "learned")
 
-_CONFIGURATION_FILE = "configuration_vanilla_transformer"
-_MODELING_FILE = "modeling_vanilla_transformer"
 _TRANSLATOR = "VanillaTransformerForConditionalGeneration"
 
-# What a checkpoint tells the Auto classes of somebody who has not installed this package.
+# Written into config.json: the Auto classes find the code in the checkpoint where this package is not installed.
 AUTO_MAP = {
-    "AutoConfig": f"{_CONFIGURATION_FILE}.VanillaTransformerConfig",
-    "AutoModel": f"{_MODELING_FILE}.VanillaTransformerModel",
-    "AutoModelForSeq2SeqLM": f"{_MODELING_FILE}.{_TRANSLATOR}",
-    "AutoModelForTextEncoding": f"{_MODELING_FILE}.VanillaTransformerEncoderModel",
-    "AutoModelForSequenceClassification": f"{_MODELING_FILE}.VanillaTransformerForSequenceClassification",
+    "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+    "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
+    "AutoModelForSeq2SeqLM": f"modeling_vanilla_transformer.{_TRANSLATOR}",
+    "AutoModelForTextEncoding": "modeling_vanilla_transformer.VanillaTransformerEncoderModel",
+    "AutoModelForSequenceClassification": "modeling_vanilla_transformer.VanillaTransformerForSequenceClassification",
 }
 
-_BASE: dict[str, Any] = {"dropout": 0.1, "label_smoothing": 0.1}
-
-# Table 3, row by row. Where the sizes are not those of "base", only the difference is written.
+# Table 3, row by row, as differences from "base".
 #
-# The table gives parameter counts in millions, and §5.1 "about 37000 tokens". With exactly 37,000 of them, base, big,
-# rows A, and rows B and C with at least 60M come out within 3 %. B16 (-3.5 %), C2 (-6.5 %), C4 (-3.3 %), C256
-# (-4.2 %) and C1024ff (-4.7 %) come out smaller than the table says, by about 4,000 · d_model parameters each: the
-# vocabulary of those experiments must have had some 41,000 rows (with which every row is within 3 %).
+# With a vocabulary of exactly 37,000 (§5.1: "about 37000 tokens") the parameter counts of base, big, rows A, and rows
+# B and C from 60M up are within 3 % of the table's. B16 (-3.5 %), C2 (-6.5 %), C4 (-3.3 %), C256 (-4.2 %) and C1024ff
+# (-4.7 %) are about 4,000 · d_model parameters short: with a vocabulary of 41,000 every row is within 3 %.
 PRESETS: dict[str, dict[str, Any]] = {
-    "base": {},
+    "base": {"dropout": 0.1, "label_smoothing": 0.1},
     # (A) heads, at equal computation: h · d_k = 512
-    "A1": {"heads": 1},
-    "A4": {"heads": 4},
-    "A16": {"heads": 16},
-    "A32": {"heads": 32},
+    **{f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)},
     # (B) d_k alone; d_v stays 64
-    "B16": {"head_dim": 16, "value_head_dim": 64},
-    "B32": {"head_dim": 32, "value_head_dim": 64},
+    **{f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)},
     # (C) depth and width
-    "C2": {"layers": 2},
-    "C4": {"layers": 4},
-    "C8": {"layers": 8},
-    "C256": {"d_model": 256, "head_dim": 32, "value_head_dim": 32},
-    "C1024": {"d_model": 1024, "head_dim": 128, "value_head_dim": 128},
-    "C1024ff": {"ffn_dim": 1024},
-    "C4096ff": {"ffn_dim": 4096},
+    **{f"C{layers}": {"layers": layers} for layers in (2, 4, 8)},
+    **{f"C{width}": {"d_model": width, "head_dim": width // 8, "value_head_dim": width // 8} for width in (256, 1024)},
+    **{f"C{width}ff": {"ffn_dim": width} for width in (1024, 4096)},
     # (D) regularisation
-    "D0.0": {"dropout": 0.0},
-    "D0.2": {"dropout": 0.2},
-    "Dls0.0": {"label_smoothing": 0.0},
-    "Dls0.2": {"label_smoothing": 0.2},
+    **{f"D{dropout}": {"dropout": dropout} for dropout in (0.0, 0.2)},
+    **{f"Dls{epsilon}": {"label_smoothing": epsilon} for epsilon in (0.0, 0.2)},
     # (E) learned positions instead of sinusoids
     "E": {"position_encoding_type": "learned"},
     "big": {"d_model": 1024, "ffn_dim": 4096, "heads": 16, "dropout": 0.3},
@@ -69,55 +54,42 @@ _SYMBOLS = {
 }
 
 _POSITIVE = (
-    "vocab_size",
-    "decoder_vocab_size",
-    "d_model",
-    "encoder_layers",
-    "decoder_layers",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-    "head_dim",
-    "value_head_dim",
-    "max_position_embeddings",
+    *("vocab_size", "decoder_vocab_size", "d_model", "head_dim", "value_head_dim", "max_position_embeddings"),
+    *(field for fields in _SYMBOLS.values() for field in fields),
 )
-_SHARES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+_PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 
 
 @strict
 class VanillaTransformerConfig(PreTrainedConfig):
-    """Everything that decides the shape and the regularisation of a model. The defaults are Table 3's "base".
+    """Architecture and regularisation of a model. The defaults are Table 3's "base".
 
     Args:
-        vocab_size: rows of the source embedding; of all three matrices where they are shared (§5.1: about 37,000).
+        vocab_size: rows of the source embedding, or of the one matrix where all are shared (§5.1: about 37,000).
         decoder_vocab_size: rows of the target embedding and the output layer; None means `vocab_size`.
         d_model: width of every sub-layer's output (§3.1).
-        encoder_layers, decoder_layers: N (§3.1).
-        encoder_attention_heads, decoder_attention_heads: h (§3.2.2).
+        encoder_layers, decoder_layers: N (§3.1). encoder_attention_heads, decoder_attention_heads: h (§3.2.2).
         encoder_ffn_dim, decoder_ffn_dim: d_ff (§3.3).
-        head_dim: d_k, the width of one head's queries and keys; None means d_model / h.
-        value_head_dim: d_v, the width of one head's values; None means d_model / h.
-        activation_function: between the two feed-forward matrices (Eq. 2: ReLU); any name of `ACT2FN`.
-        dropout: on each sub-layer's output and on embeddings + positions (§5.4), a probability.
-        attention_dropout: on the attention weights; not in the paper.
-        activation_dropout: after the activation; not in the paper.
-        position_encoding_type: "sinusoidal" (§3.5: sines at even, cosines at odd places of the vector),
-            "sinusoidal_split" (the same values, all sines before all cosines: Marian), "sinusoidal_fairseq" (other
-            wavelengths, and positions that start at `pad_token_id` + 1: fairseq, FSMT) or "learned" (Table 3, row E).
-        max_position_embeddings: the longest sequence, in tokens, for "learned"; sinusoids have no limit.
+        head_dim, value_head_dim: d_k and d_v, the widths of one head's keys and values; None means d_model / h.
+        activation_function: of the feed-forward network (Eq. 2: ReLU); any name of `ACT2FN`.
+        dropout: probability, on each sub-layer's output and on embeddings + positions (§5.4).
+        attention_dropout, activation_dropout: on the attention weights, after the activation; not in the paper.
+        position_encoding_type: "sinusoidal" (§3.5, sines and cosines interleaved), "sinusoidal_split" (the same
+            values, all sines before all cosines: Marian), "sinusoidal_fairseq" (other wavelengths, positions counted
+            from `pad_token_id` + 1: fairseq, FSMT) or "learned" (Table 3, row E).
+        max_position_embeddings: maximum sequence length for "learned"; sinusoids have no limit.
         scale_embedding: multiply embeddings by sqrt(d_model) (§3.4).
         layer_norm_eps: added to the variance in every layer normalisation.
         attention_bias: biases in the four projections of an attention; Eq. 1 has none, published weights do.
-        lm_head_bias: a bias for each output word; the paper has none.
+        lm_head_bias: a bias in the output layer; the paper has none.
         final_layer_norm: one more normalisation after each stack, as `torch.nn.Transformer` has.
         share_encoder_decoder_embeddings: one matrix embeds source and target (§3.4).
         tie_word_embeddings: the output layer uses the target embedding (§3.4).
-        label_smoothing: epsilon of §5.4, in training only. The smoothed target is (1 - ε) for the right word plus
-            ε / V for each of the V words (Szegedy et al. 2015, the paper's reference).
+        label_smoothing: ε of §5.4, in training only. The smoothed target is (1 - ε) for the label plus ε / V for each
+            of the V tokens (Szegedy et al. 2015, the paper's reference).
         use_cache: keep keys and values between decoding steps.
-        bos_token_id, pad_token_id, eos_token_id, unk_token_id: special words.
-        decoder_start_token_id: the word that the decoder reads first.
+        bos_token_id, pad_token_id, eos_token_id, unk_token_id: ids of the special tokens.
+        decoder_start_token_id: the decoder's first input.
 
     Raises:
         ValueError: sizes that do not fit together, probabilities outside [0, 1), unknown names.
@@ -130,7 +102,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
-    # Here `transformers` looks for the plans of its decoder-only models. Encoder and decoder bring their own.
+    # transformers reads its decoder-only models' plans here; encoder and decoder define their own.
     base_model_tp_plan: ClassVar[dict[str, str]] = {}
     base_model_fsdp_plan: ClassVar[dict[str, str]] = {}
 
@@ -169,15 +141,15 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs["auto_map"] = {**AUTO_MAP, **(kwargs.get("auto_map") or {})}
-        # Before the base class looks at the special words, so that the reader sees one plain ValueError.
+        # Before the base class checks the special tokens, so that users get this plain ValueError.
         self.validate_architecture()
-        # Where the words are shared, one number says how many; two could grow apart.
+        # A shared vocabulary has one size field, so that resizing cannot leave two that differ.
         self.decoder_vocab_size = None if self.share_encoder_decoder_embeddings else self.target_vocab_size
         super().__post_init__(**kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Write config.json: a translator's names the pipeline that is saved with it, another model's does not."""
-        # transformers copies what a shipped file imports: so the pipeline's code goes wherever the model's goes.
+        """Write config.json; a translation model's names the pipeline, whose code is saved with it."""
+        # This import makes transformers copy the pipeline's file with the model's.
         from .pipeline_vanilla_transformer import CUSTOM_PIPELINES
 
         ours = CUSTOM_PIPELINES if _TRANSLATOR in (self.architectures or ()) else {}
@@ -191,7 +163,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         super(VanillaTransformerConfig, written).save_pretrained(save_directory, push_to_hub, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """The base class's view of one stack; it puts `decoder_vocab_size` in the place of `vocab_size`."""
+        """The base class's view of one stack, where `vocab_size` is the target's; it cannot be None there."""
         if decoder and not encoder and self.decoder_vocab_size is None:
             filled = copy.deepcopy(self)
             filled.decoder_vocab_size = self.vocab_size
@@ -200,16 +172,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @property
     def target_vocab_size(self) -> int:
-        """V, the words that can be written: `decoder_vocab_size`, or `vocab_size` where that is None."""
+        """V, the size of the target vocabulary: `decoder_vocab_size`, or `vocab_size` where that is None."""
         return self.decoder_vocab_size or self.vocab_size
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
-        """The configuration of a row of Table 3.
-
-        Args:
-            name: a key of `PRESETS`: "base", "big", or a row's letter and its value ("A1", "C256", "E" …).
-            **overrides: any field; it wins over the preset's value.
+        """The configuration of row `name` of Table 3, a key of `PRESETS`, with any field replaced by `overrides`.
 
         Raises:
             ValueError: no such preset.
@@ -217,50 +185,33 @@ class VanillaTransformerConfig(PreTrainedConfig):
         if name not in PRESETS:
             raise ValueError(f"preset={name!r} is not a row of Table 3; choose one of {', '.join(PRESETS)}")
         fields = {}
-        for symbol, value in {**_BASE, **PRESETS[name]}.items():
+        for symbol, value in {**PRESETS["base"], **PRESETS[name]}.items():
             fields.update(dict.fromkeys(_SYMBOLS.get(symbol, (symbol,)), value))
         return cls(**{**fields, **overrides})
 
     def validate_architecture(self) -> None:
-        """Compare the fields with each other (their types are checked when they are set)."""
-        self._validate_sizes()
-        self._validate_heads()
-        self._validate_choices()
-        self._validate_vocabulary()
-
-    def _validate_sizes(self) -> None:
+        """Check values and their combinations; types are checked when a field is set."""
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        for name in _SHARES:
+        for name in _PROBABILITIES:
             value = getattr(self, name)
             if not 0 <= value < 1:
                 raise ValueError(f"{name}={value} must be at least 0 and below 1")
-
-    def _validate_heads(self) -> None:
-        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+        for name in _SYMBOLS["heads"]:
             heads = getattr(self, name)
             if self.d_model % heads and None in (self.head_dim, self.value_head_dim):
                 raise ValueError(
                     f"d_model={self.d_model} cannot be divided by {name}={heads}: "
                     f"change one of them, or give both head_dim and value_head_dim"
                 )
-
-    def _validate_choices(self) -> None:
-        if self.position_encoding_type not in POSITION_ENCODING_TYPES:
-            raise ValueError(
-                f"position_encoding_type={self.position_encoding_type!r} must be one of "
-                f"{', '.join(POSITION_ENCODING_TYPES)}"
-            )
+        choices = {"position_encoding_type": POSITION_ENCODING_TYPES, "activation_function": sorted(ACT2FN)}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         if self.position_encoding_type == "sinusoidal_fairseq" and self.pad_token_id is None:
             raise ValueError("pad_token_id=None: sinusoidal_fairseq counts positions from pad_token_id + 1")
-        if self.activation_function not in ACT2FN:
-            raise ValueError(
-                f"activation_function={self.activation_function!r} must be one of {', '.join(sorted(ACT2FN))}"
-            )
-
-    def _validate_vocabulary(self) -> None:
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
             raise ValueError(
                 f"decoder_vocab_size={self.decoder_vocab_size} differs from vocab_size={self.vocab_size}: two "

@@ -1,13 +1,12 @@
-"""The formulas of the paper and the layers made of them (Vaswani et al. 2017, arXiv 1706.03762), bottom-up.
+"""The formulas and layers of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762), whose section,
+equation and table numbers are cited.
 
-Positions, attention and dropout as functions; then multi-head attention; then the two kinds of layer of Figure 1.
-Sections, equations and tables are the paper's.
-
-Shapes: B batch, S source length, T target length, P positions already in the cache, K = P + T keys,
-D d_model, H heads, d_k and d_v the widths of a head.
+Shapes: B batch, S source length, T target length, P positions already in the cache, K = P + T keys, D d_model,
+H heads, d_k and d_v the widths of a head.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,44 +23,33 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Number the words of each sentence 0, 1, 2 …, wherever its padding stands.
+    """Positions that count tokens only; padding gets the position of the token before it, or 0.
 
     Args:
-        attention_mask: (B, S); 1 for a word, 0 for padding.
+        attention_mask: (B, S), 1 for a token and 0 for padding on any side. Or (B, 1, S, K), prepared by `generate`
+            for a static cache, where True or 0.0 marks a visible key.
 
     Returns:
-        Positions (B, S); a padding before the first word gets 0, one after a word repeats that word's number.
+        (B, S).
     """
+    if attention_mask.ndim == 4:
+        visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+        return (visible[:, 0].sum(dim=-1) - 1).clamp(min=0)
     return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
-
-
-def positions_from_prepared_mask(attention_mask: Tensor) -> Tensor:
-    """Number words by how many they see, where `generate` has made the mask of a cache of fixed size already.
-
-    Args:
-        attention_mask: (B, 1, T, K); True, or 0 where it is to be added to scores, for what a word sees: the words
-            before it and itself.
-
-    Returns:
-        Positions (B, T).
-    """
-    seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
-    return (seen[:, 0].sum(dim=-1) - 1).clamp(min=0)
 
 
 def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinusoidal") -> Tensor:
     """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same) (§3.5).
 
-    A formula instead of a table: it has no last position, and nothing to save, move or cast. The angles are computed
-    in float64, because at position 1,000 a float32 angle is already 6e-5 off.
+    A formula instead of a table: no last position, and nothing to save, move or cast. The angles are float64, because
+    at position 1,000 a float32 angle is already 6e-5 off.
 
-    Two layouts deviate from §3.5, for weights that were trained with them: "sinusoidal_split" (Marian) has all sines
-    before all cosines. So has "sinusoidal_fairseq" (fairseq, FSMT, tensor2tensor), with exponents i / (D/2 - 1) in
-    place of 2i / D, and a 0 in the last place where D is odd.
+    Two layouts deviate, for weights that were trained with them. "sinusoidal_split" (Marian) has all sines before all
+    cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT, tensor2tensor), with exponents i / (D/2 - 1) instead of
+    2i / D and, where D is odd, a 0 at the end.
 
     Args:
         position_ids: (B, T), 0-based in §3.5.
-        d_model: width D; where odd, §3.5 has one sine more than cosines.
         layout: one of the sinusoidal `POSITION_ENCODING_TYPES`.
 
     Returns:
@@ -74,7 +62,9 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
         exponents = torch.linspace(0, 1, half, dtype=dtype, device=device)  # i / (D/2 - 1)
     else:
         exponents = torch.arange(0, d_model, 2, dtype=dtype, device=device) / d_model  # 2i / D
-    angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2), rounded up in §3.5
+    angles = (
+        position_ids[..., None].to(dtype) / 10000**exponents
+    )  # (B, T, D/2); where D is odd, §3.5 has one sine more
     sines, cosines = angles.sin(), angles[..., :half].cos()
     if layout != "sinusoidal":
         halves = torch.cat([sines, cosines], dim=-1)
@@ -97,84 +87,26 @@ def eager_attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (Eq. 1), for all heads at once.
 
-    The oracle of every faster backend in `ALL_ATTENTION_FUNCTIONS`, and the one that can return its weights.
+    The reference for every faster backend in `ALL_ATTENTION_FUNCTIONS`, and the one that returns the weights.
 
     Args:
-        module: asked for `training`.
         query: (B, H, T, d_k). key: (B, H, K, d_k). value: (B, H, K, d_v).
-        attention_mask: (B, 1, T, K), added to the scores; the lowest finite number where T must not see K.
-        scaling: 1 / sqrt(d_k).
-        dropout: on the weights, a probability.
+        attention_mask: (B, 1, T, K), added to the scores: 0, or the lowest finite number at masked keys.
+        scaling: 1 / sqrt(d_k). dropout: probability, on the weights while `module` is in training mode.
 
     Returns:
         Output (B, T, H, d_v) and weights (B, H, T, K).
     """
     scores = query @ key.transpose(2, 3) * scaling  # (B, H, T, K)
     if attention_mask is not None:
-        # In float32: the lowest float16 and a score have no finite sum, and a row of minus infinities no softmax.
+        # In float32: the lowest float16 plus a score overflows, and softmax of a row of -inf is NaN.
         scores = scores.float() + attention_mask
     weights = F.dropout(scores.softmax(dim=-1).to(value.dtype), p=dropout, training=module.training)
     output = weights @ value  # (B, H, T, d_v)
     return output.transpose(1, 2).contiguous(), weights
 
 
-def _in_float32(attend: Callable) -> Callable:
-    """Attention for training in bfloat16 on a CPU: backwards, torch's kernel takes 15 times as long as in float32."""
-
-    def attend_in_float32(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        with torch.autocast("cpu", enabled=False):
-            if attention_mask is not None and attention_mask.is_floating_point():
-                attention_mask = attention_mask.float()
-            output, weights = attend(module, query.float(), key.float(), value.float(), attention_mask, **kwargs)
-            return output.to(query.dtype), weights
-
-    return attend_in_float32
-
-
-def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU."""
-    if not _draws_itself(x, p, training):
-        return F.dropout(x, p=p, training=training)
-    kept, scale = _draw_kept(x, p)
-    return x * kept * scale
-
-
-def add_dropout(x: Tensor, y: Tensor, p: float, training: bool) -> Tensor:
-    """x + Dropout(y), all of one shape; on a CPU with one tensor in between, where there would be two."""
-    if not _draws_itself(y, p, training):
-        return x + F.dropout(y, p=p, training=training)
-    kept, scale = _draw_kept(y, p)
-    return torch.add(x, y * kept, alpha=scale)
-
-
-def _draws_itself(x: Tensor, p: float, training: bool) -> bool:
-    return training and p > 0.0 and x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _draw_kept(x: Tensor, p: float) -> tuple[Tensor, float]:
-    """What dropout keeps of x: True or False for each number, and the factor that makes up for the rest.
-
-    torch draws 64 random bits for each number on a CPU, on one core, which is a sixth of a small model's training
-    step. 16 bits are enough: p becomes a multiple of 2^-16, and what is kept is scaled by exactly its share.
-    """
-    dropped = min(round(p * 2**16), 2**16 - 1)  # of 2^16
-    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # four draws of 16 bits each
-    draws = words.view(torch.int16)[: x.numel()].view(x.shape)
-    return draws >= dropped - 2**15, 2**16 / (2**16 - dropped)
-
-
-def cast_once(x: Tensor) -> Tensor:
-    """`x` as autocast wants it for products. It would cast it anew for each, and keep each copy for the gradients."""
-    device_type = x.device.type
-    available = x.dtype == torch.float32 and torch.amp.is_autocast_available(device_type)
-    if not available or not torch.is_autocast_enabled(device_type):
-        return x
-    return x.to(torch.get_autocast_dtype(device_type))
-
-
-# Sub-layers and layers
+# Layers
 
 
 class VanillaTransformerAttention(nn.Module):
@@ -202,10 +134,9 @@ class VanillaTransformerAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from `hidden_states` (B, T, D) to themselves, or to `key_value_states` (B, S, D) where given.
+        """Attention of `hidden_states` (B, T, D) to themselves, or to `key_value_states` (B, S, D).
 
-        Returns:
-            Output (B, T, D) and weights (B, H, T, K or S), None from a backend that has none.
+        Returns the output (B, T, D) and the weights (B, H, T, K or S), None from a backend without them.
         """
         hidden_states = cast_once(hidden_states)
         query = self._split_heads(self.q_proj(hidden_states), self.head_dim)  # (B, H, T, d_k)
@@ -217,15 +148,12 @@ class VanillaTransformerAttention(nn.Module):
         else:
             key, value = self._project_source(key_value_states, past_key_values)  # (B, H, S, ·)
 
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
+        backend = self.config._attn_implementation
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
         if self.training and query.device.type == "cpu" and query.dtype == torch.bfloat16:
-            attend = _in_float32(attend)
-        dropout = self.dropout if self.training else 0.0
-        output, weights = attend(
-            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
-        )
+            attend = partial(attend_in_float32, attend)
+        p = self.dropout if self.training else 0.0
+        output, weights = attend(self, query, key, value, attention_mask, scaling=self.scaling, dropout=p, **kwargs)
         return self.out_proj(output.flatten(2)), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
 
     def _split_heads(self, projected: Tensor, width: int) -> Tensor:
@@ -238,7 +166,7 @@ class VanillaTransformerAttention(nn.Module):
         return key, value
 
     def _project_source(self, source: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source: computed at the first decoding step, then taken from the cache."""
+        """Keys and values of the source; computed at the first decoding step, then taken from the cache."""
         if not isinstance(past_key_values, EncoderDecoderCache):
             return self._project(source)
         cache = past_key_values.cross_attention_cache
@@ -249,7 +177,7 @@ class VanillaTransformerAttention(nn.Module):
 
 
 class VanillaTransformerLayer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: the residual connection and the feed-forward network."""
+    """Base of encoder and decoder layers: the residual connection and the feed-forward network."""
 
     def __init__(self, config: VanillaTransformerConfig, ffn_dim: int):
         super().__init__()
@@ -261,7 +189,7 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def add_and_norm(self, x: Tensor, sublayer_of_x: Tensor, layer_norm: nn.LayerNorm) -> Tensor:
-        """LayerNorm(x + Dropout(Sublayer(x))), around every sub-layer (§3.1, §5.4). All (B, T, D)."""
+        """LayerNorm(x + Dropout(Sublayer(x))), around every sub-layer (§3.1, §5.4); all (B, T, D)."""
         return layer_norm(add_dropout(x, sublayer_of_x, p=self.dropout, training=self.training))
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -273,9 +201,8 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
 class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
         super().__init__(config, config.encoder_ffn_dim)
-        self.self_attn = VanillaTransformerAttention(
-            config, config.encoder_attention_heads, is_causal=False, layer_idx=layer_idx
-        )
+        heads = config.encoder_attention_heads
+        self.self_attn = VanillaTransformerAttention(config, heads, is_causal=False, layer_idx=layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
@@ -315,31 +242,23 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """How several processes share the layers of a stack (Shoeybi et al. 2019, arXiv 1909.08053, §3).
+    """The `transformers` tensor-parallel plan of a stack whose layers have these attention modules.
 
-    Each has some of the heads and some of the feed-forward units: it has their rows of the first matrices and their
-    columns of the last one, whose products are then summed.
-
-    Args:
-        attentions: the attention sub-layers of a layer.
-
-    Returns:
-        A style of `transformers` for every matrix.
+    Each rank holds some heads and feed-forward units (Shoeybi et al. 2019, arXiv 1909.08053, §3).
     """
     plan = {"layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"}
     for attention in attentions:
-        for projection in ("q_proj", "k_proj", "v_proj"):
-            plan[f"layers.*.{attention}.{projection}"] = "colwise"
+        plan |= {f"layers.*.{attention}.{projection}": "colwise" for projection in ("q_proj", "k_proj", "v_proj")}
         plan[f"layers.*.{attention}.out_proj"] = "rowwise"
     return plan
 
 
 class VanillaTransformerLearnedPositions(nn.Embedding):
-    """Table 3, row E: positional embeddings that are learned, and so end at `max_position_embeddings`."""
+    """Table 3, row E: learned positional embeddings, up to `max_position_embeddings`."""
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """(B, T) to (B, T, D); a position past the table is a ValueError."""
-        # Looking at the values would stop a GPU and break a compiled graph; there torch's own check has to do.
+        """(B, T) to (B, T, D); a ValueError for a position beyond the table."""
+        # Reading the values would synchronise a GPU and break a compiled graph; there torch's own check must do.
         if position_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             last = int(position_ids.max())
             if last >= self.num_embeddings:
@@ -348,3 +267,50 @@ class VanillaTransformerLearnedPositions(nn.Embedding):
                     f"shorten it, or use sinusoidal positions, which have no limit"
                 )
         return super().forward(position_ids)
+
+
+# Faster training on a CPU
+
+
+def dropout(x: Tensor, p: float, training: bool) -> Tensor:
+    """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU."""
+    kept, scale = _draw_mask(x, p, training)
+    return F.dropout(x, p=p, training=training) if kept is None else x * kept * scale
+
+
+def add_dropout(x: Tensor, y: Tensor, p: float, training: bool) -> Tensor:
+    """x + Dropout(y), all of one shape; on a CPU with one temporary tensor instead of two."""
+    kept, scale = _draw_mask(y, p, training)
+    return x + F.dropout(y, p=p, training=training) if kept is None else torch.add(x, y * kept, alpha=scale)
+
+
+def _draw_mask(x: Tensor, p: float, training: bool) -> tuple[Tensor | None, float]:
+    """Dropout's mask, True for what is kept, and the scale of what is kept; None where torch is to draw the mask.
+
+    On a CPU torch draws 64 random bits for each number, on one core: a sixth of a small model's training step. 16 bits
+    are enough: p is rounded to a multiple of 2^-16, and the scale is exactly that of the rounded p.
+    """
+    if not training or p <= 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return None, 1.0
+    dropped = min(round(p * 2**16), 2**16 - 1)  # of 2^16
+    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # four draws in each
+    draws = bits.view(torch.int16)[: x.numel()].view(x.shape)
+    return draws >= dropped - 2**15, 2**16 / (2**16 - dropped)
+
+
+def cast_once(x: Tensor) -> Tensor:
+    """`x` in the dtype of autocast, which would cast it again for each projection and keep every copy for backward."""
+    device_type = x.device.type
+    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(device_type):
+        return x
+    return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
+
+
+def attend_in_float32(
+    attend: Callable, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """`attend` for training in bfloat16 on a CPU, where torch's backward kernel is 15 times as slow as in float32."""
+    with torch.autocast("cpu", enabled=False):
+        mask = mask.float() if mask is not None and mask.is_floating_point() else mask
+        output, weights = attend(module, query.float(), key.float(), value.float(), mask, **kwargs)
+    return output.to(query.dtype), weights

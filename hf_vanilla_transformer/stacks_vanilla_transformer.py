@@ -1,12 +1,12 @@
-"""The two stacks of Figure 1 (Vaswani et al. 2017, arXiv 1706.03762): encoder and decoder.
+"""Encoder and decoder, the two stacks of Figure 1 (Vaswani et al. 2017, arXiv 1706.03762, whose sections are cited).
 
-Their layers, and the attention formula, are in layers_vanilla_transformer.py; the models that the Auto classes load
-are in modeling_vanilla_transformer.py. Sections, equations and tables are the paper's.
+Layers and the attention formula: layers_vanilla_transformer.py. Models: modeling_vanilla_transformer.py.
 
 Shapes: B batch, S source length, T target length, P positions already in the cache, D d_model.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +28,13 @@ from .layers_vanilla_transformer import (
     VanillaTransformerLearnedPositions,
     dropout,
     positions_from_mask,
-    positions_from_prepared_mask,
     sinusoidal_positions,
     tensor_parallel_plan,
 )
 
-PROJECTION_GAIN = 0.25  # of Xavier's initialisation; see `_init_weights`
-
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """Weight initialisation, tying and what Hugging Face must know of every model here."""
+    """Weight initialisation, weight tying and the capabilities that Hugging Face reads."""
 
     config_class = VanillaTransformerConfig
     config: VanillaTransformerConfig
@@ -51,32 +48,28 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Xavier with gain 1/4 for projections, N(0, d_model^-0.5) for embeddings.
+        """Xavier with gain 1/4 for projections, N(0, d_model^-0.5) for embeddings and the output layer.
 
-        The paper is silent. Its embeddings (tensor2tensor), multiplied by sqrt(d_model), have the size of the
-        positions, and the first logits unit variance. The gain is ours: sub-layers that start small beside the
-        residual path let a post-LN stack learn at once.
+        The paper does not give it. With this standard deviation (tensor2tensor's), scaled embeddings are as large as
+        positions and the first logits have unit variance. The gain is this package's: with sub-layers that start small
+        beside the residual path a post-LN stack learns at once.
         """
-        std = self.config.d_model**-0.5
-        if isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=std)
+        output = isinstance(module, nn.Linear) and module is self.get_output_embeddings()
+        if output or isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5)
         elif isinstance(module, nn.Linear):
-            if module is self.get_output_embeddings():
-                init.normal_(module.weight, mean=0.0, std=std)
-            else:
-                init.xavier_uniform_(module.weight, gain=PROJECTION_GAIN)
-            if module.bias is not None:
-                init.zeros_(module.bias)
+            init.xavier_uniform_(module.weight, gain=0.25)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
             init.zeros_(module.bias)
 
     def tied_weights(self) -> dict[str, str]:
-        """The weights of this model that are one and the same (§3.4), each with the one that is saved."""
+        """Names of tied weights (§3.4), each with the name under which it is saved."""
         return {}
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        # The base class ties nothing where `tie_word_embeddings` is off; here the two embeddings may still be one.
+        # Without `tie_word_embeddings` the base class ties nothing; here the two embeddings can still be one.
         return super().get_expanded_tied_weights_keys(True) if all_submodels else self.tied_weights()
 
     @property
@@ -86,11 +79,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
-    """What encoder and decoder share: embeddings plus positions at the bottom, perhaps a normalisation on top."""
+    """Base of encoder and decoder: embeddings plus positions before the layers, optionally a normalisation after."""
 
     _fsdp_plan = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight"}
 
-    def __init__(self, config: VanillaTransformerConfig, vocab_size: int):
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layer: Callable, depth: int):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
@@ -98,39 +91,41 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             self.embed_positions = VanillaTransformerLearnedPositions(config.max_position_embeddings, config.d_model)
         if config.final_layer_norm:
             self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.layers = nn.ModuleList(layer(config, i) for i in range(depth))
         self.gradient_checkpointing = False
+        self.post_init()
 
     def look_up(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
-        """Token embeddings (B, T, D) before scaling, or those that the caller brings.
+        """Token embeddings (B, T, D) before scaling, or the caller's.
 
         Raises:
             ValueError: both or neither given, an empty batch, an id outside the vocabulary.
         """
-        names = f"{prefix}input_ids", f"{prefix}inputs_embeds"
         given = inputs_embeds if input_ids is None else input_ids
         if given is None or (input_ids is not None and inputs_embeds is not None):
-            raise ValueError(f"give exactly one of {names[0]} and {names[1]}")
+            raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds")
+        name = f"{prefix}inputs_embeds" if input_ids is None else f"{prefix}input_ids"
         if 0 in given.shape[:2]:
-            raise ValueError(f"{names[input_ids is None]} of shape {tuple(given.shape)} is empty")
+            raise ValueError(f"{name} of shape {tuple(given.shape)} is empty")
         if input_ids is None:
             return given
-        check_ids(input_ids, self.embed_tokens.weight.shape[0], names[0])
+        check_ids(input_ids, self.embed_tokens.weight.shape[0], name)
         return self.embed_tokens(input_ids)
 
     def embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """Dropout(sqrt(d_model) · embedding + position) (§3.4, §3.5, §5.4), (B, T, D)."""
-        if self.config.position_encoding_type == "learned":
+        layout = self.config.position_encoding_type
+        if layout == "sinusoidal_fairseq":
+            # fairseq's table has padding in row `pad_token_id`, and the first token in the next one.
+            position_ids = position_ids + 1 + (self.config.pad_token_id or 0)
+        if layout == "learned":
             positions = self.embed_positions(position_ids)
         else:
-            layout = self.config.position_encoding_type
-            if layout == "sinusoidal_fairseq":
-                # Its positions were rows of a table whose row `pad_token_id` was padding's; the words come after it.
-                position_ids = position_ids + 1 + (self.config.pad_token_id or 0)
             positions = sinusoidal_positions(position_ids, self.config.d_model, layout).to(inputs_embeds.dtype)
         return dropout(inputs_embeds * self.embed_scale + positions, p=self.config.dropout, training=self.training)
 
     def check_mask(self, attention_mask: Tensor | None, expected: tuple[int, int], name: str) -> None:
-        """Raise a ValueError for a (B, K) mask of another shape; a prepared (B, 1, T, K) mask is the caller's."""
+        """Raise a ValueError for a 2-d mask whose shape is not `expected`; 4-d masks are not checked."""
         if attention_mask is None or len(attention_mask.shape) != 2 or torch.compiler.is_compiling():
             return
         if tuple(attention_mask.shape) != expected:
@@ -147,9 +142,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
     _tp_plan = tensor_parallel_plan("self_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config, config.vocab_size)
-        self.layers = nn.ModuleList(VanillaTransformerEncoderLayer(config, i) for i in range(config.encoder_layers))
-        self.post_init()
+        super().__init__(config, config.vocab_size, VanillaTransformerEncoderLayer, config.encoder_layers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -160,14 +153,11 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Read the source.
+        """Encode the source: `last_hidden_state` (B, S, D); `hidden_states` and `attentions` when asked for.
 
         Args:
             input_ids: (B, S). inputs_embeds: (B, S, D), before scaling, instead of ids.
-            attention_mask: (B, S), 1 for words and 0 for padding on any side; made from the pad token where missing.
-
-        Returns:
-            `last_hidden_state` (B, S, D); `hidden_states` and `attentions` when asked for.
+            attention_mask: (B, S), 1 for tokens and 0 for padding on any side; by default from `pad_token_id`.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds)
         batch, length = inputs_embeds.shape[:2]
@@ -178,16 +168,15 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)[None]  # (1, S)
 
-        hidden_states = self.embed(inputs_embeds, position_ids)
+        x = self.embed(inputs_embeds, position_ids)
         mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)  # (B, 1, S, S)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, mask, **kwargs)
-        if self.config.final_layer_norm:
-            hidden_states = self.layer_norm(hidden_states)
-        return BaseModelOutput(last_hidden_state=hidden_states)
+            x = layer(x, mask, **kwargs)
+        x = self.layer_norm(x) if self.config.final_layer_norm else x
+        return BaseModelOutput(last_hidden_state=x)
 
 
-# A negative number in `output_hidden_states` counts back from the depth of the stack, which is the decoder's own.
+# Negative indices in `output_hidden_states` count from the decoder's depth, not from the config's `num_hidden_layers`.
 DECODER_STATES = OutputRecorder(VanillaTransformerDecoderLayer)
 DECODER_STATES.num_hidden_layers_key = "decoder_layers"
 
@@ -203,9 +192,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     _tp_plan = tensor_parallel_plan("self_attn", "cross_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config, config.target_vocab_size)
-        self.layers = nn.ModuleList(VanillaTransformerDecoderLayer(config, i) for i in range(config.decoder_layers))
-        self.post_init()
+        super().__init__(config, config.target_vocab_size, VanillaTransformerDecoderLayer, config.decoder_layers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -221,19 +208,14 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Write the target.
+        """Decode the target: `last_hidden_state` (B, T, D), `past_key_values`; states and attentions when asked for.
 
         Args:
-            input_ids: (B, T), the words after those in the cache. inputs_embeds: (B, T, D), before scaling.
-            attention_mask: (B, P + T), 0 for padding; needed only for padding before the first word, since no word
-                sees a later one.
-            encoder_hidden_states: (B, S, D), what the encoder returned. encoder_attention_mask: (B, S).
-            past_key_values: keys and values of the P words before. use_cache: return them with these T added.
-            position_ids: (B or 1, T), where they are not P, P + 1 … (a beam search reads all beams as one sequence).
-
-        Returns:
-            `last_hidden_state` (B, T, D), `past_key_values`; `hidden_states`, `attentions`, `cross_attentions`
-            when asked for.
+            input_ids: (B, T), the tokens after those in the cache. inputs_embeds: (B, T, D), before scaling.
+            attention_mask: (B, P + T), 0 for padding; needed only for padding on the left.
+            encoder_hidden_states: (B, S, D), the encoder's output. encoder_attention_mask: (B, S).
+            past_key_values: keys and values of P earlier tokens. use_cache: return them with these T added.
+            position_ids: (B or 1, T), where they are not P, P + 1 …
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds, "decoder_")
         if encoder_hidden_states is None:
@@ -245,39 +227,30 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
         self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask")
 
-        if position_ids is not None:
-            pass  # a beam search knows better
-        elif attention_mask is not None and len(attention_mask.shape) == 2:
-            position_ids = positions_from_mask(attention_mask)[:, -length:]  # (B, T)
-        elif isinstance(attention_mask, Tensor) and getattr(past_key_values, "is_compileable", False):
-            position_ids = positions_from_prepared_mask(attention_mask)  # (B, T)
-        else:
-            position_ids = (torch.arange(length, device=inputs_embeds.device) + past)[None]  # (1, T)
-        hidden_states = self.embed(inputs_embeds, position_ids)
-        mask = create_causal_mask(
-            self.config,
-            inputs_embeds,
-            attention_mask,
-            getattr(past_key_values, "self_attention_cache", past_key_values),
-        )  # (B, 1, T, K)
+        if position_ids is None:
+            static = getattr(past_key_values, "is_compileable", False)
+            if isinstance(attention_mask, Tensor) and (attention_mask.ndim == 2 or static):
+                position_ids = positions_from_mask(attention_mask)[:, -length:]  # (B, T)
+            else:
+                position_ids = (torch.arange(length, device=inputs_embeds.device) + past)[None]  # (1, T)
+        x = self.embed(inputs_embeds, position_ids)
+        cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        mask = create_causal_mask(self.config, inputs_embeds, attention_mask, cache)  # (B, 1, T, P + T)
         source_mask = create_bidirectional_mask(
             self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
         )  # (B, 1, T, S)
         for layer in self.layers:
-            hidden_states = layer(
-                hidden_states, encoder_hidden_states, mask, source_mask, past_key_values=past_key_values, **kwargs
-            )
-        if self.config.final_layer_norm:
-            hidden_states = self.layer_norm(hidden_states)
+            x = layer(x, encoder_hidden_states, mask, source_mask, past_key_values=past_key_values, **kwargs)
+        x = self.layer_norm(x) if self.config.final_layer_norm else x
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+            last_hidden_state=x, past_key_values=past_key_values if use_cache else None
         )
 
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
-    """Raise a ValueError where `ids` holds what is no word of the vocabulary.
+    """Raise a ValueError for ids outside the vocabulary; only on a CPU and outside compiled graphs.
 
-    Only on a CPU and outside compiled graphs: looking at the values would stop a GPU, and there torch checks itself.
+    Elsewhere reading the values would synchronise the GPU, and torch's own check has to do.
     """
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -292,7 +265,7 @@ def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
 def default_source_mask(
     config: VanillaTransformerConfig, input_ids: Tensor | None, attention_mask: Tensor | None
 ) -> Tensor | None:
-    """The caller's mask; where there is none, 1 for every id (B, S) that is not the pad token."""
+    """The caller's mask; without one, 1 for every id (B, S) that is not the pad token."""
     if attention_mask is None and input_ids is not None and config.pad_token_id is not None:
         return input_ids.ne(config.pad_token_id).long()
     return attention_mask

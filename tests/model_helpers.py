@@ -15,18 +15,18 @@ TYING_MODES = [(True, True), (True, False), (False, True), (False, False)]
 
 Module = TypeVar("Module", bound=nn.Module)
 
-# How a script begins that runs where only checkpoints hold our code.
+# First lines of a script that can load this package's code from checkpoints only.
 WITHOUT_THE_PACKAGE = """
 import sys
 
 
-class Nobody:
+class HidePackage:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] == "hf_vanilla_transformer":
             raise ModuleNotFoundError("not installed here", name=name)
 
 
-sys.meta_path.insert(0, Nobody())
+sys.meta_path.insert(0, HidePackage())
 """
 
 
@@ -70,10 +70,10 @@ def randomise(model: Module, seed: int = 0) -> Module:
 
 
 def sentences(lengths: list[int], vocab_size: int = 40, seed: int = 0) -> list[list[int]]:
-    """Random words, each sentence with an end; a length counts the end."""
+    """Random tokens; each sentence ends with EOS, which its length counts."""
     generator = torch.Generator().manual_seed(seed)
-    words = [torch.randint(FIRST_WORD, vocab_size, (length - 1,), generator=generator) for length in lengths]
-    return [sentence.tolist() + [EOS] for sentence in words]
+    tokens = [torch.randint(FIRST_WORD, vocab_size, (length - 1,), generator=generator) for length in lengths]
+    return [sentence.tolist() + [EOS] for sentence in tokens]
 
 
 def padded(rows: list[list[int]], value: int = PAD, left: bool = False) -> Tensor:
@@ -101,7 +101,7 @@ def gradients(model: nn.Module, **inputs: Any) -> tuple[float, dict[str, Tensor]
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float = 1e-5, what: str = "") -> None:
-    """No number is further off than `tolerance`, times the largest number where that is above 1."""
+    """The largest error is at most `tolerance`, times the largest number where that is above 1."""
     assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} instead of {tuple(expected.shape)}"
     assert torch.isfinite(actual).all(), f"{what}: not finite"
     error = (actual.double() - expected.double()).abs().max().item()

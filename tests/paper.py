@@ -1,6 +1,6 @@
 """The paper's equations restated in NumPy, in float64, one sentence and one head at a time: the judge of every model.
 
-Nothing here is batched, padded or masked unless an equation says so; a model has to arrive at the same numbers with
+Nothing here is batched, padded or masked unless an equation says so; a model has to give the same numbers with
 its batches. Sections and equations are the paper's (Vaswani et al. 2017); the variants that other implementations
 have, and our configuration names, are restated from their own definitions.
 """
@@ -36,7 +36,7 @@ def paper_position(pos: int, d_model: int, layout: str = "sinusoidal") -> np.nda
     cosines = [math.cos(pos / 10000 ** (2 * i / d_model)) for i in range(d_model // 2)]
     if layout == "sinusoidal_split":
         return np.array(sines + cosines)
-    return np.array([(sines, cosines)[place % 2][place // 2] for place in range(d_model)])
+    return np.array([(sines, cosines)[index % 2][index // 2] for index in range(d_model)])
 
 
 def fairseq_position(pos: int, d_model: int) -> np.ndarray:
@@ -52,7 +52,7 @@ def fairseq_position(pos: int, d_model: int) -> np.ndarray:
 
 
 def paper_positions(length: int, config: VanillaTransformerConfig) -> np.ndarray:
-    """The positions of a sentence (length, D); fairseq's first word stands at its padding's number + 1."""
+    """The positions of a sentence (length, D); fairseq's first token has position pad_token_id + 1."""
     layout = config.position_encoding_type
     first = config.pad_token_id + 1 if layout == "sinusoidal_fairseq" else 0
     return np.stack([paper_position(first + i, config.d_model, layout) for i in range(length)])
@@ -101,14 +101,14 @@ def paper_ffn(w: Weights, name: str, x: np.ndarray, activation: str = "relu") ->
     return linear(w, f"{name}.fc2", ACTIVATIONS[activation](linear(w, f"{name}.fc1", x)))
 
 
-def paper_embedding(w: Weights, name: str, words: list[int], config: VanillaTransformerConfig) -> np.ndarray:
+def paper_embedding(w: Weights, name: str, tokens: list[int], config: VanillaTransformerConfig) -> np.ndarray:
     """§3.4 and §3.5: sqrt(d_model) · embedding + position."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1
-    return scale * w[f"{name}.embed_tokens.weight"][words] + paper_positions(len(words), config)
+    return scale * w[f"{name}.embed_tokens.weight"][tokens] + paper_positions(len(tokens), config)
 
 
-def paper_encoder(w: Weights, words: list[int], config: VanillaTransformerConfig) -> np.ndarray:
-    x, eps = paper_embedding(w, "model.encoder", words, config), config.layer_norm_eps
+def paper_encoder(w: Weights, tokens: list[int], config: VanillaTransformerConfig) -> np.ndarray:
+    x, eps = paper_embedding(w, "model.encoder", tokens, config), config.layer_norm_eps
     for i in range(config.encoder_layers):
         name = f"model.encoder.layers.{i}"
         attended = paper_multi_head(w, f"{name}.self_attn", x, x, config.encoder_attention_heads)
@@ -118,10 +118,10 @@ def paper_encoder(w: Weights, words: list[int], config: VanillaTransformerConfig
     return paper_layer_norm(w, "model.encoder.layer_norm", x, eps) if config.final_layer_norm else x
 
 
-def paper_decoder(w: Weights, words: list[int], memory: np.ndarray, config: VanillaTransformerConfig) -> np.ndarray:
-    x, eps = paper_embedding(w, "model.decoder", words, config), config.layer_norm_eps
+def paper_decoder(w: Weights, tokens: list[int], memory: np.ndarray, config: VanillaTransformerConfig) -> np.ndarray:
+    x, eps = paper_embedding(w, "model.decoder", tokens, config), config.layer_norm_eps
     heads = config.decoder_attention_heads
-    visible = np.tril(np.ones((len(words), len(words)), dtype=bool))
+    visible = np.tril(np.ones((len(tokens), len(tokens)), dtype=bool))
     for i in range(config.decoder_layers):
         name = f"model.decoder.layers.{i}"
         attended = paper_multi_head(w, f"{name}.self_attn", x, x, heads, visible)
@@ -136,14 +136,14 @@ def paper_decoder(w: Weights, words: list[int], memory: np.ndarray, config: Vani
 class PaperOutput(NamedTuple):
     memory: np.ndarray  # (S, D)
     logits: np.ndarray  # (T, V)
-    loss: float  # the sum of the words' cross-entropies
+    loss: float  # the sum of the tokens' cross-entropies
 
 
 def paper_translation(model: torch.nn.Module, source: list[int], target: list[int]) -> PaperOutput:
     """Figure 1 for one pair of sentences, with the weights of our model; the loss is without label smoothing."""
     w, config = weights_of(model), model.config
     memory = paper_encoder(w, source, config)
-    # the decoder reads the target one place later (§3.1)
+    # the decoder reads the target one position later (§3.1)
     states = paper_decoder(w, [config.decoder_start_token_id, *target[:-1]], memory, config)
     logits = linear(w, "lm_head", states)
     right = paper_softmax(logits)[np.arange(len(target)), target]

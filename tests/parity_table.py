@@ -1,4 +1,4 @@
-"""`python -m tests.parity_table` prints the largest differences that the parity tests see."""
+"""`python -m tests.parity_table` prints the largest differences that the parity tests find."""
 
 from collections import defaultdict
 

@@ -23,7 +23,7 @@ BACKENDS = ["eager", "sdpa"]
 
 Batch = dict[str, Tensor]
 # The name of a tensor, and the part of it that is one of our parameters: rows of a fused matrix, or all.
-Place = tuple[str, slice | int | EllipsisType]
+Location = tuple[str, slice | int | EllipsisType]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ class Peer(nn.Module):
     """Another implementation, `network`, with a copy of every one of our weights.
 
     Its `forward` takes a batch, and returns the encoder's output (B, S, D), logits (B, T, V) and the mean
-    cross-entropy of the target's words.
+    cross-entropy of the target's tokens.
     """
 
     # Parts of our names, and what the peer calls them.
@@ -45,19 +45,19 @@ class Peer(nn.Module):
         super().__init__()
         self.network = network
         self.config = ours.config
-        self.places = {name: self.place(name) for name, _ in ours.named_parameters()}
+        self.locations = {name: self.location(name) for name, _ in ours.named_parameters()}
         theirs = self.weights()
         written = {name: torch.zeros_like(weight) for name, weight in theirs.items()}
         with torch.no_grad():
             for name, weight in ours.named_parameters():
-                other, part = self.places[name]
+                other, part = self.locations[name]
                 assert theirs[other][part].shape == weight.shape, f"{name} is no {other}[{part}]"
                 theirs[other][part] = weight
                 written[other][part] += 1
         unequal = [name for name, times in written.items() if not times.eq(1).all()]
         assert not unequal, f"not written exactly once: {unequal}"
 
-    def place(self, name: str) -> Place:
+    def location(self, name: str) -> Location:
         """Where the peer keeps our parameter `name`."""
         return ".".join(self.names.get(part, part) for part in name.split(".")), ...
 
@@ -69,11 +69,11 @@ class Peer(nn.Module):
     def gradients(self) -> dict[str, Tensor]:
         """By our names."""
         theirs = self.weights()
-        return {name: theirs[other].grad[part] for name, (other, part) in self.places.items()}
+        return {name: theirs[other].grad[part] for name, (other, part) in self.locations.items()}
 
 
 class TorchPeer(Peer):
-    """`torch.nn.Transformer`, which has neither words nor positions: both stand around it.
+    """`torch.nn.Transformer`, which has no embeddings: they are computed around it.
 
     It cannot leave out the biases of its attentions alone, nor free d_k and d_v of d_model.
     """
@@ -94,11 +94,11 @@ class TorchPeer(Peer):
             network.lm_head.weight = network.target.weight
         super().__init__(network, ours)
 
-    def place(self, name: str) -> Place:
+    def location(self, name: str) -> Location:
         if "embed_tokens" in name:
             return ("source.weight" if "encoder" in name else "target.weight"), ...
         last_norm = "norm2" if "encoder" in name else "norm3"
-        theirs, part = super().place(name.replace("final_layer_norm", last_norm))
+        theirs, part = super().location(name.replace("final_layer_norm", last_norm))
         fused = re.fullmatch(r"(.*)\.([qkv])_proj\.(weight|bias)", theirs)
         if fused:
             width, third = self.config.d_model, "qkv".index(fused[2])
@@ -145,8 +145,8 @@ def torch_transformer(config: VanillaTransformerConfig) -> nn.Transformer:
 class MarianPeer(Peer):
     """`MarianMTModel`.
 
-    It numbers places from the left, padding included, so that only right padding compares. It cannot give source and
-    target one matrix and the output another, nor another epsilon of its normalisations.
+    It counts positions from the left, padding included, so that only right padding can be compared. It cannot share
+    the embeddings without the output layer, nor change the epsilon of its normalisations.
     """
 
     names = {"cross_attn": "encoder_attn", "cross_attn_layer_norm": "encoder_attn_layer_norm"}
@@ -164,12 +164,12 @@ class MarianPeer(Peer):
         network.final_logits_bias.requires_grad_(ours.config.lm_head_bias)
         super().__init__(network, ours)
 
-    def place(self, name: str) -> Place:
+    def location(self, name: str) -> Location:
         if name == "lm_head.bias":
             return "final_logits_bias", 0
         if name == "model.encoder.embed_tokens.weight" and self.config.share_encoder_decoder_embeddings:
             return "model.shared.weight", ...
-        return super().place(name)
+        return super().location(name)
 
     def forward(self, **batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         output = self.network(**batch)
@@ -179,8 +179,8 @@ class MarianPeer(Peer):
 class FSMTPeer(Peer):
     """`FSMTForConditionalGeneration`, which is fairseq's Transformer.
 
-    It has one attention backend of its own. It ties all three word matrices or none, has no output bias and no other
-    epsilon, and its positions need a d_model of at least 4.
+    It has one attention implementation. It ties all three embedding matrices or none, has no output bias and no
+    other epsilon, and its positions need a d_model of at least 4.
     """
 
     names = MarianPeer.names
@@ -190,17 +190,17 @@ class FSMTPeer(Peer):
         vocabularies = {"src_vocab_size": ours.config.vocab_size, "tgt_vocab_size": ours.config.target_vocab_size}
         network = FSMTForConditionalGeneration(FSMTConfig(**fields, **vocabularies))
         for stack in (network.model.encoder, network.model.decoder):
-            # A formula; FSMT forgets to say that it is not learned.
+            # A formula; FSMT does not mark it as not learned.
             stack.embed_positions.weight.requires_grad_(False)
         super().__init__(network, ours)
 
-    def place(self, name: str) -> Place:
-        return super().place(name.replace("lm_head", "model.decoder.output_projection"))
+    def location(self, name: str) -> Location:
+        return super().location(name.replace("lm_head", "model.decoder.output_projection"))
 
     def forward(self, labels: Tensor, **batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # Left to itself it would start with each sentence's last word, and write pads into the labels.
-        words = shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
-        output = self.network(**batch, labels=labels, decoder_input_ids=words)
+        # Left to itself it would start with each sentence's last token, and write pads into the labels.
+        tokens = shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
+        output = self.network(**batch, labels=labels, decoder_input_ids=tokens)
         return output.encoder_last_hidden_state, output.logits, output.loss
 
 
@@ -266,36 +266,36 @@ def random_batch(config: VanillaTransformerConfig, seed: int, left: bool = False
 
 
 class Numbers(NamedTuple):
-    """What a model says of a batch, without its padding; the loss, and what follows from it, of all words together."""
+    """A model's outputs for a batch without padding; loss and gradients, summed over all tokens."""
 
-    encoder: Tensor  # (source words, D)
-    logits: Tensor  # (target words, V)
+    encoder: Tensor  # (source tokens, D)
+    logits: Tensor  # (target tokens, V)
     loss: Tensor
     gradients: dict[str, Tensor] = {}
 
 
 def our_numbers(ours: VanillaTransformerForConditionalGeneration, batch: Batch) -> Numbers:
-    words, written = batch["attention_mask"].bool(), batch["labels"].ne(-100)
+    tokens, written = batch["attention_mask"].bool(), batch["labels"].ne(-100)
     with torch.no_grad():
         output = ours(**batch, skip_logits=False)
     loss, derivatives = gradients(ours, **batch)
     n = written.sum()
     total = {name: derivative * n for name, derivative in derivatives.items()}
-    return Numbers(output.encoder_last_hidden_state[words], output.logits[written], loss * n, total)
+    return Numbers(output.encoder_last_hidden_state[tokens], output.logits[written], loss * n, total)
 
 
 def peer_numbers(peer: Peer, batch: Batch) -> Numbers:
-    words, written = batch["attention_mask"].bool(), batch["labels"].ne(-100)
+    tokens, written = batch["attention_mask"].bool(), batch["labels"].ne(-100)
     memory, logits, loss = peer(**batch)
     n = written.sum()
     (loss * n).backward()
-    return Numbers(memory[words].detach(), logits[written].detach(), loss.detach() * n, peer.gradients())
+    return Numbers(memory[tokens].detach(), logits[written].detach(), loss.detach() * n, peer.gradients())
 
 
 def paper_numbers(ours: VanillaTransformerForConditionalGeneration, batch: Batch) -> Numbers:
     """The judge's, in float64; it has no gradients."""
-    words, written = batch["attention_mask"].bool(), batch["labels"].ne(-100)
-    pairs = zip(batch["input_ids"], words, batch["labels"], written, strict=True)
+    tokens, written = batch["attention_mask"].bool(), batch["labels"].ne(-100)
+    pairs = zip(batch["input_ids"], tokens, batch["labels"], written, strict=True)
     outputs = [paper_translation(ours, s[real].tolist(), t[said].tolist()) for s, real, t, said in pairs]
     memory, logits = (torch.cat([torch.from_numpy(output[i]) for output in outputs]) for i in range(2))
     return Numbers(memory, logits, torch.tensor(sum(output.loss for output in outputs)))

@@ -35,7 +35,7 @@ AUTO_CLASSES = {
 
 
 @pytest.mark.parametrize("auto_class", AUTO_CLASSES)
-def test_auto_classes_make_our_models(auto_class: type) -> None:
+def test_auto_classes_build_the_registered_models(auto_class: type) -> None:
     assert type(AutoConfig.for_model("vanilla_transformer")) is VanillaTransformerConfig
     assert type(auto_class.from_config(tiny_config())) is AUTO_CLASSES[auto_class]
 
@@ -52,17 +52,17 @@ def test_auto_classes_load_a_saved_folder(auto_class: type, tmp_path: Path) -> N
     assert all(tensor.equal(expected[name]) for name, tensor in loaded.state_dict().items())
 
 
-def test_registering_twice_is_harmless() -> None:
+def test_registration_twice_is_harmless() -> None:
     for _ in range(2):
         hf_vanilla_transformer._register()
     assert type(AutoModel.from_config(tiny_config())) is VanillaTransformerModel
 
 
-def test_foreign_class_under_our_name_is_a_loud_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registration_refuses_a_foreign_class(monkeypatch: pytest.MonkeyPatch) -> None:
     class Foreign(PreTrainedConfig):
         model_type = "vanilla_transformer"
 
-    # as if somebody had registered theirs before this package was imported
+    # as if another class had been registered before this package was imported
     monkeypatch.setitem(CONFIG_MAPPING._extra_content, "vanilla_transformer", Foreign)
     assert type(AutoConfig.for_model("vanilla_transformer")) is Foreign
     with pytest.raises(ValueError, match="'vanilla_transformer' is already registered for .*Foreign.*not ours"):
@@ -80,7 +80,7 @@ def expected_states(model: VanillaTransformerForConditionalGeneration, ids: Tens
 
 @pytest.mark.parametrize("share", [True, False])
 @torch.no_grad()
-def test_encoder_loads_from_a_translator(share: bool, tmp_path: Path) -> None:
+def test_encoder_loads_from_a_translation_checkpoint(share: bool, tmp_path: Path) -> None:
     translator = tiny_model(share_encoder_decoder_embeddings=share)
     translator.save_pretrained(tmp_path / "translator")
     ids = padded(sentences([6, 3]))
@@ -88,14 +88,14 @@ def test_encoder_loads_from_a_translator(share: bool, tmp_path: Path) -> None:
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert encoder.eval()(ids).last_hidden_state.equal(expected_states(translator, ids))
-    # and from a folder of its own
+    # and from its own checkpoint
     encoder.save_pretrained(tmp_path / "encoder")
     again = AutoModelForTextEncoding.from_pretrained(tmp_path / "encoder").eval()
     assert again(input_ids=ids).last_hidden_state.equal(expected_states(translator, ids))
 
 
 @torch.no_grad()
-def test_classifier_loads_from_a_translator(tmp_path: Path) -> None:
+def test_classifier_loads_from_a_translation_checkpoint(tmp_path: Path) -> None:
     translator = tiny_model()
     translator.save_pretrained(tmp_path / "translator")
     classifier, info = AutoModelForSequenceClassification.from_pretrained(
@@ -119,7 +119,7 @@ def test_classifier_loads_from_a_translator(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_class_of_a_sentence_does_not_depend_on_its_batch() -> None:
+def test_classifier_does_not_depend_on_the_rest_of_the_batch() -> None:
     classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config(num_labels=3))).eval()
     rows = sentences([9, 2, 5])
     for left in (False, True):
@@ -132,7 +132,7 @@ def test_class_of_a_sentence_does_not_depend_on_its_batch() -> None:
 
 
 @torch.no_grad()
-def test_classifier_takes_embeddings() -> None:
+def test_classifier_accepts_inputs_embeds() -> None:
     classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config())).eval()
     ids = torch.tensor(sentences([5, 5]))
     embeds = classifier.get_input_embeddings()(ids)
@@ -164,7 +164,7 @@ def test_classifier_learns(num_labels: int, problem_type: str, labels: Tensor, s
     assert losses[-1] < 0.2 * losses[0]
 
 
-def test_classification_losses_are_their_definitions() -> None:
+def test_classification_losses_match_their_definitions() -> None:
     ids = padded(sentences([4, 7]))
     classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config(num_labels=3))).eval()
     output = classifier(ids, labels=torch.tensor([2, 0]))

@@ -30,7 +30,7 @@ PAPER_MILLIONS = {
 }
 
 # Rows that fit Table 3 only with a larger vocabulary than §5.1 tells, as explained at PRESETS.
-NEEDS_41000_WORDS = {"B16", "C2", "C4", "C256", "C1024ff"}
+NEEDS_VOCABULARY_OF_41000 = {"B16", "C2", "C4", "C256", "C1024ff"}
 
 
 def millions(name: str, **fields: object) -> float:
@@ -40,23 +40,23 @@ def millions(name: str, **fields: object) -> float:
     return sum(parameter.numel() for parameter in model.parameters()) / 1e6
 
 
-def test_every_row_of_table_3_is_a_preset() -> None:
+def test_presets_cover_every_row_of_table_3() -> None:
     rows = ["base", "A1", "A4", "A16", "A32", "B16", "B32", "C2", "C4", "C8", "C256", "C1024", "C1024ff", "C4096ff"]
     rows += ["D0.0", "D0.2", "Dls0.0", "Dls0.2", "E", "big"]
     assert sorted(PRESETS) == sorted(rows)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_parameter_counts_are_the_papers(name: str) -> None:
-    vocab_size = 41000 if name in NEEDS_41000_WORDS else 37000
+def test_parameter_counts_match_table_3(name: str) -> None:
+    vocab_size = 41000 if name in NEEDS_VOCABULARY_OF_41000 else 37000
     assert millions(name, vocab_size=vocab_size) == pytest.approx(PAPER_MILLIONS.get(name, 65), rel=0.03)
 
 
-def test_the_explanation_of_the_counts_is_true() -> None:
+def test_parameter_count_deviations_match_the_comment() -> None:
     text = Path(configuration_file.__file__).read_text(encoding="utf-8")
     comment = " ".join(line.strip("# ") for line in text.splitlines() if line.startswith("#"))
     stated = {name: float(percent) for name, percent in re.findall(r"([A-Z]\w*)\s*\((-[\d.]+) %\)", comment)}
-    assert stated.keys() == NEEDS_41000_WORDS
+    assert stated.keys() == NEEDS_VOCABULARY_OF_41000
     for name, percent in stated.items():
         assert 100 * (millions(name) / PAPER_MILLIONS[name] - 1) == pytest.approx(percent, abs=0.051), name
 
@@ -102,18 +102,18 @@ def test_presets_have_the_values_of_table_3(name: str, fields: tuple) -> None:
     assert config.position_encoding_type == ("learned" if name == "E" else "sinusoidal")
 
 
-def test_overrides_win_over_the_preset() -> None:
+def test_preset_overrides_take_precedence() -> None:
     config = VanillaTransformerConfig.from_preset("big", dropout=0.2, encoder_layers=3, vocab_size=100)
     assert (config.dropout, config.encoder_layers, config.decoder_layers) == (0.2, 3, 6)
     assert config.target_vocab_size == 100
 
 
-def test_unknown_preset_names_the_known_ones() -> None:
+def test_unknown_preset_error_lists_the_presets() -> None:
     with pytest.raises(ValueError, match=r"'bas'.*base.*big"):
         VanillaTransformerConfig.from_preset("bas")
 
 
-def test_defaults_are_the_base_model() -> None:
+def test_default_configuration_is_the_base_model() -> None:
     default, base = VanillaTransformerConfig(), VanillaTransformerConfig.from_preset("base")
     different = {key for key, value in base.to_dict().items() if default.to_dict()[key] != value}
     assert different == {"label_smoothing"}
@@ -137,7 +137,7 @@ def test_defaults_are_the_base_model() -> None:
         ({"decoder_vocab_size": 50}, "decoder_vocab_size=50.*vocab_size=40"),
     ],
 )
-def test_what_does_not_fit_is_refused(fields: dict, message: str) -> None:
+def test_invalid_configuration_is_refused(fields: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny_config(**fields)
 
@@ -145,12 +145,12 @@ def test_what_does_not_fit_is_refused(fields: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("d_model", "512"), ("dropout", "0.1"), ("attention_bias", "no"), ("encoder_layers", 2.5)]
 )
-def test_wrong_types_are_refused(field: str, value: object) -> None:
+def test_field_of_wrong_type_is_refused(field: str, value: object) -> None:
     with pytest.raises(Exception, match=field):
         tiny_config(**{field: value})
 
 
-def test_free_head_widths_need_no_division() -> None:
+def test_head_dims_allow_an_indivisible_d_model() -> None:
     config = tiny_config(d_model=30, head_dim=5, value_head_dim=7)
     model = VanillaTransformerForConditionalGeneration(config)
     assert model.model.encoder.layers[0].self_attn.out_proj.weight.shape == (30, 4 * 7)
@@ -174,7 +174,7 @@ UNUSUAL = {
 }
 
 
-def test_save_and_load_keep_every_field(tmp_path: Path) -> None:
+def test_configuration_save_and_load_preserve_every_field(tmp_path: Path) -> None:
     config = tiny_config(**UNUSUAL)
     config.save_pretrained(tmp_path)
     loaded = VanillaTransformerConfig.from_pretrained(tmp_path)
@@ -182,7 +182,7 @@ def test_save_and_load_keep_every_field(tmp_path: Path) -> None:
     assert {name: getattr(loaded, name) for name in UNUSUAL} == UNUSUAL
 
 
-def test_copies_are_equal_and_independent() -> None:
+def test_configuration_copies_are_equal_and_independent() -> None:
     config = tiny_config(**UNUSUAL)
     from_json = VanillaTransformerConfig(**json.loads(config.to_json_string(use_diff=False)))
     for other in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), from_json):
@@ -191,6 +191,6 @@ def test_copies_are_equal_and_independent() -> None:
     assert config.dropout == 0.0
 
 
-def test_names_of_hugging_face_are_aliases() -> None:
+def test_hugging_face_field_names_are_aliases() -> None:
     config = tiny_config()
     assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (32, 4, 2)

@@ -16,12 +16,12 @@ def test_flex_attention_gives_the_same_logits() -> None:
     batch = translation_batch([7, 2, 5, 1], [3, 8, 1, 6])
     eager, flex = (tiny_model(attn_implementation=backend, **FIELDS) for backend in ("eager", "flex_attention"))
     expected, actual = eager(**batch), flex(**batch)
-    words, real = batch["attention_mask"].bool(), batch["labels"].ne(-100)
-    assert_near(actual.encoder_last_hidden_state[words], expected.encoder_last_hidden_state[words])
+    tokens, real = batch["attention_mask"].bool(), batch["labels"].ne(-100)
+    assert_near(actual.encoder_last_hidden_state[tokens], expected.encoder_last_hidden_state[tokens])
     assert_near(actual.logits[real], expected.logits[real])
     assert_near(actual.loss, expected.loss)
 
-    # a source without a word disturbs nobody
+    # a fully masked source does not affect the other sentences
     batch["attention_mask"][1] = 0
     output = flex(**batch)
     assert torch.isfinite(output.logits).all()
@@ -29,7 +29,7 @@ def test_flex_attention_gives_the_same_logits() -> None:
     assert_near(output.logits[others][real[others]], expected.logits[others][real[others]])
 
 
-def test_flex_attention_decodes() -> None:
+def test_flex_attention_generates() -> None:
     eager, flex = (
         tiny_model(attn_implementation=backend, tie_word_embeddings=False, **FIELDS)
         for backend in ("eager", "flex_attention")

@@ -7,13 +7,13 @@ import torch
 
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_translation_loss, translation_loss
-from tests.model_helpers import assert_near, tiny_model, translation_batch
+from tests.model_helpers import assert_near, assert_same_gradients, gradients, tiny_model, translation_batch
 
 SMOOTHING = [0.0, 0.1, 0.4]
 
 
 def numpy_loss(logits: np.ndarray, labels: np.ndarray, smoothing: float) -> float:
-    """The sum over words of -Σ_v q(v) log p(v), with q = (1 - ε) [v is right] + ε / V."""
+    """The sum over tokens of -Σ_v q(v) log p(v), with q = (1 - ε) [v is the label] + ε / V."""
     total = 0.0
     for scores, label in zip(logits.astype(np.float64), labels, strict=True):
         if label == -100:
@@ -25,12 +25,12 @@ def numpy_loss(logits: np.ndarray, labels: np.ndarray, smoothing: float) -> floa
     return total
 
 
-def places(words: int = 21, d_model: int = 8, vocab_size: int = 13) -> tuple[torch.Tensor, ...]:
-    """Hidden states (3, words / 3, D), output matrix, bias, labels with some -100."""
-    hidden = torch.randn(3, words // 3, d_model, requires_grad=True)
+def positions(tokens: int = 21, d_model: int = 8, vocab_size: int = 13) -> tuple[torch.Tensor, ...]:
+    """Hidden states (3, tokens / 3, D), output matrix, bias, labels with some -100."""
+    hidden = torch.randn(3, tokens // 3, d_model, requires_grad=True)
     weight = torch.randn(vocab_size, d_model, requires_grad=True)
     bias = torch.randn(vocab_size, requires_grad=True)
-    labels = torch.randint(0, vocab_size, (3, words // 3))
+    labels = torch.randint(0, vocab_size, (3, tokens // 3))
     labels[0, 3:] = -100
     labels[2, 0] = -100
     return hidden, weight, bias, labels
@@ -38,19 +38,19 @@ def places(words: int = 21, d_model: int = 8, vocab_size: int = 13) -> tuple[tor
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four places at a time and three together, so that a batch is several chunks and the last is not full."""
+    """Chunks of four positions, differentiated three at a time: several chunks, the last one not full."""
     for name in ("CPU_CHUNK", "CPU_HALF_CHUNK"):
         monkeypatch.setattr(losses, name, 4 * 13 + 5)
     monkeypatch.setattr(losses, "CPU_CACHE", 3 * 13)
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHING)
-def test_loss_is_the_papers(smoothing: float) -> None:
-    hidden, weight, bias, labels = places()
+def test_translation_loss_matches_its_definition(smoothing: float) -> None:
+    hidden, weight, bias, labels = positions()
     logits = hidden @ weight.T + bias
-    words = int((labels != -100).sum())
+    tokens = int((labels != -100).sum())
     expected = numpy_loss(logits.detach().flatten(0, 1).numpy(), labels.flatten().numpy(), smoothing)
-    assert translation_loss(logits, labels, smoothing).item() == pytest.approx(expected / words, rel=1e-6)
+    assert translation_loss(logits, labels, smoothing).item() == pytest.approx(expected / tokens, rel=1e-6)
     assert translation_loss(logits, labels, smoothing, 7).item() == pytest.approx(expected / 7, rel=1e-6)
     assert translation_loss(logits, labels, smoothing, torch.tensor(7)).item() == pytest.approx(expected / 7, rel=1e-6)
 
@@ -59,8 +59,8 @@ def test_loss_is_the_papers(smoothing: float) -> None:
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("items", [None, 50])
 @pytest.mark.parametrize("smoothing", SMOOTHING)
-def test_fused_loss_is_the_plain_one(smoothing: float, items: int | None, with_bias: bool) -> None:
-    hidden, weight, bias, labels = places()
+def test_fused_loss_equals_translation_loss(smoothing: float, items: int | None, with_bias: bool) -> None:
+    hidden, weight, bias, labels = positions()
     leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
     logits = hidden @ weight.T + (bias if with_bias else 0)
     plain = translation_loss(logits, labels, smoothing, items)
@@ -68,15 +68,15 @@ def test_fused_loss_is_the_plain_one(smoothing: float, items: int | None, with_b
     assert fused.item() == pytest.approx(plain.item(), rel=1e-6)
     assert nll.item() == pytest.approx(translation_loss(logits, labels, 0.0, items).item(), rel=1e-6)
     assert not nll.requires_grad
-    # A factor stands for a gradient scaler or for whatever is added to the loss.
+    # A factor, as a gradient scaler applies.
     expected = torch.autograd.grad(3 * plain, leaves)
     for actual, wanted in zip(torch.autograd.grad(3 * fused, leaves), expected, strict=True):
         assert_near(actual, wanted, 1e-6)
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_fused_gradients_are_those_of_finite_differences() -> None:
-    hidden, weight, bias, labels = places(words=6)
+def test_fused_loss_gradients_match_finite_differences() -> None:
+    hidden, weight, bias, labels = positions(tokens=6)
     step, rows = 1e-2, torch.randn(weight.shape)
 
     def loss(shift: float) -> float:
@@ -91,7 +91,7 @@ def test_fused_gradients_are_those_of_finite_differences() -> None:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_fused_loss_under_bfloat16_autocast(smoothing: float) -> None:
-    hidden, weight, bias, labels = places(words=300, d_model=16)
+    hidden, weight, bias, labels = positions(tokens=300, d_model=16)
     leaves = [hidden, weight, bias]
     expected = translation_loss(hidden @ weight.T + bias, labels, smoothing)
     expected_gradients = torch.autograd.grad(expected, leaves)
@@ -106,8 +106,8 @@ def test_fused_loss_under_bfloat16_autocast(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_no_word_to_count_is_zero(fused: bool) -> None:
-    hidden, weight, bias, labels = places()
+def test_loss_without_labels_is_zero(fused: bool) -> None:
+    hidden, weight, bias, labels = positions()
     labels = torch.full_like(labels, -100)
     if fused:
         loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
@@ -119,8 +119,8 @@ def test_no_word_to_count_is_zero(fused: bool) -> None:
     assert weight.grad.abs().max() == 0
 
 
-def test_fused_loss_needs_no_gradient() -> None:
-    hidden, weight, bias, labels = places()
+def test_fused_loss_works_without_gradients() -> None:
+    hidden, weight, bias, labels = positions()
     with torch.no_grad():
         loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
         expected = translation_loss(hidden @ weight.T + bias, labels, 0.1)
@@ -128,7 +128,31 @@ def test_fused_loss_needs_no_gradient() -> None:
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_model_smooths_in_training_only() -> None:
+@pytest.mark.parametrize("skip_logits", [True, False])
+def test_torch_func_grad_of_the_model_equals_backward(skip_logits: bool) -> None:
+    model = tiny_model(label_smoothing=0.1, lm_head_bias=True).train()
+    batch = {**translation_batch([5, 3], [6, 4]), "skip_logits": skip_logits}
+    weights = dict(model.named_parameters())
+    actual = torch.func.grad(lambda given: torch.func.functional_call(model, given, (), batch).loss)(weights)
+    assert_same_gradients(actual, gradients(model, **batch)[1], 1e-6)
+
+
+def test_fused_loss_refuses_second_derivatives() -> None:
+    hidden, weight, bias, labels = (each.detach() for each in positions())
+
+    def first(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda h: fused_translation_loss(h, weight, bias, labels, 0.1)[0])(hidden).norm()
+
+    with pytest.raises(RuntimeError, match="no second derivatives.*skip_logits=False"):
+        torch.func.grad(first)(hidden)
+    hidden.requires_grad_()
+    loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
+    (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives.*skip_logits=False"):
+        (loss + gradient.norm()).backward()  # a gradient penalty
+
+
+def test_label_smoothing_is_active_in_training_only() -> None:
     model = tiny_model(label_smoothing=0.3, lm_head_bias=True)
     batch = translation_batch([5, 3], [6, 4])
     with torch.no_grad():
@@ -141,7 +165,7 @@ def test_model_smooths_in_training_only() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("skip_logits", [True, False])
-def test_loss_without_smoothing_is_told_in_training_only(smoothing: float, skip_logits: bool) -> None:
+def test_nll_loss_is_returned_in_training_only(smoothing: float, skip_logits: bool) -> None:
     model = tiny_model(label_smoothing=smoothing)
     batch = translation_batch([5, 3], [6, 4])
     evaluated = model(**batch)
@@ -156,7 +180,7 @@ def test_loss_without_smoothing_is_told_in_training_only(smoothing: float, skip_
 
 @pytest.mark.usefixtures("small_chunks")
 def test_fused_loss_of_extreme_logits_is_finite() -> None:
-    hidden, weight, _, labels = places()
+    hidden, weight, _, labels = positions()
     plain = translation_loss(500 * hidden @ weight.T, labels, 0.1)
     fused, nll = fused_translation_loss(500 * hidden, weight, None, labels, 0.1)
     assert fused.item() == pytest.approx(plain.item(), rel=1e-6)
@@ -165,7 +189,7 @@ def test_fused_loss_of_extreme_logits_is_finite() -> None:
     assert_near(torch.autograd.grad(fused, weight)[0], expected, 1e-5 * expected.abs().max().item())
 
 
-def test_logits_are_there_when_asked_for() -> None:
+def test_skip_logits_decides_whether_logits_are_returned() -> None:
     model = tiny_model().train()
     batch = translation_batch([5, 3], [6, 4])
     assert model(**batch).logits is None
@@ -176,7 +200,7 @@ def test_logits_are_there_when_asked_for() -> None:
     assert model(**batch, skip_logits=True).logits is None
 
 
-def test_output_layer_of_an_adapter_is_used() -> None:
+def test_output_layer_of_an_adapter_is_called() -> None:
     class Doubled(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(x)

@@ -39,7 +39,7 @@ BACKENDS = ["eager", "sdpa"]
 
 
 def with_own_vocabulary(share: bool, tie: bool, **fields: Any) -> dict[str, Any]:
-    """A tying mode; where nothing forbids it, the target has fewer words than the source."""
+    """A tying mode; where nothing forbids it, the target vocabulary is smaller than the source's."""
     own = {} if share else {"decoder_vocab_size": 31}
     return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie, **own, **fields}
 
@@ -54,14 +54,14 @@ def with_own_vocabulary(share: bool, tie: bool, **fields: Any) -> dict[str, Any]
     "fields", [{}, {"position_encoding_type": "learned"}, {"head_dim": 3, "value_head_dim": 9, "decoder_layers": 3}]
 )
 @torch.no_grad()
-def test_cached_decoding_gives_the_same_logits(backend: str, fields: dict) -> None:
+def test_cached_decoding_equals_uncached(backend: str, fields: dict) -> None:
     model = tiny_model(attn_implementation=backend, **fields)
     source = padded(sentences([6, 3, 9]))
     target = torch.tensor(sentences([8, 8, 8], seed=5))
     whole = model(input_ids=source, decoder_input_ids=target).logits
     encoded = model.model.encoder(source)
     cache = None
-    # one word, three words at once, then one by one
+    # one token, three tokens at once, then one by one
     for start, end in ((0, 1), (1, 4), (4, 5), (5, 6), (6, 7), (7, 8)):
         step = model(
             encoder_outputs=encoded,
@@ -72,16 +72,16 @@ def test_cached_decoding_gives_the_same_logits(backend: str, fields: dict) -> No
         )
         cache = step.past_key_values
         assert cache.get_seq_length() == end
-        assert_near(step.logits, whole[:, start:end], 1e-5, f"words {start} to {end}")
+        assert_near(step.logits, whole[:, start:end], 1e-5, f"tokens {start} to {end}")
 
 
 @torch.no_grad()
-def test_cache_knows_words_before_which_padding_stands() -> None:
+def test_cached_decoding_supports_left_padding() -> None:
     model = tiny_model()
     source = padded(sentences([6, 3]))
-    words = sentences([7, 4], seed=5)
-    alone = [model(input_ids=source[i : i + 1], decoder_input_ids=torch.tensor([words[i]])).logits for i in (0, 1)]
-    target = padded(words, left=True)
+    tokens = sentences([7, 4], seed=5)
+    alone = [model(input_ids=source[i : i + 1], decoder_input_ids=torch.tensor([tokens[i]])).logits for i in (0, 1)]
+    target = padded(tokens, left=True)
     mask = target.ne(PAD).long()
     cache, logits = None, []
     for i in range(target.shape[1]):
@@ -101,7 +101,7 @@ def test_cache_knows_words_before_which_padding_stands() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @torch.no_grad()
-def test_later_words_do_not_change_earlier_logits(backend: str) -> None:
+def test_logits_do_not_depend_on_later_tokens(backend: str) -> None:
     model = tiny_model(attn_implementation=backend)
     source = torch.tensor(sentences([6]))
     target = torch.tensor(sentences([9], seed=1))
@@ -113,7 +113,7 @@ def test_later_words_do_not_change_earlier_logits(backend: str) -> None:
 
 
 @torch.no_grad()
-def test_every_source_word_counts() -> None:
+def test_logits_depend_on_every_source_token() -> None:
     model = tiny_model()
     source = torch.tensor(sentences([6]))
     target = torch.tensor([[START, 5]])
@@ -128,15 +128,15 @@ def test_every_source_word_counts() -> None:
 @pytest.mark.parametrize("positions", POSITION_ENCODING_TYPES)
 @pytest.mark.parametrize("left", [False, True])
 @torch.no_grad()
-def test_sentence_does_not_see_its_batch(backend: str, positions: str, left: bool) -> None:
+def test_outputs_do_not_depend_on_the_rest_of_the_batch(backend: str, positions: str, left: bool) -> None:
     model = tiny_model(attn_implementation=backend, position_encoding_type=positions)
     sources, targets = sentences([9, 2, 5, 1]), sentences([4, 6, 3, 6], seed=1)
     source = padded(sources, left=left)
     target = padded(targets, left=left)
     together = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=target.ne(PAD).long())
-    for i, words in enumerate(targets):
-        alone = model(input_ids=torch.tensor([sources[i]]), decoder_input_ids=torch.tensor([words]))
-        here = slice(-len(words), None) if left else slice(len(words))
+    for i, tokens in enumerate(targets):
+        alone = model(input_ids=torch.tensor([sources[i]]), decoder_input_ids=torch.tensor([tokens]))
+        here = slice(-len(tokens), None) if left else slice(len(tokens))
         assert_near(together.logits[i, here], alone.logits[0], 1e-5, f"target {i}")
         here = slice(-len(sources[i]), None) if left else slice(len(sources[i]))
         encoded = together.encoder_last_hidden_state[i, here]
@@ -144,7 +144,7 @@ def test_sentence_does_not_see_its_batch(backend: str, positions: str, left: boo
 
 
 @torch.no_grad()
-def test_missing_mask_is_made_from_the_pad_token() -> None:
+def test_default_attention_mask_comes_from_the_pad_token() -> None:
     model = tiny_model()
     batch = translation_batch([7, 3, 5], [4, 6, 2])
     mask = batch.pop("attention_mask")
@@ -156,7 +156,7 @@ def test_missing_mask_is_made_from_the_pad_token() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @torch.no_grad()
-def test_masks_of_other_types(backend: str) -> None:
+def test_attention_mask_dtypes_are_equivalent(backend: str) -> None:
     model = tiny_model(attn_implementation=backend)
     batch = translation_batch([7, 3, 5], [4, 6, 2])
     mask = batch.pop("attention_mask")
@@ -166,7 +166,7 @@ def test_masks_of_other_types(backend: str) -> None:
 
 
 @torch.no_grad()
-def test_embeddings_can_be_given_instead_of_ids() -> None:
+def test_inputs_embeds_replace_input_ids() -> None:
     model = tiny_model()
     source, target = torch.tensor(sentences([7])), torch.tensor(sentences([4], seed=1))
     embeds, decoder_embeds = model.get_input_embeddings()(source), model.model.decoder.embed_tokens(target)
@@ -176,12 +176,12 @@ def test_embeddings_can_be_given_instead_of_ids() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @torch.no_grad()
-def test_long_sentences(backend: str) -> None:
+def test_long_sequences_are_supported(backend: str) -> None:
     model = tiny_model(attn_implementation=backend, max_position_embeddings=16, encoder_layers=1, decoder_layers=1)
     source = torch.tensor(sentences([2000]))
     logits = model(input_ids=source, decoder_input_ids=torch.tensor(sentences([1500], seed=1))).logits
     assert torch.isfinite(logits).all()
-    # the far end is still a place of its own
+    # the last positions still differ from each other
     swapped = source.clone()
     swapped[0, [1990, 1991]] = torch.tensor([5, 6])
     encoded = model.model.encoder(swapped).last_hidden_state[0]
@@ -220,7 +220,7 @@ def test_fully_masked_row_is_finite(backend: str, training: bool) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_eager_and_sdpa_agree(training: bool) -> None:
+def test_eager_and_sdpa_attention_agree(training: bool) -> None:
     batch = translation_batch([7, 2, 5, 1], [3, 8, 1, 6])
     outputs = {}
     for backend in BACKENDS:
@@ -229,8 +229,8 @@ def test_eager_and_sdpa_agree(training: bool) -> None:
         output = model(**batch, skip_logits=False)
         outputs[backend] = (output, gradients(model, **batch, num_items_in_batch=1)[1])
     (eager, eager_gradients), (sdpa, sdpa_gradients) = outputs["eager"], outputs["sdpa"]
-    words = batch["attention_mask"].bool()
-    assert_near(sdpa.encoder_last_hidden_state[words], eager.encoder_last_hidden_state[words])
+    tokens = batch["attention_mask"].bool()
+    assert_near(sdpa.encoder_last_hidden_state[tokens], eager.encoder_last_hidden_state[tokens])
     assert_near(sdpa.logits, eager.logits)
     assert_near(sdpa.loss, eager.loss)
     assert_same_gradients(sdpa_gradients, eager_gradients)
@@ -260,20 +260,20 @@ IDS = torch.tensor([[5, 6, 2]])
         ({"decoder_input_ids": None}, "decoder has nothing to read"),
     ],
 )
-def test_wrong_inputs_are_named(inputs: dict, message: str) -> None:
+def test_invalid_inputs_are_named(inputs: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny_model()(**{"input_ids": IDS, "decoder_input_ids": IDS, **inputs})
 
 
 @pytest.mark.parametrize("labels", [[[5, 40, 6, 2]], [[5, 6, 40]], [[5, -7, 2]], [[5, 6, -7]]])
 @pytest.mark.parametrize("training", [False, True])
-def test_labels_outside_the_vocabulary_are_named(labels: list, training: bool) -> None:
+def test_labels_outside_the_vocabulary_are_refused(labels: list, training: bool) -> None:
     with pytest.raises(ValueError, match="40|-7"):
         tiny_model().train(training)(input_ids=IDS, labels=torch.tensor(labels))
 
 
 @pytest.mark.parametrize("ids", [{"input_ids": 9, "decoder_input_ids": 4}, {"input_ids": 4, "decoder_input_ids": 9}])
-def test_learned_positions_end(ids: dict) -> None:
+def test_learned_positions_refuse_longer_sequences(ids: dict) -> None:
     model = tiny_model(position_encoding_type="learned", max_position_embeddings=8)
     lengths = {name: torch.tensor(sentences([length])) for name, length in ids.items()}
     with pytest.raises(ValueError, match="9 tokens.*max_position_embeddings=8"):
@@ -282,7 +282,7 @@ def test_learned_positions_end(ids: dict) -> None:
 
 
 @torch.no_grad()
-def test_learned_positions_count_words_not_padding() -> None:
+def test_learned_positions_skip_padding() -> None:
     model = tiny_model(position_encoding_type="learned", max_position_embeddings=8)
     source = torch.tensor([[PAD] * 5 + sentences([7])[0]])
     assert torch.isfinite(model(input_ids=source, decoder_input_ids=IDS).logits).all()
@@ -294,15 +294,15 @@ def test_learned_positions_count_words_not_padding() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_gradients_do_not_depend_on_how_a_batch_is_cut(smoothing: float) -> None:
+def test_gradients_do_not_depend_on_batch_splitting(smoothing: float) -> None:
     model = tiny_model(label_smoothing=smoothing).train()
     batch = translation_batch([7, 2, 5, 1, 9, 3, 4, 6], [3, 8, 1, 6, 2, 9, 12, 1])
-    words = int(batch["labels"].ne(-100).sum())
+    tokens = int(batch["labels"].ne(-100).sum())
     whole_loss, whole = gradients(model, **batch)
     model.zero_grad()
     total = 0.0
     for start, end in ((0, 1), (1, 4), (4, 6), (6, 8)):
-        loss = model(**{name: part[start:end] for name, part in batch.items()}, num_items_in_batch=words).loss
+        loss = model(**{name: part[start:end] for name, part in batch.items()}, num_items_in_batch=tokens).loss
         loss.backward()
         total += loss.item()
     assert total == pytest.approx(whole_loss, rel=1e-6)
@@ -311,7 +311,7 @@ def test_gradients_do_not_depend_on_how_a_batch_is_cut(smoothing: float) -> None
         assert difference <= 1e-5 * max(whole[name].norm().item(), 1e-2), name
 
 
-def test_caller_keeps_its_tensors() -> None:
+def test_forward_does_not_modify_inputs() -> None:
     model = tiny_model(label_smoothing=0.1)
     batch = translation_batch([7, 2, 5], [3, 8, 1])
     before = {name: tensor.clone() for name, tensor in batch.items()}
@@ -325,7 +325,7 @@ def test_caller_keeps_its_tensors() -> None:
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_changes_nothing(backend: str, reentrant: bool) -> None:
+def test_gradient_checkpointing_gives_equal_gradients(backend: str, reentrant: bool) -> None:
     model = tiny_model(attn_implementation=backend, label_smoothing=0.1, dropout=0.2).train()
     batch = translation_batch([7, 2, 5], [3, 8, 1])
     torch.manual_seed(3)
@@ -346,7 +346,7 @@ def count_calls(module: torch.nn.Module) -> list[int]:
     return calls
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     batch = translation_batch([7, 2, 5], [3, 8, 1])
     for field in ("dropout", "attention_dropout", "activation_dropout"):
         for backend in BACKENDS:
@@ -374,7 +374,7 @@ def test_bfloat16_autocast_trains() -> None:
 
 
 @torch.no_grad()
-def test_attentions_and_hidden_states() -> None:
+def test_attentions_and_hidden_states_have_documented_shapes() -> None:
     model = tiny_model(attn_implementation="eager", encoder_layers=3, encoder_attention_heads=8)
     batch = translation_batch([7, 4], [5, 3])
     output = model(**batch, output_attentions=True, output_hidden_states=True)
@@ -394,7 +394,7 @@ def test_attentions_and_hidden_states() -> None:
 
 
 @torch.no_grad()
-def test_outputs_are_left_out_unless_asked_for_and_can_be_tuples() -> None:
+def test_outputs_are_optional_and_can_be_tuples() -> None:
     model = tiny_model(attn_implementation="eager")
     batch = translation_batch([7, 4], [5, 3])
     output = model(**batch)
@@ -419,7 +419,7 @@ def test_hidden_states_start_with_the_embeddings() -> None:
     not hasattr(OutputRecorder, "num_hidden_layers_key"), reason="this transformers gives all hidden states or none"
 )
 @torch.no_grad()
-def test_hidden_states_are_counted_back_from_the_depth_of_their_stack() -> None:
+def test_hidden_states_accept_negative_indices_per_stack() -> None:
     model = tiny_model(encoder_layers=3, decoder_layers=1)
     output = model(**translation_batch([5, 3], [4, 4]), output_hidden_states=[-1])
     assert [state is not None for state in output.encoder_hidden_states] == [False, False, False, True]
@@ -432,7 +432,7 @@ def test_hidden_states_are_counted_back_from_the_depth_of_their_stack() -> None:
 
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
-def test_initialisation(share: bool, tie: bool) -> None:
+def test_initialisation_has_documented_scales(share: bool, tie: bool) -> None:
     fields = with_own_vocabulary(share, tie, vocab_size=300, lm_head_bias=True, position_encoding_type="learned")
     torch.manual_seed(0)
     model = VanillaTransformerForConditionalGeneration(tiny_config(d_model=64, **fields))
@@ -451,7 +451,7 @@ def test_initialisation(share: bool, tie: bool) -> None:
             assert (module.bias == 0).all(), name
 
 
-def test_logits_start_with_unit_variance() -> None:
+def test_initial_logits_have_unit_variance() -> None:
     model = VanillaTransformerForConditionalGeneration(tiny_config(d_model=128, vocab_size=500)).eval()
     batch = translation_batch([20] * 4, [20] * 4, vocab_size=500)
     assert model(**batch).logits.std().item() == pytest.approx(1.0, abs=0.35)
@@ -514,7 +514,7 @@ def test_base_model_and_translator_load_from_each_other(tmp_path: Path) -> None:
     assert again(**batch).logits.equal(model(**batch).logits)
 
 
-def test_vocabulary_given_while_loading(tmp_path: Path) -> None:
+def test_vocab_size_can_be_set_in_from_pretrained(tmp_path: Path) -> None:
     # One number for both vocabularies where they are one, whenever it is given.
     tiny_config().save_pretrained(tmp_path)
     config = VanillaTransformerConfig.from_pretrained(tmp_path, vocab_size=50)
@@ -526,14 +526,14 @@ def test_vocabulary_given_while_loading(tmp_path: Path) -> None:
     assert VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "again").lm_head.out_features == 50
 
 
-def test_copies_stay_tied() -> None:
+def test_model_copies_stay_tied() -> None:
     model = tiny_model()
     other = copy.deepcopy(model)
     assert other.lm_head.weight is other.model.encoder.embed_tokens.weight is other.model.decoder.embed_tokens.weight
     assert other.lm_head.weight is not model.lm_head.weight
 
 
-def test_loading_in_bfloat16(tmp_path: Path) -> None:
+def test_from_pretrained_in_bfloat16(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
     logits = loaded(input_ids=IDS, decoder_input_ids=IDS).logits
@@ -542,7 +542,7 @@ def test_loading_in_bfloat16(tmp_path: Path) -> None:
     assert (logits.float() - expected).abs().max().item() < 0.2
 
 
-def test_shared_configuration_is_not_changed_by_an_encoder() -> None:
+def test_encoder_model_does_not_modify_its_configuration() -> None:
     config = tiny_config()
     before = config.to_dict()
     VanillaTransformerEncoderModel(config)
@@ -579,31 +579,33 @@ def check_resized(model: VanillaTransformerForConditionalGeneration, source: int
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("size", [53, 25])
-def test_resizing_source_words(share: bool, tie: bool, bias: bool, size: int, tmp_path: Path) -> None:
+def test_resize_token_embeddings_resizes_the_source(
+    share: bool, tie: bool, bias: bool, size: int, tmp_path: Path
+) -> None:
     model = tiny_model(**with_own_vocabulary(share, tie, lm_head_bias=bias))
     batch = translation_batch([7, 4], [5, 3], vocab_size=25)
     before = model(**batch).logits.detach()
     returned = model.resize_token_embeddings(size)
     assert returned is model.get_input_embeddings()
     kept = min(size, before.shape[-1])
-    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of words that were there")
+    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of tokens that were there")
     check_resized(model, size, size if share else 31, tmp_path)
 
 
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("size", [53, 25])
-def test_resizing_target_words(tie: bool, bias: bool, size: int, tmp_path: Path) -> None:
+def test_resize_decoder_token_embeddings_resizes_the_target(tie: bool, bias: bool, size: int, tmp_path: Path) -> None:
     model = tiny_model(**with_own_vocabulary(False, tie, lm_head_bias=bias))
     batch = translation_batch([7, 4], [5, 3], vocab_size=25)
     before = model(**batch).logits.detach()
     model.resize_decoder_token_embeddings(size)
     kept = min(size, 31)
-    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of words that were there")
+    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of tokens that were there")
     check_resized(model, 40, size, tmp_path)
 
 
-def test_target_words_of_a_shared_matrix_cannot_be_resized_alone() -> None:
+def test_resize_decoder_token_embeddings_refuses_a_shared_matrix() -> None:
     with pytest.raises(ValueError, match="resize_token_embeddings"):
         tiny_model().resize_decoder_token_embeddings(50)
 
@@ -613,7 +615,7 @@ def test_target_words_of_a_shared_matrix_cannot_be_resized_alone() -> None:
     "model_class",
     [VanillaTransformerModel, VanillaTransformerEncoderModel, VanillaTransformerForSequenceClassification],
 )
-def test_resizing_a_model_without_an_output_layer(
+def test_resize_token_embeddings_without_an_output_layer(
     model_class: type[VanillaTransformerPreTrainedModel], share: bool, tmp_path: Path
 ) -> None:
     model = randomise(model_class(tiny_config(share_encoder_decoder_embeddings=share))).eval()
@@ -629,13 +631,13 @@ def test_resizing_a_model_without_an_output_layer(
     assert loaded(**inputs)[0].equal(model(**inputs)[0])
 
 
-def test_resizing_rounds_up_when_asked() -> None:
+def test_resize_token_embeddings_pads_to_multiple_of() -> None:
     model = tiny_model()
     model.resize_token_embeddings(41, pad_to_multiple_of=16)
     assert model.config.vocab_size == model.config.target_vocab_size == model.lm_head.out_features == 48
 
 
-def test_configuration_without_a_pad_token() -> None:
+def test_pad_token_id_may_be_none() -> None:
     config = VanillaTransformerConfig(**{**tiny_config().to_dict(), "pad_token_id": None})
     model = randomise(VanillaTransformerForConditionalGeneration(config)).eval()
     assert torch.isfinite(model(input_ids=IDS, decoder_input_ids=IDS).logits).all()

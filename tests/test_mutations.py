@@ -60,8 +60,8 @@ FAULTS = {
     ),
     "causal mask off by one": Fault(
         "stacks",
-        'getattr(past_key_values, "self_attention_cache", past_key_values),\n        )',
-        'getattr(past_key_values, "self_attention_cache", past_key_values),\n'
+        "create_causal_mask(self.config, inputs_embeds, attention_mask, cache)",
+        "create_causal_mask(\n            self.config, inputs_embeds, attention_mask, cache,\n"
         "            or_mask_function=lambda b, h, q, k: k == q + 1,\n        )",
     ),
     "sines and cosines swapped": Fault("layers", "encoding[..., 0::2] = sines", "encoding[..., 0::2] = cosines"),
@@ -100,7 +100,7 @@ FAULTS = {
     "smoothing in evaluation": Fault(
         "modeling", "self.config.label_smoothing if self.training else 0.0", "self.config.label_smoothing"
     ),
-    "smoothing left out of the fused gradient": Fault("loss", "grad_words -= smoothing * mean_weight", "pass"),
+    "smoothing left out of the fused gradient": Fault("loss", "grad_tokens -= smoothing * mean_weight", "pass"),
     "smoothing left out of the matrix's gradient": Fault("loss", "(-smoothing / vocab_size)).repeat", "0.0).repeat"),
     "labels written into": Fault(
         "loss", "shifted = labels.roll(1, dims=-1)", "shifted = labels.copy_(labels.roll(1, dims=-1))"

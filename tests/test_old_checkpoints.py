@@ -1,6 +1,6 @@
 """Checkpoints of released versions load, and give the numbers that they gave when they were saved.
 
-Elsewhere frozen numbers prove nothing; here they are the promise: what somebody trained must not change under them.
+Frozen numbers prove little elsewhere; here they are the requirement: a trained model must keep its outputs.
 """
 
 import sys
@@ -38,7 +38,7 @@ LAYOUTS = {
 
 @torch.no_grad()
 def computed(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Encoder output, logits and a beam search's words of two fixed sentences."""
+    """Encoder output, logits and a beam search's tokens for two fixed sentences."""
     source, target = padded(sentences([7, 4])), padded(sentences([3, 6], seed=1))
     output = model(input_ids=source, decoder_input_ids=target)
     return {
@@ -58,32 +58,32 @@ def record(version: str) -> None:
         model = tiny_model(**small, **fields)
         model.save_pretrained(folder)
         save_tokenizers(folder, tokenizer)
-        words = {"words": torch.tensor(tokenizer(TEXT)["input_ids"])}
+        tokens = {"words": torch.tensor(tokenizer(TEXT)["input_ids"])}
         save_file(
-            {name: tensor.contiguous() for name, tensor in (computed(model) | words).items()},
+            {name: tensor.contiguous() for name, tensor in (computed(model) | tokens).items()},
             folder / "recorded.safetensors",
         )
         for code in folder.glob("*.py"):
             code.unlink()
 
 
-def test_there_are_checkpoints() -> None:
+def test_old_checkpoints_exist() -> None:
     assert {path.name for path in CHECKPOINTS} == set(LAYOUTS)
 
 
 @pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_old_checkpoint_gives_its_numbers(folder: Path) -> None:
+def test_old_checkpoint_gives_recorded_numbers(folder: Path) -> None:
     model, info = AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     recorded = load_file(folder / "recorded.safetensors")
-    words = recorded.pop("words")
+    ids = recorded.pop("words")
     actual = computed(model.eval())
     assert actual.keys() == recorded.keys()
     for name, expected in recorded.items():
         assert torch.allclose(actual[name], expected, rtol=0, atol=1e-5), name
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer(TEXT)["input_ids"] == words.tolist()
-    assert tokenizer.decode(words, skip_special_tokens=True) == TEXT
+    assert tokenizer(TEXT)["input_ids"] == ids.tolist()
+    assert tokenizer.decode(ids, skip_special_tokens=True) == TEXT
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from packaging.requirements import Requirement
 import hf_vanilla_transformer
 
 
-def test_types_are_shipped() -> None:
+def test_py_typed_is_in_the_package() -> None:
     assert (importlib.resources.files(hf_vanilla_transformer) / "py.typed").is_file()
 
 
-def test_version_is_one(repository: Path) -> None:
+def test_version_is_the_same_everywhere(repository: Path) -> None:
     declared = re.search(r'^version = "(.+)"$', (repository / "pyproject.toml").read_text(encoding="utf-8"), re.M)
     assert declared is not None
     assert hf_vanilla_transformer.__version__ == declared[1]
@@ -48,7 +48,7 @@ print("matplotlib" in sys.modules and "matplotlib" not in before)
     assert result.stdout == "\nFalse\n"
 
 
-def test_tested_versions_lie_within_the_declared_ranges(repository: Path) -> None:
+def test_pinned_versions_are_within_declared_ranges(repository: Path) -> None:
     tested = {}
     for line in (repository / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""The model beside the paper's equations as tests/paper.py restates them."""
+"""The model against the paper's equations, as tests/paper.py restates them."""
 
 import math
 
@@ -35,7 +35,7 @@ LAYOUTS = [name for name in POSITION_ENCODING_TYPES if name.startswith("sinusoid
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("d_model", [8, 9, 4, 5, 512])
-def test_positions(d_model: int, layout: str) -> None:
+def test_sinusoidal_positions_match_the_paper(d_model: int, layout: str) -> None:
     positions = [0, 1, 2, 17, 999, 5000, 1_000_000]
     actual = sinusoidal_positions(torch.tensor([positions]), d_model, layout)
     expected = torch.from_numpy(np.stack([paper_position(pos, d_model, layout) for pos in positions]))
@@ -45,13 +45,13 @@ def test_positions(d_model: int, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("d_model", "expected"), [(1, [math.sin(3)]), (2, [math.sin(3), math.cos(3)])])
-def test_positions_of_the_narrowest_models(d_model: int, expected: list[float], layout: str) -> None:
+def test_sinusoidal_positions_for_d_model_1_and_2(d_model: int, expected: list[float], layout: str) -> None:
     if layout == "sinusoidal_fairseq" and d_model == 1:
-        expected = [0.0]  # the odd place; there is no pair of a sine and a cosine
+        expected = [0.0]  # the odd index has no pair of a sine and a cosine
     assert_near(sinusoidal_positions(torch.tensor([[3]]), d_model, layout)[0, 0], torch.tensor(expected), 1e-7)
 
 
-def test_one_position_is_a_rotation_of_another() -> None:
+def test_sinusoidal_positions_are_rotations_of_each_other() -> None:
     # §3.5's reason for sinusoids: PE(pos + k) is a linear function of PE(pos), the same for every pos.
     k, d_model = 7, 16
     pe = sinusoidal_positions(torch.arange(2000)[None], d_model)[0].double()
@@ -71,7 +71,7 @@ def test_model_adds_the_configured_positions(layout: str, pad: int) -> None:
     assert_near(embedding[0], torch.from_numpy(expected), 1e-6)
 
 
-def test_words_are_counted_without_their_padding() -> None:
+def test_positions_from_mask_skip_padding() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
     numbers = positions_from_mask(mask)
     assert numbers[0].tolist() == [0, 1, 2, 3]
@@ -81,7 +81,7 @@ def test_words_are_counted_without_their_padding() -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_is_equation_1(masked: bool) -> None:
+def test_eager_attention_matches_equation_1(masked: bool) -> None:
     batch, heads, queries, keys, d_k, d_v = 2, 3, 4, 5, 6, 7
     q = torch.randn(batch, heads, queries, d_k)
     k = torch.randn(batch, heads, keys, d_k)
@@ -102,7 +102,9 @@ def test_attention_is_equation_1(masked: bool) -> None:
 @pytest.mark.parametrize(("head_dim", "value_head_dim"), [(None, None), (3, 5)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_multi_head_attention(backend: str, bias: bool, head_dim: int | None, value_head_dim: int | None) -> None:
+def test_multi_head_attention_matches_the_paper(
+    backend: str, bias: bool, head_dim: int | None, value_head_dim: int | None
+) -> None:
     config = tiny_config(attention_bias=bias, head_dim=head_dim, value_head_dim=value_head_dim)
     config._attn_implementation = backend
     attention = randomise(VanillaTransformerAttention(config, 4, is_causal=False, layer_idx=0)).eval()
@@ -116,7 +118,7 @@ def test_multi_head_attention(backend: str, bias: bool, head_dim: int | None, va
             assert_near(output[b], torch.from_numpy(expected), 1e-6)
 
 
-def test_feed_forward_and_post_layer_norm() -> None:
+def test_encoder_layer_matches_the_paper() -> None:
     config = tiny_config(encoder_ffn_dim=19)
     layer = randomise(VanillaTransformerEncoderLayer(config, 0)).eval()
     w = {f"l.{name}": value for name, value in weights_of(layer).items()}
@@ -151,7 +153,7 @@ def test_feed_forward_and_post_layer_norm() -> None:
         },
     ],
 )
-def test_whole_model(backend: str, fields: dict) -> None:
+def test_model_matches_the_paper(backend: str, fields: dict) -> None:
     model = tiny_model(attn_implementation=backend, **fields).double()
     sources = sentences([7, 3, 5])
     targets = sentences([4, 6, 1], vocab_size=model.config.target_vocab_size, seed=1)
@@ -168,7 +170,7 @@ def test_whole_model(backend: str, fields: dict) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_are_slopes_of_the_papers_loss(layout: str) -> None:
+def test_gradients_match_finite_differences_of_the_paper(layout: str) -> None:
     model = tiny_model(encoder_layers=1, decoder_layers=1, position_encoding_type=layout, lm_head_bias=True).double()
     source, target = sentences([5, 4])
     batch = {"input_ids": torch.tensor([source]), "labels": torch.tensor([target])}
@@ -188,7 +190,7 @@ def test_gradients_are_slopes_of_the_papers_loss(layout: str) -> None:
         assert change / 2e-5 == pytest.approx((derivatives[name] * step).sum().item() / 1e-5, rel=1e-5, abs=1e-5), name
 
 
-def test_embedding_scale() -> None:
+def test_embedding_scale_is_sqrt_d_model() -> None:
     ids = torch.tensor([[5, 6, 7]])
     for scaled, factor in ((True, math.sqrt(32)), (False, 1.0)):
         encoder = tiny_model(scale_embedding=scaled).model.encoder
@@ -198,7 +200,7 @@ def test_embedding_scale() -> None:
         assert_near(embedded, expected, 1e-6)
 
 
-def test_decoder_reads_the_target_one_place_later() -> None:
+def test_shift_right_moves_labels_by_one_position() -> None:
     labels = torch.tensor([[5, 6, 2, -100], [7, 8, 9, 2]])
     before = labels.clone()
     assert shift_right(labels, 0, 1).tolist() == [[0, 5, 6, 2], [0, 7, 8, 9]]
@@ -207,7 +209,7 @@ def test_decoder_reads_the_target_one_place_later() -> None:
 
 
 @pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (128, 60)])
-def test_schedule_is_transformers_inverse_sqrt(d_model: int, warmup: int) -> None:
+def test_schedule_of_the_paper_is_inverse_sqrt(d_model: int, warmup: int) -> None:
     peak = d_model**-0.5 * warmup**-0.5
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
     scheduler = get_scheduler("inverse_sqrt", optimizer, num_warmup_steps=warmup)
@@ -240,7 +242,7 @@ def test_dropout_drops_its_share_and_scales_the_rest(p: float, dtype: torch.dtyp
 
 
 def test_dropout_draws_are_independent_of_their_neighbours() -> None:
-    # Four draws come from one random word.
+    # Four 16-bit draws come from one random int64.
     kept = (dropout(torch.ones(400_000), 0.5, training=True) != 0).double()
     for distance in (1, 2, 3, 4):
         together = (kept[:-distance] * kept[distance:]).mean().item()
@@ -268,18 +270,18 @@ def test_dropout_gradient_is_its_mask() -> None:
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])
-def test_dropout_does_nothing(p: float, training: bool) -> None:
+def test_dropout_is_the_identity_when_inactive(p: float, training: bool) -> None:
     x = torch.randn(4, 5)
     assert dropout(x, p, training).equal(x)
 
 
 @pytest.mark.parametrize("p", [1e-7, 0.99999, 0.999999])
-def test_dropout_is_finite_near_its_ends(p: float) -> None:
+def test_dropout_is_finite_for_extreme_probabilities(p: float) -> None:
     assert torch.isfinite(dropout(torch.ones(10_000), p, training=True)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_add_dropout_is_a_sum_with_dropout(dtype: torch.dtype) -> None:
+def test_add_dropout_equals_x_plus_dropout(dtype: torch.dtype) -> None:
     x = torch.randn(4, 6, 5, requires_grad=True)
     y = torch.randn(4, 6, 5).to(dtype).requires_grad_()
     torch.manual_seed(3)
@@ -293,7 +295,7 @@ def test_add_dropout_is_a_sum_with_dropout(dtype: torch.dtype) -> None:
     assert add_dropout(x, y, 0.3, training=False).equal(x + y)
 
 
-def test_dropout_stands_where_the_paper_puts_it() -> None:
+def test_dropout_is_applied_where_the_paper_applies_it() -> None:
     # §5.4: on the sums of embeddings and positions, and on the output of each sub-layer before it is added.
     model = tiny_model(dropout=0.5, encoder_layers=1, decoder_layers=1).train()
     ids = padded(sentences([6, 6]))
@@ -301,7 +303,7 @@ def test_dropout_stands_where_the_paper_puts_it() -> None:
     assert (sums == 0).double().mean().item() == pytest.approx(0.5, abs=0.15)
     layer = model.model.encoder.layers[0]
     x, sub = torch.randn(2, 6, 32), torch.full((2, 6, 32), 1000.0)
-    seen: list[Tensor] = []
-    layer.add_and_norm(x, sub, lambda total: seen.append(total) or total)  # type: ignore[arg-type, func-returns-value]
-    added = (seen[0] - x).round()
+    sums_before_norm: list[Tensor] = []
+    layer.add_and_norm(x, sub, lambda total: sums_before_norm.append(total) or total)  # type: ignore[arg-type, func-returns-value]
+    added = (sums_before_norm[0] - x).round()
     assert sorted(added.unique().tolist()) == [0.0, 2000.0]

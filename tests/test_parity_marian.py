@@ -32,8 +32,8 @@ def test_parity_with_marian(seed: int, backend: str) -> None:
     assert_parity(compare(seed, backend))
 
 
-def test_parity_with_marian_that_starts_from_its_padding() -> None:
-    # So do the published weights. Marian never learns its padding's embedding, even where it is read as a word.
+def test_parity_with_marian_starting_from_the_pad_token() -> None:
+    # So do the published weights. Marian never learns its padding's embedding, even where it is an input token.
     ours = tiny_model(
         decoder_start_token_id=PAD,
         position_encoding_type="sinusoidal_split",

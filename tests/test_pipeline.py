@@ -1,4 +1,4 @@
-"""`TranslationPipeline`: the same text as `generate` gives, whatever way the sentences come in."""
+"""`TranslationPipeline`: the same text as `generate`, for every kind of input."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from tests.model_helpers import tiny_model
 SENTENCES = ["one two three", "two", "three three one two", "one", "two one"]
 
 
-def talkative(**fields):
+def short_translations(**fields):
     """A model whose translations are short and differ from sentence to sentence."""
     model = tiny_model(seed=5, tie_word_embeddings=False, scale_embedding=False, **fields)
     model.generation_config.max_new_tokens = 6
@@ -27,7 +27,7 @@ def folder_of(where, separate):
     sizes = {"vocab_size": len(source)}
     if separate:
         sizes |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
-    talkative(**sizes).save_pretrained(where)
+    short_translations(**sizes).save_pretrained(where)
     save_tokenizers(where, source, target if separate else source)
     return where
 
@@ -44,7 +44,7 @@ def translate(folder):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    """What the package's own translator makes of each sentence alone."""
+    """The translation of each sentence alone by `Translator`."""
     return list(Translator.from_pretrained(folder, "cpu").translate(SENTENCES, batch_size=1))
 
 
@@ -52,7 +52,7 @@ def texts(results):
     return [each["translation_text"] for each in results]
 
 
-def test_the_folder_decides_and_the_text_is_the_translators(translate, expected, folder):
+def test_pipeline_equals_translator(translate, expected, folder):
     assert texts(translate(SENTENCES)) == expected
     assert len(set(expected)) > 1
     separate = (folder / "target_tokenizer").is_dir()
@@ -60,14 +60,14 @@ def test_the_folder_decides_and_the_text_is_the_translators(translate, expected,
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_a_batch_changes_nothing(translate, expected, batch_size):
+def test_pipeline_does_not_depend_on_batch_size(translate, expected, batch_size):
     found = translate(SENTENCES, batch_size=batch_size)
     assert texts(found) == expected
     alone = [translate(sentence)[0]["score"] for sentence in SENTENCES]
     assert [each["score"] for each in found] == pytest.approx(alone, abs=1e-5)
 
 
-def test_a_sentence_a_stream_and_a_data_set(translate, expected):
+def test_pipeline_accepts_a_sentence_a_stream_and_a_dataset(translate, expected):
     assert texts(translate(SENTENCES[0])) == expected[:1]
     read = []
 
@@ -84,20 +84,20 @@ def test_a_sentence_a_stream_and_a_data_set(translate, expected):
     assert [texts(each)[0] for each in translate((row["en"] for row in data), batch_size=2)] == expected
 
 
-def test_n_best_with_the_scores_of_the_search(translate):
+def test_pipeline_returns_n_best_with_scores(translate):
     found = translate(SENTENCES[:3], num_beams=4, num_return_sequences=3, batch_size=3)
     assert [len(each) for each in found] == [3, 3, 3]
     batch = translate.tokenizer(SENTENCES[:3], padding=True, return_tensors="pt")
     settings = {"num_beams": 4, "num_return_sequences": 3, "return_dict_in_generate": True}
     output = translate.model.generate(**batch, **settings)
-    words = translate.target_tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
-    assert [text for each in found for text in texts(each)] == words
+    expected = translate.target_tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+    assert [text for each in found for text in texts(each)] == expected
     scores = [result["score"] for each in found for result in each]
     assert scores == pytest.approx(output.sequences_scores.tolist(), abs=1e-6)
     assert all(each[0]["score"] >= each[1]["score"] >= each[2]["score"] for each in found)
 
 
-def test_settings_of_generate_in_the_constructor_and_in_the_call(folder, translate):
+def test_generate_arguments_in_constructor_and_call(folder, translate):
     (greedy,) = translate(SENTENCES[0], num_beams=1)
     assert "score" not in greedy  # nothing was compared
     built = pipeline(model=str(folder), pipeline_class=TranslationPipeline, device="cpu", num_beams=1)
@@ -107,17 +107,17 @@ def test_settings_of_generate_in_the_constructor_and_in_the_call(folder, transla
     assert short["translation_text"] == translate.target_tokenizer.decode(ids[0], skip_special_tokens=True)
 
 
-def test_a_blank_line_stays_blank(translate, expected):
+def test_blank_sentence_stays_blank(translate, expected):
     assert texts(translate(["", SENTENCES[0], " \t"], batch_size=3)) == ["", expected[0], ""]
 
 
 @pytest.mark.parametrize("wrong", [None, 3, ["one"]])
-def test_what_is_no_sentence_is_refused(translate, wrong):
+def test_input_that_is_no_string_is_refused(translate, wrong):
     with pytest.raises(ValueError, match="a sentence is a string"):
         translate([wrong])
 
 
-def test_saved_and_loaded_again_with_its_own_code(folder, translate, expected, tmp_path):
+def test_saved_pipeline_loads_with_trust_remote_code(folder, translate, expected, tmp_path):
     translate.save_pretrained(tmp_path / "again")
     entry = json.loads((tmp_path / "again" / "config.json").read_text())["custom_pipelines"]
     assert entry == json.loads((folder / "config.json").read_text())["custom_pipelines"]
@@ -129,7 +129,7 @@ def test_saved_and_loaded_again_with_its_own_code(folder, translate, expected, t
     assert json.loads((tmp_path / "third" / "config.json").read_text())["custom_pipelines"] == entry
 
 
-def test_what_is_made_of_a_translator_names_no_pipeline_but_its_own(folder, tmp_path):
+def test_custom_pipelines_entry_is_written_for_translation_models_only(folder, tmp_path):
     encoder = AutoModelForTextEncoding.from_pretrained(folder)
     assert "translation" in encoder.config.custom_pipelines  # as it was read
     encoder.save_pretrained(tmp_path / "encoder")
@@ -142,7 +142,7 @@ def test_what_is_made_of_a_translator_names_no_pipeline_but_its_own(folder, tmp_
     assert entries == {"translation": own, "other": own}
 
 
-def test_a_model_and_tokenizer_at_hand(folder, translate, expected):
+def test_pipeline_from_model_and_tokenizer_objects(folder, translate, expected):
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     at_hand = TranslationPipeline(model, translate.tokenizer, device="cpu")
     assert texts(at_hand(SENTENCES)) == expected
@@ -154,7 +154,7 @@ def test_a_model_and_tokenizer_at_hand(folder, translate, expected):
         TranslationPipeline(model, device="cpu")
 
 
-def test_a_lost_target_tokenizer_is_noticed(tmp_path):
+def test_missing_target_tokenizer_is_refused(tmp_path):
     folder = folder_of(tmp_path, separate=True)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     shutil.rmtree(folder / "target_tokenizer")
@@ -164,13 +164,18 @@ def test_a_lost_target_tokenizer_is_noticed(tmp_path):
         TranslationPipeline(model, source, device="cpu")
 
 
-def test_another_librarys_model_translates_too(translate):
+def test_pipeline_supports_marian(translate):
     from transformers import MarianConfig, MarianMTModel
 
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    words = {"vocab_size": len(translate.tokenizer), "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
-    marian = MarianMTModel(MarianConfig(**sizes, **heads, **words)).eval()
+    tokens = {
+        "vocab_size": len(translate.tokenizer),
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 0,
+    }
+    marian = MarianMTModel(MarianConfig(**sizes, **heads, **tokens)).eval()
     found = TranslationPipeline(marian, translate.tokenizer, device="cpu")(SENTENCES[0], max_new_tokens=5)
     ids = marian.generate(**translate.tokenizer(SENTENCES[0], return_tensors="pt"), max_new_tokens=5)
     assert texts(found) == translate.tokenizer.batch_decode(ids, skip_special_tokens=True)

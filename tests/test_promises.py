@@ -1,7 +1,7 @@
 """What always holds of the model, over every option of the configuration: random shapes, random batches.
 
 `test_modeling.py` has the same promises one by one, with cases that a reader can follow; here `hypothesis` looks for
-the combination that nobody thought of. Its examples are the same in every run.
+combinations that no one thought of. Its examples are the same in every run.
 """
 
 import tempfile
@@ -89,15 +89,17 @@ seeds = st.integers(0, 1000)
 
 def batch_for(model: VanillaTransformerForConditionalGeneration, sizes: list[int], seed: int) -> dict[str, Tensor]:
     """Sources of the given lengths, and targets of the same lengths in another order."""
-    words = min(model.config.vocab_size, model.config.target_vocab_size)
-    return translation_batch(sizes, sizes[::-1], words, seed)
+    vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)
+    return translation_batch(sizes, sizes[::-1], vocab_size, seed)
 
 
 @promised
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(fields=options(), sizes=lengths, seed=seeds)
 @torch.no_grad()
-def test_cache_changes_nothing(backend: str, fields: dict[str, Any], sizes: list[int], seed: int) -> None:
+def test_cached_decoding_equals_uncached_for_any_configuration(
+    backend: str, fields: dict[str, Any], sizes: list[int], seed: int
+) -> None:
     model = tiny_model(seed, attn_implementation=backend, **fields)
     batch = batch_for(model, sizes, seed)
     target = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
@@ -113,19 +115,19 @@ def test_cache_changes_nothing(backend: str, fields: dict[str, Any], sizes: list
             use_cache=True,
         )
         cache = step.past_key_values
-        assert_near(step.logits, uncached, 1e-5, f"word {i}")
+        assert_near(step.logits, uncached, 1e-5, f"token {i}")
 
 
 @promised
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(fields=options(), sizes=lengths, seed=seeds, left=st.booleans())
 @torch.no_grad()
-def test_sentence_does_not_see_its_batch(
+def test_outputs_do_not_depend_on_the_rest_of_the_batch(
     backend: str, fields: dict[str, Any], sizes: list[int], seed: int, left: bool
 ) -> None:
     model = tiny_model(seed, attn_implementation=backend, **fields)
-    words = min(model.config.vocab_size, model.config.target_vocab_size)
-    sources, targets = sentences(sizes, words, seed), sentences(sizes[::-1], words, seed + 1)
+    vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)
+    sources, targets = sentences(sizes, vocab_size, seed), sentences(sizes[::-1], vocab_size, seed + 1)
     source, target = padded(sources, left=left), padded(targets, left=left)
     together = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=target.ne(PAD).long())
     for i, (source_words, target_words) in enumerate(zip(sources, targets, strict=True)):
@@ -136,7 +138,7 @@ def test_sentence_does_not_see_its_batch(
 
 @promised
 @given(fields=options(), sizes=lengths, seed=seeds, training=st.booleans())
-def test_backends_agree(fields: dict[str, Any], sizes: list[int], seed: int, training: bool) -> None:
+def test_attention_backends_agree(fields: dict[str, Any], sizes: list[int], seed: int, training: bool) -> None:
     logits, found = {}, {}
     for backend in BACKENDS:
         model = tiny_model(seed, attn_implementation=backend, **fields).train(training)
@@ -150,7 +152,7 @@ def test_backends_agree(fields: dict[str, Any], sizes: list[int], seed: int, tra
 @promised
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(fields=options(), sizes=several, seed=seeds, training=st.booleans(), empty=st.integers(0, 3))
-def test_row_without_a_word_is_finite(
+def test_fully_masked_row_is_finite(
     backend: str, fields: dict[str, Any], sizes: list[int], seed: int, training: bool, empty: int
 ) -> None:
     model = tiny_model(seed, attn_implementation=backend, **fields).train(training)
@@ -169,19 +171,19 @@ def test_row_without_a_word_is_finite(
 
 @promised
 @given(fields=options(), sizes=several, seed=seeds, data=st.data())
-def test_update_does_not_depend_on_how_a_batch_is_cut(
+def test_gradients_do_not_depend_on_batch_splitting(
     fields: dict[str, Any], sizes: list[int], seed: int, data: st.DataObject
 ) -> None:
     model = tiny_model(seed, **fields).train()
     batch = batch_for(model, sizes, seed)
-    words = int(batch["labels"].ne(-100).sum())
+    tokens = int(batch["labels"].ne(-100).sum())
     whole_loss, whole = gradients(model, **batch)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1), min_size=1)))
     model.zero_grad()
     total = 0.0
     for start, end in zip([0, *cuts], [*cuts, len(sizes)], strict=True):
         part = {name: tensor[start:end] for name, tensor in batch.items()}
-        loss = model(**part, num_items_in_batch=torch.tensor(words)).loss
+        loss = model(**part, num_items_in_batch=torch.tensor(tokens)).loss
         loss.backward()
         total += loss.item()
     assert total == pytest.approx(whole_loss, rel=1e-5)
@@ -208,13 +210,13 @@ def test_save_and_load_give_the_same_logits(fields: dict[str, Any], sizes: list[
 
 @promised
 @given(fields=options(), sizes=lengths, seed=seeds)
-def test_greedy_search_takes_the_likeliest_word(fields: dict[str, Any], sizes: list[int], seed: int) -> None:
+def test_greedy_search_takes_the_argmax(fields: dict[str, Any], sizes: list[int], seed: int) -> None:
     model = tiny_model(seed, **fields)
     batch = batch_for(model, sizes, seed)
     batch.pop("labels")
     written = model.generate(**batch, num_beams=1, max_new_tokens=6)
     with torch.no_grad():
         logits = model(**batch, decoder_input_ids=written[:, :-1]).logits
-    for row, likeliest in zip(written[:, 1:].tolist(), logits.argmax(dim=-1).tolist(), strict=True):
+    for row, best in zip(written[:, 1:].tolist(), logits.argmax(dim=-1).tolist(), strict=True):
         real = row[: row.index(EOS) + 1] if EOS in row else row
-        assert real == likeliest[: len(real)]
+        assert real == best[: len(real)]

@@ -31,7 +31,7 @@ from tests.model_helpers import (
     translation_batch,
 )
 
-# PEFT asks for the name that every transformers 5 knows, and says that it saves a trained output layer.
+# PEFT asks for the name that every transformers 5 knows, and warns that it saves a trained output layer.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
@@ -64,8 +64,8 @@ DEVICE_MAPS = [
     {"model.encoder": "cpu", "model.decoder": "cpu", "lm_head": "cpu"},
 ]
 
-# `accelerate` carries the weights of a layer in from the disk and forgets them again. Matrices that are one must have
-# one place.
+# `accelerate` loads a layer's weights from disk for its forward pass and frees them. Tied matrices must be on one
+# device.
 DISK_MAPS = [
     {"": "disk"},
     {
@@ -85,7 +85,7 @@ def check_loaded(loaded: VanillaTransformerForConditionalGeneration, share: bool
 
 @pytest.mark.parametrize("device_map", DEVICE_MAPS, ids=["auto", "cpu", "whole", "parts"])
 @pytest.mark.parametrize(("share", "tie"), [(True, True), (False, False)])
-def test_device_maps(share: bool, tie: bool, device_map: Any, tmp_path: Path) -> None:
+def test_device_maps_give_the_same_results(share: bool, tie: bool, device_map: Any, tmp_path: Path) -> None:
     tiny_model(**mode(share, tie)).save_pretrained(tmp_path)
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, device_map=device_map)
     assert {parameter.device.type for parameter in loaded.parameters()} == {"cpu"}
@@ -96,7 +96,7 @@ def test_device_maps(share: bool, tie: bool, device_map: Any, tmp_path: Path) ->
     ("share", "tie", "device_map"),
     [*((share, tie, "auto") for share, tie in TYING_MODES), *((True, True, parts) for parts in DISK_MAPS)],
 )
-def test_weights_can_stay_on_disk(share: bool, tie: bool, device_map: Any, tmp_path: Path) -> None:
+def test_disk_offload_gives_the_same_results(share: bool, tie: bool, device_map: Any, tmp_path: Path) -> None:
     # Marian's own cannot: its tables of positions are not saved.
     model = tiny_model(**mode(share, tie))
     model.save_pretrained(tmp_path / "model")
@@ -115,7 +115,7 @@ def test_weights_can_stay_on_disk(share: bool, tie: bool, device_map: Any, tmp_p
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("settings", [{}, {"low_cpu_mem_usage": True}, {"device_map": "cpu"}], ids=str)
-def test_loading_in_another_format(settings: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
+def test_from_pretrained_in_half_precision(settings: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
     model = tiny_model(lm_head_bias=True, position_encoding_type="learned")
     model.save_pretrained(tmp_path)
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype, **settings).eval()
@@ -125,7 +125,7 @@ def test_loading_in_another_format(settings: dict[str, Any], dtype: torch.dtype,
     assert logits_of(loaded).equal(
         logits_of(tiny_model(lm_head_bias=True, position_encoding_type="learned").to(dtype))
     )
-    # and as what it was saved, unless told otherwise
+    # dtype="auto" keeps the saved dtype
     loaded.save_pretrained(tmp_path / "half")
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half", dtype="auto").eval()
     assert again.dtype == dtype
@@ -135,7 +135,7 @@ def test_loading_in_another_format(settings: dict[str, Any], dtype: torch.dtype,
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_half_precision_is_close(positions: str, backend: str, dtype: torch.dtype) -> None:
+def test_half_precision_is_close_to_float32(positions: str, backend: str, dtype: torch.dtype) -> None:
     fields = {"attn_implementation": backend, "position_encoding_type": positions, "encoder_layers": 3}
     model, half = tiny_model(**fields), tiny_model(**fields).to(dtype)
     expected, actual = logits_of(model), logits_of(half)
@@ -182,7 +182,7 @@ def test_half_precision_survives_masked_rows_and_large_scores(backend: str, dtyp
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("beams", [1, 4])
-def test_half_precision_translates(beams: int, dtype: torch.dtype) -> None:
+def test_half_precision_generates(beams: int, dtype: torch.dtype) -> None:
     model = tiny_model(seed=2, tie_word_embeddings=False).to(dtype)
     inputs = padded(sentences([7, 2, 5]))
     written = model.generate(inputs, num_beams=beams, max_new_tokens=10)
@@ -197,7 +197,7 @@ def test_half_precision_translates(beams: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
-def test_configurations_can_be_copied(copied: Any) -> None:
+def test_configurations_survive_copy_and_pickle(copied: Any) -> None:
     for config in (
         VanillaTransformerConfig(),
         VanillaTransformerConfig.from_preset("B16", vocab_size=100),
@@ -212,7 +212,7 @@ def test_configurations_can_be_copied(copied: Any) -> None:
 
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
-def test_models_can_be_pickled(share: bool, tie: bool) -> None:
+def test_translation_models_survive_pickle(share: bool, tie: bool) -> None:
     model = tiny_model(**mode(share, tie))
     other = pickle.loads(pickle.dumps(model))
     source, target, output = other.model.encoder.embed_tokens, other.model.decoder.embed_tokens, other.lm_head
@@ -228,7 +228,7 @@ def test_models_can_be_pickled(share: bool, tie: bool) -> None:
     "model_class",
     [VanillaTransformerModel, VanillaTransformerEncoderModel, VanillaTransformerForSequenceClassification],
 )
-def test_other_models_can_be_pickled(model_class: type[VanillaTransformerPreTrainedModel]) -> None:
+def test_other_models_survive_pickle(model_class: type[VanillaTransformerPreTrainedModel]) -> None:
     model = randomise(model_class(tiny_config())).eval()
     inputs = model.dummy_inputs if model_class is VanillaTransformerModel else {"input_ids": torch.tensor([[5, 6, 2]])}
     other = pickle.loads(pickle.dumps(model))
@@ -283,11 +283,11 @@ def peft_logits(model: Any) -> Tensor:
         "all linear and lm_head",
         "lm_head trained whole",
         "embeddings",
-        "some words",
+        "some tokens",
     ],
 )
-def test_lora(fields: dict[str, Any], settings: dict[str, Any], tmp_path: Path) -> None:
-    # Of matrices that are one, PEFT can adapt single words only: merged, its LoRA would change them all (it says so).
+def test_lora_trains_saves_and_merges(fields: dict[str, Any], settings: dict[str, Any], tmp_path: Path) -> None:
+    # Of matrices that are one, PEFT can adapt single tokens only: merged, its LoRA would change them all (it warns).
     peft = pytest.importorskip("peft", reason="PEFT is not installed; it comes with the extra 'dev'")
     base = tiny_model(**fields)
     before = logits_of(base)
@@ -337,23 +337,23 @@ def test_lora_loads_through_transformers(tmp_path: Path) -> None:
 def test_lora_with_gradient_accumulation_is_exact() -> None:
     model = adapted(tiny_model(label_smoothing=0.1), target_modules=["q_proj", "v_proj"]).train()
     batch = translation_batch([7, 2, 5, 1], [3, 8, 1, 6])
-    words = int(batch["labels"].ne(-100).sum())
+    tokens = int(batch["labels"].ne(-100).sum())
     _, whole = gradients(model, **batch)
     model.zero_grad()
     for start, end in ((0, 1), (1, 4)):
         part = {name: tensor[start:end] for name, tensor in batch.items()}
-        model(**part, num_items_in_batch=words).loss.backward()
+        model(**part, num_items_in_batch=tokens).loss.backward()
     assert whole.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert_near(parameter.grad, whole[name], 1e-6, name)
 
 
-def test_padding_is_still_invisible_with_an_adapter() -> None:
+def test_lora_does_not_make_padding_visible() -> None:
     model = adapted(tiny_model(), target_modules="all-linear")
     train_a_little(model)
-    words = sentences([3])
-    alone = model(input_ids=torch.tensor(words), labels=torch.tensor(words)).logits
-    longer = padded([*words, *sentences([9], seed=4)])
+    tokens = sentences([3])
+    alone = model(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).logits
+    longer = padded([*tokens, *sentences([9], seed=4)])
     together = model(input_ids=longer, labels=longer.masked_fill(longer.eq(PAD), -100)).logits
     assert_near(together[:1, :3], alone)

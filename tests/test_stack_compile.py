@@ -61,7 +61,7 @@ def counting_backend(differentiable: bool = False) -> tuple[Callable, Graphs]:
 
 
 def batch_of(source: int, target: int, size: int = 3) -> dict[str, Tensor]:
-    """`size` sentences, the first as long as given and the others shorter by one word each."""
+    """`size` sentences, the first as long as given and the others shorter by one token each."""
     sources, targets = ([max(1, length - i) for i in range(size)] for length in (source, target))
     return translation_batch(sources, targets, seed=source)
 
@@ -137,15 +137,15 @@ def test_training_in_bfloat16_with_dropout_is_one_graph() -> None:
 
 
 def decode_step_by_step(
-    step: Callable, model: VanillaTransformerForConditionalGeneration, source: Tensor, words: int, size: int
+    step: Callable, model: VanillaTransformerForConditionalGeneration, source: Tensor, tokens: int, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Greedy decoding with a cache of fixed size: the words and the logits of every step but the first."""
+    """Greedy decoding with a static cache: the tokens, and the logits of every step but the first."""
     mask = source.ne(PAD).long()
     encoded = model.get_encoder()(source, mask)
     caches = (StaticCache(config=model.config, max_cache_len=length) for length in (size, source.shape[1]))
     cache = EncoderDecoderCache(*caches)
     written, logits = [torch.full((len(source), 1), START)], []
-    for i in range(words):
+    for i in range(tokens):
         run = step if i else model
         output = run(
             encoder_outputs=encoded,
@@ -172,7 +172,7 @@ def test_decoding_with_a_static_cache_is_one_graph_for_all_steps() -> None:
         assert actual.tolist() == expected.tolist()
         assert_near(logits, expected_logits)
         assert len(graphs) == 1
-    # and that is what a decoder without a cache says
+    # equal to a decoder without a cache
     whole = model(input_ids=source, decoder_input_ids=actual[:, :-1], use_cache=False).logits
     assert_near(logits, whole[:, 1:])
 
@@ -205,7 +205,7 @@ def test_generate_compiles_once_for_all_steps() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor, torch's own compiler, needs a C++ compiler")
-def test_inductor_gives_the_same_numbers() -> None:
+def test_inductor_equals_eager() -> None:
     model = tiny_model(label_smoothing=0.1, encoder_layers=1, decoder_layers=1)
     compiled = torch.compile(model, fullgraph=True)
     for source, target in LENGTHS[:3]:
@@ -229,7 +229,7 @@ def test_inductor_gives_the_same_numbers() -> None:
 
 
 class Logits(nn.Module):
-    """A translator with what an exported program can have: tensors in, a tensor out."""
+    """A translation model as torch.export needs it: tensors in, a tensor out."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
@@ -263,7 +263,7 @@ def sizes() -> tuple[Any, Any, Any]:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_exported_encoder_reads_other_lengths() -> None:
+def test_exported_encoder_accepts_other_lengths() -> None:
     encoder = randomise(VanillaTransformerEncoderModel(tiny_config())).eval()
     batch, source, _ = sizes()
     first = batch_of(7, 5)
@@ -297,7 +297,7 @@ def export_translator(model: VanillaTransformerForConditionalGeneration) -> torc
     ],
 )
 @torch.no_grad()
-def test_exported_translator_reads_and_writes_other_lengths(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_exported_translator_accepts_other_lengths(fields: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**fields)
     program = export_translator(model)
     torch.export.save(program, tmp_path / "translator.pt2")
@@ -313,7 +313,7 @@ def test_exported_translator_reads_and_writes_other_lengths(fields: dict[str, An
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_exported_decoder_writes_word_by_word() -> None:
+def test_exported_decoder_runs_step_by_step() -> None:
     model = tiny_model(seed=2, tie_word_embeddings=False)
     batch, source, _ = sizes()
     target = torch.export.Dim("target", min=1, max=512)
@@ -337,7 +337,7 @@ def test_exported_decoder_writes_word_by_word() -> None:
 
 
 @pytest.mark.slow
-def test_transformers_own_exporter() -> None:
+def test_transformers_exporter_is_supported() -> None:
     # an encoder for every length, and one decoding step with a static cache
     model = tiny_model(seed=2, tie_word_embeddings=False)
     exported = Seq2SeqLMExportableModule(model, batch_size=1, max_hidden_seq_length=64, max_cache_length=32).export()

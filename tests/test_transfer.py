@@ -18,18 +18,18 @@ def translator(tmp_path):
 
 
 def rows(count, seed):
-    """Sentences of 3 to 9 words; the class is whether a certain word is among them."""
+    """Sentences of 3 to 9 tokens; the class is whether a certain token is among them."""
     found = []
     lengths = torch.randint(3, 10, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
     for index, ids in enumerate(sentences(lengths, seed=seed)):
-        ids = [word if word != SIGN else word + 1 for word in ids]
+        ids = [token if token != SIGN else token + 1 for token in ids]
         if index % 2:
             ids[(index // 2) % (len(ids) - 1)] = SIGN
         found.append({"input_ids": ids + [1] * (10 - len(ids)), "labels": index % 2})
     return found
 
 
-def test_the_encoder_of_a_translator_learns_to_classify(translator, tmp_path):
+def test_pretrained_encoder_learns_to_classify(translator, tmp_path):
     model, folder = translator
     classifier, info = AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=2, output_loading_info=True

@@ -1,6 +1,6 @@
 """Where Hugging Face's mixins take every model for a causal language model, what makes them fit a translator.
 
-What runs in other processes must be found there by its module's name, so it stands apart from the tests.
+What runs in other processes must be found there by its module's name, so it is a module apart from the tests.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 
 class ReadsItsSource:
-    """The tensor-parallel tests call `model(input_ids)`; here the decoder then reads the same words."""
+    """The tensor-parallel tests call `model(input_ids)`; here the decoder then gets the same tokens."""
 
     _auto_class = None  # this file does not belong into a checkpoint
 

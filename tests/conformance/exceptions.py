@@ -4,16 +4,16 @@ The list is kept for the transformers that scripts/constraints.txt names for Pyt
 for "Class.test". run.py complains about a test that is missing here, and about a pattern that is no longer needed.
 
 What the source distribution lacks, and so cannot be run at all, has a stand-in in hf_tests/: the tests of `generate`
-and of exporting. The tests beside this folder cover both.
+and of exporting. The tests of this project cover both.
 """
 
 # There is something to hold, and it does not.
 DOES_NOT_HOLD: dict[str, str] = {
     "OptionsTests.test_inputs_embeds_matches_input_ids": (
-        "the test embeds the target's words with the source's matrix; here the target has its own"
+        "the test embeds the target's tokens with the source's matrix; here the target has its own"
     ),
     "OptionsTests.test_resize_embeddings_untied": (
-        "where the target has a matrix of its own, its words are resized by resize_decoder_token_embeddings"
+        "where the target has a matrix of its own, it is resized by resize_decoder_token_embeddings"
     ),
 }
 
@@ -27,8 +27,8 @@ DOES_NOT_APPLY: dict[str, str] = {
     "*.test_can_load_from_already_mapped_keys": "no weight is renamed between file and model",
     "*.test_reverse_loading_mapping": "no weight is renamed between file and model",
     "*.test_causal_lm_loss_honors_shift_labels": "there is no language model without an encoder",
-    "EncoderTests.test_encoder_decoder_loss_no_double_shift": "an encoder has no words to score",
-    "ClassifierTests.test_encoder_decoder_loss_no_double_shift": "a classifier has no words to score",
+    "EncoderTests.test_encoder_decoder_loss_no_double_shift": "an encoder has no tokens to score",
+    "ClassifierTests.test_encoder_decoder_loss_no_double_shift": "a classifier has no tokens to score",
     "ModelTests.test_can_capture_specific_layers_hidden_states": "the test knows no hidden states of two stacks",
     "OptionsTests.test_can_capture_specific_layers_hidden_states": "the test knows no hidden states of two stacks",
     "*.test_eager_matches_batched_and_grouped_inference_*": "there are no experts",
@@ -37,7 +37,7 @@ DOES_NOT_APPLY: dict[str, str] = {
     "FsdpTests.*expert*": "there are no experts",
     "*.test_keep_in_fp32_modules*": "no module must stay in float32; what must is computed so",
     "*.test_resize_position_vector_embeddings": "the sinusoids are computed, for any position; there is no table",
-    "*.test_sliding_window_mask": "every word sees every other, or every earlier one",
+    "*.test_sliding_window_mask": "every token attends to every other, or to every earlier one",
     "*.test_torch_compile_for_training": "the test is for language models that are given position_ids",
 }
 

@@ -58,7 +58,7 @@ class Recorder:
 
 
 def table(outcomes: dict[str, Outcomes]) -> list[str]:
-    """Passed, failed and skipped for each mixin, Marian beside ours."""
+    """Passed, failed and skipped for each mixin, for Marian and for this package."""
     lines = [f"{'':22}{'Marian':^24}{'ours':^24}", f"{'':22}" + f"{'passed':>8}{'failed':>8}{'skipped':>8}" * 2]
     totals: Counter[tuple[str, str]] = Counter()
     for test_class, mixin in MIXINS.items():
@@ -78,7 +78,7 @@ def named(name: str, *lists: dict[str, str]) -> bool:
 
 
 def complaints(outcomes: dict[str, Outcomes], complete: bool) -> list[str]:
-    """What is not as it should be; `complete` says whether all tests ran."""
+    """What is not as it should be; `complete` is whether all tests ran."""
     marian, ours = outcomes[MARIAN], outcomes[OURS]
     found = []
     for name, outcome in ours.items():
@@ -86,7 +86,7 @@ def complaints(outcomes: dict[str, Outcomes], complete: bool) -> list[str]:
         if outcome == "failed" and not named(name, DOES_NOT_HOLD):
             found.append(f"{name} fails (Marian: {theirs})")
         elif outcome == "skipped" and not named(name, DOES_NOT_HOLD, DOES_NOT_APPLY, NEEDS_ANOTHER_MACHINE):
-            found.append(f"{name} is skipped and exceptions.py does not say why (Marian: {theirs})")
+            found.append(f"{name} is skipped and exceptions.py gives no reason (Marian: {theirs})")
         elif outcome == "skipped" and theirs == "passed" and not named(name, DOES_NOT_HOLD):
             found.append(f"{name} is skipped, but Marian passes it")
     if complete:

@@ -1,7 +1,7 @@
 """Hugging Face's test mixins, made to fit encoder-decoders: the same for Marian and for the models of this package.
 
 A model's own file derives one class from each of the classes here and names its tester. No test is rewritten; where
-one is adapted, its docstring says how.
+one is adapted, its docstring explains how.
 """
 
 import gc
@@ -62,14 +62,14 @@ class ModelTester:
     def get_config(self) -> PreTrainedConfig:
         return self.config_class(**self.config_fields())
 
-    def words(self) -> Tensor:
+    def token_ids(self) -> Tensor:
         ids = ids_tensor([self.batch_size, self.seq_length], self.vocab_size).clamp(3)
         ids[:, -1] = self.eos_token_id
         ids[-1, -2:] = torch.tensor([self.eos_token_id, self.pad_token_id])  # one sentence is shorter
         return ids
 
     def prepare_config_and_inputs_for_common(self) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
-        source, target = self.words(), self.words()
+        source, target = self.token_ids(), self.token_ids()
         inputs = {
             "input_ids": source,
             "attention_mask": source.ne(self.pad_token_id).long(),
@@ -123,8 +123,8 @@ class ConfigTests(TesterMixin):
 class TrainingTests(TesterMixin, TrainingTesterMixin):
     """Some hundred steps on one batch must bring loss and gradient down, and the model must then write that batch.
 
-    The mixin gives `generate` the first word and expects the rest. A translator is given the sentence that it was
-    trained on, and must write all of it, the first word included.
+    The mixin gives `generate` the first token and expects the rest. A translator is given the sentence that it was
+    trained on, and must write all of it, the first token included.
     """
 
     dropout = 0.0
