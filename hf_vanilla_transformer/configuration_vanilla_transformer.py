@@ -1,6 +1,5 @@
-"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762).
-
-Section, equation and table numbers in this package are those of that paper.
+"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762), whose
+section, equation and table numbers are cited in this package.
 """
 
 import copy
@@ -30,19 +29,14 @@ AUTO_MAP = {
 # (-4.7 %) are about 4,000 · d_model parameters short: with a vocabulary of 41,000 every row is within 3 %.
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {"dropout": 0.1, "label_smoothing": 0.1},
-    # (A) heads, at equal computation: h · d_k = 512
-    **{f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)},
-    # (B) d_k alone; d_v stays 64
-    **{f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)},
-    # (C) depth and width
-    **{f"C{layers}": {"layers": layers} for layers in (2, 4, 8)},
+    **{f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)},  # (A) heads, at equal computation: h · d_k = 512
+    **{f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)},  # (B) d_k alone; d_v stays 64
+    **{f"C{layers}": {"layers": layers} for layers in (2, 4, 8)},  # (C) depth and width
     **{f"C{width}": {"d_model": width, "head_dim": width // 8, "value_head_dim": width // 8} for width in (256, 1024)},
     **{f"C{width}ff": {"ffn_dim": width} for width in (1024, 4096)},
-    # (D) regularisation
-    **{f"D{dropout}": {"dropout": dropout} for dropout in (0.0, 0.2)},
+    **{f"D{dropout}": {"dropout": dropout} for dropout in (0.0, 0.2)},  # (D) regularisation
     **{f"Dls{epsilon}": {"label_smoothing": epsilon} for epsilon in (0.0, 0.2)},
-    # (E) learned positions instead of sinusoids
-    "E": {"position_encoding_type": "learned"},
+    "E": {"position_encoding_type": "learned"},  # (E) learned positions instead of sinusoids
     "big": {"d_model": 1024, "ffn_dim": 4096, "heads": 16, "dropout": 0.3},
 }
 
@@ -55,7 +49,7 @@ _SYMBOLS = {
 
 _POSITIVE = (
     *("vocab_size", "decoder_vocab_size", "d_model", "head_dim", "value_head_dim", "max_position_embeddings"),
-    *(field for fields in _SYMBOLS.values() for field in fields),
+    *(*_SYMBOLS["layers"], *_SYMBOLS["heads"], *_SYMBOLS["ffn_dim"]),
 )
 _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 
@@ -64,12 +58,13 @@ _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_s
 class VanillaTransformerConfig(PreTrainedConfig):
     """Architecture and regularisation of a model. The defaults are Table 3's "base".
 
+    Sizes that do not fit together, probabilities outside [0, 1) and unknown names raise a ValueError.
+
     Args:
         vocab_size: rows of the source embedding, or of the one matrix where all are shared (§5.1: about 37,000).
         decoder_vocab_size: rows of the target embedding and the output layer; None means `vocab_size`.
-        d_model: width of every sub-layer's output (§3.1).
-        encoder_layers, decoder_layers: N (§3.1). encoder_attention_heads, decoder_attention_heads: h (§3.2.2).
-        encoder_ffn_dim, decoder_ffn_dim: d_ff (§3.3).
+        d_model: width of every sub-layer's output (§3.1). encoder_layers, decoder_layers: N (§3.1).
+        encoder_attention_heads, decoder_attention_heads: h (§3.2.2). encoder_ffn_dim, decoder_ffn_dim: d_ff (§3.3).
         head_dim, value_head_dim: d_k and d_v, the widths of one head's keys and values; None means d_model / h.
         activation_function: of the feed-forward network (Eq. 2: ReLU); any name of `ACT2FN`.
         dropout: probability, on each sub-layer's output and on embeddings + positions (§5.4).
@@ -87,12 +82,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         tie_word_embeddings: the output layer uses the target embedding (§3.4).
         label_smoothing: ε of §5.4, in training only. The smoothed target is (1 - ε) for the label plus ε / V for each
             of the V tokens (Szegedy et al. 2015, the paper's reference).
-        use_cache: keep keys and values between decoding steps.
+        use_cache: keep keys and values between decoding steps. decoder_start_token_id: the decoder's first input.
         bos_token_id, pad_token_id, eos_token_id, unk_token_id: ids of the special tokens.
-        decoder_start_token_id: the decoder's first input.
-
-    Raises:
-        ValueError: sizes that do not fit together, probabilities outside [0, 1), unknown names.
     """
 
     model_type = "vanilla_transformer"
@@ -177,11 +168,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
-        """The configuration of row `name` of Table 3, a key of `PRESETS`, with any field replaced by `overrides`.
-
-        Raises:
-            ValueError: no such preset.
-        """
+        """Row `name` of Table 3, with any field replaced by `overrides`; a ValueError if it is not in `PRESETS`."""
         if name not in PRESETS:
             raise ValueError(f"preset={name!r} is not a row of Table 3; choose one of {', '.join(PRESETS)}")
         fields = {}

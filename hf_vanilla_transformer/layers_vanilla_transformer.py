@@ -19,18 +19,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
-# Formulas
-
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Positions that count tokens only; padding gets the position of the token before it, or 0.
+    """Positions (B, S) that count tokens only; padding gets the position of the token before it, or 0.
 
-    Args:
-        attention_mask: (B, S), 1 for a token and 0 for padding on any side. Or (B, 1, S, K), prepared by `generate`
-            for a static cache, where True or 0.0 marks a visible key.
-
-    Returns:
-        (B, S).
+    The mask is (B, S), 1 for a token and 0 for padding on any side; or (B, 1, S, K), prepared by `generate` for a
+    static cache, where True or 0.0 marks a visible key.
     """
     if attention_mask.ndim == 4:
         visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
@@ -39,21 +33,14 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
 
 
 def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinusoidal") -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same) (§3.5).
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same) (§3.5): (B, T) to (B, T, D), float32.
 
     A formula instead of a table: no last position, and nothing to save, move or cast. The angles are float64, because
-    at position 1,000 a float32 angle is already 6e-5 off.
+    at position 1,000 a float32 angle is already 6e-5 off. Positions start at 0.
 
-    Two layouts deviate, for weights that were trained with them. "sinusoidal_split" (Marian) has all sines before all
-    cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT, tensor2tensor), with exponents i / (D/2 - 1) instead of
-    2i / D and, where D is odd, a 0 at the end.
-
-    Args:
-        position_ids: (B, T), 0-based in §3.5.
-        layout: one of the sinusoidal `POSITION_ENCODING_TYPES`.
-
-    Returns:
-        Encodings (B, T, D), float32.
+    `layout` is one of the sinusoidal `POSITION_ENCODING_TYPES`. Two deviate, for weights that were trained with them:
+    "sinusoidal_split" (Marian) has all sines before all cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT,
+    tensor2tensor), with exponents i / (D/2 - 1) instead of 2i / D and, where D is odd, a 0 at the end.
     """
     # MPS devices have no float64.
     dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
@@ -62,9 +49,7 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
         exponents = torch.linspace(0, 1, half, dtype=dtype, device=device)  # i / (D/2 - 1)
     else:
         exponents = torch.arange(0, d_model, 2, dtype=dtype, device=device) / d_model  # 2i / D
-    angles = (
-        position_ids[..., None].to(dtype) / 10000**exponents
-    )  # (B, T, D/2); where D is odd, §3.5 has one sine more
+    angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2); §3.5 has one more where D is odd
     sines, cosines = angles.sin(), angles[..., :half].cos()
     if layout != "sinusoidal":
         halves = torch.cat([sines, cosines], dim=-1)
@@ -87,15 +72,13 @@ def eager_attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (Eq. 1), for all heads at once.
 
-    The reference for every faster backend in `ALL_ATTENTION_FUNCTIONS`, and the one that returns the weights.
+    The reference for every faster backend in `ALL_ATTENTION_FUNCTIONS`, and the one that returns the weights
+    (B, H, T, K) with the output (B, T, H, d_v).
 
     Args:
         query: (B, H, T, d_k). key: (B, H, K, d_k). value: (B, H, K, d_v).
         attention_mask: (B, 1, T, K), added to the scores: 0, or the lowest finite number at masked keys.
         scaling: 1 / sqrt(d_k). dropout: probability, on the weights while `module` is in training mode.
-
-    Returns:
-        Output (B, T, H, d_v) and weights (B, H, T, K).
     """
     scores = query @ key.transpose(2, 3) * scaling  # (B, H, T, K)
     if attention_mask is not None:
@@ -104,9 +87,6 @@ def eager_attention_forward(
     weights = F.dropout(scores.softmax(dim=-1).to(value.dtype), p=dropout, training=module.training)
     output = weights @ value  # (B, H, T, d_v)
     return output.transpose(1, 2).contiguous(), weights
-
-
-# Layers
 
 
 class VanillaTransformerAttention(nn.Module):
@@ -119,8 +99,7 @@ class VanillaTransformerAttention(nn.Module):
         self.value_head_dim = config.value_head_dim or config.d_model // num_heads  # d_v
         self.scaling = self.head_dim**-0.5
         self.dropout = config.attention_dropout
-        self.is_causal = is_causal
-        self.layer_idx = layer_idx
+        self.is_causal, self.layer_idx = is_causal, layer_idx
         self.q_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias)
@@ -177,9 +156,9 @@ class VanillaTransformerAttention(nn.Module):
 
 
 class VanillaTransformerLayer(GradientCheckpointingLayer):
-    """Base of encoder and decoder layers: the residual connection and the feed-forward network."""
+    """Base of encoder and decoder layers: self-attention, feed-forward network and residual connection."""
 
-    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int):
+    def __init__(self, config: VanillaTransformerConfig, heads: int, ffn_dim: int, layer_idx: int, is_causal: bool):
         super().__init__()
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
@@ -187,6 +166,8 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.self_attn = VanillaTransformerAttention(config, heads, is_causal=is_causal, layer_idx=layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def add_and_norm(self, x: Tensor, sublayer_of_x: Tensor, layer_norm: nn.LayerNorm) -> Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))), around every sub-layer (§3.1, §5.4); all (B, T, D)."""
@@ -200,10 +181,7 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
 
 class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
-        super().__init__(config, config.encoder_ffn_dim)
-        heads = config.encoder_attention_heads
-        self.self_attn = VanillaTransformerAttention(config, heads, is_causal=False, layer_idx=layer_idx)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        super().__init__(config, config.encoder_attention_heads, config.encoder_ffn_dim, layer_idx, is_causal=False)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
         # 1. self-attention
@@ -215,10 +193,8 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
 
 class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
-        super().__init__(config, config.decoder_ffn_dim)
         heads = config.decoder_attention_heads
-        self.self_attn = VanillaTransformerAttention(config, heads, is_causal=True, layer_idx=layer_idx)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        super().__init__(config, heads, config.decoder_ffn_dim, layer_idx, is_causal=True)
         self.cross_attn = VanillaTransformerAttention(config, heads, is_causal=False, layer_idx=layer_idx)
         self.cross_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
@@ -242,9 +218,8 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """The `transformers` tensor-parallel plan of a stack whose layers have these attention modules.
-
-    Each rank holds some heads and feed-forward units (Shoeybi et al. 2019, arXiv 1909.08053, §3).
+    """The `transformers` tensor-parallel plan of a stack whose layers have these attention modules: each rank holds
+    some heads and feed-forward units (Shoeybi et al. 2019, arXiv 1909.08053, §3).
     """
     plan = {"layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"}
     for attention in attentions:

@@ -30,24 +30,15 @@ def shift_right(labels: Tensor, start_token_id: int, pad_token_id: int) -> Tenso
 def translation_loss(
     logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, num_items_in_batch: Tensor | int | None = None
 ) -> Tensor:
-    """Cross-entropy per token, against (1 - ε) for the label plus ε / V for every token (§5.4).
+    """Cross-entropy per token, against (1 - ε) for the label plus ε / V for every token (§5.4): a float32 scalar.
 
     Args:
-        logits: (…, V). labels: (…), of the same leading shape; -100 is not counted.
-        label_smoothing: ε.
+        logits: (…, V). labels: (…); -100 is not counted, and without any other the loss is 0. label_smoothing: ε.
         num_items_in_batch: tokens of the whole update, where this batch is only a part of it (gradient accumulation,
             several processes). The parts then add up to the mean over all tokens, however they were split.
-
-    Returns:
-        A float32 scalar; 0 where no token counts.
     """
-    total = F.cross_entropy(
-        logits.float().flatten(0, -2),  # (N, V)
-        labels.flatten(),  # (N,)
-        ignore_index=IGNORED,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
+    logits, targets = logits.float().flatten(0, -2), labels.flatten()  # (N, V), (N,)
+    total = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
     return total / _tokens(labels, num_items_in_batch)
 
 
@@ -79,12 +70,9 @@ def fused_translation_loss(
     model writing and reading them is most of a training step. Here they are computed and differentiated chunk by
     chunk, without the positions whose label is -100.
 
-    Args:
-        hidden_states: (…, D). weight: (V, D). bias: (V,) or None. labels: (…). The others: as in `translation_loss`.
-
-    Returns:
-        A float32 scalar, differentiable once by `hidden_states`, `weight` and `bias`; the same without smoothing and
-        without a gradient.
+    Shapes: `hidden_states` (…, D), `weight` (V, D), `bias` (V,) or None, `labels` (…); the others are as in
+    `translation_loss`. Returns a float32 scalar, differentiable once by the first three, and the same without
+    smoothing and without a gradient.
     """
     total, plain, *_ = _FusedCrossEntropy.apply(
         hidden_states.flatten(0, -2), weight, bias, labels.flatten(), label_smoothing, torch.is_grad_enabled()
@@ -123,14 +111,12 @@ class _FusedCrossEntropy(torch.autograd.Function):
             if bias is not None:
                 total -= smoothing * len(counted) * bias.float().mean()
             sums = torch.stack([total, torch.zeros_like(total)])  # with smoothing, without
-            grad_tokens: Any = None
-            grad_weight: Any = None
+            # Gradients (N', D), (V, D) and (V,)
+            grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None
+            grad_weight: Any = (sum_tokens * (-smoothing / vocab_size)).repeat(vocab_size, 1) if grad else None
             grad_bias: Any = None
-            if grad:
-                grad_tokens = torch.empty_like(tokens, dtype=torch.float32)
-                grad_weight = (sum_tokens * (-smoothing / vocab_size)).repeat(vocab_size, 1)  # (V, D)
-                if bias is not None:
-                    grad_bias = sum_tokens.new_full((vocab_size,), -smoothing / vocab_size * len(counted))
+            if grad and bias is not None:
+                grad_bias = sum_tokens.new_full((vocab_size,), -smoothing / vocab_size * len(counted))
             rows = _rows_per_chunk(weight.shape, device_type, dtype)
             # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
             buffer = tokens.new_empty(min(rows, len(tokens)), vocab_size)  # (rows, V)

@@ -17,26 +17,16 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, PreTrai
 TARGET_FOLDER = "target_tokenizer"  # in a checkpoint with separate vocabularies
 
 # Written into config.json, where `pipeline()` finds the class.
-CUSTOM_PIPELINES = {
-    "translation": {
-        "impl": "pipeline_vanilla_transformer.TranslationPipeline",
-        "pt": ["AutoModelForSeq2SeqLM"],
-        "type": "text",
-    }
-}
+_TASK = {"impl": "pipeline_vanilla_transformer.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
+CUSTOM_PIPELINES = {"translation": _TASK}
 
 
 class TranslationPipeline(Pipeline):
     """Translate sentences with any sequence-to-sequence model: single ones, batches or a stream.
 
-    Args:
-        model, tokenizer and the others: those of `transformers.Pipeline`. Arguments of `generate` can be given here or
-            in a call.
-        target_tokenizer: decodes the translations. None means the checkpoint's `target_tokenizer/`, or `tokenizer`
-            where there is none.
-
-    Raises:
-        ValueError: no tokenizer, or a target tokenizer with more tokens than the model.
+    Arguments are those of `transformers.Pipeline` and, here or in a call, of `generate`; and `target_tokenizer`, which
+    decodes the translations: None means the checkpoint's `target_tokenizer/`, or `tokenizer` where there is none. No
+    tokenizer, or a target tokenizer with more tokens than the model, is a ValueError.
     """
 
     _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
@@ -72,16 +62,12 @@ class TranslationPipeline(Pipeline):
         return self.tokenizer
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
-        """Translate.
+        """Translate a sentence, or a list, generator or dataset of sentences.
 
-        Args:
-            inputs: a sentence, or a list, generator or dataset of sentences.
-            **kwargs: `batch_size` (1), and arguments of `generate`; `num_return_sequences` is R.
-
-        Returns:
-            For a sentence R dictionaries, best first: `translation_text` and, from a beam search, `score`, the
-            length-penalised log probability. For a list one such list each, or one dictionary each where R is 1. For
-            a generator or a dataset an iterator of lists.
+        `kwargs` are `batch_size` (1) and arguments of `generate`; `num_return_sequences` is R. A sentence gives R
+        dictionaries, best first: `translation_text` and, from a beam search, `score`, the length-penalised log
+        probability. A list gives one such list for each sentence, or one dictionary where R is 1; a generator or a
+        dataset gives an iterator of lists.
         """
         results = super().__call__(inputs, **kwargs)
         if isinstance(inputs, list) and all(len(result) == 1 for result in results):
@@ -131,9 +117,7 @@ class TranslationPipeline(Pipeline):
 
 
 # `Pipeline.save_pretrained` writes this entry into the config of any model.
-TranslationPipeline._registered_impl = {
-    "translation": {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "type": "text"}
-}
-
+_REGISTERED = {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "type": "text"}
+TranslationPipeline._registered_impl = {"translation": _REGISTERED}
 
 __all__ = ["TranslationPipeline"]

@@ -1,7 +1,5 @@
 """Encoder and decoder, the two stacks of Figure 1 (Vaswani et al. 2017, arXiv 1706.03762, whose sections are cited).
 
-Layers and the attention formula: layers_vanilla_transformer.py. Models: modeling_vanilla_transformer.py.
-
 Shapes: B batch, S source length, T target length, P positions already in the cache, D d_model.
 """
 
@@ -39,12 +37,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     config_class = VanillaTransformerConfig
     config: VanillaTransformerConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = True
     _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
-    _supports_flash_attn = True
-    _supports_sdpa = True
-    _supports_flex_attn = True
-    _can_compile_fullgraph = True
+    _supports_flash_attn = _supports_sdpa = _supports_flex_attn = True
+    supports_gradient_checkpointing = _can_compile_fullgraph = True
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -96,11 +91,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def look_up(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
-        """Token embeddings (B, T, D) before scaling, or the caller's.
-
-        Raises:
-            ValueError: both or neither given, an empty batch, an id outside the vocabulary.
-        """
+        """Unscaled embeddings (B, T, D); both inputs or neither, an empty one or an unknown id is a ValueError."""
         given = inputs_embeds if input_ids is None else input_ids
         if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds")
@@ -242,16 +233,12 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         for layer in self.layers:
             x = layer(x, encoder_hidden_states, mask, source_mask, past_key_values=past_key_values, **kwargs)
         x = self.layer_norm(x) if self.config.final_layer_norm else x
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=x, past_key_values=past_key_values if use_cache else None
-        )
+        return BaseModelOutputWithPastAndCrossAttentions(x, past_key_values=past_key_values if use_cache else None)
 
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
-    """Raise a ValueError for ids outside the vocabulary; only on a CPU and outside compiled graphs.
-
-    Elsewhere reading the values would synchronise the GPU, and torch's own check has to do.
-    """
+    """Raise a ValueError for ids outside the vocabulary, on a CPU and outside compiled graphs."""
+    # Elsewhere reading the values would synchronise the GPU or break the graph; there torch's own check must do.
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
     low, high = (int(extreme) for extreme in ids.aminmax())

@@ -130,9 +130,9 @@ def test_outputs_do_not_depend_on_the_rest_of_the_batch(
     sources, targets = sentences(sizes, vocab_size, seed), sentences(sizes[::-1], vocab_size, seed + 1)
     source, target = padded(sources, left=left), padded(targets, left=left)
     together = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=target.ne(PAD).long())
-    for i, (source_words, target_words) in enumerate(zip(sources, targets, strict=True)):
-        alone = model(input_ids=torch.tensor([source_words]), decoder_input_ids=torch.tensor([target_words]))
-        here = slice(-len(target_words), None) if left else slice(len(target_words))
+    for i, (source_ids, target_ids) in enumerate(zip(sources, targets, strict=True)):
+        alone = model(input_ids=torch.tensor([source_ids]), decoder_input_ids=torch.tensor([target_ids]))
+        here = slice(-len(target_ids), None) if left else slice(len(target_ids))
         assert_near(together.logits[i, here], alone.logits[0], 1e-5, f"sentence {i}")
 
 
