@@ -1,72 +1,90 @@
-"""How the paper decodes (§6.1): beam 4, length penalty α = 0.6, at most 50 tokens more than the source has.
+"""Decoding as in the paper (§6.1): beam 4, length penalty α = 0.6, at most 50 tokens more than the source has.
 
-`VanillaTransformerForConditionalGeneration.generate` comes here for greedy and beam search; everything else that
-`generate` can do is done by transformers' own loops.
+`generate` runs `beam_search`, through transformers' `custom_generate`, for greedy and beam search; whatever `COVERED`
+does not name, such as sampling, runs in transformers' own loops. `Decoder` is the seam between the search, which
+chooses tokens, and what computes their logits. The state of a search is tensors of fixed shape, read on the host only
+every few steps: a step of search and decoder can be compiled, or captured as a CUDA graph, as one.
 
-Shapes: B sentences still open, K beams, T words written so far, S source length, V target vocabulary, R hypotheses
-wanted of each sentence.
+Shapes: B sentences in the batch, K beams, P tokens of the prefix, T capacity of a hypothesis in tokens, C capacity of
+a sentence's KV cache in slots, S source length, D d_model, H heads, V target vocabulary, R hypotheses returned.
 """
 
-import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.generation import (
-    GenerateBeamEncoderDecoderOutput,
-    GenerateEncoderDecoderOutput,
-    GenerationConfig,
-    LogitsProcessorList,
-)
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .decoding_vanilla_transformer import StepReader, reader_for
-from .products_vanilla_transformer import EIGHT_BITS
-from .search_vanilla_transformer import Group, Score, Search
-from .sentence_vanilla_transformer import SentencePrograms, SentenceReader, SentenceSearch, programs_for
+from .stacks_vanilla_transformer import check_ids
+
+logger = logging.get_logger(__name__)
 
 BEAMS, ALPHA = 4, 0.6
 MAX_LENGTH_OVER_SOURCE = 50  # tokens
 
-# `Seq2SeqTrainer` writes this default of the library into the generation config of the model that it evaluates.
-_LIBRARY_MAX_LENGTH = 20
+# Arguments of `generate`, and fields of a generation config, that `beam_search` covers.
+COVERED = frozenset(
+    {
+        *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "decoder_input_ids"),
+        *("num_beams", "length_penalty", "paper_length_penalty", "early_stopping", "use_cache"),
+        *("max_length", "max_new_tokens", "max_length_over_source", "num_return_sequences", "bos_token_id"),
+        *("pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version"),
+        "return_dict_in_generate",
+        # of which `generate` makes logits processors
+        *("logits_processor", "prefix_allowed_tokens_fn", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
+        *("encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "bad_words_ids"),
+        *("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
+        *("renormalize_logits", "remove_invalid_values", "exponential_decay_length_penalty"),
+        # without effect where nothing is sampled
+        *("temperature", "top_k", "top_p"),
+    }
+)
 
-# What `search_for` understands among the arguments of `generate` and the fields of its configuration. With anything
-# else that is switched on, transformers' own loop runs.
-_UNDERSTOOD = {
-    *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "decoder_input_ids"),
-    *("ensemble", "num_beams", "length_penalty", "paper_length_penalty", "max_length_over_source", "early_stopping"),
-    *("max_length", "max_new_tokens", "num_return_sequences", "return_dict_in_generate", "use_cache", "more"),
-    *("decoder_weights", "compiled"),
-    *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version"),
-    # turned into logits processors by `generate`
-    *("logits_processor", "prefix_allowed_tokens_fn", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
-    *("encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "bad_words_ids"),
-    *("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
-    *("renormalize_logits", "remove_invalid_values", "exponential_decay_length_penalty"),
-    # of no effect without sampling
-    *("temperature", "top_k", "top_p"),
-}
+_NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
+_COMPACT_SHARE, _REFILL_SHARE = 0.2, 0.1  # of finished rows: compacting copies the caches, refilling encodes
+_SLOTS = 16  # by which a KV cache grows: few shapes, and whole tiles of matrix units
+_CHUNK = 2**18  # logits that `topk_log_probs` reads at a time on a CPU: a megabyte stays in a core's cache
+
+
+class VanillaTransformerGenerationConfig(GenerationConfig):
+    """A generation config that does not take the library's defaults for choices: `Seq2SeqTrainer` fills them in after
+    its first batch (`max_length=20`, `length_penalty=1.0`, …), and they would decode all later ones, and be saved."""
+
+    _filled: frozenset[str] = frozenset()  # fields that hold a default of the library
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__("_filled", self._filled - {name})
+        super().__setattr__(name, value)
+
+    def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs: Any) -> dict[str, Any]:
+        filled = {name for name in kwargs if defaults_only and getattr(self, name, None) is None}
+        unused = super().update(defaults_only, allow_custom_entries, **kwargs)
+        super().__setattr__("_filled", self._filled | filled)
+        return unused
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without the library's defaults."""
+        fields = super().to_dict()
+        return fields | dict.fromkeys(fields.pop("_filled", ()))
 
 
 def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfig:
-    """§6.1 as a `generation_config.json`.
+    """§6.1 as a `generation_config.json`, with the special tokens of `config`.
 
-    `num_beams` is Hugging Face's field; `paper_length_penalty` (α) and `max_length_over_source` are ours. A
-    `length_penalty`, where somebody sets one, wins over α and has Hugging Face's meaning, log P / length^penalty.
-
-    Args:
-        config: gives the special words.
+    A `length_penalty` that somebody sets wins over `paper_length_penalty` (α), with Hugging Face's meaning.
     """
-    generation_config = GenerationConfig.from_model_config(config)
+    generation_config = VanillaTransformerGenerationConfig.from_model_config(config)
     generation_config.update(num_beams=BEAMS)
     generation_config.paper_length_penalty = ALPHA
     generation_config.max_length_over_source = MAX_LENGTH_OVER_SOURCE
@@ -74,116 +92,547 @@ def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfi
     return generation_config
 
 
-def paper_limit(
-    generation_config: GenerationConfig, inputs: Tensor | None, kwargs: dict[str, Any], own: bool
-) -> tuple[int, int] | None:
-    """How long translations may become: 50 tokens more than their sources.
-
-    Args:
-        generation_config: what decides where `kwargs` do not.
-        inputs, kwargs: the arguments of `generate`; the source is (B, S) ids, (B, S, D) embeddings or what the
-            encoder made of them.
-        own: whether it is the model's own generation config; a length of 20 is then taken out of it, because only
-            the trainer can have written it.
-
-    Returns:
-        The new tokens of the longest source of a batch, S + 50, and how many that is over the source. None where the
-        caller or the generation config limits the length already, or where there is no source.
-    """
-    lengths = kwargs.get("max_length"), kwargs.get("max_new_tokens"), generation_config.max_new_tokens
-    if any(length is not None for length in lengths):
-        return None
-    if own and generation_config.max_length == _LIBRARY_MAX_LENGTH:
-        generation_config.max_length = None
-    if generation_config.max_length is not None:
-        return None
-    over = getattr(generation_config, "max_length_over_source", MAX_LENGTH_OVER_SOURCE)
-    over = kwargs.get("max_length_over_source", over)
-    sources = (
-        inputs,
-        kwargs.get("input_ids"),
-        kwargs.get("inputs_embeds"),
-        (kwargs.get("encoder_outputs") or [None])[0],
-    )
-    return next(((source.shape[1] + over, over) for source in sources if source is not None), None)
+# Arguments of `generate`
 
 
-# Which search
+NextBatch: TypeAlias = Callable[[int], tuple[Tensor, Tensor] | None]  # brings ids (B, S) and their mask
 
 
-def search_for(
-    model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
-) -> tuple[partial | None, dict[str, float]]:
-    """Choose between this package's search and transformers' own loops.
-
-    Args:
-        generation_config, kwargs: the arguments of `generate`, which win over `model.generation_config`.
+def plan_search(
+    model: PreTrainedModel, inputs: Tensor | None, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
+) -> tuple[partial | None, dict[str, Any], list[str]]:
+    """What to do with the arguments of `generate`, which win over `model.generation_config`.
 
     Returns:
-        `custom_generate` for `GenerationMixin.generate`, and nothing else. Or None, where this search does not cover
-        what is asked for, and the `length_penalty` with which transformers' score comes near the paper's, unless the
-        caller has one.
-
-    Raises:
-        ValueError: `decoder_weights` that nobody knows; these or `compiled`, where the caller wants them but
-            transformers' own loop runs; `compiled` on another device than a CPU.
+        `beam_search`, to be `custom_generate`, or None; the paper's limit (§6.1), and its α for transformers' own beam
+        search; the names of what is not covered.
     """
-    asked = chosen_settings(model.generation_config)
+    asked = model.generation_config.to_diff_dict()
     asked |= {} if generation_config is None else generation_config.to_diff_dict()
     asked |= {name: value for name, value in kwargs.items() if value is not None}
-    score = Score(asked.get("paper_length_penalty", ALPHA), of_paper=True)
+    settings: dict[str, Any] = {}
+    over = None
+    if asked.get("max_length") is None and asked.get("max_new_tokens") is None:
+        over = asked.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
+        states, prefix = (kwargs.get("encoder_outputs") or [None])[0], kwargs.get("decoder_input_ids")
+        sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), states)
+        width = next((source.shape[1] for source in sources if source is not None), None)
+        if width is not None:
+            settings["max_length"] = _max_length(model.config, 1 if prefix is None else prefix.shape[1], width + over)
+    penalty = LengthPenalty(asked.get("paper_length_penalty", ALPHA), "gnmt")
     if "length_penalty" in asked:
-        score = Score(asked["length_penalty"], of_paper=False)
-    others = {name: value for name, value in asked.items() if name not in _UNDERSTOOD and not name.startswith("_")}
-    covered = (
-        not any(isinstance(value, Tensor) or value for value in others.values())
-        and asked.get("use_cache", True)
-        and model.config._attn_implementation in ("eager", "sdpa")
-        and not _steps_with_others(model)
-    )
-    weights = asked.get("decoder_weights")
-    if weights not in (None, EIGHT_BITS):
-        raise ValueError(f"decoder_weights: {weights!r} is not {EIGHT_BITS!r}; None computes with the model's own")
-    compiled = bool(asked.get("compiled"))
-    if compiled and model.device.type != "cpu":
-        raise ValueError(f"compiled: programs are for a CPU; the model is on {model.device}; leave this out")
-    if covered:
-        return partial(beam_search, score=score, decoder_weights=weights, compiled=compiled), {}
-    for name in ("decoder_weights", "compiled"):
-        if kwargs.get(name):
-            raise ValueError(f"{name}: with these settings transformers' own loop translates, which does not know it")
-    return None, {"length_penalty": score.alpha} if score.of_paper and asked.get("num_beams", 1) > 1 else {}
+        penalty = LengthPenalty(asked["length_penalty"], "power")
+    uncovered = _uncovered(model, asked)
+    if not uncovered:
+        return partial(beam_search, penalty=penalty, over=over), settings, []
+    if penalty.formula == "gnmt" and asked.get("num_beams", 1) > 1:
+        settings["length_penalty"] = penalty.alpha
+    if "gradient checkpointing" in uncovered:  # for which layers drop the cache
+        settings["use_cache"] = False
+    return None, settings, uncovered
 
 
-def chosen_settings(own: GenerationConfig) -> dict[str, Any]:
-    """What the model's own generation config has that somebody chose.
-
-    `Seq2SeqTrainer` fills every empty field with the library's default once it has evaluated, and saves that. Those
-    defaults say nothing; the field that nobody would ever set tells that they were filled in. A `length_penalty` of
-    1.0, which may be a choice, counts where there is no `paper_length_penalty` beside it.
-    """
-    said = own.to_diff_dict()
-    if own.target_lookbehind is None:
-        return said
-    silent = own._get_default_generation_params()
-    if "paper_length_penalty" not in said:
-        del silent["length_penalty"]
-    return {name: value for name, value in said.items() if name not in silent or value != silent[name]}
+def _max_length(config: VanillaTransformerConfig, prefix: int, new: int) -> int:
+    """Tokens of a hypothesis, at least one of them new. Learned positions end, but its last token needs none."""
+    length = prefix + max(new, 1)
+    return min(length, config.max_position_embeddings + 1) if config.position_encoding_type == "learned" else length
 
 
-def _steps_with_others(model: PreTrainedModel) -> bool:
-    """Whether processes hold a model together, each with sentences of its own: then all must take every step."""
+def _uncovered(model: PreTrainedModel, asked: dict[str, Any]) -> list[str]:
+    """What is asked for that only transformers' own loops do."""
+    names = [name for name, value in asked.items() if isinstance(value, Tensor) or value]
+    names = [name for name in names if name not in COVERED and not name.startswith("_")]
+    prepare, backend = GenerationMixin.prepare_inputs_for_generation, model.config._attn_implementation
+    training = [module for module in model.modules() if module.training]
+    conditions = {
+        "use_cache=False": not asked.get("use_cache", True),
+        f"attn_implementation={backend!r}": backend not in ("eager", "sdpa"),
+        # of a subclass, or of PEFT's prefix tuning
+        "prepare_inputs_for_generation": getattr(model.prepare_inputs_for_generation, "__func__", None) is not prepare,
+        "gradient checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in training),
+        "a model sharded over processes": _is_sharded(model),
+    }
+    return names + [name for name, holds in conditions.items() if holds]
+
+
+def _is_sharded(model: PreTrainedModel) -> bool:
+    """Whether processes hold a model together, each with sentences of its own: all must then take every step."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
-    names = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    return torch.distributed.get_world_size() > 1 and (
-        bool(names & {"FSDPModule", "FullyShardedDataParallel"}) or is_deepspeed_zero3_enabled()
-    )
+    names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
+    sharded = bool(names & {"FSDPModule", "FullyShardedDataParallel"}) or is_deepspeed_zero3_enabled()
+    return torch.distributed.get_world_size() > 1 and sharded
 
 
-Source = tuple[Tensor, Tensor]  # ids (B, S) and their mask
-Output: TypeAlias = Any  # words (N, T), or an output object of transformers around them
-Request = tuple[dict[str, Any], dict[str, Any]]  # see `plain_request`
+def check_coverage(uncovered: list[str], **arguments: Any) -> None:
+    """Log once what is left to transformers' loops; raise a ValueError where what is our own forbids that."""
+    reasons = ", ".join(uncovered)
+    for name in (name for name, value in arguments.items() if value and uncovered):
+        raise ValueError(f"{name}: only this package's search has it, which does not cover {reasons}")
+    if uncovered:
+        scored = "a beam search then scores log P / length^length_penalty"
+        logger.warning_once(f"generate: transformers' own loop decodes, because of {reasons}; {scored}")
+
+
+# The search
+
+
+@dataclass(frozen=True)
+class LengthPenalty:
+    """log P / penalty(length) compares hypotheses: "gnmt" is ((5 + length) / 6)^α (Wu et al. 2016, arXiv 1609.08144,
+    Eq. 14), "power" is Hugging Face's length^α. The end token counts."""
+
+    alpha: float
+    formula: str
+
+    def __call__(self, lengths: Tensor) -> Tensor:
+        return ((5 + lengths) / 6 if self.formula == "gnmt" else lengths) ** self.alpha
+
+
+class BeamState(NamedTuple):
+    """The running hypotheses of a batch, the best first, and the best that have ended."""
+
+    tokens: Tensor  # (B, K, T), the prefix included; K may be 1 at first
+    next_tokens: Tensor  # (B, K), their last tokens, which the decoder has not read yet
+    parents: Tensor  # (B, K), the beams of the previous step that they extend
+    log_probs: Tensor  # (B, K)
+    lengths: Tensor  # (B,), tokens of each running hypothesis
+    limits: Tensor  # (B,), how many it may have
+    ended_tokens: Tensor  # (B, K, T)
+    ended_lengths: Tensor  # (B, K)
+    ended_scores: Tensor  # (B, K), -inf where none has ended
+    done: Tensor  # (B,), bool: what has ended is final
+    penalties: Tensor  # (T + 1,), by length: data, so that one compiled step serves every α
+
+    @classmethod
+    def start(cls, prefix: Tensor, limits: Tensor, running: int, ended: int, penalties: Tensor) -> "BeamState":
+        """`running` beams that have the prefix (B, P), of which one counts, and no hypothesis of `ended` yet."""
+        (batch, length), capacity = prefix.shape, len(penalties) - 1
+        log_probs = torch.zeros(batch, running, dtype=torch.float32, device=prefix.device)
+        log_probs[:, 1:] = _NO_BEAM
+        return cls(
+            tokens=F.pad(prefix, (0, capacity - length))[:, None].repeat(1, running, 1),
+            next_tokens=prefix[:, -1:].repeat(1, running),
+            parents=prefix.new_zeros(batch, running),
+            log_probs=log_probs,
+            lengths=torch.full_like(limits, length),
+            limits=limits,
+            ended_tokens=prefix.new_zeros(batch, ended, capacity),
+            ended_lengths=prefix.new_zeros(batch, ended),
+            ended_scores=log_probs.new_full((batch, ended), -torch.inf),
+            done=torch.zeros_like(limits, dtype=torch.bool),
+            penalties=penalties,
+        )
+
+    @property
+    def positions(self) -> Tensor:
+        """Of `next_tokens`, (B,); a sentence that is done stays where it is."""
+        return torch.minimum(self.lengths, self.limits - 1) - 1
+
+    def select(self, rows: Tensor) -> "BeamState":
+        """Keep these sentences."""
+        return BeamState(*(each[rows] for each in self[:-1]), self.penalties)  # type: ignore[call-arg]
+
+    def replace(self, rows: Tensor, other: "BeamState") -> "BeamState":
+        """Put the sentences of another state in the place of these."""
+        both = ((mine, rows, theirs) for mine, theirs in zip(self[:-1], other[:-1], strict=True))
+        penalties = max(self.penalties, other.penalties, key=len)
+        return BeamState(*(replace_rows(*each, -1) for each in both), penalties)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """The constants of a search, a key for compiled steps. Called, it extends all beams by a token (ibid., §7)."""
+
+    num_beams: int
+    num_return_sequences: int
+    early_stopping: bool | str
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    forced_eos_token_id: int | None
+    enough: int  # ended hypotheses, the last of which must beat all that run
+    can_grow: bool  # whether a longer hypothesis can win by its penalty alone
+
+    @classmethod
+    def of(cls, generation_config: GenerationConfig, penalty: LengthPenalty) -> "SearchConfig":
+        """From a generation config with all defaults filled in.
+
+        The paper's search ends when no beam can win any more. With Hugging Face's penalty `early_stopping` decides; by
+        default transformers compares at the present length, and may miss a longer hypothesis.
+        """
+        beams, wanted = generation_config.num_beams, generation_config.num_return_sequences or 1
+        ends, forced = generation_config.eos_token_id, generation_config.forced_eos_token_id
+        gnmt, early_stopping = penalty.formula == "gnmt", beams == 1 or generation_config.early_stopping
+        return cls(
+            num_beams=beams,
+            num_return_sequences=wanted,
+            early_stopping=early_stopping,
+            eos_token_ids=() if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
+            pad_token_id=generation_config.pad_token_id or 0,
+            forced_eos_token_id=forced[0] if isinstance(forced, list) else forced,
+            enough=wanted if gnmt else beams,
+            can_grow=penalty.alpha > 0 and (gnmt or early_stopping == "never"),
+        )
+
+    @property
+    def num_candidates(self) -> int:
+        """Of the best continuations K may end with each end token; K more must be there to go on."""
+        return 1 if self.num_beams == 1 else self.num_beams * max(2, 1 + len(self.eos_token_ids))
+
+    def __call__(self, state: BeamState, logits: Tensor) -> BeamState:
+        """The next state, from the logits (B, K, V) of the next tokens."""
+        logits = self.force_eos(state, logits)
+        count = min(self.num_candidates, logits.shape[2])
+        return self.extend(state, *topk_log_probs(logits, count, normalize=self.num_beams > 1))
+
+    def force_eos(self, state: BeamState, logits: Tensor) -> Tensor:
+        """`forced_eos_token_id` at the limit of each sentence; the processor of that name knows the batch's only."""
+        if self.forced_eos_token_id is None:
+            return logits
+        forced = torch.full_like(logits, -torch.inf)
+        forced[..., self.forced_eos_token_id] = 0
+        return torch.where((state.lengths + 1 == state.limits)[:, None, None], forced, logits)
+
+    def extend(self, state: BeamState, log_probs: Tensor, tokens: Tensor) -> BeamState:
+        """Go on with the best candidates (B, K, n) that do not end; keep those that do among the best K."""
+        beams, (running, each) = self.num_beams, log_probs.shape[1:]
+        total, tokens = (log_probs + state.log_probs[..., None]).flatten(1), tokens.flatten(1)  # (B, K · n)
+        missing = max(0, self.num_candidates - total.shape[1])  # in a vocabulary smaller than the beam
+        log_probs, index = F.pad(total, (0, missing), value=2 * _NO_BEAM).topk(self.num_candidates, dim=1)
+        tokens = F.pad(tokens, (0, missing)).gather(1, index)  # (B, 2 K), as are all candidates; the best first
+        parents = (index // each).clamp(max=running - 1)
+        length = state.lengths + 1
+        at_limit = length == state.limits
+        ends = at_limit[:, None].expand_as(tokens)
+        for eos in self.eos_token_ids:
+            ends = ends | (tokens == eos)
+
+        # Only the K best may end: the others are there to go on.
+        scores = log_probs[:, :beams] / state.penalties[length][:, None]
+        scores = scores.masked_fill(~ends[:, :beams] | state.done[:, None], -torch.inf)
+        ended_scores, best = torch.cat([state.ended_scores, scores], dim=1).topk(beams, dim=1)  # (B, K)
+        new, new_lengths = _append(state, parents[:, :beams], tokens[:, :beams]), length[:, None].expand(-1, beams)
+        ended_tokens = torch.cat([state.ended_tokens, new], dim=1).gather(1, best[..., None].expand_as(new))
+
+        log_probs, going = log_probs.masked_fill(ends, _NO_BEAM).topk(beams, dim=1)  # (B, K)
+        parents, tokens = parents.gather(1, going), tokens.gather(1, going)
+        bound = log_probs[:, 0] / state.penalties[state.limits if self.can_grow else length]
+        done = state.done | at_limit | (bound <= ended_scores[:, self.enough - 1])
+        if self.early_stopping is True:
+            done = done | (ended_scores[:, beams - 1] > -torch.inf)
+        return state._replace(
+            tokens=_append(state, parents, tokens),
+            next_tokens=tokens,
+            parents=parents,
+            log_probs=log_probs,
+            lengths=torch.where(state.done, state.lengths, length),
+            ended_tokens=ended_tokens,
+            ended_lengths=torch.cat([state.ended_lengths, new_lengths], dim=1).gather(1, best),
+            ended_scores=ended_scores,
+            done=done,
+        )
+
+
+def _append(state: BeamState, parents: Tensor, tokens: Tensor) -> Tensor:
+    """Hypotheses (B, K, T) that extend these beams by these tokens, (B, K) each."""
+    past = state.tokens.gather(1, parents[..., None].expand(-1, -1, state.tokens.shape[2]))
+    return past.scatter(2, state.lengths[:, None, None].expand(-1, parents.shape[1], 1), tokens[..., None])
+
+
+def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[Tensor, Tensor]:
+    """The highest log-probabilities (without `normalize`: logits) and their tokens, (…, count) each, of (…, V)."""
+    rows = logits.flatten(0, -2)
+    at_once = max(1, _CHUNK // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
+    found = []
+    for chunk in map(Tensor.float, rows.split(at_once)):
+        values, tokens = chunk.topk(count)
+        if normalize:
+            top = values[:, :1]
+            values = values - top - (chunk - top).exp_().sum(dim=-1, keepdim=True).log_()
+        found.append((values, tokens))
+    values, tokens = (torch.cat(parts).unflatten(0, logits.shape[:-1]) for parts in zip(*found, strict=True))
+    return values, tokens
+
+
+Advance: TypeAlias = Callable[[BeamState, Tensor], BeamState]
+
+
+class Decoder(Protocol):
+    """What a search asks of what computes logits: the decoder and the KV caches of a batch of sentences."""
+
+    initial_beams: int  # K of the first step
+
+    def prefill(self, tokens: Tensor) -> None:
+        """Read the first tokens (B, P - 1) of every beam: the prefix but for its last token."""
+
+    def step(self, state: BeamState, advance: Advance) -> BeamState:
+        """Read `state.next_tokens` and give their logits (B, K, V) to `advance`; one call, to be compiled as one."""
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these sentences."""
+
+    def replace(self, rows: Tensor, other: Any) -> None:
+        """Put the sentences of another decoder, which has read its prefix, in the place of these."""
+
+    def cache_bytes(self) -> int:
+        """What the caches hold in memory."""
+
+
+class SearchBatch(NamedTuple):
+    """Sentences that begin together, how many tokens each may have (B,), and the most of them, known to the host."""
+
+    decoder: Decoder
+    limits: Tensor
+    longest: int
+
+
+class BeamSearch:
+    """Find the best translations, which begin with `prefix` (B, P); greedy search is the case of one beam.
+
+    Logits processors know a sentence by its row: with them none leaves the batch. `refill`, called with a number when
+    sentences are done, brings at most so many others, with the first one's prefix, or None (continuous batching).
+    """
+
+    def __init__(
+        self,
+        batch: SearchBatch,
+        prefix: Tensor,
+        config: SearchConfig,
+        penalty: LengthPenalty,
+        processors: LogitsProcessorList | None = None,
+        refill: Callable[[int], SearchBatch | None] | None = None,
+        steps_at_once: int = 1,
+    ):
+        self.decoder, self.prefix, self.config, self.penalty = batch.decoder, prefix, config, penalty
+        self.processors, self.refill, self.steps_at_once = processors or None, refill, steps_at_once
+        self.sentences = list(range(len(prefix)))  # which one each row is
+        self.begun, self.steps = len(prefix), 0
+        self.found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # see `run`
+        self.state = self._start(batch, prefix, batch.decoder.initial_beams, batch.longest)
+
+    def _start(self, batch: SearchBatch, prefix: Tensor, running: int, longest: int) -> BeamState:
+        if prefix.shape[1] > 1:
+            batch.decoder.prefill(prefix[:, :-1])
+        lengths = torch.arange(round_up(longest + 1, 2 * _SLOTS) + 1, device=prefix.device) - prefix.shape[1]
+        penalties = self.penalty(lengths.clamp(min=1).float())
+        return BeamState.start(prefix, batch.limits, running, self.config.num_beams, penalties)
+
+    def run(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each sentence the best hypotheses: tokens (R, T), lengths (R,) and scores (R,)."""
+        advance = self.config if self.processors is None else self._process_and_extend
+        while self.sentences:
+            for _ in range(self.steps_at_once):
+                self.state = self.decoder.step(self.state, advance)
+                self.steps += 1
+            self._end_sentences()
+        return [self.found[sentence] for sentence in range(self.begun)]
+
+    def _process_and_extend(self, state: BeamState, logits: Tensor) -> BeamState:
+        """`SearchConfig.__call__` with logits processors, for which all hypotheses have one length."""
+        beams, running = self.config.num_beams, logits.shape[1]
+        # transformers shows them logits in a greedy search, log-probabilities in a beam search
+        scores = logits.float() if beams == 1 else logits.float().log_softmax(dim=-1)
+        tokens = state.tokens[..., : self.prefix.shape[1] + self.steps]
+        tokens, scores = (each.expand(-1, beams, -1).flatten(0, 1) for each in (tokens, scores))  # (B · K, ·)
+        scores = self.processors(tokens, scores).unflatten(0, (-1, beams))[:, :running]  # type: ignore[misc]
+        scores = self.config.force_eos(state, scores)
+        return self.config.extend(state, *scores.topk(min(self.config.num_candidates, scores.shape[2]), dim=2))
+
+    def _end_sentences(self) -> None:
+        """Compact or refill the batch once enough of its sentences are done."""
+        done = [row for row, is_done in enumerate(self.state.done.tolist()) if is_done]  # synchronises with the host
+        share = _COMPACT_SHARE if self.refill is None else _REFILL_SHARE
+        if len(done) < len(self.sentences) and (self.processors or len(done) < share * len(self.sentences)):
+            return
+        best, state = slice(self.config.num_return_sequences), self.state
+        for row in done:
+            ended = state.ended_tokens[row, best], state.ended_lengths[row, best], state.ended_scores[row, best]
+            self.found[self.sentences[row]] = ended
+        while done and self.refill is not None:
+            batch = self.refill(len(done))
+            if batch is None:
+                self.refill = None
+            else:
+                done = self._replace(done, batch)
+        if done:
+            kept = sorted(set(range(len(self.sentences))) - set(done))
+            self.sentences = [self.sentences[row] for row in kept]
+            if kept:
+                rows = torch.tensor(kept, device=self.prefix.device)
+                self.state = self.state.select(rows)
+                self.decoder.select(rows)
+
+    def _replace(self, done: list[int], batch: SearchBatch) -> list[int]:
+        """Begin other sentences in rows that are done; the rows that are left come back."""
+        count = len(batch.limits)
+        rows, prefix = torch.tensor(done[:count], device=self.prefix.device), self.prefix[:1].expand(count, -1)
+        longest = max(batch.longest, self.state.tokens.shape[2] - 1)
+        self.state = self.state.replace(rows, self._start(batch, prefix, self.config.num_beams, longest))
+        self.decoder.replace(rows, batch.decoder)
+        for row in done[:count]:
+            self.sentences[row], self.begun = self.begun, self.begun + 1
+        return done[count:]
+
+
+# Decoders
+
+
+class BeamCacheSlots:
+    """Which slots of the KV cache of a sentence each of its beams sees.
+
+    Keys and values are written once and never moved; a slot that no beam sees any more is written again. Beams differ
+    in their last tokens, so that all need few more slots than one has tokens, where K caches need K times as many.
+    """
+
+    def __init__(self, batch: int, device: torch.device, beams: int = 1):
+        self.visible = torch.zeros(batch, beams, 0, dtype=torch.bool, device=device)  # (B, K, C)
+        self.bound = 0  # slots from here on are free; the host knows it without asking the device
+        self.steps_at_once = steps_at_once(device)
+
+    def reserve(self, beams: int) -> int:
+        """The capacity C, enough for a step of so many beams; synchronises with the host where it may have to grow."""
+        if self.bound + beams > self.visible.shape[2]:
+            self.bound = length_of(self.visible.flatten(0, 1).any(dim=0))
+            capacity = round_up(self.bound + beams * self.steps_at_once, _SLOTS)
+            if not capacity <= self.visible.shape[2] <= capacity + _SLOTS:
+                self.visible = resized(self.visible, capacity, 2)
+        self.bound += beams
+        return self.visible.shape[2]
+
+    def append(self, parents: Tensor) -> Tensor:
+        """The slots (B, K) of the next tokens, by `take_slots`."""
+        self.visible, slots = take_slots(self.visible, parents)
+        return slots
+
+    def select(self, rows: Tensor) -> None:
+        self.visible = self.visible[rows]
+
+    def replace(self, rows: Tensor, other: "BeamCacheSlots") -> None:
+        theirs = other.visible.expand(-1, self.visible.shape[1], -1)
+        self.visible, self.bound = replace_rows(self.visible, rows, theirs, 2), max(self.bound, other.bound)
+
+
+def take_slots(visible: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Go on from `parents` (B, K): each beam sees the slots (B, K, C) of its parent and one that was free, (B, K)."""
+    visible = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2]))
+    free = (~visible.any(dim=1)).cumsum(dim=1)  # (B, C), how many up to here
+    nth = torch.arange(1, parents.shape[1] + 1, device=parents.device).expand_as(parents)
+    slots = torch.searchsorted(free, nth.contiguous())  # the first K that are free
+    return visible.scatter(2, slots[..., None], True), slots
+
+
+def steps_at_once(device: torch.device) -> int:
+    """Decoding steps between two looks of the host, each of which holds up what is queued on an accelerator."""
+    return 1 if device.type == "cpu" else 16
+
+
+def round_up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def length_of(visible: Tensor) -> int:
+    """Up to the last True of a mask (N,)."""
+    return int((visible * torch.arange(1, len(visible) + 1, device=visible.device)).max()) if len(visible) else 0
+
+
+def resized(states: Tensor, size: int, dim: int) -> Tensor:
+    """With so many entries in a dimension, zeros or False behind those that there are."""
+    missing = size - states.shape[dim]
+    return F.pad(states, (0, 0) * (states.dim() - 1 - dim % states.dim()) + (0, missing)) if missing else states
+
+
+def replace_rows(mine: Tensor, rows: Tensor, theirs: Tensor, dim: int) -> Tensor:
+    """With other rows, which may have more or fewer entries in a dimension, in the place of these."""
+    if mine.dim() > 1:
+        size = max(mine.shape[dim], theirs.shape[dim])
+        mine, theirs = resized(mine, size, dim), resized(theirs, size, dim)
+    return mine.index_copy(0, rows, theirs)
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores: 0 where True, else the lowest number."""
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+class SlotCache(Cache):
+    """Keys and values (B, H, C, ·) of the target, in the slots of a `BeamCacheSlots`."""
+
+    slots: Tensor | None = None  # (B, K), of the next tokens; None: behind all that there are
+    capacity = 0  # C
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Write (B, H, K, ·) keys and values; all of them, (B, H, C, ·), come back."""
+        if self.slots is None:
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx == len(self.layers):
+            super().update(key_states[:, :, :0], value_states[:, :, :0], layer_idx)
+        layer, rows = (
+            self.layers[layer_idx],
+            torch.arange(len(key_states), device=key_states.device)[:, None],
+        )  # (B, 1)
+        layer.keys, layer.values = (resized(each, self.capacity, 2) for each in (layer.keys, layer.values))
+        layer.keys.transpose(1, 2)[rows, self.slots] = key_states.transpose(1, 2)
+        layer.values.transpose(1, 2)[rows, self.slots] = value_states.transpose(1, 2)
+        return layer.keys, layer.values
+
+
+class ModuleDecoder:
+    """A `Decoder` that calls the model: the beams of a sentence as one sequence, with a mask that parts them.
+
+    `states` (B, S, D) are its encoder's, `mask` (B, S) has 0 for padding.
+    """
+
+    initial_beams = 1
+
+    def __init__(self, model: PreTrainedModel, states: Tensor, mask: Tensor):
+        self.model, self.states = model, states
+        self.cache = EncoderDecoderCache(SlotCache(layer_class_to_replicate=DynamicLayer), DynamicCache())
+        self.slots = BeamCacheSlots(len(states), states.device)
+        self._set_mask(mask.to(states.device).ne(0))
+
+    def _set_mask(self, visible: Tensor) -> None:
+        self.visible = visible  # (B, S)
+        self.mask = None if bool(visible.all()) else additive_mask(visible, self.states.dtype)[:, None, None]
+
+    def prefill(self, tokens: Tensor) -> None:
+        self._forward(tokens)
+        self.slots.visible, self.slots.bound = torch.ones_like(tokens[:, None], dtype=torch.bool), tokens.shape[1]
+
+    def step(self, state: BeamState, advance: Advance) -> BeamState:
+        cache = self.cache.self_attention_cache
+        cache.capacity = self.slots.reserve(state.parents.shape[1])
+        cache.slots = self.slots.append(state.parents)
+        mask = additive_mask(self.slots.visible, self.states.dtype)[:, None]  # (B, 1, K, C)
+        inputs = {"decoder_attention_mask": mask, "decoder_position_ids": state.positions[:, None]}  # (B, 1)
+        return advance(state, self._forward(state.next_tokens, **inputs))
+
+    def _forward(self, tokens: Tensor, **kwargs: Any) -> Tensor:
+        encoded = BaseModelOutput(last_hidden_state=self.states)
+        kwargs |= {"past_key_values": self.cache, "use_cache": True, "return_dict": True}
+        return self.model(encoder_outputs=encoded, attention_mask=self.mask, decoder_input_ids=tokens, **kwargs).logits
+
+    def select(self, rows: Tensor) -> None:
+        self.states = self.states[rows]
+        self.slots.select(rows)
+        self._set_mask(self.visible[rows])
+        for cache in (self.cache.self_attention_cache, self.cache.cross_attention_cache):
+            cache.batch_select_indices(rows)
+
+    def replace(self, rows: Tensor, other: "ModuleDecoder") -> None:
+        if not other.cache.is_updated:
+            other._forward(torch.zeros_like(rows)[:, None])  # any token: a first call caches the source
+        self.states = replace_rows(self.states, rows, other.states, 1)
+        self.slots.replace(rows, other.slots)
+        self._set_mask(replace_rows(self.visible, rows, other.visible, 1))
+        for name in ("self_attention_cache", "cross_attention_cache"):
+            layers = (getattr(decoder.cache, name).layers for decoder in (self, other))
+            for mine, theirs in zip(*layers, strict=True):
+                mine.keys = replace_rows(mine.keys, rows, theirs.keys, 2)
+                mine.values = replace_rows(mine.values, rows, theirs.values, 2)
+
+    def cache_bytes(self) -> int:
+        layers = self.cache.self_attention_cache.layers + self.cache.cross_attention_cache.layers
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
 def beam_search(
@@ -192,204 +641,56 @@ def beam_search(
     logits_processor: LogitsProcessorList,
     stopping_criteria: Any,
     generation_config: GenerationConfig,
-    score: Score,
+    penalty: LengthPenalty,
     over: int | None = None,
-    more: Callable[[int], Source | None] | None = None,
-    inputs_tensor: Tensor | None = None,
-    ensemble: Sequence[PreTrainedModel] = (),
-    decoder_weights: str | None = None,
-    compiled: bool = False,
-    read: tuple[SentencePrograms, list[Tensor]] | None = None,
-    request: Request | None = None,
+    next_batch: NextBatch | None = None,
     **model_kwargs: Any,
-) -> Output:
-    """Find the best translations; greedy search is the case of one beam. `generate` calls this.
+) -> Any:
+    """The best translations (N · R, T) of the batch and then of what `next_batch` brings; a `custom_generate`.
 
     Args:
-        input_ids: (B · K, P), what each target begins with, once per beam.
-        logits_processor: change the log-probabilities of the next word.
-        stopping_criteria: only those that `generate` makes of the length and the end words, which are known here.
-        generation_config: with all defaults filled in.
-        score: how hypotheses are compared.
+        input_ids: (B · K, P), what each target begins with. model_kwargs: encoded source and mask, B · K times too.
+        stopping_criteria: those of the length and the end tokens, which are known here.
+        generation_config: with all defaults filled in. next_batch: that of `generate`.
         over: tokens that a translation may have more than its own source; None: `generation_config` has the limit.
-        more: called with a number when some sentences are done; brings at most so many others, which take their
-            room, or None when there are no more.
-        inputs_tensor: (B, S), the source.
-        ensemble: more models with the same two vocabularies; a word's probability is the mean of theirs.
-        decoder_weights: "int8" has 8 bits for each number of the decoder's matrices and of what they multiply, as far
-            as the processor is fast at it (see `Product`) and the decoder is nothing but our modules. Sentences that
-            are searched together then have a little influence on each other. None has the model's own precision.
-        compiled: sentences that come one at a time are read by `Program`s; those of an ensemble are not. The first
-            call makes them, which takes a minute. Weights must then not be changed through `.data`, which torch does
-            not count.
-        read: of a sentence that is read by programs, by which, and what they made of it; see `source_read`.
-        request: what `generate` is asked for, where that is plain.
-        model_kwargs: `encoder_outputs` and `attention_mask`, once per beam.
-
-    Returns:
-        (N · R, T) words of the B sentences and then of those that `more` brought, each row padded behind its end; in
-        an output object when asked for, with the scores of a beam search.
-
-    Raises:
-        ValueError: models of an ensemble whose vocabularies differ in size.
     """
-    beams = generation_config.num_beams
-    for member in ensemble:
-        if member.config.target_vocab_size != model.config.target_vocab_size:
-            raise ValueError(
-                f"ensemble: a model with {member.config.target_vocab_size} target words beside one with "
-                f"{model.config.target_vocab_size}; they need the same tokenizer"
-            )
-    states = model_kwargs["encoder_outputs"][0][::beams]  # (B, S, D)
-    mask = model_kwargs.get("attention_mask")
+    beams, states = generation_config.num_beams, model_kwargs["encoder_outputs"][0]
+    states, mask = states[::beams], model_kwargs.get("attention_mask")  # (B, S, D)
     mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device) if mask is None else mask[::beams]
-    # where the source is, since a model that waits on a disk is nowhere
-    prefix = input_ids[::beams].to(states.device)
+    prefix = input_ids[::beams].to(states.device)  # where the source is, since an offloaded model is nowhere
+    check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
 
-    job = _Job((model, *ensemble), prefix, (logits_processor, generation_config, score), over, more, decoder_weights)
-    if read is None:
-        return job.output(job.together(inputs_tensor, mask, states))
-    if request is not None and not logits_processor:
-        _LAST[model] = copy.deepcopy(request), replace(job, models=())  # which would keep the model alive
-    return job.output(job.one_by_one(*read, mask))
+    def make_batch(mask: Tensor, states: Tensor) -> SearchBatch:
+        decoder, longest = model.make_decoder(states, mask, beams), generation_config.max_length
+        limits = torch.full_like(mask[:, 0], longest, dtype=torch.long)
+        if over is not None:  # by each sentence's own length; a later one may be longer than the first
+            longest = _max_length(model.config, prefix.shape[1], mask.shape[1] + over)
+            limits = (prefix.shape[1] + (mask.long().sum(dim=1) + over).clamp(min=1)).clamp(max=longest)
+        return SearchBatch(decoder, limits.to(prefix.device), longest)
 
+    def refill(count: int) -> SearchBatch | None:
+        batch = None if next_batch is None else next_batch(count)
+        if batch is None:
+            return None
+        if not 0 < len(batch[0]) <= count:
+            raise ValueError(f"next_batch: asked for 1 to {count} sentences, it brought {len(batch[0])}; None ends")
+        ids, mask = (each.to(prefix.device) for each in batch)
+        return make_batch(mask, model.encode(ids, mask).last_hidden_state)
 
-@dataclass
-class _Job:
-    """What `beam_search` is asked for. Both ways of doing it find words (N, R, T) and scores (N, R) of sentences, the
-    first ones of which have been encoded as `states` (B, S, D), and then of those that `more` brings."""
-
-    models: Sequence[PreTrainedModel]
-    prefix: Tensor  # (B, P), what the translations of the first sentences begin with
-    rules: tuple[LogitsProcessorList, GenerationConfig, Score]
-    over: int | None
-    more: Callable[[int], Source | None] | None
-    decoder_weights: str | None
-
-    def together(self, ids: Tensor | None, mask: Tensor, states: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Many sentences in one search."""
-        first = self.group(ids, mask, states)
-        may_refill = not self.rules[0] and all(isinstance(reader, StepReader) for reader in first.readers)
-        found = [Search(first, self.prefix, *self.rules, self.refill if may_refill else None).run()]
-        while not may_refill and (group := self.refill(len(self.prefix))) is not None:
-            prefix = self.prefix[:1].expand(len(group.limits), -1)
-            found.append(Search(group, prefix, *self.rules).run())
-        return found
-
-    def one_by_one(
-        self, programs: SentencePrograms, source: list[Tensor], mask: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Each sentence in a search of its own, by programs, the first one of which have read the source already."""
-        found = [self.alone(programs, source, mask)]
-        while (sentence := self.following(1)) is not None:
-            ids, mask = sentence
-            found.append(self.alone(programs, programs.source(ids[mask.ne(0)][None]), mask))
-        return found
-
-    def alone(self, programs: SentencePrograms, source: list[Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
-        reader = SentenceReader(programs, source, self.rules[1].num_beams)
-        return SentenceSearch(reader, self.prefix[0].tolist(), int(self.limits(mask)), *self.rules).run()
-
-    def output(self, found: list[tuple[Tensor, Tensor]]) -> Output:
-        """What `generate` returns of all that was found."""
-        settings = self.rules[1]
-        words, scores = joined(found, 0 if settings.pad_token_id is None else settings.pad_token_id)
-        words = words.flatten(0, 1)  # (N, R, T) -> (N · R, T)
-        if not settings.return_dict_in_generate:
-            return words
-        if settings.num_beams == 1:
-            return GenerateEncoderDecoderOutput(sequences=words)
-        return GenerateBeamEncoderDecoderOutput(sequences=words, sequences_scores=scores.flatten())
-
-    def group(self, ids: Tensor | None, mask: Tensor, states: Tensor | None = None) -> Group:
-        readers = []
-        for model in self.models:
-            if states is None:
-                states = model.get_encoder()(ids, mask).last_hidden_state
-            readers.append(reader_for(model, states, mask, self.decoder_weights))
-            states = None
-        return Group(readers, self.limits(mask))
-
-    def limits(self, mask: Tensor) -> Tensor:
-        """How many words each translation may have, (B,)."""
-        prefix, config = self.prefix.shape[1], self.models[0].config
-        if self.over is None:
-            return torch.full(mask.shape[:1], self.rules[1].max_length, device=self.prefix.device)
-        # a later sentence may be longer than those that `generate` has seen
-        limits = prefix + mask.long().sum(dim=1).to(self.prefix.device) + self.over
-        learned = config.position_encoding_type == "learned"
-        return limits.clamp(max=prefix + config.max_position_embeddings) if learned else limits
-
-    def following(self, room: int) -> Source | None:
-        found = None if self.more is None else self.more(room)
-        return None if found is None else (found[0].to(self.prefix.device), found[1].to(self.prefix.device))
-
-    def refill(self, room: int) -> Group | None:
-        found = self.following(room)
-        return None if found is None else self.group(*found)
-
-
-def joined(found: list[tuple[Tensor, Tensor]], pad: int) -> tuple[Tensor, Tensor]:
-    """The words (N, R, T) and scores (N, R) of several searches."""
-    width = max(words.shape[2] for words, _ in found)
-    words = torch.cat([F.pad(words, (0, width - words.shape[2]), value=pad) for words, _ in found])
-    return words, torch.cat([scores for _, scores in found])
-
-
-# One sentence alone
-
-# For each model the last request that programs have served, and what was made of it.
-_LAST: WeakKeyDictionary[PreTrainedModel, tuple[Request, _Job]] = WeakKeyDictionary()
-
-
-def plain_request(
-    model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
-) -> Request | None:
-    """All that decides how `generate` translates, but for the sentence: what it is given, and what the model's own
-    generation config has. None where there is more to it than numbers and names."""
-    given = {name: value for name, value in kwargs.items() if name not in ("input_ids", "attention_mask")}
-    plain = all(value is None or isinstance(value, bool | int | float | str) for value in given.values())
-    return (given, vars(model.generation_config)) if plain and generation_config is None else None
-
-
-def translated_again(
-    model: PreTrainedModel, request: Request | None, ids: Tensor | None, mask: Tensor | None
-) -> Output | None:
-    """What `generate` returns, where the request is that of the last time and programs read the sentence (1, S).
-
-    transformers takes longer to check and complete the settings of one sentence than a search takes for a word.
-    """
-    if request is None or ids is None or model not in _LAST or _LAST[model][0] != request:
-        return None
-    job = replace(_LAST[model][1], models=(model,))
-    read = source_read(model, job.decoder_weights, ids, mask)
-    return None if read is None else job.output(job.one_by_one(*read, torch.ones_like(ids) if mask is None else mask))
-
-
-def read_by_programs(model: PreTrainedModel, search: partial, ids: Tensor | None, kwargs: dict[str, Any]) -> partial:
-    """The search, which goes on from what programs have made of the source where they may and can read it.
-
-    Args:
-        search: what `search_for` has chosen. ids: (B, S).
-        kwargs: the other arguments of `generate`. `encoder_outputs` then comes to them, with the shape of the batch
-            and nothing else, so that nobody asks the encoder.
-    """
-    asked = search.keywords["compiled"] and not kwargs.get("ensemble") and kwargs.get("encoder_outputs") is None
-    if not asked or ids is None:
-        return search
-    read = source_read(model, search.keywords["decoder_weights"], ids, kwargs["attention_mask"])
-    if read is None:
-        return search
-    kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=torch.empty(*ids.shape, 0))
-    return partial(search, read=read)
-
-
-def source_read(
-    model: PreTrainedModel, decoder_weights: str | None, ids: Tensor, mask: Tensor | None
-) -> tuple[SentencePrograms, list[Tensor]] | None:
-    """The model's programs, and what they make of a sentence (1, S); None where it is not one, or not theirs."""
-    shown = torch.ones_like(ids) if mask is None else mask
-    if len(ids) != 1 or shown.shape != ids.shape or not bool(shown.any()):
-        return None
-    programs = programs_for(model, decoder_weights)
-    return None if programs is None else (programs, programs.source(ids[shown.ne(0)][None]))
+    config, steps = SearchConfig.of(generation_config, penalty), steps_at_once(states.device)
+    batch: SearchBatch | None = make_batch(mask, states)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    while batch is not None:  # more than once only with processors, which count on rows of one length
+        rows = prefix if not found else prefix[:1].expand(len(batch.limits), -1)
+        refilled = refill if next_batch and not logits_processor else None
+        found += BeamSearch(batch, rows, config, penalty, logits_processor, refilled, steps).run()
+        batch = refill(len(prefix)) if logits_processor else None
+    lengths, scores = (torch.cat(parts) for parts in list(zip(*found, strict=True))[1:])  # (N · R,)
+    width = int(lengths.max())
+    tokens = torch.cat([resized(tokens, width, 1) for tokens, _, _ in found])  # (N · R, T)
+    tokens = tokens.masked_fill(torch.arange(width, device=tokens.device) >= lengths[:, None], config.pad_token_id)
+    if not generation_config.return_dict_in_generate:
+        return tokens
+    if beams == 1:
+        return GenerateEncoderDecoderOutput(sequences=tokens)
+    return GenerateBeamEncoderDecoderOutput(sequences=tokens, sequences_scores=scores)

@@ -26,12 +26,13 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import (
+    Decoder,
+    ModuleDecoder,
+    NextBatch,
+    VanillaTransformerGenerationConfig,
+    check_coverage,
     paper_generation_config,
-    paper_limit,
-    plain_request,
-    read_by_programs,
-    search_for,
-    translated_again,
+    plan_search,
 )
 from .layers_vanilla_transformer import dropout
 from .loss_vanilla_transformer import IGNORED, fused_translation_loss, plain_loss, shift_right, translation_loss
@@ -135,6 +136,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self.model = VanillaTransformerModel(config)
         self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
         self.generation_config = paper_generation_config(config)
+        self.inference_engine: Any = None  # see the package's `optimize_for_inference`
         self.post_init()
 
     def tied_weights(self) -> dict[str, str]:
@@ -145,25 +147,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             pairs["lm_head.weight"] = source if shared else target
         return pairs
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.model.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: nn.Linear) -> None:
-        self.lm_head = value
-
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Change the number of source words; of all words, where source and target share their embeddings.
-
-        Args and returns: those of `PreTrainedModel.resize_token_embeddings`.
-        """
+        """Change the number of source tokens; of all tokens, where source and target share their embeddings."""
         if self.config.share_encoder_decoder_embeddings:
             return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         old = self.get_input_embeddings()
@@ -175,13 +162,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def resize_decoder_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Change the number of target words, where the target has a vocabulary of its own.
-
-        Args and returns: those of `PreTrainedModel.resize_token_embeddings`.
-
-        Raises:
-            ValueError: source and target share their embeddings.
-        """
+        """`resize_token_embeddings` for the target, where it has a vocabulary of its own; otherwise a ValueError."""
         if self.config.share_encoder_decoder_embeddings:
             raise ValueError("share_encoder_decoder_embeddings=True: call resize_token_embeddings, it resizes both")
         decoder = self.model.decoder
@@ -209,14 +190,13 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         skip_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> VanillaTransformerOutput:
-        """Score every target word, and compare with `labels` where given.
+        """Logits of every target token, and their loss against `labels`.
 
         Args:
             labels: (B, T), -100 for padding; the decoder reads them shifted right, unless it is given other inputs.
-            num_items_in_batch: target words of the whole update (`Trainer` passes it); see `translation_loss`.
-            skip_logits: compute the loss without the (B, T, V) logits, in a fraction of their time and memory. None
-                means: while training. Without labels, and with an output layer that an adapter has changed, there
-                are always logits.
+            num_items_in_batch: target tokens of the whole update (`Trainer` passes it); see `translation_loss`.
+            skip_logits: compute the loss without the (B, T, V) logits, in a fraction of their time and memory; None:
+                while training. There are always logits without labels, or where an adapter wraps the output layer.
             The others: as in the two stacks.
 
         Returns:
@@ -252,28 +232,18 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         loss = nll_loss = None
         if labels is not None:
             loss, nll_loss = self._losses(outputs.last_hidden_state, logits, labels, num_items_in_batch)
-        return VanillaTransformerOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-            nll_loss=nll_loss if self.training else None,  # `Trainer` takes all but the loss for predictions
-        )
+        fields = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        nll_loss = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
+        return VanillaTransformerOutput(loss=loss, logits=logits, nll_loss=nll_loss, **fields)
 
     def _can_skip_logits(self, wanted: bool | None) -> bool:
         wanted = self.training if wanted is None else wanted
         if not wanted or torch.compiler.is_compiling():
             return False
-        # An adapter or a quantised layer computes something else; sharding or offloading gives it another forward.
-        plain = type(self.lm_head) is nn.Linear and "forward" not in vars(self.lm_head)
-        if not plain:
+        # An adapter or a quantized layer computes something else; sharding or offloading gives it another forward.
+        if type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):
             return False
-        # The fused gradients come before the loss is scaled, and float16 has no room for small ones.
+        # The fused gradients come before the loss is scaled, and float16 underflows on small ones.
         device_type = self.lm_head.weight.device.type
         half = torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == torch.float16
         return not half
@@ -292,69 +262,86 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return fused_translation_loss(hidden_states, weight, bias, labels, smoothing, num_items_in_batch)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """`labels` (B, T) shifted right; `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this.
-
-        Raises:
-            ValueError: the configuration has no `decoder_start_token_id` or no `pad_token_id`.
-        """
+        """`labels` (B, T) shifted right; `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             raise ValueError(f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both")
         return shift_right(labels, start, pad)
 
     def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
-        """`GenerationMixin.compute_transition_scores`, which takes the words of the source for those of the target."""
-        with_target_words = copy.copy(self)
-        with_target_words.config = copy.copy(self.config)
-        with_target_words.config.vocab_size = self.config.target_vocab_size
-        return GenerationMixin.compute_transition_scores(with_target_words, *args, **kwargs)
+        """`GenerationMixin.compute_transition_scores`, which takes the source's vocabulary for the target's."""
+        model = copy.copy(self)
+        model.config = copy.copy(self.config)
+        model.config.vocab_size = self.config.target_vocab_size
+        return GenerationMixin.compute_transition_scores(model, *args, **kwargs)
+
+    # Decoding
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The defaults of `generate`."""
+        return self._generation_config
+
+    @generation_config.setter
+    def generation_config(self, value: GenerationConfig) -> None:
+        if not isinstance(value, VanillaTransformerGenerationConfig):
+            value = VanillaTransformerGenerationConfig.from_dict(value.to_dict())
+        self._generation_config = value
+
+    def encode(self, input_ids: Tensor, mask: Tensor) -> BaseModelOutput:
+        """The source (B, S) as states (B, S, D), by the encoder or the inference engine's."""
+        engine = self.inference_engine
+        return self.get_encoder()(input_ids, mask) if engine is None else engine.encode(self, input_ids, mask)
+
+    def make_decoder(self, states: Tensor, mask: Tensor, beams: int) -> Decoder:
+        """A decoder for a search, of encoded sentences (B, S, D) and their mask (B, S), 0 for padding."""
+        engine = self.inference_engine
+        return ModuleDecoder(self, states, mask) if engine is None else engine.decoder(self, states, mask, beams)
+
+    def train(self, mode: bool = True) -> Any:
+        if mode:
+            self.inference_engine = None
+        return super().train(mode)
 
     @torch.no_grad()
     def generate(
-        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        next_batch: NextBatch | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Translate: `GenerationMixin.generate`, which by default searches as the paper did (§6.1).
 
-        That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 words more than its source. What the caller
-        gives, or the model's generation config has, wins, and keeps Hugging Face's meaning: a `length_penalty` makes
-        the score log P / length^length_penalty. Greedy and beam search are this package's (`beam_search`), faster
-        than transformers' and with the same result; all else is left to transformers. Where there is no
-        `attention_mask`, it is made from the pad token, as in `forward`.
+        That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 tokens more than the source. What the caller
+        gives, or the model's generation config has, wins with Hugging Face's meaning: a `length_penalty` makes the
+        score log P / length^length_penalty. A missing `attention_mask` is made from the pad token, as in `forward`.
 
-        Four arguments are ours. `ensemble`: more models, whose probabilities are averaged with this one's. `more`: a
-        function that is called with a number when some sentences are done, and brings ids and mask (n, S) of at most
-        so many others, or None. They take the room of the former, and their translations come after all others.
-        `decoder_weights="int8"`: 8 bits for each number of the decoder's matrices; `compiled=True`: programs made by
-        `torch.compile` for one sentence at a time; see `beam_search`.
+        Args:
+            next_batch: refills the batch. Called with a number when sentences are done, it brings ids and mask (n, S)
+                of at most so many others, or None; their translations come behind all others.
+            The others: those of `GenerationMixin.generate`.
         """
-        request = plain_request(self, generation_config, kwargs)
+        kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
         if input_ids is not None and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = default_source_mask(self.config, input_ids, None)
-        found = translated_again(self, request, input_ids, kwargs.get("attention_mask"))
-        if found is not None:
-            return found
-        own = generation_config is None
-        limit = paper_limit(self.generation_config if own else generation_config, inputs, kwargs, own)
-        settings = {} if limit is None else {"max_new_tokens": limit[0]}
-        if settings and self.config.position_encoding_type == "learned":
-            settings["max_new_tokens"] = min(settings["max_new_tokens"], self.config.max_position_embeddings)
+        search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs)
+        ensemble = getattr(self.inference_engine, "search_only", False)
+        check_coverage(uncovered, ensemble=ensemble, next_batch=next_batch)
         if kwargs.get("encoder_outputs") is not None:
             # the caller keeps its own: `GenerationMixin` repeats the states for each beam in the object that it gets
             kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
-        search, penalty = search_for(self, generation_config, kwargs)
+        elif search is not None and input_ids is not None:
+            kwargs["encoder_outputs"] = self.encode(input_ids, kwargs["attention_mask"])
         if search is not None:
-            over = None if limit is None else limit[1]
-            search = partial(search, over=over, more=kwargs.pop("more", None), request=request)
-            kwargs["use_cache"] = False  # the search has its own; to make one transformers copies configurations
-            kwargs["custom_generate"] = read_by_programs(self, search, input_ids, kwargs)
-        elif kwargs.get("more") is not None:
-            raise ValueError("more: with these settings transformers' own loop translates, which takes one batch")
+            # the search has a cache of its own; to make one transformers copies configurations
+            kwargs |= {"custom_generate": partial(search, next_batch=next_batch), "use_cache": False}
         if generation_config is None:
-            kwargs.update(settings, **penalty)
+            kwargs.update(settings)
         else:  # transformers warns of one beside the other
             generation_config = copy.deepcopy(generation_config)
-            generation_config.update(**settings, **penalty)
+            generation_config.update(**settings)
         return super().generate(inputs, generation_config, **kwargs)
 
 
@@ -390,7 +377,7 @@ class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
 
 
 class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedModel):
-    """The encoder, the mean of its words, and one linear layer (`AutoModelForSequenceClassification`).
+    """The encoder, the mean of its states, and one linear layer (`AutoModelForSequenceClassification`).
 
     Not in the paper. The encoder loads from the checkpoint of a whole translator.
     """
@@ -405,12 +392,6 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         self.model = VanillaTransformerEncoderModel(config)
         self.classifier = nn.Linear(config.d_model, config.num_labels)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.model.set_input_embeddings(value)
 
     @can_return_tuple
     def forward(
@@ -433,19 +414,16 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         """
         attention_mask = default_source_mask(self.config, input_ids, attention_mask)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
-        words = outputs.last_hidden_state  # (B, S, D)
-        if attention_mask is None:
-            mean = words.mean(dim=1)
-        else:
-            counted = attention_mask[..., None].to(words.dtype)  # (B, S, 1)
-            mean = (words * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+        states = outputs.last_hidden_state  # (B, S, D)
+        mask = (
+            torch.ones_like(states[..., :1]) if attention_mask is None else attention_mask[..., None].to(states.dtype)
+        )
+        mean = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B, D)
         logits = self.classifier(dropout(mean, p=self.config.dropout, training=self.training))  # (B, L)
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 __all__ = [

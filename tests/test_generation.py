@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import generation_vanilla_transformer as generation
+from hf_vanilla_transformer.generation_vanilla_transformer import LengthPenalty
 from tests.model_helpers import EOS, PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model
 
 BACKENDS = ["eager", "sdpa"]
 AS_DICT = {"return_dict_in_generate": True}
 
 
-def talkative_model(**fields: Any) -> VanillaTransformerForConditionalGeneration:
-    """A model that never says the end by itself, so that only a limit stops it."""
+def endless_model(**fields: Any) -> VanillaTransformerForConditionalGeneration:
+    """A model that never produces the end token by itself, so that only a limit stops it."""
     model = tiny_model(lm_head_bias=True, **fields)
     with torch.no_grad():
         model.lm_head.bias[EOS] = -1e4
@@ -31,11 +33,11 @@ def source(lengths: list[int], left: bool = False) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def greedy(model: VanillaTransformerForConditionalGeneration, inputs: dict[str, Tensor], words: int) -> Tensor:
-    """The likeliest word, again and again, without a cache or `generate`."""
+def greedy(model: VanillaTransformerForConditionalGeneration, inputs: dict[str, Tensor], length: int) -> Tensor:
+    """The most probable token, again and again, without a cache or `generate`."""
     target = torch.full((len(inputs["input_ids"]), 1), START)
     done = torch.zeros(len(target), dtype=torch.bool)
-    for _ in range(words):
+    for _ in range(length):
         following = model(**inputs, decoder_input_ids=target, use_cache=False).logits[:, -1].argmax(dim=-1)
         following[done] = PAD
         done |= following.eq(EOS)
@@ -59,29 +61,29 @@ def test_greedy_generate_is_beam_1(backend: str, fields: dict, use_cache: bool) 
 
 
 @torch.no_grad()
-def test_scores_of_a_beam_are_those_of_its_words() -> None:
-    # log P / length^0.6, of the words that a cached beam search chose, scored without a cache
+def test_beam_scores_are_those_of_their_tokens() -> None:
+    # log P / length^0.6, of the tokens that a cached beam search chose, scored without a cache
     model = tiny_model()
     inputs = source([6, 3])
     output = model.generate(**inputs, max_new_tokens=9, output_scores=True, **AS_DICT)
     logits = model(**inputs, decoder_input_ids=output.sequences[:, :-1]).logits.log_softmax(dim=-1)
-    words = output.sequences[:, 1:]
-    real = words.ne(PAD)
-    log_p = logits.gather(2, words[..., None]).squeeze(2).mul(real).sum(dim=1)
+    tokens = output.sequences[:, 1:]
+    real = tokens.ne(PAD)
+    log_p = logits.gather(2, tokens[..., None]).squeeze(2).mul(real).sum(dim=1)
     assert_near(output.sequences_scores, log_p / real.sum(dim=1) ** 0.6)
 
 
 @torch.no_grad()
-def test_beams_find_what_greedy_search_misses() -> None:
+def test_beam_search_finds_what_greedy_search_misses() -> None:
     inputs = source([6, 3, 8, 5])
     gains = []
     for seed in range(5):
         model = tiny_model(seed=seed)
         scores = {}
         for beams in (1, 4):
-            words = model.generate(**inputs, num_beams=beams, length_penalty=0.0, max_new_tokens=6, min_new_tokens=6)
-            logits = model(**inputs, decoder_input_ids=words[:, :-1]).logits.log_softmax(dim=-1)
-            scores[beams] = logits.gather(2, words[:, 1:, None]).sum(dim=(1, 2))
+            tokens = model.generate(**inputs, num_beams=beams, length_penalty=0.0, max_new_tokens=6, min_new_tokens=6)
+            logits = model(**inputs, decoder_input_ids=tokens[:, :-1]).logits.log_softmax(dim=-1)
+            scores[beams] = logits.gather(2, tokens[:, 1:, None]).sum(dim=(1, 2))
         gains.append(scores[4] - scores[1])
     assert torch.cat(gains).mean() > 0.01
 
@@ -92,13 +94,13 @@ def test_translation_does_not_depend_on_the_batch(beams: int, left: bool) -> Non
     model = tiny_model(tie_word_embeddings=False)
     inputs = source([7, 2, 5], left)
     together = model.generate(**inputs, num_beams=beams, max_new_tokens=10)
-    for row, words in zip(together, sentences([7, 2, 5]), strict=True):
-        alone = model.generate(torch.tensor([words]), num_beams=beams, max_new_tokens=10)[0]
-        assert [word for word in row.tolist() if word != PAD] == [word for word in alone.tolist() if word != PAD]
+    for row, ids in zip(together, sentences([7, 2, 5]), strict=True):
+        alone = model.generate(torch.tensor([ids]), num_beams=beams, max_new_tokens=10)[0]
+        assert [token for token in row.tolist() if token != PAD] == [token for token in alone.tolist() if token != PAD]
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_missing_mask_is_made_from_the_pad_token(beams: int) -> None:
+def test_attention_mask_defaults_to_the_pad_token(beams: int) -> None:
     # `GenerationMixin` makes none for models with an encoder.
     model = tiny_model()
     inputs = source([7, 2, 5])
@@ -110,7 +112,7 @@ def test_missing_mask_is_made_from_the_pad_token(beams: int) -> None:
 
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
-def test_generation_in_every_tying_mode(share: bool, tie: bool) -> None:
+def test_greedy_generate_works_in_every_tying_mode(share: bool, tie: bool) -> None:
     own = {} if share else {"decoder_vocab_size": 31}
     model = tiny_model(share_encoder_decoder_embeddings=share, tie_word_embeddings=tie, **own)
     written = model.generate(**source([6, 3]), num_beams=1, max_new_tokens=8)
@@ -118,21 +120,19 @@ def test_generation_in_every_tying_mode(share: bool, tie: bool) -> None:
     assert written.max() < model.config.target_vocab_size
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Settings
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_default_limit_is_source_plus_50() -> None:
-    model = talkative_model()
+    model = endless_model()
     for length in (3, 11):
         inputs = source([length, 2])
         assert model.generate(**inputs).shape[1] == 1 + length + 50
         assert model.generate(inputs["input_ids"], num_beams=1).shape[1] == 1 + length + 50
 
 
-def test_default_limit_knows_other_kinds_of_source() -> None:
-    model = talkative_model()
+def test_default_limit_counts_encoder_outputs_and_embeddings() -> None:
+    model = endless_model()
     inputs = source([5, 3])
     expected = model.generate(**inputs, num_beams=1)
     encoded = model.get_encoder()(**inputs)
@@ -145,7 +145,7 @@ def test_default_limit_knows_other_kinds_of_source() -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_encoder_outputs_can_be_given(beams: int) -> None:
+def test_encoder_outputs_give_the_same_tokens(beams: int) -> None:
     model = tiny_model()
     inputs = source([5, 3, 6])
     encoded = model.get_encoder()(**inputs)
@@ -157,14 +157,14 @@ def test_encoder_outputs_can_be_given(beams: int) -> None:
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_cache_of_fixed_size(backend: str, beams: int) -> None:
+def test_static_cache_gives_the_same_tokens(backend: str, beams: int) -> None:
     model = tiny_model(attn_implementation=backend, tie_word_embeddings=False)
     settings = {**source([6, 3]), "num_beams": beams, "max_new_tokens": 8}
     expected = model.generate(**settings)
     assert model.generate(**settings, cache_implementation="static").tolist() == expected.tolist()
 
 
-def test_translation_can_be_started() -> None:
+def test_decoder_input_ids_are_continued() -> None:
     model = tiny_model(tie_word_embeddings=False)
     inputs = source([6, 3])
     whole = model.generate(**inputs, num_beams=1, max_new_tokens=8)
@@ -183,18 +183,18 @@ def test_translation_can_be_started() -> None:
         ({"generation_config": GenerationConfig(max_length=11, decoder_start_token_id=START)}, 11),
     ],
 )
-def test_callers_limit_wins(settings: dict, length: int) -> None:
-    assert talkative_model().generate(**source([4, 3]), **settings).shape[1] == length
+def test_limit_of_the_caller_wins(settings: dict, length: int) -> None:
+    assert endless_model().generate(**source([4, 3]), **settings).shape[1] == length
 
 
 def test_limit_of_the_models_own_generation_config_wins() -> None:
-    model = talkative_model()
+    model = endless_model()
     model.generation_config.max_new_tokens = 5
     assert model.generate(**source([4])).shape[1] == 6
     assert model.generate(**source([4]), max_new_tokens=8).shape[1] == 9
 
 
-def test_default_is_a_beam_of_four() -> None:
+def test_beam_of_four_is_the_default() -> None:
     model = tiny_model()
     inputs = source([6, 3])
     output = model.generate(**inputs, max_new_tokens=5, output_scores=True, **AS_DICT)
@@ -217,8 +217,8 @@ def test_generation_config_is_saved(tmp_path: Path) -> None:
     assert loaded.generate(**source([6, 3])).tolist() == model.generate(**source([6, 3])).tolist()
 
 
-def test_users_generation_config_survives_saving(tmp_path: Path) -> None:
-    model = talkative_model()
+def test_generation_config_of_the_user_is_saved(tmp_path: Path) -> None:
+    model = endless_model()
     model.generation_config.num_beams = 2
     model.generation_config.max_new_tokens = 13
     model.save_pretrained(tmp_path)
@@ -227,14 +227,14 @@ def test_users_generation_config_survives_saving(tmp_path: Path) -> None:
     assert loaded.generate(**source([4])).shape[1] == 14
 
 
-def test_special_words_come_from_the_configuration() -> None:
+def test_special_tokens_come_from_the_configuration() -> None:
     model = tiny_model(decoder_start_token_id=7, eos_token_id=[2, 3])
     written = model.generate(**source([4, 6]), max_new_tokens=4)
     assert written[:, 0].tolist() == [7, 7]
     assert model.generation_config.eos_token_id == [2, 3]
 
 
-def test_sampling() -> None:
+def test_sampling_follows_the_seed() -> None:
     model = tiny_model()
     inputs = source([6, 3])
     settings = {"do_sample": True, "num_beams": 1, "max_new_tokens": 8}
@@ -247,7 +247,7 @@ def test_sampling() -> None:
     assert model.generate(**inputs, **settings).tolist() == first.tolist()
 
 
-def test_attentions_of_a_translation() -> None:
+def test_output_attentions_of_a_translation() -> None:
     model = tiny_model(attn_implementation="eager")
     inputs = source([6, 3])
     output = model.generate(**inputs, num_beams=1, max_new_tokens=4, output_attentions=True, **AS_DICT)
@@ -259,20 +259,47 @@ def test_attentions_of_a_translation() -> None:
         assert layers[0][1, :, :, 3:].abs().max() == 0
 
 
-def test_long_source() -> None:
-    assert talkative_model().generate(**source([1100]), num_beams=1, max_new_tokens=3).shape == (1, 4)
+def test_long_sources_are_translated() -> None:
+    assert endless_model().generate(**source([1100]), num_beams=1, max_new_tokens=3).shape == (1, 4)
 
 
-def test_a_length_of_20_that_the_caller_gives_counts() -> None:
-    model = talkative_model()
+def test_max_length_of_20_counts_when_the_caller_gives_it() -> None:
+    model = endless_model()
     ids = torch.tensor([[5, 6, 7, 8]])
     given = GenerationConfig(max_length=20, num_beams=1, decoder_start_token_id=0, pad_token_id=1)
     assert model.generate(ids, generation_config=given).shape[1] == 20
     assert given.max_length == 20
-    model.generation_config.max_length = 20  # as the trainer leaves it
+    model.generation_config.update(max_length=20, defaults_only=True)  # as the trainer leaves it
     assert model.generate(ids, num_beams=1).shape[1] == 1 + 4 + 50
 
 
-def test_learned_positions_end_a_translation_before_they_end() -> None:
-    model = talkative_model(position_encoding_type="learned", max_position_embeddings=12)
+def test_learned_positions_bound_the_default_limit() -> None:
+    model = endless_model(position_encoding_type="learned", max_position_embeddings=12)
     assert model.generate(torch.tensor([[5, 6, 7, 8]]), num_beams=1).shape[1] == 1 + 12
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_labels_do_not_change_the_search(beams: int) -> None:
+    model, inputs = tiny_model(tie_word_embeddings=False), source([6, 3])
+    expected = model.generate(**inputs, num_beams=beams, max_new_tokens=9, **AS_DICT)
+    found = model.generate(**inputs, labels=torch.full((2, 5), 7), num_beams=beams, max_new_tokens=9, **AS_DICT)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    if beams > 1:  # the paper's score, which transformers' own loop does not know
+        assert found.sequences_scores.equal(expected.sequences_scores)
+
+
+def test_trainer_predicts_with_the_search_that_users_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+    original = generation.beam_search
+    monkeypatch.setattr(generation, "beam_search", lambda *args, **kw: searched.append(kw) or original(*args, **kw))
+    model, inputs = tiny_model(tie_word_embeddings=False), source([6, 3])
+    expected = model.generate(**inputs)
+    arguments = Seq2SeqTrainingArguments(
+        tmp_path, predict_with_generate=True, report_to="none", use_cpu=True, disable_tqdm=True
+    )
+    trainer = Seq2SeqTrainer(model, arguments)
+    for _ in range(2):  # after the first batch the trainer has filled in the library's defaults
+        _, found, _ = trainer.prediction_step(model, {**inputs, "labels": torch.full((2, 5), 7)}, False)
+        assert found[:, : expected.shape[1]].tolist() == expected.tolist()
+    assert len(searched) == 3
+    assert {kw["penalty"] for kw in searched} == {LengthPenalty(0.6, "gnmt")}

@@ -1,7 +1,7 @@
-"""With the same weights, `generate` writes the same words here as in transformers' own `MarianMTModel`, in every mode.
+"""With the same weights, `generate` writes the same tokens here as in transformers' `MarianMTModel`, in every mode.
 
-The names of the parametrised tests are the table of modes. Every mode must also show: what it asks for must be seen in
-the words, so that a mode that is silently ignored by both models does not pass.
+The names of the parametrised tests are the table of modes. What a mode asks for must also be visible in
+the tokens, so that a mode that is silently ignored by both models does not pass.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import EOS, PAD, START, assert_near, padded, sentences, tiny_model
 
-LIMIT = 12  # new words
+LIMIT = 12  # new tokens
 LENGTHS = [7, 2, 5, 12, 1, 9]  # of the sources, ends included
 
 # Everything in which the two models' own generation configs differ.
@@ -59,16 +59,16 @@ def marian_with_our_weights(ours: VanillaTransformerForConditionalGeneration) ->
 
 
 def our_model(**fields: Any) -> VanillaTransformerForConditionalGeneration:
-    """A model whose sentences vary and end. A tied one repeats its last word; a random one repeats the few words that
-    it likes whatever it has read, unless the output bias takes that liking away."""
+    """A model whose sentences vary and end. A tied one repeats its last token; a random one repeats a few
+    tokens for every source, unless the output bias takes this preference away."""
     separate = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True}
     model = tiny_model(seed=3, position_encoding_type="sinusoidal_split", **separate, **fields)
     target = torch.tensor(sentences([12] * len(LENGTHS), vocab_size=model.config.target_vocab_size, seed=9))
     with torch.no_grad():
         model.lm_head.weight *= 2
         model.lm_head.bias.zero_()
-        liking = model(**source(), decoder_input_ids=target).logits.mean(dim=(0, 1))
-        model.lm_head.bias.copy_(-liking)
+        preference = model(**source(), decoder_input_ids=target).logits.mean(dim=(0, 1))
+        model.lm_head.bias.copy_(-preference)
         model.lm_head.bias[EOS] += 1
         model.lm_head.bias[PAD] = -1e4
     return model
@@ -82,8 +82,8 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def greedy_words(pair: Pair) -> list[list[int]]:
-    return words_of(written(pair[0], source()))
+def greedy_tokens(pair: Pair) -> list[list[int]]:
+    return tokens_of(written(pair[0], source()))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def assistants(pair: Pair) -> Pair:
 
 
 def source(lengths: list[int] = LENGTHS) -> dict[str, Tensor]:
-    """Padded on the right; Marian numbers its places from the left, padding included."""
+    """Padded on the right; Marian numbers its positions from the left, padding included."""
     ids = padded(sentences(lengths))
     return {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
 
@@ -107,14 +107,14 @@ def written(model: Model, inputs: dict[str, Any], seed: int = 0, **settings: Any
     return model.generate(**inputs, generation_config=GenerationConfig(**{**PLAIN, **settings}))
 
 
-def words_of(output: ModelOutput) -> list[list[int]]:
+def tokens_of(output: ModelOutput) -> list[list[int]]:
     """Each sentence up to its end, without the start."""
     rows = output.sequences[:, 1:].tolist()
     return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows]
 
 
 def assert_same_scores(ours: Tensor, theirs: Tensor, what: str) -> None:
-    """Within 1e-5, and forbidden words (-inf, or a beam that does not run: -1e9) in the same places."""
+    """Within 1e-5, and forbidden tokens (-inf, or a beam that does not run: -1e9) at the same positions."""
     possible = theirs > -1e8
     assert ours.gt(-1e8).equal(possible), what
     assert_near(ours[possible], theirs[possible], 1e-5, what)
@@ -134,7 +134,7 @@ def both(pair: Pair, inputs: dict[str, Any], seed: int = 0, **settings: Any) -> 
     """What ours writes, compared with what Marian writes."""
     ours, theirs = (written(model, inputs, seed, **settings) for model in pair)
     assert_same_translations(ours, theirs)
-    # Asked for scores of words, transformers' loops run; not asked, greedy and beam search are this package's own.
+    # Asked for scores of tokens, transformers' loops run; not asked, greedy and beam search are this package's own.
     plain = written(pair[0], inputs, seed, output_scores=False, **settings)
     assert plain.sequences.tolist() == theirs.sequences.tolist()
     if "sequences_scores" in plain:
@@ -142,9 +142,7 @@ def both(pair: Pair, inputs: dict[str, Any], seed: int = 0, **settings: Any) -> 
     return ours
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Settings
-# ---------------------------------------------------------------------------------------------------------------------
 
 GREEDY = {
     "greedy": {},
@@ -171,34 +169,34 @@ OTHER_MODES = {
     "beam sampling": {"do_sample": True, "num_beams": 3},
     "beam sampling several": {"do_sample": True, "num_beams": 4, "num_return_sequences": 2},
     "minimum length": {"min_length": 10},
-    "minimum of new words, beam 4": {"min_new_tokens": 10, "num_beams": 4},
+    "minimum of new tokens, beam 4": {"min_new_tokens": 10, "num_beams": 4},
     "no repeated 2-grams": {"no_repeat_ngram_size": 2, "min_new_tokens": LIMIT},
-    "no repeated word, beam 4": {"no_repeat_ngram_size": 1, "num_beams": 4, "min_new_tokens": LIMIT},
-    "no word of the source": {"encoder_no_repeat_ngram_size": 1},
+    "no repeated token, beam 4": {"no_repeat_ngram_size": 1, "num_beams": 4, "min_new_tokens": LIMIT},
+    "no token of the source": {"encoder_no_repeat_ngram_size": 1},
     "repetition penalty": {"repetition_penalty": 3.0},
-    "forced first word": {"forced_bos_token_id": 7},
-    "forced first word, beam 4": {"forced_bos_token_id": 7, "num_beams": 4},
+    "forced first token": {"forced_bos_token_id": 7},
+    "forced first token, beam 4": {"forced_bos_token_id": 7, "num_beams": 4},
     "forced end": {"forced_eos_token_id": EOS, "max_new_tokens": 3},
-    "forbidden words": {"bad_words_ids": [[word] for word in range(10, 20)]},
+    "forbidden tokens": {"bad_words_ids": [[token] for token in range(10, 20)]},
     "several ends": {"eos_token_id": [EOS, 9, 10, 11, 12, 17, 18]},
 }
 
 
 @pytest.mark.parametrize("mode", GREEDY)
-def test_same_words_as_marian_greedy(mode: str, pair: Pair, greedy_words: list[list[int]]) -> None:
+def test_greedy_search_equals_marian(mode: str, pair: Pair, greedy_tokens: list[list[int]]) -> None:
     output = both(pair, source(), **GREEDY[mode])
-    lengths = {len(words) for words in words_of(output)}
+    lengths = {len(tokens) for tokens in tokens_of(output)}
     assert len(lengths) > 2, "sentences must end at different lengths"
-    assert len({word for words in words_of(output) for word in words}) > 8, "words must vary"
-    assert words_of(output) == greedy_words
+    assert len({token for tokens in tokens_of(output) for token in tokens}) > 8, "tokens must vary"
+    assert tokens_of(output) == greedy_tokens
 
 
 @pytest.mark.parametrize("mode", OTHER_MODES)
-def test_same_words_as_marian(mode: str, pair: Pair, greedy_words: list[list[int]]) -> None:
+def test_other_modes_equal_marian(mode: str, pair: Pair, greedy_tokens: list[list[int]]) -> None:
     settings = OTHER_MODES[mode]
     output = both(pair, source(), **settings)
     assert len(output.sequences) == len(LENGTHS) * settings.get("num_return_sequences", 1)
-    assert words_of(output) != greedy_words, "the mode has no effect"
+    assert tokens_of(output) != greedy_tokens, "the mode has no effect"
 
 
 def test_beam_search_is_the_same_with_every_cache(pair: Pair) -> None:
@@ -211,29 +209,27 @@ def test_beam_search_is_the_same_with_every_cache(pair: Pair) -> None:
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("lengths", [[6], [1, 1], [3, 11], [20, 4, 13, 8, 2, 16, 5]], ids=lambda lengths: f"{lengths}")
-def test_same_words_as_marian_in_other_batches(lengths: list[int], beams: int, pair: Pair) -> None:
+def test_batches_of_any_size_equal_marian(lengths: list[int], beams: int, pair: Pair) -> None:
     both(pair, source(lengths), num_beams=beams)
 
 
-def test_what_a_mode_asks_for_is_seen(pair: Pair) -> None:
-    def words(**settings: Any) -> list[list[int]]:
-        return words_of(written(pair[0], source(), **settings))
+def test_modes_have_the_effect_that_they_ask_for(pair: Pair) -> None:
+    def tokens(**settings: Any) -> list[list[int]]:
+        return tokens_of(written(pair[0], source(), **settings))
 
-    assert min(map(len, words(min_new_tokens=10))) >= 10
-    assert {row[0] for row in words(forced_bos_token_id=7)} == {7}
-    for row in words(no_repeat_ngram_size=2, min_new_tokens=LIMIT):
+    assert min(map(len, tokens(min_new_tokens=10))) >= 10
+    assert {row[0] for row in tokens(forced_bos_token_id=7)} == {7}
+    for row in tokens(no_repeat_ngram_size=2, min_new_tokens=LIMIT):
         assert len(set(zip(row, row[1:], strict=False))) == len(row) - 1
-    sampled = [words(do_sample=True, seed=seed) for seed in (0, 1)]
+    sampled = [tokens(do_sample=True, seed=seed) for seed in (0, 1)]
     assert sampled[0] != sampled[1]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Inputs
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 4}, {"use_cache": False}, {"cache_implementation": "static"}])
-def test_same_words_as_marian_after_a_prefix(settings: dict[str, Any], pair: Pair) -> None:
+def test_prefixes_equal_marian(settings: dict[str, Any], pair: Pair) -> None:
     prefix = torch.tensor([[START, 5 + i, 9, 30 - i] for i in range(len(LENGTHS))])
     output = both(pair, {**source(), "decoder_input_ids": prefix}, **settings)
     assert output.sequences[:, :4].equal(prefix)
@@ -241,7 +237,7 @@ def test_same_words_as_marian_after_a_prefix(settings: dict[str, Any], pair: Pai
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_same_words_as_marian_from_encoder_outputs(beams: int, pair: Pair) -> None:
+def test_encoder_outputs_equal_marian(beams: int, pair: Pair) -> None:
     mask = source()["attention_mask"]
     # made by one of them for both
     with torch.no_grad():
@@ -257,7 +253,7 @@ def test_same_words_as_marian_from_encoder_outputs(beams: int, pair: Pair) -> No
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_same_words_as_marian_from_embeddings(beams: int, pair: Pair) -> None:
+def test_inputs_embeds_equal_marian(beams: int, pair: Pair) -> None:
     # Ours scales what it is given, as its decoder and Marian's decoder do; Marian's encoder does not.
     ours, theirs = pair
     inputs = source()
@@ -285,7 +281,7 @@ def decoder_passes(model: Model, inputs: dict[str, Any], **settings: Any) -> int
 
 
 @pytest.mark.parametrize("length", LENGTHS[:3])
-def test_same_words_as_marian_with_an_assistant(length: int, pair: Pair, assistants: Pair) -> None:
+def test_assisted_decoding_equals_marian(length: int, pair: Pair, assistants: Pair) -> None:
     # Assisted decoding takes one sentence at a time.
     outputs = []
     for model, assistant in zip(pair, assistants, strict=True):
@@ -299,14 +295,14 @@ def test_same_words_as_marian_with_an_assistant(length: int, pair: Pair, assista
 
 
 @pytest.mark.parametrize("length", LENGTHS[:3])
-def test_same_words_as_marian_with_prompt_lookup(length: int, pair: Pair) -> None:
+def test_prompt_lookup_equals_marian(length: int, pair: Pair) -> None:
     # In an encoder-decoder the prompt is what was written so far.
     inputs = {**source([length]), "decoder_input_ids": torch.tensor([[START, 7, 8, 7, 8]])}
     output = both(pair, inputs, prompt_lookup_num_tokens=3, min_new_tokens=LIMIT)
     assert_same_translations(output, written(pair[0], inputs, min_new_tokens=LIMIT))
 
 
-def test_guesses_save_passes(pair: Pair, assistants: Pair) -> None:
+def test_assisted_decoding_saves_decoder_passes(pair: Pair, assistants: Pair) -> None:
     # otherwise none was accepted, and the tests above have seen greedy search only
     ours, assistant = pair[0], assistants[0]
     guessing = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}
@@ -318,9 +314,7 @@ def test_guesses_save_passes(pair: Pair, assistants: Pair) -> None:
         assert min(passes) < LIMIT, passes
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Outputs
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def assert_same_layers(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], rows: Any, what: str) -> None:
@@ -329,13 +323,13 @@ def assert_same_layers(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], row
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_same_attentions_and_states_as_marian(beams: int) -> None:
+def test_attentions_and_states_equal_marian(beams: int) -> None:
     ours = our_model(attn_implementation="eager")
     pair = ours, marian_with_our_weights(ours)
     wanted = {"output_attentions": True, "output_hidden_states": True, "output_logits": True, "num_beams": beams}
     actual, expected = (written(model, source(), **wanted) for model in pair)
     assert_same_translations(actual, expected)
-    # What stands at a padding differs: here it has the place of the word before it, in Marian one of its own.
+    # Padding differs: here it has the position of the token before it, in Marian its own.
     real = source()["attention_mask"].bool().repeat_interleave(len(actual.encoder_hidden_states[0]) // 6, dim=0)
     assert_same_layers(actual.encoder_hidden_states, expected.encoder_hidden_states, real, "encoder states")
     assert len(actual.encoder_attentions) == len(expected.encoder_attentions) == 2
@@ -356,7 +350,7 @@ def test_same_attentions_and_states_as_marian(beams: int) -> None:
     [{}, {"num_beams": 4}, {"num_beams": 4, "num_return_sequences": 2}, {"num_beams": 3, "do_sample": True}],
 )
 @pytest.mark.parametrize("normalize", [False, True])
-def test_same_transition_scores_as_marian(normalize: bool, settings: dict[str, Any], pair: Pair) -> None:
+def test_transition_scores_equal_marian(normalize: bool, settings: dict[str, Any], pair: Pair) -> None:
     outputs = [written(model, source(), **settings) for model in pair]
     assert_same_translations(*outputs)
     scores = [
@@ -367,37 +361,37 @@ def test_same_transition_scores_as_marian(normalize: bool, settings: dict[str, A
         assert_same_scores(*scores, "transition scores")
     output = outputs[0]
     if "num_beams" in settings and not normalize:
-        # the sum of a sentence's words, divided by its length, is the score of the sentence
-        lengths = torch.tensor([len(words) for words in words_of(output)])
+        # the sum of a sentence's tokens, divided by its length, is the score of the sentence
+        lengths = torch.tensor([len(tokens) for tokens in tokens_of(output)])
         assert_near(scores[0].sum(dim=1) / lengths, output.sequences_scores)
 
 
 @pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.20"),
-    reason="the beam search of older transformers counts the words of the source",
+    reason="the beam search of older transformers counts the tokens of the source",
 )
 def test_transition_scores_where_the_vocabularies_differ() -> None:
-    # `GenerationMixin` counts the words of the source, in Marian too.
-    for words in (31, 53):
-        model = our_model(decoder_vocab_size=words)
+    # `GenerationMixin` counts the tokens of the source, in Marian too.
+    for tokens in (31, 53):
+        model = our_model(decoder_vocab_size=tokens)
         inputs = source()
         output = written(model, inputs, num_beams=4)
         scores = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
-        lengths = torch.tensor([len(words) for words in words_of(output)])
+        lengths = torch.tensor([len(tokens) for tokens in tokens_of(output)])
         assert_near(scores.sum(dim=1) / lengths, output.sequences_scores)
 
 
 def test_static_cache_knows_padding_before_a_prefix() -> None:
-    # Not with Marian, whose places are counted through padding.
+    # Not with Marian, which counts positions through padding.
     model = our_model()
     prefixes = [[START, 7, 8], [START]]
     prefix = padded(prefixes, left=True)
     inputs = {**source([6, 3]), "decoder_input_ids": prefix, "decoder_attention_mask": prefix.ne(PAD).long()}
-    for row, (length, words) in enumerate(zip([6, 3], prefixes, strict=True)):
+    for row, (length, tokens) in enumerate(zip([6, 3], prefixes, strict=True)):
         alone = {name: tensor[row : row + 1, :length] for name, tensor in source([6, 3]).items()}
-        expected = words_of(written(model, {**alone, "decoder_input_ids": torch.tensor([words])}))[0]
+        expected = tokens_of(written(model, {**alone, "decoder_input_ids": torch.tensor([tokens])}))[0]
         caches = ({}, {"use_cache": False}, {"cache_implementation": "static"}, {"output_scores": False})
         for settings in caches:
-            together = written(model, inputs, **settings).sequences[row, prefix.shape[1] - len(words) + 1 :].tolist()
+            together = written(model, inputs, **settings).sequences[row, prefix.shape[1] - len(tokens) + 1 :].tolist()
             together = together[: together.index(EOS) + 1] if EOS in together else together
             assert together[: len(expected)] == expected[: len(together)], settings

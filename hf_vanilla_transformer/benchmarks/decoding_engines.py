@@ -6,15 +6,13 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
-from unittest import mock
 
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from .. import generation_vanilla_transformer
-from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
 from ..inference.loading import INT8, load_model
+from ..inference.optimize import optimize_for_inference
 from ..inference.workers import map_in_threads, shard_evenly
 
 LENGTH_PENALTY = 1.0  # log P / length, the one formula that all three engines have
@@ -77,9 +75,9 @@ class OurEngine(GenerateEngine):
         super().__init__(model)
         self.workers = torch.get_num_threads() if workers else 1  # parallel searches of `size` sentences each
         # the paper's settings, since the peers do not read the checkpoint's own
-        own, self.model.generation_config = model.generation_config, paper_generation_config(model.config)
-        self.model.generation_config.decoder_weights = getattr(own, "decoder_weights", None)
-        self.model.generation_config.compiled = compiled
+        self.model.generation_config = paper_generation_config(model.config)
+        engine = model.inference_engine  # of int8, which `load_model` sets
+        optimize_for_inference(model, engine.quantization if engine else None, compile=compiled)
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
         if size == 1:
@@ -94,7 +92,7 @@ class OurEngine(GenerateEngine):
                 batch = list(islice(pending, count))
                 return self._padded(batch) if batch else None
 
-            return self._generate(list(islice(pending, size)), beams, more=next_batch, max_new_tokens=limit)
+            return self._generate(list(islice(pending, size)), beams, next_batch=next_batch, max_new_tokens=limit)
 
         found: dict[int, list[int]] = {}
         for shard, rows in zip(shards, map_in_threads(search, shards, self.workers, threading.Event()), strict=True):
@@ -102,26 +100,37 @@ class OurEngine(GenerateEngine):
         return [found[index] for index in range(len(sentences))]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        largest, original = 0, generation_vanilla_transformer.reader_for
-
-        def watched(*args: Any) -> Any:
-            reader = original(*args)
-            read = reader.read
-
-            def read_and_measure(*args: Any) -> torch.Tensor:
-                nonlocal largest
-                logits = read(*args)
-                largest = max(largest, storage_bytes(_kv_tensors(reader)))
-                return logits
-
-            setattr(reader, "read", read_and_measure)  # noqa: B010  (mypy forbids replacing a method)
-            return reader
-
-        with mock.patch.object(generation_vanilla_transformer, "reader_for", watched):
+        meter = CacheMeter(self.model.inference_engine)
+        self.model.inference_engine = meter
+        try:
             self._generate(batch, beams, max_new_tokens=max_target_tokens(batch))
-        if not largest:
-            raise UserError("cache_bytes: the search of this package has not run; its caches cannot be counted")
-        return largest
+        finally:
+            self.model.inference_engine = meter.engine
+        return meter.largest
+
+
+class CacheMeter:
+    """An inference engine whose decoders report the size of their caches after every step."""
+
+    def __init__(self, engine: Any):
+        self.engine, self.largest = engine, 0
+        self.encode = engine.encode
+
+    def decoder(self, *args: Any) -> Any:
+        return MeteredDecoder(self.engine.decoder(*args), self)
+
+
+class MeteredDecoder:
+    def __init__(self, decoder: Any, meter: CacheMeter):
+        self.decoder, self.meter = decoder, meter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
+
+    def step(self, *args: Any) -> Any:
+        state = self.decoder.step(*args)
+        self.meter.largest = max(self.meter.largest, self.decoder.cache_bytes())
+        return state
 
 
 class CTranslate2Engine:
@@ -169,15 +178,6 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Memory of the storages behind these tensors, each counted once."""
     storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
     return sum(storages.values())
-
-
-def _kv_tensors(reader: Any) -> list[torch.Tensor]:
-    """The keys and values of self- and cross-attention that a decoder of this package's search holds."""
-    if hasattr(reader, "own"):  # a StepReader
-        return [*reader.source, *reader.own]
-    cache = reader.cache
-    own = [buffer for layer in cache.self_attention_cache.layers for buffer in layer.buffers]
-    return own + [states for layer in cache.cross_attention_cache.layers for states in (layer.keys, layer.values)]
 
 
 def _ours(folder: str, work: str, device: str, dtype: str | torch.dtype, **options: bool) -> Engine:

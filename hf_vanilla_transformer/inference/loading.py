@@ -11,17 +11,14 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from ..errors import UserError
-from ..products_vanilla_transformer import EIGHT_BITS, can_use_eight_bits
 from ..untrusted import one_line
+from .linear import INT8
+from .optimize import optimize_for_inference
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 #: float32 or bfloat16, whichever translates faster on this machine (transformers' "auto" is the checkpoint's own)
 FASTEST = "fastest"
-
-#: Dynamic int8 for the decoder's output layer, and for its other matrices while a search has few rows; the rest is in
-#: bfloat16. On a CPU without bfloat16 instructions: int8 for all matrices of the decoder, the rest in float32.
-INT8 = EIGHT_BITS
 
 _TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIALS = 16, 16, 3
 
@@ -34,9 +31,9 @@ def load_model(
     Args:
         directory: the folder.
         device: such as "cpu" or "cuda:1"; None is the machine's accelerator if it has one.
-        dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" (see `INT8`), for few sentences at a time on a
-            CPU; "fastest" is float32 or bfloat16, whichever is faster in a few trial translations; None is the
-            checkpoint's own.
+        dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" computes the decoder's matrices in int8
+            on a CPU, and the rest in bfloat16 or float32; "fastest" is float32 or bfloat16, whichever is faster in a
+            few trial translations; None is the checkpoint's own.
 
     Raises:
         UserError: no such folder, no complete model in it, a device that does not exist, an unknown dtype.
@@ -50,11 +47,10 @@ def load_model(
 
 
 def _set_int8(model: PreTrainedModel) -> None:
-    if model.config.model_type != "vanilla_transformer":
-        raise UserError(f"dtype: {INT8!r} is for this package's models, not for {model.config.model_type}")
-    if not can_use_eight_bits(model.get_output_embeddings().weight):
-        raise UserError(f"dtype: {INT8!r} needs an x86 processor and is of no use on {model.device}; take bfloat16")
-    model.generation_config.decoder_weights = EIGHT_BITS
+    try:
+        optimize_for_inference(model.eval(), quantization=INT8)
+    except ValueError as error:
+        raise UserError(f"dtype: {INT8!r} cannot be had ({error}); take bfloat16") from error
 
 
 def faster_dtype(model: PreTrainedModel) -> torch.dtype:

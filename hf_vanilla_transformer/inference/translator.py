@@ -13,12 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError, check_at_least_one
-from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, chosen_settings, search_for
+from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line
 from .alignment import Link, align, chosen_layer
 from .batching import BATCHES_AHEAD, MAX_TOKENS, EncodedSentence, SearchJob, search_jobs, with_prefixes
+from .ensemble import EnsembleEngine
 from .loading import load_model
+from .optimize import optimize_if_possible
 from .workers import map_in_threads, worker_count
 
 #: "We set the maximum output length during inference to input length + 50" (§6.1).
@@ -193,7 +195,7 @@ class Translator:
     def describe(self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any) -> dict[str, Any]:
         """The settings that `translate` uses with these arguments, defaults filled in, to report with a score."""
         defaults = self.model.generation_config
-        weights, dtype = getattr(defaults, "decoder_weights", None), str(self.model.dtype).removeprefix("torch.")
+        engine, dtype = getattr(self.model, "inference_engine", None), str(self.model.dtype).removeprefix("torch.")
         return {
             "batch_size": batch_size,
             "max_tokens_per_batch": max_tokens_per_batch,
@@ -201,7 +203,7 @@ class Translator:
             "max_new_tokens": given.get("max_new_tokens") or defaults.max_new_tokens or f"source + {EXTRA_TOKENS}",
             "length_penalty": self._length_penalty(given.get("length_penalty")),
             "device": str(self.model.device),
-            "dtype": dtype if weights is None else f"{dtype}, decoder {weights}",
+            "dtype": f"{dtype}, decoder {engine.quantization}" if engine and engine.quantization else dtype,
         }
 
     def _length_penalty(self, given: float | None) -> float | str:
@@ -209,7 +211,7 @@ class Translator:
         defaults = self.model.generation_config
         alpha = getattr(defaults, "paper_length_penalty", None)
         default = 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
-        chosen = given, chosen_settings(defaults).get("length_penalty"), default
+        chosen = given, defaults.to_diff_dict().get("length_penalty"), default
         return next(penalty for penalty in chosen if penalty is not None)
 
     def _search_settings(self, settings: dict[str, Any], n_best: int, scores: bool) -> tuple[dict[str, Any], bool]:
@@ -224,17 +226,15 @@ class Translator:
             settings["num_return_sequences"] = n_best
         covered = (
             isinstance(self.model, VanillaTransformerForConditionalGeneration)
-            and search_for(self.model, settings.get("generation_config"), settings)[0] is not None
+            and plan_search(self.model, None, settings.get("generation_config"), settings)[0] is not None
         )
         if scores and beams > 1 and not covered:
             settings["output_scores"] = True
-        if len(self.models) > 1:
-            if not covered:
-                raise UserError(
-                    "ensemble: these settings, or those of the checkpoint's generation_config.json, are left to "
-                    "transformers' own search, which takes one model; drop what is not beam search"
-                )
-            settings["ensemble"] = self.models[1:]
+        if len(self.models) > 1 and not covered:
+            raise UserError(
+                "ensemble: these settings, or those of the checkpoint's generation_config.json, are left to "
+                "transformers' own search, which takes one model; drop what is not beam search"
+            )
         return settings, covered
 
     def _stream(
@@ -264,12 +264,17 @@ class Translator:
 
         was_training = [model.training for model in self.models]
         for model in self.models:
-            model.eval()
+            optimize_if_possible(model.eval())
+        engine = getattr(self.model, "inference_engine", None)
+        if len(self.models) > 1:
+            self.model.inference_engine = EnsembleEngine(self.model, self.models[1:])
         try:
             for job, found in zip(jobs, map_in_threads(search, jobs, workers, stop), strict=True):
                 for i, hypotheses in zip(job.indices, found, strict=True):
                     results[i] = hypotheses
         finally:
+            if len(self.models) > 1:
+                self.model.inference_engine = engine
             for model, mode in zip(self.models, was_training, strict=True):
                 model.train(mode)
         return results
@@ -324,7 +329,7 @@ class Translator:
         input_ids, attention_mask = padded(list(islice(pending, batch_size)))
         arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if batch_size < len(sentences):
-            arguments["more"] = next_batch
+            arguments["next_batch"] = next_batch
         prefix_length = len(sentences[0].prefix)
         if prefix_length:
             start = self.model.config.decoder_start_token_id

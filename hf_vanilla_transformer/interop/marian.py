@@ -8,7 +8,6 @@ from transformers import MarianConfig, MarianMTModel
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
-from ..generation_vanilla_transformer import chosen_settings
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .converting import Converted
 from .state_dicts import TensorRef, position_layout
@@ -50,7 +49,7 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 
 def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
     """Save `to_marian(model)`, with the nearest score that transformers' beam search has: log P / length^α."""
-    marian, own = to_marian(model), chosen_settings(model.generation_config)
+    marian, own = to_marian(model), model.generation_config.to_diff_dict()
     beams = own.get("num_beams", 1)
     marian.generation_config.update(num_beams=beams, max_length=model.config.max_position_embeddings)
     if beams > 1:  # transformers saves no penalty for a greedy search

@@ -11,14 +11,13 @@ from accelerate.utils import wait_for_everyone
 from datasets import Dataset
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..atomic_write import atomic_file, move_files
 from ..data import save_tokenizers
 from ..errors import UserError
 from ..evaluation.attention_maps import cross_attention, plot_attention
 from ..evaluation.metrics import score_translations
-from ..generation_vanilla_transformer import chosen_settings
 from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..system_info import describe_hardware, versions
@@ -86,15 +85,6 @@ def set_decoding(model: VanillaTransformerForConditionalGeneration, args: RunArg
         config.num_beams = args.test_num_beams
     if args.test_length_penalty is not None:
         config.length_penalty = args.test_length_penalty
-        # With this flag, a chosen penalty of 1.0 would be taken for the default that Seq2SeqTrainer fills in.
-        vars(config).pop("paper_length_penalty", None)
-
-
-def unset_trainer_defaults(config: GenerationConfig) -> None:
-    """Unset the defaults that `Seq2SeqTrainer` fills in when it evaluates."""
-    chosen = chosen_settings(config)
-    for name in config._get_default_generation_params().keys() - chosen.keys():
-        setattr(config, name, None)
 
 
 # Test split and model folder
@@ -133,7 +123,6 @@ def save_model_folder(
         return
     shutil.rmtree(staging, ignore_errors=True)
     try:
-        unset_trainer_defaults(model.generation_config)
         model.config.use_cache = True  # the trainer switches it off
         with report_full_disk(run, "the model was not saved"), original_class(model):
             model.save_pretrained(staging, state_dict=weights)

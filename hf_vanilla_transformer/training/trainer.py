@@ -22,6 +22,7 @@ from ..data.batching import LengthGroupedSampler, TokenBatchSampler, pair_length
 from ..data.token_batches import StreamingTokenBatches, TokenBatchDataset, collate_batches
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
+from ..inference.optimize import optimize_if_possible
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
@@ -283,6 +284,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """As `Seq2SeqTrainer`, but pairs that accelerate repeats to fill the last batch are counted once."""
         self.gather_function = self.accelerator.gather_for_metrics
+        if self.args.predict_with_generate:
+            optimize_if_possible(self.model.eval())  # until the model trains again
         return super().evaluation_loop(*args, **kwargs)
 
     # Resuming

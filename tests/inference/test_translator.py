@@ -1,5 +1,6 @@
 """Order, blank lines, lookahead, settings and loading of `Translator`, with a tiny random model."""
 
+import platform
 import threading
 
 import pytest
@@ -9,8 +10,9 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.inference import loading, workers
+from hf_vanilla_transformer.inference import deoptimize, loading, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
+from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
 from hf_vanilla_transformer.inference.file_translation import translated_lines
 from hf_vanilla_transformer.inference.translator import EXTRA_TOKENS, Hypothesis, Translator
 
@@ -242,9 +244,9 @@ def test_ensemble_equals_generate_with_several_models(model, tokenizer):
     translator = Translator(model, tokenizer, ensemble=[other])
     settings = {"num_beams": 2, "max_new_tokens": 6}
     found = list(translator.translate(SENTENCES, **settings))
-    assert found == [
-        alone(model, tokenizer, line, ensemble=[other], **settings) if line.strip() else "" for line in SENTENCES
-    ]
+    model.inference_engine = EnsembleEngine(model, [other])
+    assert found == [alone(model, tokenizer, line, **settings) if line.strip() else "" for line in SENTENCES]
+    deoptimize(model)
     assert found != list(Translator(model, tokenizer).translate(SENTENCES, **settings))
 
 
@@ -294,7 +296,7 @@ def test_settings_default_to_the_checkpoints(model, tokenizer, monkeypatch):
     found = recorded(translator, monkeypatch)
     source_length = len(tokenizer("seven")["input_ids"])
     assert (found.num_beams, found.length_penalty) == (3, 0.3)
-    assert found.max_new_tokens == source_length + EXTRA_TOKENS  # §6.1
+    assert found.max_length == 1 + source_length + EXTRA_TOKENS  # the start token, and §6.1
     found = recorded(translator, monkeypatch, num_beams=2, length_penalty=1.5, max_new_tokens=5, min_new_tokens=3)
     assert (found.num_beams, found.length_penalty, found.max_new_tokens, found.min_new_tokens) == (2, 1.5, 5, 3)
     described = translator.describe(batch_size=7, num_beams=2)
@@ -407,7 +409,7 @@ def test_fastest_dtype_is_measured_with_a_real_model(folder):
 
 def test_int8_is_a_dtype_of_the_decoder(folder):
     found = Translator.from_pretrained(folder, device="cpu", dtype="int8", ensemble=[folder])
-    assert found.model.generation_config.decoder_weights == "int8"
+    assert found.model.inference_engine.quantization == "int8"
     assert found.describe()["dtype"] == f"{str(found.model.dtype).removeprefix('torch.')}, decoder int8"
     plain = Translator.from_pretrained(folder, device="cpu", dtype=found.model.dtype)
     int8, full = (
@@ -418,8 +420,8 @@ def test_int8_is_a_dtype_of_the_decoder(folder):
 
 
 def test_int8_is_refused_on_other_processors(folder, monkeypatch):
-    monkeypatch.setattr(loading, "can_use_eight_bits", lambda weight: False)
-    with pytest.raises(UserError, match="dtype: 'int8' needs an x86 processor and is of no use on cpu; take bfloat16"):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(UserError, match=r"dtype: 'int8' cannot be had \(quantization: .* .* aarch64"):
         Translator.from_pretrained(folder, device="cpu", dtype="int8")
 
 

@@ -1,0 +1,234 @@
+"""Compiled modules, for requests of one sentence on a CPU.
+
+At batch size 1 half of a decoding step is operator dispatch. Inductor fuses a whole step, the search's part included,
+with the weights as constants; it takes about a minute, most of which torch caches on disk.
+
+Modules are exported (`torch.export`) before Inductor compiles the graph: then no guards run at a call, and the code
+belongs to its `CompiledModule` and is freed with it, where `torch.compile` keeps it with a function's code object.
+
+Shapes: K beams, C slots of the KV cache, S source length, T capacity of a hypothesis, N positions, D d_model.
+"""
+
+import copy
+import os
+import shutil
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import PreTrainedModel
+
+from ..generation_vanilla_transformer import (
+    Advance,
+    BeamCacheSlots,
+    BeamState,
+    SearchConfig,
+    additive_mask,
+    resized,
+    take_slots,
+)
+from ..stacks_vanilla_transformer import check_ids
+from .packed_decoder import PackedWeights
+
+#: Products are Inductor's own templates: to choose them by measuring goes wrong on a busy machine, and oneDNN's are no
+#: better for so few rows.
+OPTIONS: dict[str, Any] = {
+    "freezing": True,
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "CPP",
+    "size_asserts": False,
+    "alignment_asserts": False,
+}
+
+#: Sizes of the example that is traced, for each dimension that varies; all differ, or the compiler would unify two.
+EXAMPLE_SIZES = {"T": 64, "T1": 65, "C": 48, "S": 23, "N": 128}
+
+Dynamic = tuple[int, str] | None  # which dimension of a tensor varies between calls, and its name
+
+
+class CompiledModule:
+    """A module that is compiled at its first call, and again for another number of threads, dtype or fixed size.
+
+    Args:
+        module: its weights must not change. function: takes it and a list of tensors, and computes without gradients.
+        dynamic: of each tensor.
+    """
+
+    def __init__(self, module: nn.Module, function: Callable[[Any, list[Tensor]], Any], dynamic: list[Dynamic]):
+        self.module, self.dynamic = _Call(module, function), dynamic
+        self.compiled: dict[Any, Any] = {}
+        self.lock = threading.Lock()
+
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        fixed = (
+            (tensor.dtype, _sizes(tensor, dynamic)) for tensor, dynamic in zip(tensors, self.dynamic, strict=True)
+        )
+        key = torch.get_num_threads(), *fixed
+        if key not in self.compiled:
+            with self.lock:
+                if key not in self.compiled:
+                    self.compiled[key] = self._compile(tensors)
+        return self.compiled[key](tensors)
+
+    def _compile(self, tensors: list[Tensor]) -> Any:
+        dims = {name: Dim(name, min=2) for name in EXAMPLE_SIZES}
+        example = [
+            torch.zeros(_sizes(*pair, EXAMPLE_SIZES), dtype=pair[0].dtype)
+            for pair in zip(tensors, self.dynamic, strict=True)
+        ]
+        shapes = [None if dynamic is None else {dynamic[0]: dims[dynamic[1]]} for dynamic in self.dynamic]
+        from torch._inductor.codecache import PyCodeCache  # slow to import
+
+        with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+            warnings.simplefilter("ignore")
+            graph = torch.export.export(self.module, (example,), dynamic_shapes=(shapes,), strict=False).module()
+            symbolic = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+            names = torch._inductor.list_options()  # versions differ
+            options = {name: value for name, value in OPTIONS.items() if name in names}
+            known = len(PyCodeCache.modules)
+            compiled = torch._inductor.compile(graph, [symbolic], options=options)  # type: ignore[list-item]
+            for module in PyCodeCache.modules[known:]:  # which holds the weights, and would hold them for good
+                PyCodeCache.modules.remove(module)
+                sys.modules.pop(module.__name__, None)
+            return compiled
+
+
+def _sizes(tensor: Tensor, dynamic: Dynamic, sizes: dict[str, int] | None = None) -> tuple[int, ...]:
+    """The shape, with a size of the example, or 0, in the dynamic dimension."""
+    shape = list(tensor.shape)
+    if dynamic is not None:
+        shape[dynamic[0]] = sizes[dynamic[1]] if sizes else 0
+    return tuple(shape)
+
+
+class _Call(nn.Module):
+    def __init__(self, module: nn.Module, function: Callable[[Any, list[Tensor]], Any]):
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, tensors: list[Tensor]) -> Any:
+        return self.function(self.module, tensors)
+
+
+def _encode(encoder: nn.Module, tensors: list[Tensor]) -> Tensor:
+    """Ids (1, S) to states (1, S, D)."""
+    (ids,) = tensors
+    return encoder(ids, torch.ones_like(ids)).last_hidden_state
+
+
+def _step(advance: SearchConfig | None) -> Callable[[PackedWeights, list[Tensor]], tuple[Tensor, ...]]:
+    """A decoding step, up to the logits or, with a `SearchConfig`, to the next state; see `PackedWeights.forward`."""
+
+    def step(weights: PackedWeights, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        (visible, encodings), tensors, layers = tensors[:2], tensors[2:], len(weights.layers)
+        state = BeamState(*tensors[2 * layers :])
+        visible, slots = take_slots(visible, state.parents)  # (1, K, C), (1, K)
+        mask = additive_mask(visible, torch.float32)[:, None]  # (1, 1, K, C)
+        kv = tensors[:layers], mask, tensors[layers : 2 * layers], None
+        logits = weights(state.next_tokens, state.positions, encodings, slots, *kv)
+        return visible, *((logits,) if advance is None else advance(state, logits))
+
+    return step
+
+
+class CompiledWeights:
+    """Encoder and decoder of a model, compiled for one sentence; see `PackedWeights` for the arguments."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):
+        self.weights = PackedWeights(model, dtype, quantization, compiled=True)
+        # Compiled code takes the addresses of its constants, which ends the copy-on-write of a `WeightSnapshot`.
+        self.weights.embedding = self.weights.embedding.clone()
+        self.encoder, self.vocab_size = copy.deepcopy(model.get_encoder()), model.config.vocab_size
+        self.compiled_encoder = CompiledModule(self.encoder, _encode, [(1, "S")])
+        self.quantization = quantization
+        self.batch_weights: PackedWeights | None = None
+        self.steps: dict[SearchConfig | None, CompiledModule] = {}
+
+    def for_batches(self, model: PreTrainedModel) -> PackedWeights:
+        """Those for several sentences, packed when they come."""
+        if self.batch_weights is None:
+            self.batch_weights = PackedWeights(model, self.weights.dtype, self.quantization)
+        return self.batch_weights
+
+    def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
+        """The source (1, S) as states (1, S, D)."""
+        visible = mask.ne(0)
+        if visible.sum() < 2:  # to the compiler 1 is not a size like others
+            return self.encoder(ids, mask)
+        check_ids(ids, self.vocab_size, "input_ids")
+        states = self.compiled_encoder([ids[visible][None]])
+        if states.shape[1] < ids.shape[1]:
+            states = states.new_zeros(*ids.shape, states.shape[2]).masked_scatter(visible[..., None], states)
+        return BaseModelOutput(last_hidden_state=states)
+
+    def step(self, advance: SearchConfig | None) -> CompiledModule:
+        if advance not in self.steps:
+            layers, varying = (
+                len(self.weights.layers),
+                {"tokens": (2, "T"), "ended_tokens": (2, "T"), "penalties": (0, "T1")},
+            )
+            kv: list[Dynamic] = [*[(1, "C")] * layers, *[(1, "S")] * layers]
+            dynamic = [(2, "C"), (0, "N"), *kv, *map(varying.get, BeamState._fields)]
+            self.steps[advance] = CompiledModule(self.weights, _step(advance), dynamic)
+        return self.steps[advance]
+
+
+class CompiledDecoder:
+    """A `Decoder` of one sentence, compiled together with the search.
+
+    Args:
+        weights: compiled. states: (1, S, D), of the encoder. mask: (1, S), 0 for padding. beams: K.
+    """
+
+    def __init__(self, weights: CompiledWeights, states: Tensor, mask: Tensor, beams: int):
+        states = states[mask.ne(0)][None]
+        if states.shape[1] == 1:  # a token that is there twice is attended to as if it were there once
+            states = states.repeat(1, 2, 1)
+        self.weights, self.initial_beams = weights, beams
+        self.cross_kv = weights.weights.cross_kv(states)
+        self.slots = BeamCacheSlots(1, states.device, beams)
+        self.self_kv = [kv[:, :0] for kv in self.cross_kv]
+
+    def prefill(self, tokens: Tensor) -> None:
+        for position in range(tokens.shape[1]):
+            prefix, limits = tokens[:, : position + 1], tokens.new_full((1,), position + 2)
+            penalties = torch.ones(position + 4, dtype=torch.float32)
+            state = BeamState.start(prefix, limits, self.initial_beams, self.initial_beams, penalties)
+            self._run(None, state._replace(parents=torch.arange(self.initial_beams)[None]))
+
+    def step(self, state: BeamState, advance: Advance) -> BeamState:
+        if isinstance(advance, SearchConfig):
+            return BeamState(*self._run(advance, state))
+        return advance(state, *self._run(None, state))
+
+    def _run(self, advance: SearchConfig | None, state: BeamState) -> list[Tensor]:
+        capacity = self.slots.reserve(self.initial_beams)
+        self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
+        encodings = self.weights.weights.position_encodings(state.tokens.shape[2])
+        step = self.weights.step(advance)
+        self.slots.visible, *found = step([self.slots.visible, encodings, *self.self_kv, *self.cross_kv, *state])
+        return found
+
+    def select(self, rows: Tensor) -> None:
+        """One sentence stays until it is done."""
+
+    def replace(self, rows: Tensor, other: "CompiledDecoder") -> None:
+        self.cross_kv, self.self_kv, self.slots = other.cross_kv, other.self_kv, other.slots
+
+    def cache_bytes(self) -> int:
+        return sum(kv.nbytes for kv in (*self.self_kv, *self.cross_kv))
+
+
+def compile_error(device: torch.device) -> str | None:
+    """Why nothing can be compiled here; None where it can."""
+    if device.type != "cpu":
+        return f"compile: compiled decoding is for a CPU; the model is on {device}; leave it out"
+    if not any(name and shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++")):
+        return "compile: no C++ compiler was found; install g++, name one in CXX, or leave it out"
+    return None

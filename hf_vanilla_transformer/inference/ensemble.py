@@ -1,0 +1,89 @@
+"""Decode with several models: a token's probability is the mean of theirs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from ..generation_vanilla_transformer import Advance, BeamState, Decoder, ModuleDecoder
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration as Model
+
+
+class EnsembleEngine:
+    """An inference engine of a model that asks other models too.
+
+    Args:
+        members: the other models. Their encoders' states stand behind the first one's, (B, S, D + …).
+        engine: the first model's own, or None. Either may be optimized.
+
+    Raises:
+        ValueError: vocabularies of different sizes.
+    """
+
+    search_only = True  # transformers' own loops would ask the first model alone
+
+    def __init__(self, model: Model, members: Sequence[Model]):
+        self.members, self.engine = members, model.inference_engine
+        size = model.config.target_vocab_size
+        for other in (member.config.target_vocab_size for member in members):
+            if other != size:
+                raise ValueError(
+                    f"ensemble: a model with {other} target tokens beside one with {size}; use one tokenizer"
+                )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copied or pickled model is alone
+
+    def _models(self, model: Model) -> list[tuple[Model, Any]]:
+        """All models with their own inference engines."""
+        return [(each, self.engine if each is model else each.inference_engine) for each in (model, *self.members)]
+
+    def encode(self, model: Model, ids: Tensor, mask: Tensor) -> BaseModelOutput:
+        encoded = [
+            each.get_encoder()(ids, mask) if engine is None else engine.encode(each, ids, mask)
+            for each, engine in self._models(model)
+        ]
+        return BaseModelOutput(last_hidden_state=torch.cat([each.last_hidden_state for each in encoded], dim=-1))
+
+    def decoder(self, model: Model, states: Tensor, mask: Tensor, beams: int) -> Decoder:
+        models = self._models(model)
+        widths = [each.config.d_model for each, _ in models]
+        if states.shape[-1] != sum(widths):
+            raise ValueError("ensemble: each model encodes the source itself; give input_ids, not what one model made")
+        parts = zip(models, states.split(widths, dim=-1), strict=True)
+        return EnsembleDecoder(
+            [
+                ModuleDecoder(each, part, mask) if engine is None else engine.decoder(each, part, mask, beams)
+                for (each, engine), part in parts
+            ]
+        )
+
+
+class EnsembleDecoder:
+    """A `Decoder` that asks several."""
+
+    def __init__(self, decoders: Sequence[Decoder]):
+        self.decoders, self.initial_beams = decoders, max(decoder.initial_beams for decoder in decoders)
+
+    def _call(self, name: str, *args: Any) -> list[Any]:
+        return [getattr(decoder, name)(*args) for decoder in self.decoders]
+
+    def prefill(self, tokens: Tensor) -> None:
+        self._call("prefill", tokens)
+
+    def step(self, state: BeamState, advance: Advance) -> BeamState:
+        logits = torch.stack(self._call("step", state, lambda _, logits: logits.float())).log_softmax(dim=-1)
+        return advance(state, logits.logsumexp(dim=0) - math.log(len(self.decoders)))
+
+    def select(self, rows: Tensor) -> None:
+        self._call("select", rows)
+
+    def replace(self, rows: Tensor, other: "EnsembleDecoder") -> None:
+        for mine, theirs in zip(self.decoders, other.decoders, strict=True):
+            mine.replace(rows, theirs)
+
+    def cache_bytes(self) -> int:
+        return sum(self._call("cache_bytes"))

@@ -1,0 +1,131 @@
+"""Linear layers with weights that are packed once, for the few rows of a decoding step.
+
+A step reads one token of each beam, so a product waits for its weights: what counts is how they lie in memory, and in
+how many bits.
+
+Shapes: R rows, D inputs, O outputs.
+"""
+
+import platform
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+#: The quantization of `optimize_for_inference` beside None.
+INT8 = "int8"
+
+_LEAST_PREPACKED = 2**19  # numbers of a float32 weight below which a call of oneDNN costs more than it saves
+
+
+class PlainLinear(nn.Module):
+    """x W^T + b with the weight (O, D) as it is, by torch's own kernels."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(R, D) to (R, O)."""
+        return F.linear(x, self.weight, self.bias)
+
+    def linear_relu(self, x: Tensor) -> Tensor:
+        """max(0, x W^T + b), (R, O)."""
+        return self(x).relu_()
+
+    def linear_add(self, residual: Tensor, x: Tensor) -> Tensor:
+        """`residual` (R, O) + x W^T + b."""
+        return residual + self(x)
+
+
+class PrepackedLinear(PlainLinear):
+    """A weight in oneDNN's blocked layout, in about two thirds of the time; ReLU and residual are fused."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        # One float32 row only waits for the weights, which are as many in either layout.
+        self.plain_rows = 1 if weight.dtype == torch.float32 else 0
+        super().__init__(weight if self.plain_rows else weight[:0], bias)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if len(x) <= self.plain_rows else self._pointwise(x, "none")
+
+    def linear_relu(self, x: Tensor) -> Tensor:
+        return super().linear_relu(x) if len(x) <= self.plain_rows else self._pointwise(x, "relu")
+
+    def linear_add(self, residual: Tensor, x: Tensor) -> Tensor:
+        if len(x) <= self.plain_rows:
+            return super().linear_add(residual, x)
+        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
+
+    def _pointwise(self, x: Tensor, activation: str) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, activation, [], "")
+
+
+class DynamicInt8Linear(PlainLinear):
+    """Dynamic int8: a scale for each output of the weight and, computed at each call, for each row of x.
+
+    The product of integers runs on AMX or VNNI. Compiled, the scales are fused into the operations around it.
+    """
+
+    scales: Tensor
+    zero_points: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        integers, scales = quantize_per_row(weight)
+        super().__init__(torch.ops.onednn.qlinear_prepack(integers, None), bias)
+        self.register_buffer("scales", scales)
+        self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        integers, scales = quantize_per_row(x)  # (R, D), (R,)
+        weight = self.weight, self.scales, self.zero_points, None
+        output: tuple = 1.0, 0, torch.float32, "none", [], ""
+        product = torch.ops.onednn.qlinear_pointwise.default(integers, 1.0, 0, *weight, *output) * scales[:, None]
+        return (product if self.bias is None else product + self.bias).to(x.dtype)  # (R, O)
+
+
+def quantize_per_row(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 of a matrix (R, D), and the scales (R,)."""
+    scales = (matrix.float().abs().amax(dim=1) / 127).clamp_(min=1e-30)
+    return (matrix.float() / scales[:, None]).round_().to(torch.int8), scales
+
+
+def packed_linear(
+    linears: Sequence[nn.Linear], dtype: torch.dtype, quantization: str | None = None, compiled: bool = False
+) -> PlainLinear:
+    """Linear layers with the same input as one, their outputs side by side; the compiler packs weights itself."""
+    weight = torch.cat([linear.weight.detach().to(dtype) for linear in linears])  # (O, D)
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach().to(dtype) for linear in linears])
+    if quantization == INT8:
+        return DynamicInt8Linear(weight, bias)
+    return PlainLinear(weight, bias) if compiled or not _can_prepack(weight) else PrepackedLinear(weight, bias)
+
+
+def _is_x86(device: torch.device) -> bool:
+    return device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
+
+
+def _can_prepack(weight: Tensor) -> bool:
+    if not _is_x86(weight.device) or not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return False
+    if weight.dtype == torch.float32:
+        return weight.numel() >= _LEAST_PREPACKED
+    return weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def int8_error(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why dynamic int8 cannot run here; None where it can."""
+    if not _is_x86(device):
+        where = f"the model is on {device}, the machine is {platform.machine()}"
+        return f"quantization: {INT8!r} runs on x86 CPUs; {where}; leave it out"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"quantization: {INT8!r} computes in float32 or bfloat16, not in {dtype}; load the model in one of them"
+    if not hasattr(torch.ops.onednn, "qlinear_prepack"):
+        return f"quantization: this build of torch has no oneDNN kernels for {INT8!r}; leave it out"
+    return None

@@ -1,0 +1,231 @@
+"""The decoder with packed weights: what the layers compute, for one token of every beam at a time.
+
+The formulas stand in layers_vanilla_transformer.py. Here q, k and v are one product, ReLU and residual are fused into
+theirs, and all beams of a sentence attend in one call to the KV cache that they share.
+
+Shapes: B sentences, K beams, R = B · K rows, C slots of a sentence's KV cache, S source length, D d_model, H heads,
+d_k and d_v the widths of a head, V target vocabulary.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_utils import PreTrainedModel
+
+from ..generation_vanilla_transformer import (
+    Advance,
+    BeamCacheSlots,
+    BeamState,
+    additive_mask,
+    length_of,
+    replace_rows,
+    resized,
+)
+from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer
+from .linear import PlainLinear, packed_linear
+
+KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
+
+
+class PackedLayer(nn.Module):
+    """`VanillaTransformerDecoderLayer` on rows (R, D), which are the next tokens of all beams."""
+
+    def __init__(
+        self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype, quantization: str | None, compiled: bool
+    ):
+        super().__init__()
+
+        def pack(*linears: nn.Linear) -> PlainLinear:
+            return packed_linear(linears, dtype, quantization, compiled)
+
+        attn, cross = layer.self_attn, layer.cross_attn
+        self.heads = attn.q_proj.out_features // attn.head_dim
+        self.key_width, self.scaling, self.cross_scaling = attn.k_proj.out_features, attn.scaling, cross.scaling
+        self.attend = attend_in_sums if compiled else attend
+        self.qkv_proj, self.self_out_proj = pack(attn.q_proj, attn.k_proj, attn.v_proj), pack(attn.out_proj)
+        self.cross_q_proj, self.cross_kv_proj = pack(cross.q_proj), pack(cross.k_proj, cross.v_proj)
+        self.cross_out_proj, self.fc1, self.fc2 = pack(cross.out_proj), pack(layer.fc1), pack(layer.fc2)
+        self.self_norm = packed_norm(layer.self_attn_layer_norm, dtype)
+        self.cross_norm = packed_norm(layer.cross_attn_layer_norm, dtype)
+        self.final_norm = packed_norm(layer.final_layer_norm, dtype)
+        self.activation: Callable[[Tensor], Tensor] | None = layer.activation
+        if isinstance(layer.activation, nn.ReLU):
+            self.activation = None  # fused into the product
+
+    def forward(
+        self, x: Tensor, rows: Tensor, self_kv: KV, mask: Tensor | None, cross_kv: KV, source_mask: Tensor | None
+    ) -> Tensor:
+        """The layer's output (R, D).
+
+        Args:
+            x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
+            self_kv: (B, C, ·), which the keys and values of these tokens are written into. cross_kv: (B, S, ·).
+            mask, source_mask: (B, 1, K, C) and (B, 1, K, S), added to the scores; None where all is visible.
+        """
+        # 1. masked self-attention
+        query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)  # (R, H · d_k), (R, H · (d_k + d_v))
+        self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
+        attended = self.attend(query, self_kv, mask, self.heads, self.key_width, self.scaling)
+        x = self.self_norm(self.self_out_proj.linear_add(x, attended))
+        # 2. cross-attention
+        query = self.cross_q_proj(x)
+        attended = self.attend(query, cross_kv, source_mask, self.heads, self.key_width, self.cross_scaling)
+        x = self.cross_norm(self.cross_out_proj.linear_add(x, attended))
+        # 3. feed-forward
+        inner = self.fc1.linear_relu(x) if self.activation is None else self.activation(self.fc1(x))
+        return self.final_norm(self.fc2.linear_add(x, inner))
+
+
+def packed_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
+    return copy.deepcopy(norm).requires_grad_(False).to(dtype)
+
+
+def attend(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float) -> Tensor:
+    """Eq. 1 for the beams (R, H · d_k) of each sentence over the keys and values (B, N, ·) that they share."""
+    batch = len(kv)
+
+    def split_heads(states: Tensor) -> Tensor:
+        return states.reshape(batch, -1, heads, states.shape[-1] // heads).transpose(1, 2)  # (B, H, ·, width)
+
+    key, value = split_heads(kv[..., :key_width]), split_heads(kv[..., key_width:])  # (B, H, N, ·)
+    output = F.scaled_dot_product_attention(split_heads(query), key, value, attn_mask=mask, scale=scaling)
+    return output.transpose(1, 2).flatten(2).flatten(0, 1)  # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v)
+
+
+def attend_in_sums(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float) -> Tensor:
+    """`attend` for one sentence, in sums, of which the compiler makes one loop: for few rows that is less work than a
+    product for each head."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    q = query.unflatten(1, (heads, 1, -1)).to(wide)  # (K, H · d_k) -> (K, H, 1, d_k)
+    k = kv[0, :, :key_width].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (N, H · d_k) -> (H, N, d_k)
+    v = kv[0, :, key_width:].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (H, N, d_v)
+    scores = (q * k).sum(dim=-1) * scaling  # (K, H, N)
+    if mask is not None:
+        scores = scores + mask[0].transpose(0, 1)  # (1, 1, K, N) -> (K, 1, N)
+    weights = scores.softmax(dim=-1)[..., None]  # (K, H, N, 1)
+    return (weights * v).sum(dim=2).flatten(1).to(query.dtype)  # (K, H, d_v) -> (K, H · d_v)
+
+
+class PackedWeights(nn.Module):
+    """A decoder and its output layer, packed for decoding. Several searches may share one.
+
+    Args:
+        model: whose weights. dtype: to compute in. quantization: see `optimize_for_inference`.
+        compiled: whether the layers are for `torch.compile`.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None, compiled: bool = False):
+        super().__init__()
+        decoder: Any = model.get_decoder()
+        self.config, self.dtype, self.embed_scale = decoder.config, dtype, decoder.embed_scale
+        self.embedding = decoder.embed_tokens.weight.detach()
+        layers = (PackedLayer(layer, dtype, quantization, compiled) for layer in decoder.layers)
+        self.layers: Any = nn.ModuleList(layers)
+        self.norm = packed_norm(decoder.layer_norm, dtype) if self.config.final_layer_norm else None
+        self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
+        self.decoder = [decoder]  # in a list: not a submodule
+        self.encodings = self.embedding.new_empty(0, self.config.d_model)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        encodings: Tensor,
+        slots: Tensor,
+        self_kv: list[KV],
+        mask: Tensor | None,
+        cross_kv: list[KV],
+        source_mask: Tensor | None,
+    ) -> Tensor:
+        """Logits (B, K, V) of the tokens after these, whose keys and values are written into `self_kv`.
+
+        Args:
+            tokens, slots: (B, K). positions: (B,). encodings: (n, D), of all positions.
+            The others: see `PackedLayer`.
+        """
+        x = F.embedding(tokens, self.embedding) * self.embed_scale + encodings[positions][:, None]
+        x = x.to(self.dtype).flatten(0, 1)  # (B, K, D) -> (R, D)
+        first = self_kv[0].shape[1] * torch.arange(len(tokens), device=tokens.device)[:, None]  # (B, 1)
+        rows = (slots + first).flatten()  # (B, K) -> (R,)
+        for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
+            x = layer(x, rows, kv, mask, source_kv, source_mask)
+        return self.lm_head(x if self.norm is None else self.norm(x)).unflatten(0, tokens.shape)
+
+    def cross_kv(self, states: Tensor) -> list[KV]:
+        """Keys and values of the source (B, S, D), for each layer."""
+        x = states.to(self.dtype).flatten(0, 1)  # (B, S, D) -> (B · S, D)
+        return [layer.cross_kv_proj(x).unflatten(0, states.shape[:2]) for layer in self.layers]
+
+    def position_encodings(self, count: int) -> Tensor:
+        """Of so many positions or more, (n, D); several threads may compute them at once."""
+        encodings = self.encodings
+        if count > len(encodings):
+            learned = self.config.position_encoding_type == "learned"
+            count = self.config.max_position_embeddings if learned else max(64, 2 * count)
+            ids = torch.arange(count, device=encodings.device)[None]  # (1, n)
+            nothing = encodings.new_zeros(1, count, encodings.shape[1])
+            self.encodings = encodings = self.decoder[0].embed(nothing, ids)[0]
+        return encodings
+
+
+class PackedDecoder:
+    """A `Decoder` of the search with packed weights, and the KV caches of a batch.
+
+    Args:
+        weights: packed. states: (B, S, D), of the encoder. mask: (B, S), 0 for padding.
+    """
+
+    initial_beams = 1
+
+    def __init__(self, weights: PackedWeights, states: Tensor, mask: Tensor):
+        self.weights, self.slots = weights, BeamCacheSlots(len(states), states.device)
+        cross_kv = weights.cross_kv(states)
+        self.self_kv = [kv[:, :0] for kv in cross_kv]  # (B, C, ·)
+        self._hold_source(mask.to(states.device).ne(0), cross_kv)
+
+    def _hold_source(self, visible: Tensor, cross_kv: list[KV]) -> None:
+        """Without the padding that all sentences have, as the longest may have left."""
+        length = max(1, length_of(visible.any(dim=0)))
+        self.visible, self.source_mask = visible[:, :length], None  # (B, S), (B, 1, 1, S)
+        self.cross_kv = [resized(kv, length, 1).contiguous() for kv in cross_kv]  # (B, S, ·)
+        if not bool(self.visible.all()):
+            self.source_mask = additive_mask(self.visible, self.weights.dtype)[:, None, None]
+
+    def prefill(self, tokens: Tensor) -> None:
+        for position in range(tokens.shape[1]):
+            next_tokens = tokens[:, position, None]  # (B, 1)
+            positions = torch.full_like(tokens[:, 0], position)
+            self._logits(next_tokens, positions, torch.zeros_like(next_tokens), tokens.shape[1])
+
+    def step(self, state: BeamState, advance: Advance) -> BeamState:
+        longest = state.tokens.shape[2]
+        return advance(state, self._logits(state.next_tokens, state.positions, state.parents, longest))
+
+    def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
+        """Logits (B, K, V); no position is `longest` or more."""
+        capacity = self.slots.reserve(tokens.shape[1])
+        slots = self.slots.append(parents)
+        self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
+        mask = additive_mask(self.slots.visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
+        encodings = self.weights.position_encodings(longest)
+        return self.weights(tokens, positions, encodings, slots, self.self_kv, mask, self.cross_kv, self.source_mask)
+
+    def select(self, rows: Tensor) -> None:
+        self.slots.select(rows)
+        self.self_kv = [kv[rows] for kv in self.self_kv]
+        self._hold_source(self.visible[rows], [kv[rows] for kv in self.cross_kv])
+
+    def replace(self, rows: Tensor, other: "PackedDecoder") -> None:
+        def replaced(mine: list[KV], theirs: list[KV]) -> list[KV]:
+            return [replace_rows(kv, rows, new, 1) for kv, new in zip(mine, theirs, strict=True)]
+
+        self.slots.replace(rows, other.slots)
+        self.self_kv, cross_kv = replaced(self.self_kv, other.self_kv), replaced(self.cross_kv, other.cross_kv)
+        self._hold_source(replace_rows(self.visible, rows, other.visible, 1), cross_kv)
+
+    def cache_bytes(self) -> int:
+        return sum(kv.nbytes for kv in (*self.self_kv, *self.cross_kv))

@@ -1,0 +1,279 @@
+"""What users do to a model after it was optimized, and how its translations are compared with those of its modules."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.model_helpers import EOS, assert_near
+from tests.search_helpers import AS_DICT, Model, source, varied_model
+
+
+def translate(model: Model, lengths: list[int] | None = None, **settings: Any) -> tuple[list[list[int]], Tensor]:
+    """Tokens and scores of a few sentences."""
+    output = model.generate(**source(lengths or [5, 3]), **{"max_new_tokens": 8, "num_beams": 2} | settings, **AS_DICT)
+    return output.sequences.tolist(), output.sequences_scores
+
+
+def by_modules(model: Model, **settings: Any) -> tuple[list[list[int]], Tensor]:
+    """What the model as it is now translates without an engine."""
+    engine, model.inference_engine = model.inference_engine, None
+    try:
+        return translate(model, **settings)
+    finally:
+        model.inference_engine = engine
+
+
+def assert_as_by_modules(model: Model, tolerance: float = 1e-5, **settings: Any) -> Tensor:
+    """The scores come back."""
+    (tokens, scores), (expected, its_scores) = translate(model, **settings), by_modules(model, **settings)
+    assert tokens == expected
+    assert_near(scores.float(), its_scores.float(), tolerance)
+    return scores
+
+
+# What changes after a model was optimized
+
+Change = Callable[[Model], Any]
+
+
+def decoder_weight(model: Model) -> nn.Parameter:
+    return model.model.decoder.layers[1].fc2.weight
+
+
+def trained_by(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], only: str = "") -> Change:
+    """One step of an optimizer; some count no version of what they write."""
+
+    def step(model: Model) -> None:
+        ids, labels = torch.tensor([[5, 6, EOS]]), torch.tensor([[7, EOS]])
+        with torch.enable_grad():
+            model(input_ids=ids, labels=labels).loss.backward()
+        make([weight for name, weight in model.named_parameters() if only in name]).step()
+        model.zero_grad()
+
+    return step
+
+
+def write_in_place(model: Model) -> None:
+    decoder_weight(model)[3] += 1.0
+
+
+def write_through_data(model: Model) -> None:
+    model.model.decoder.layers[0].cross_attn.v_proj.weight.data[1, 1] += 2.0
+
+
+def write_through_detach(model: Model) -> None:
+    decoder_weight(model).detach().mul_(1.5)
+
+
+def write_through_view(model: Model) -> None:
+    decoder_weight(model).view(-1)[7:90].mul_(2.0)
+
+
+def write_through_flat(model: Model) -> None:
+    nn.utils.vector_to_parameters(
+        1.1 * nn.utils.parameters_to_vector([decoder_weight(model)]), [decoder_weight(model)]
+    )
+
+
+def copy_another(model: Model) -> None:
+    decoder_weight(model).copy_(torch.randn_like(decoder_weight(model)))
+
+
+def assign_data(model: Model) -> None:
+    decoder_weight(model).data = 2 * decoder_weight(model).data
+
+
+def set_storage(model: Model) -> None:
+    decoder_weight(model).set_(2 * decoder_weight(model).data)
+
+
+def exchange_rows(model: Model) -> None:
+    weight = decoder_weight(model)
+    weight[[0, 2]] = weight[[2, 0]]
+
+
+def exchange_rows_through_data(model: Model) -> None:
+    weight = decoder_weight(model)
+    weight.data[[1, 3]] = weight.data[[3, 1]]
+
+
+def roll_columns(model: Model) -> None:
+    decoder_weight(model).copy_(decoder_weight(model).roll(2, dims=1))
+
+
+def reverse_rows(model: Model) -> None:
+    decoder_weight(model).data.copy_(decoder_weight(model).flip(0).clone())
+
+
+def replace_parameter(model: Model) -> None:
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight * 2)
+
+
+def replace_module(model: Model) -> None:
+    model.model.decoder.layers[0].fc2 = nn.Linear(48, 32).eval()
+
+
+def write_bias(model: Model) -> None:
+    model.model.decoder.layers[0].fc2.bias.data[0] += 1.0
+
+
+def write_norm(model: Model) -> None:
+    model.model.decoder.layers[0].final_layer_norm.weight.data *= 2
+
+
+def write_embedding(model: Model) -> None:
+    model.model.decoder.embed_tokens.weight.data *= 2
+
+
+def write_encoder(model: Model) -> None:
+    model.model.encoder.layers[0].fc1.weight.mul_(3)
+
+
+def load_other_weights(model: Model) -> None:
+    model.load_state_dict(varied_model(1).state_dict())
+
+
+def assign_other_weights(model: Model) -> None:
+    model.load_state_dict(varied_model(1).state_dict(), assign=True)
+
+
+def replace_activation(model: Model) -> None:
+    model.model.decoder.layers[1].activation = nn.Tanh().eval()
+
+
+def change_scaling(model: Model) -> None:
+    model.model.decoder.layers[0].self_attn.scaling *= 3
+
+
+def change_cross_scaling(model: Model) -> None:
+    model.model.decoder.layers[0].cross_attn.scaling *= 3
+
+
+def change_eps(model: Model) -> None:
+    model.model.decoder.layers[0].self_attn_layer_norm.eps = 0.5
+
+
+def change_embed_scale(model: Model) -> None:
+    model.model.decoder.embed_scale /= 2
+
+
+def remove_layer(model: Model) -> None:
+    del model.model.decoder.layers[1]
+
+
+def exchange_layers(model: Model) -> None:
+    layers = model.model.decoder.layers
+    layers[0], layers[1] = layers[1], layers[0]
+    for index, layer in enumerate(layers):
+        layer.self_attn.layer_idx = layer.cross_attn.layer_idx = index
+
+
+def use_transposed_weight(model: Model) -> None:
+    layer = model.model.decoder.layers[0].self_attn.q_proj
+    layer.weight = nn.Parameter((1.5 * layer.weight.data).t().contiguous().t())
+
+
+def use_sliced_weight(model: Model) -> None:
+    layer = model.model.decoder.layers[0].fc1
+    layer.weight = nn.Parameter((1.5 * torch.cat([layer.weight.data] * 2, dim=1))[:, :32])
+
+
+def use_weight_at_odd_offset(model: Model) -> None:
+    layer = model.model.decoder.layers[0].fc1
+    memory = torch.empty(layer.weight.numel() + 1)
+    layer.weight = nn.Parameter(memory[1:].view_as(layer.weight).copy_(1.5 * layer.weight))
+
+
+def merge_adapter(model: Model) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "fc1"], r=2, init_lora_weights=False)
+    peft.get_peft_model(model, config).merge_and_unload()
+
+
+CHANGES: dict[str, Change] = {
+    "fused AdamW": trained_by(lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=True)),
+    "foreach AdamW": trained_by(lambda weights: torch.optim.AdamW(weights, lr=0.1, foreach=True)),
+    "fused SGD": trained_by(lambda weights: torch.optim.SGD(weights, lr=1.0, fused=True)),
+    "fused AdamW of biases": trained_by(lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=True), "bias"),
+    "fused AdamW of norms": trained_by(lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=True), "norm"),
+}
+CHANGES |= {
+    change.__name__: change
+    for change in (
+        write_in_place, write_through_data, write_through_detach, write_through_view, write_through_flat, copy_another,
+        assign_data, set_storage, exchange_rows, exchange_rows_through_data, roll_columns, reverse_rows,
+        replace_parameter, replace_module, write_bias, write_norm, write_embedding, write_encoder, load_other_weights,
+        assign_other_weights, replace_activation, change_scaling, change_cross_scaling, change_eps, change_embed_scale,
+        remove_layer, exchange_layers, use_transposed_weight, use_sliced_weight, use_weight_at_odd_offset,
+        merge_adapter,
+    )
+}  # fmt: skip
+
+
+def train_decoder(model: Model) -> Callable[[], Any]:
+    model.config.dropout = 0.5
+    for module in model.model.decoder.modules():
+        if hasattr(module, "dropout"):
+            module.dropout = 0.5
+    model.model.decoder.train()
+    return model.model.decoder.eval
+
+
+def hook_module(model: Model) -> Callable[[], Any]:
+    return model.model.decoder.layers[1].fc1.register_forward_hook(lambda module, args, output: 2 * output).remove
+
+
+def pre_hook_module(model: Model) -> Callable[[], Any]:
+    layer = model.model.decoder.layers[1].fc1
+    return layer.register_forward_pre_hook(lambda module, args: (2 * args[0],)).remove
+
+
+def hook_all_modules(model: Model) -> Callable[[], Any]:
+    def double(module: nn.Module, args: Any, output: Any) -> Any:
+        return 2 * output if module is model.lm_head else None
+
+    return nn.modules.module.register_module_forward_hook(double).remove
+
+
+def pre_hook_all_modules(model: Model) -> Callable[[], Any]:
+    def double(module: nn.Module, args: Any) -> Any:
+        return (2 * args[0],) if module is model.lm_head else None
+
+    return nn.modules.module.register_module_forward_pre_hook(double).remove
+
+
+def replace_forward(model: Model) -> Callable[[], Any]:
+    layer = model.lm_head
+    forward = layer.forward
+    layer.forward = lambda x: 2 * forward(x)
+    return lambda: vars(layer).pop("forward")
+
+
+def parametrize_weight(model: Model) -> Callable[[], Any]:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    layer = model.model.decoder.layers[0].fc2
+    nn.utils.parametrize.register_parametrization(layer, "weight", Double())
+    return lambda: nn.utils.parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+
+
+def subclass_module(model: Model) -> Callable[[], Any]:
+    class Double(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    layer = model.model.decoder.layers[0].fc1
+    layer.__class__ = Double
+    return lambda: setattr(layer, "__class__", nn.Linear)
+
+
+def inject_adapter(model: Model) -> Callable[[], Any]:
+    peft = pytest.importorskip("peft")
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False), model)
+    model.eval()
+    return lambda: None

@@ -1,0 +1,310 @@
+"""Compiled decoding of one sentence at a time: what is compiled when, and that it computes what the modules do."""
+
+import ctypes
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.inference import optimize, optimize_for_inference
+from hf_vanilla_transformer.inference.compiled import CompiledModule, compile_error
+from hf_vanilla_transformer.inference.linear import int8_error
+from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder
+from tests.model_helpers import EOS, PAD, START, padded, sentences, tiny_model
+
+Model = VanillaTransformerForConditionalGeneration
+CPU = torch.device("cpu")
+
+# Sources of few tokens and of many, of one token alone too; translations that outgrow theirs.
+LENGTHS, NEW_TOKENS = [7, 1, 3, 30, 18, 16, 40], 40
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules that were compiled; without a compiler, they run as they are."""
+    found: list[str] = []
+
+    def compile_nothing(self: CompiledModule, args: tuple) -> Any:
+        found.append(self.module.function.__name__)
+        return self.module.forward
+
+    monkeypatch.setattr(CompiledModule, "_compile", compile_nothing)
+    monkeypatch.setattr(optimize, "compile_error", lambda device: None)
+    return found
+
+
+def endless_model(**fields: Any) -> Model:
+    """A model whose sentences do not end by themselves: a tiny model's ends hang by a hair."""
+    layers = {"encoder_layers": 1, "decoder_layers": 1} | fields
+    model = tiny_model(2, tie_word_embeddings=False, lm_head_bias=True, **layers)
+    with torch.no_grad():
+        model.lm_head.bias[[PAD, START, EOS]] = -1e4
+    return model
+
+
+def translate(model: Model, length: int, **settings: Any) -> tuple[list[int], float]:
+    """Tokens, and the score that a beam search gives them."""
+    settings = {"max_new_tokens": NEW_TOKENS, "return_dict_in_generate": True} | settings
+    found = model.generate(padded(sentences([length])), **settings)
+    return found.sequences[0].tolist(), float(found.sequences_scores) if "sequences_scores" in found else 0.0
+
+
+def assert_same(compiled: Model, plain: Model, lengths: list[int], **settings: Any) -> None:
+    for length in lengths:
+        (tokens, score), (expected, its_score) = (translate(each, length, **settings) for each in (compiled, plain))
+        assert tokens == expected
+        assert score == pytest.approx(its_score, rel=1e-4)
+
+
+@pytest.mark.parametrize(("beams", "fields"), [(1, {}), (4, {"decoder_layers": 2, "final_layer_norm": True})])
+def test_other_lengths_and_penalties_compile_nothing_new(
+    beams: int, fields: dict[str, Any], compilations: list[str]
+) -> None:
+    plain, model = endless_model(**fields), optimize_for_inference(endless_model(**fields), compile=True)
+    assert not compilations, "nothing is compiled before the first sentence"
+    assert_same(model, plain, LENGTHS, num_beams=beams)
+    assert sorted(compilations) == ["_encode", "step"]
+    for settings in ({"paper_length_penalty": 0.9}, {"paper_length_penalty": 0.2}, {"max_new_tokens": 11}):
+        assert_same(model, plain, [5, 20], num_beams=beams, **settings)
+    assert len(compilations) == 2
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_prefixes_and_processors_share_one_step(beams: int, compilations: list[str]) -> None:
+    plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
+    for prefix in ([START, 9], [START, 9, 12], [START, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]):
+        given = {"decoder_input_ids": torch.tensor([prefix]), "num_beams": beams}
+        assert_same(model, plain, [5, 20], **given)
+        assert_same(model, plain, [5, 20], **given, no_repeat_ngram_size=2)
+        assert_same(model, plain, [5], **given, min_new_tokens=9, suppress_tokens=[5])
+    # the step with the search's part, and that up to the logits
+    assert sorted(compilations) == ["_encode", "step", "step"]
+
+
+def test_other_searches_compile_another_step(compilations: list[str]) -> None:
+    model = optimize_for_inference(endless_model(), compile=True)
+    for count, settings in enumerate(({"num_beams": 1}, {"num_beams": 2}, {"num_beams": 4}, {"num_beams": 2}), 2):
+        translate(model, 5, **settings)
+        assert len(compilations) == min(count, 4)
+
+
+def test_other_numbers_of_threads_compile_again(compilations: list[str]) -> None:
+    model, threads = optimize_for_inference(endless_model(), compile=True), torch.get_num_threads()
+    translate(model, 5)
+    try:
+        torch.set_num_threads(threads + 1)
+        translate(model, 5)
+    finally:
+        torch.set_num_threads(threads)
+    translate(model, 5)
+    assert len(compilations) == 4
+
+
+@pytest.mark.parametrize("first", [torch.int32, torch.int64])
+def test_ids_of_another_dtype_are_another_compilation(first: torch.dtype, compilations: list[str]) -> None:
+    model, expected = optimize_for_inference(endless_model(), compile=True), translate(endless_model(), 9)
+    ids = padded(sentences([9]))
+    for dtype in (first, torch.int64, torch.int32):
+        found = model.generate(ids.to(dtype), max_new_tokens=NEW_TOKENS, return_dict_in_generate=True)
+        assert found.sequences[0].tolist() == expected[0]
+        assert float(found.sequences_scores) == pytest.approx(expected[1], rel=1e-4)
+    assert compilations.count("_encode") == 2
+
+
+def test_default_dtype_does_not_change_what_is_compiled(compilations: list[str]) -> None:
+    model, before = optimize_for_inference(endless_model(), compile=True), torch.get_default_dtype()
+    expected = translate(model, 9, num_beams=3)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        assert translate(model, 9, num_beams=3) == expected
+    finally:
+        torch.set_default_dtype(before)
+    assert len(compilations) == 2
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_is_left_out(left: bool, compilations: list[str]) -> None:
+    plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
+    rows = padded(sentences([6, 3]), left=left)
+    mask = rows.ne(PAD).long()
+    expected = plain.generate(rows, attention_mask=mask, max_new_tokens=9)[1:]
+    assert model.generate(rows[1:], attention_mask=mask[1:], max_new_tokens=9).equal(expected)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_masked_tokens_inside_a_sentence_are_left_out(beams: int, compilations: list[str]) -> None:
+    plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
+    ids, mask = padded(sentences([7])), torch.tensor([[0, 1, 1, 0, 1, 1, 0]])
+    settings = {"attention_mask": mask, "max_new_tokens": 9, "num_beams": beams}
+    assert model.generate(ids, **settings).equal(plain.generate(ids, **settings))
+
+
+def made(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """The decoders that the model makes from now on."""
+    found, make = list[type](), Model.make_decoder
+    monkeypatch.setattr(Model, "make_decoder", lambda *args: found.append(type(d := make(*args))) or d)
+    return found
+
+
+def test_batches_and_masked_sources_are_not_compiled(compilations: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
+    decoders = made(model, monkeypatch)
+    ids = padded(sentences([5, 9]))
+    assert model.generate(ids, max_new_tokens=9).equal(plain.generate(ids, max_new_tokens=9))
+    nothing = {"attention_mask": torch.zeros(1, 9, dtype=torch.long), "max_new_tokens": 9}
+    assert model.generate(ids[1:], **nothing).shape == (1, 10)
+    assert decoders[::2] == [PackedDecoder, PackedDecoder]
+    assert not compilations
+
+
+def test_sentences_that_come_later_are_compiled_too(compilations: list[str]) -> None:
+    rows = [padded(sentences([length])) for length in (18, 3, 40)]
+
+    def run(model: Model) -> Tensor:
+        waiting = [(ids, torch.ones_like(ids)) for ids in rows[1:]]
+        return model.generate(rows[0], next_batch=lambda count: waiting.pop(0) if waiting else None)
+
+    assert run(optimize_for_inference(endless_model(), compile=True)).equal(run(endless_model()))
+    assert len(compilations) == 2
+
+
+@pytest.mark.parametrize("given", ["encoder_outputs", "inputs_embeds"])
+def test_encoded_sources_use_the_compiled_decoder(given: str, compilations: list[str]) -> None:
+    plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
+    ids = padded(sentences([5]))
+    encoded = model.get_encoder()(ids) if given == "encoder_outputs" else model.get_input_embeddings()(ids)
+    found = model.generate(**{given: encoded}, attention_mask=torch.ones_like(ids), max_new_tokens=9)
+    assert found.equal(plain.generate(ids, max_new_tokens=9))
+    assert sorted(compilations) == ["step"]
+
+
+def test_ids_outside_the_vocabulary_are_refused(compilations: list[str]) -> None:
+    model = optimize_for_inference(endless_model(), compile=True)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="input_ids holds 99, but the vocabulary ends at 39"):
+            model.generate(torch.tensor([[5, 99, EOS]]))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"num_beam": 2}, "num_beam"), ({"decoder_input_ids": torch.tensor([[START, 40]])}, "holds 40")],
+)
+def test_wrong_arguments_are_refused_before_decoders_are_compiled(
+    given: dict[str, Any], message: str, compilations: list[str]
+) -> None:
+    model = optimize_for_inference(endless_model(), compile=True)
+    with pytest.raises(ValueError, match=message):
+        translate(model, 5, **given)
+    assert "step" not in compilations
+
+
+def test_compile_error_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "compiled decoding is for a CPU; the model is on cuda" in str(compile_error(torch.device("cuda")))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler was found; install g++, name one in CXX" in str(compile_error(CPU))
+    compiler = tmp_path / "my-compiler"
+    compiler.write_text("#!/bin/sh\n", encoding="utf-8")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert compile_error(CPU) is None
+
+
+# With a compiler
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * 4096
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules that were compiled, by a real compiler."""
+    error = compile_error(CPU)
+    if error is not None:
+        pytest.skip(error)
+    found, original = list[str](), CompiledModule._compile
+    monkeypatch.setattr(
+        CompiledModule,
+        "_compile",
+        lambda self, args: found.append(self.module.function.__name__) or original(self, args),
+    )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [(torch.float32, None), (torch.bfloat16, None), (torch.float32, "int8"), (torch.bfloat16, "int8")],
+)
+def test_compiled_modules_compute_what_modules_do(
+    dtype: torch.dtype, quantization: str | None, counted: list[str]
+) -> None:
+    """Scores of forced tokens, as a search of a tiny model in few bits may take another turn."""
+    if quantization and int8_error(CPU, dtype):
+        pytest.skip("dynamic int8 needs an x86 CPU")
+    fields = {"d_model": 64, "decoder_layers": 2}
+    plain = endless_model(**fields).to(dtype)
+    model = optimize_for_inference(endless_model(**fields).to(dtype), quantization, compile=True)
+    forced = torch.randint(4, 40, (len(LENGTHS), NEW_TOKENS)).tolist()
+    exact = dtype == torch.float32 and not quantization
+    for length, tokens in zip(LENGTHS, forced, strict=True):
+        only = {"prefix_allowed_tokens_fn": lambda row, ids, tokens=tokens: [tokens[len(ids) - 1]], "num_beams": 4}
+        (found, score), (expected, its_score) = (translate(each, length, **only) for each in (model, plain))
+        assert found == expected == [START, *tokens]
+        assert score == pytest.approx(its_score, rel=1e-4 if exact else 5e-3)
+    assert sorted(counted) == ["_encode", "step"]
+    for beams in (1, 4):  # the search compiled into the step
+        for length in LENGTHS:
+            (found, score), (expected, its_score) = (
+                translate(each, length, num_beams=beams) for each in (model, plain)
+            )
+            assert len(found) == len(expected) and found[0] == START
+            if exact:
+                assert found == expected
+                assert score == pytest.approx(its_score, rel=1e-4)
+    assert len(counted) == 4
+    if exact:
+        for length in (7, 40):
+            prefix = {"decoder_input_ids": torch.tensor([[START, 9, 12]]), "num_beams": 4}
+            assert_same(model, plain, [length], **prefix)
+            assert_same(model, plain, [length], **prefix, paper_length_penalty=0.1)
+            assert_same(model, plain, [length], num_beams=4, paper_length_penalty=1.4, max_new_tokens=70)
+        ids = padded(sentences([9]))
+        for other in (torch.int32, torch.int64):
+            settings = {"num_beams": 4, "max_new_tokens": 9}
+            assert model.generate(ids.to(other), **settings).equal(plain.generate(ids, **settings))
+        assert counted[4:] == ["_encode"], "for int32 ids"
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiled_models_give_their_memory_back(counted: list[str]) -> None:
+    size = {"vocab_size": 8000, "d_model": 256, "decoder_ffn_dim": 1024}
+
+    def once() -> tuple[list[weakref.ref], int]:
+        model = optimize_for_inference(endless_model(**size), compile=True)
+        for _ in range(2):  # the second time with other weights
+            translate(model, 5, num_beams=2, max_new_tokens=3)
+            held = [weakref.ref(each) for each in model.inference_engine.packed.values()]
+            model.lm_head.bias.add_(0.1)
+        return [*held, weakref.ref(model)], sum(weight.nbytes for weight in model.parameters())
+
+    gone, nbytes = once()
+    before = resident_bytes()
+    assert not any(each() for each in gone)
+    for _ in range(2):
+        gone, _ = once()
+        gc.collect()
+        assert not any(each() for each in gone)
+    # of six models and packed weights in all
+    assert resident_bytes() - before < nbytes
+    assert len(counted) == 12

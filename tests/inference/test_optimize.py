@@ -1,0 +1,487 @@
+"""`optimize_for_inference`: what changes under it is noticed, it can be undone, and what it cannot do it refuses."""
+
+import copy
+import ctypes
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
+from hf_vanilla_transformer.inference import deoptimize, optimize, optimize_for_inference
+from hf_vanilla_transformer.inference.compiled import CompiledModule
+from hf_vanilla_transformer.inference.linear import int8_error
+from hf_vanilla_transformer.inference.optimize import InferenceEngine, WeightSnapshot, not_optimizable
+from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder
+from tests.inference.model_changes import (
+    CHANGES,
+    Change,
+    assert_as_by_modules,
+    by_modules,
+    decoder_weight,
+    hook_all_modules,
+    hook_module,
+    inject_adapter,
+    parametrize_weight,
+    pre_hook_all_modules,
+    pre_hook_module,
+    replace_forward,
+    subclass_module,
+    train_decoder,
+    translate,
+    write_in_place,
+    write_norm,
+    write_through_data,
+)
+from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_model
+from tests.search_helpers import AS_DICT, Model, varied_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """The decoders of all searches."""
+    made, make = list[type](), Model.make_decoder
+    monkeypatch.setattr(Model, "make_decoder", lambda *args: made.append(type(d := make(*args))) or d)
+    return made
+
+
+@pytest.fixture
+def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules that would be compiled run as they are."""
+    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module.forward)
+    monkeypatch.setattr(optimize, "compile_error", lambda device: None)
+
+
+@pytest.mark.parametrize("engine", ["packed", "compiled"])
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_changes_give_todays_translation(change: str, engine: str, decoders: list[type], not_compiled: None) -> None:
+    model = optimize_for_inference(varied_model(), compile=engine == "compiled")
+    settings = {"lengths": [5]} if engine == "compiled" else {}
+    before = assert_as_by_modules(model, **settings)
+    for _ in range(2):  # once more, when the packed weights are new
+        CHANGES[change](model)
+        after = assert_as_by_modules(model, **settings)
+        assert not after.allclose(before, atol=1e-4), "the change had no effect"
+        before = after
+        if change in (
+            "remove_layer",
+            "load_other_weights",
+            "assign_other_weights",
+            "replace_activation",
+            "change_eps",
+            "replace_module",
+        ):
+            break  # a second time is no change
+    if change not in ("merge_adapter", "remove_layer"):
+        assert ModuleDecoder not in decoders[-2::-2], "the engine still decodes"
+
+
+@pytest.mark.parametrize("cast", [Model.half, Model.double, lambda model: model.to(torch.bfloat16)])
+@torch.no_grad()
+def test_casts_give_todays_dtype(cast: Change, decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model())
+    translate(model)
+    cast(model)
+    tokens, scores = translate(model, prefix_allowed_tokens_fn=lambda row, ids: [5 + len(ids)])
+    expected, its_scores = by_modules(model, prefix_allowed_tokens_fn=lambda row, ids: [5 + len(ids)])
+    assert tokens == expected
+    assert_near(scores.float(), its_scores.float(), 0.1)
+    assert decoders == [PackedDecoder, PackedDecoder, ModuleDecoder]
+    assert list(model.inference_engine.packed) == [model.dtype]
+
+
+@torch.no_grad()
+def test_unchanged_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, original = [], optimize.PackedWeights
+    monkeypatch.setattr(optimize, "PackedWeights", lambda *args: packed.append(1) or original(*args))
+    model = optimize_for_inference(varied_model())
+    for _ in range(3):
+        translate(model)
+        model.state_dict()["lm_head.weight"].sum()  # reads
+        decoder_weight(model).data_ptr()  # lets torch copy what it shares
+        decoder_weight(model).numpy()
+    assert packed == [1]
+    decoder_weight(model).copy_(decoder_weight(model).clone())  # the same numbers
+    translate(model)
+    assert packed == [1]
+    decoder_weight(model).add_(1)
+    translate(model)
+    assert packed == [1, 1]
+
+
+@pytest.mark.parametrize("engine", ["packed", "compiled"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        train_decoder, hook_module, pre_hook_module, hook_all_modules, pre_hook_all_modules, replace_forward,
+        parametrize_weight, subclass_module, inject_adapter,
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_modules_that_compute_more_decode_themselves(
+    change: Callable[[Model], Callable[[], Any]], engine: str, decoders: list[type], not_compiled: None
+) -> None:
+    model = optimize_for_inference(varied_model(), compile=engine == "compiled")
+    settings = {"lengths": [5]} if engine == "compiled" else {}
+    before = translate(model, **settings)[1]
+    undo = change(model)
+    try:
+        torch.manual_seed(0)
+        tokens, scores = translate(model, **settings)
+        torch.manual_seed(0)
+        expected, its_scores = by_modules(model, **settings)
+        assert decoders[-2:] == [ModuleDecoder, ModuleDecoder]
+        assert (tokens, scores.tolist()) == (expected, its_scores.tolist())
+        assert not scores.allclose(before, atol=1e-4)
+    finally:
+        undo()
+    if change is not inject_adapter:
+        assert_near(translate(model, **settings)[1], before)
+        assert decoders[-1] is not ModuleDecoder
+
+
+def test_weight_snapshot_notices_every_write() -> None:
+    for write in (
+        lambda x: x.add_(1),
+        lambda x: x.data.add_(1),
+        lambda x: x.copy_(x.flip(0)),
+        lambda x: x[:, 0].zero_(),
+        lambda x: torch.add(x, 1, out=x.data),
+        lambda x: x.numpy().__setitem__(0, 7.0),
+        lambda x: ctypes.memset(x.data_ptr(), 1, 4),
+        lambda x: torch._foreach_mul_([x], 2.0),
+        lambda x: setattr(x, "data", x.data.t()),
+    ):
+        tensors = [torch.randn(4, 4), torch.randn(3)]
+        snapshot = WeightSnapshot(tensors)
+        assert snapshot.matches(tensors) and snapshot.matches(tensors)
+        write(tensors[0])
+        assert not snapshot.matches(tensors)
+        assert WeightSnapshot(tensors).matches(tensors)
+    assert not snapshot.matches(tensors[:1])
+
+
+# Undone
+
+
+def assert_not_optimized(model: Model, decoders: list[type]) -> None:
+    assert model.inference_engine is None
+    decoders.clear()
+    model.eval()
+    translate(model)
+    assert decoders == [ModuleDecoder]
+
+
+@pytest.mark.parametrize("undo", [deoptimize, Model.train, lambda model: model.train().eval()])
+def test_engine_is_undone(undo: Change, decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model())
+    expected = translate(model)
+    assert undo(model) is model
+    assert_not_optimized(model, decoders)
+    assert translate(model)[0] == expected[0]
+    assert translate(optimize_for_inference(model))[0] == expected[0]
+    assert decoders[-1] is PackedDecoder
+
+
+def test_eval_keeps_the_engine(decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model()).eval()
+    translate(model)
+    assert decoders == [PackedDecoder]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_copied_and_saved_models_have_no_engine(
+    compiled: bool, tmp_path: Path, decoders: list[type], not_compiled: None
+) -> None:
+    model = optimize_for_inference(varied_model(), compile=compiled)
+    expected = translate(model)
+    model.save_pretrained(tmp_path / "model")
+    torch.save(model, tmp_path / "model.pt")
+    for other in (
+        copy.deepcopy(model),
+        copy.copy(model).train().eval(),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(tmp_path / "model.pt", weights_only=False),
+        Model.from_pretrained(tmp_path / "model").eval(),
+    ):
+        assert_not_optimized(other, decoders)
+        assert translate(other)[0] == expected[0]
+    assert not [name for name in model.state_dict() if "engine" in name]
+    assert translate(model)[0] == expected[0]
+    assert decoders[-1] is PackedDecoder
+
+
+@torch.no_grad()
+def test_writes_to_a_copy_leave_the_model_as_it_was() -> None:
+    model = optimize_for_inference(varied_model())
+    expected, other = translate(model), optimize_for_inference(copy.deepcopy(model))
+    write_in_place(other)
+    assert not translate(other)[1].equal(expected[1])
+    assert translate(model)[1].equal(expected[1])
+    with torch.no_grad():
+        write_through_data(model)
+    assert_as_by_modules(model)
+    assert_as_by_modules(other)
+
+
+# Refused
+
+
+def adapted(model: Model) -> Model:
+    inject_adapter(model)
+    return model
+
+
+def wrapped(model: Model) -> Any:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2)).eval()
+
+
+def offloaded(model: Model) -> Model:
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.cpu_offload(model)
+
+
+def on_meta(model: Model) -> Model:
+    return model.to("meta")
+
+
+def with_eager_attention(model: Model) -> Model:
+    model.set_attn_implementation("eager")
+    return model
+
+
+def with_hooks(model: Model) -> Model:
+    hook_module(model)
+    return model
+
+
+REFUSALS = [
+    (Model.train, {}, "model: it is in training mode; call model.eval()"),
+    (lambda model: train_decoder(model) and model, {}, "model: model.decoder is in training mode; call model.eval()"),
+    (
+        adapted,
+        {},
+        r"model: model.encoder.layers.0.self_attn.q_proj is a peft.tuners.lora.layer.Linear; merge adapters",
+    ),
+    (wrapped, {}, "model: PeftModel is not a VanillaTransformerForConditionalGeneration; merge or unwrap it first"),
+    (on_meta, {}, "has sharded, quantized or offloaded weights; load the model whole on one device"),
+    (offloaded, {}, "has hooks, as offloaded and sharded models have; remove them, or load it on one device"),
+    (with_hooks, {}, "model.decoder.layers.1.fc1 has hooks"),
+    (with_eager_attention, {}, r"model: attn_implementation='eager'; call model.set_attn_implementation\('sdpa'\)"),
+    (
+        lambda model: model,
+        {"quantization": "int4"},
+        "quantization: 'int4' is not 'int8'; None computes in the model's",
+    ),
+    (
+        Model.half,
+        {"quantization": "int8"},
+        "quantization: 'int8' computes in float32 or bfloat16, not in torch.float16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "settings", "message"), REFUSALS)
+def test_refusals_are_one_line_and_change_nothing(
+    change: Change, settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hf_vanilla_transformer.inference.linear.platform.machine", lambda: "x86_64")
+    model = change(varied_model())
+    with pytest.raises(ValueError, match=message) as error:
+        optimize_for_inference(model, **settings)
+    assert "\n" not in str(error.value)
+    assert getattr(model, "inference_engine", None) is None
+    if change is not on_meta:
+        assert len(translate(model)[0]) == 2
+
+
+def test_refusal_of_int8_on_other_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_vanilla_transformer.inference.linear.platform.machine", lambda: "aarch64")
+    model = varied_model()
+    with pytest.raises(ValueError, match="quantization: 'int8' runs on x86 CPUs; the model is on cpu, .* aarch64"):
+        optimize_for_inference(model, quantization="int8")
+    assert model.inference_engine is None
+    assert translate(model)[0] == translate(optimize_for_inference(model))[0]
+
+
+@pytest.mark.parametrize("quantization", ["int4", "fp8"])
+def test_refusal_keeps_the_engine_that_was_there(quantization: str, decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model())
+    expected = translate(model)
+    with pytest.raises(ValueError, match="quantization"):
+        optimize_for_inference(model, quantization=quantization)
+    assert translate(model)[0] == expected[0]
+    assert decoders == [PackedDecoder, PackedDecoder]
+
+
+def test_refusal_of_compilation_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    model = varied_model()
+    with pytest.raises(ValueError, match=r"compile: no C\+\+ compiler was found; install g\+\+, name one in CXX"):
+        optimize_for_inference(model, compile=True)
+    assert model.inference_engine is None
+    assert len(translate(model)[0]) == 2
+
+
+def test_not_optimizable_accepts_code_loaded_from_a_checkpoint() -> None:
+    model = tiny_model()
+    assert not_optimizable(model) is None
+    for module in model.modules():
+        kind = type(module)
+        if kind.__module__.startswith("hf_vanilla_transformer") and module is not model:
+            name = "transformers_modules.checkpoint." + kind.__module__.rpartition(".")[2]
+            module.__class__ = type(kind.__name__, (kind,), {"__module__": name})
+    assert not_optimizable(model) is None
+
+
+# Dynamic int8
+
+
+@pytest.mark.skipif(int8_error(CPU, torch.float32) is not None, reason="dynamic int8 needs an x86 CPU")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_int8_translations_are_as_probable(dtype: torch.dtype, compiled: bool, not_compiled: None) -> None:
+    def model() -> Model:
+        model = tiny_model(2, d_model=64, tie_word_embeddings=False, lm_head_bias=True)
+        model.lm_head.bias[[PAD, 0, EOS]] = -1e4  # no hypothesis ends: a tiny model's ends hang by a hair
+        return model
+
+    plain, int8 = model(), optimize_for_inference(model().to(dtype), "int8", compile=compiled)
+    for lengths in ([5], [6, 3, 8, 1, 5]):
+        ids = padded(sentences(lengths))
+        inputs = {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
+        settings = {"max_new_tokens": 8, "num_beams": 8, **AS_DICT}
+        full, found = plain.generate(**inputs, **settings), int8.generate(**inputs, **settings)
+        assert not found.sequences_scores.equal(full.sequences_scores)
+        best, score = (paper_score(plain, inputs, output.sequences) for output in (full, found))
+        assert (best - score).abs().max() < 0.2
+        assert (found.sequences_scores - score).abs().max() < 0.2, "the search's own score is nearly the model's"
+
+
+def paper_score(model: Model, inputs: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    """Of each translation (B, T), by the modules: log P / ((5 + length) / 6)^0.6."""
+    logits = model(**inputs, decoder_input_ids=tokens[:, :-1]).logits.float().log_softmax(dim=-1)
+    return logits.gather(-1, tokens[:, 1:, None]).sum(dim=(1, 2)) / ((5 + tokens.shape[1] - 1) / 6) ** 0.6
+
+
+@pytest.mark.skipif(int8_error(CPU, torch.float32) is not None, reason="dynamic int8 needs an x86 CPU")
+@torch.no_grad()
+def test_int8_weights_that_change_are_quantized_again() -> None:
+    model = optimize_for_inference(varied_model(), "int8")
+    before = translate(model)[1]
+    write_through_data(model)
+    fresh = optimize_for_inference(copy.deepcopy(model), "int8")
+    assert translate(model)[1].equal(translate(fresh)[1])
+    assert not translate(model)[1].equal(before)
+
+
+# Several threads, several models, memory
+
+
+def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """What `work` returns for each number, all begun at once."""
+    found: list[Any] = [None] * count
+    gate = threading.Barrier(count)
+
+    def run(index: int) -> None:
+        gate.wait()
+        try:
+            found[index] = work(index)
+        except BaseException as error:
+            found[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_threads_translate_with_one_model(compiled: bool, not_compiled: None) -> None:
+    lengths, settings = [9, 2, 6, 4], [{"max_new_tokens": count} for count in (3, 40, 9, 70)]
+
+    def work(model: Model, index: int) -> list[Any]:
+        return [translate(model, [length], **settings[index])[0] for length in lengths]
+
+    plain = varied_model(end=-1e4)
+    expected = [work(plain, index) for index in range(4)]
+    model = optimize_for_inference(varied_model(end=-1e4), compile=compiled)
+    assert in_threads(4, lambda index: work(model, index)) == expected
+    with torch.no_grad():  # all of them find other weights
+        decoder_weight(model).mul_(-1)
+        decoder_weight(plain).mul_(-1)
+    assert in_threads(4, lambda index: work(model, index)) == [work(plain, index) for index in range(4)] != expected
+
+
+def test_two_models_keep_their_weights() -> None:
+    models = [varied_model(0), varied_model(1)]
+    expected = [translate(model) for model in models]
+    for model in models:
+        optimize_for_inference(model)
+    for _ in range(2):
+        for model, (tokens, _) in zip(models, expected, strict=True):
+            assert translate(model)[0] == tokens
+    deoptimize(models[0])
+    assert [translate(model)[0] for model in models] == [tokens for tokens, _ in expected]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@torch.no_grad()
+def test_deleted_models_are_collected(compiled: bool, not_compiled: None) -> None:
+    model = optimize_for_inference(varied_model(), compile=compiled)
+    translate(model, [5])
+    engine: InferenceEngine = model.inference_engine
+    packed, gone = list(engine.packed.values()), []
+    gone.append(weakref.ref(packed[0]))
+    write_in_place(model)
+    translate(model, [5])
+    del packed
+    gc.collect()
+    assert gone[0]() is None, "packed weights that are no longer the model's"
+    gone += [weakref.ref(model), weakref.ref(next(iter(engine.packed.values()))), weakref.ref(engine)]
+    del model, engine
+    gc.collect()
+    assert [each() for each in gone] == [None] * 4
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+@torch.no_grad()
+def test_deleted_models_give_their_memory_back() -> None:
+    size = {"vocab_size": 4000, "d_model": 256, "decoder_ffn_dim": 2048}
+
+    def once(changes: int) -> int:
+        model = optimize_for_inference(varied_model(**size))
+        for _ in range(changes):
+            write_norm(model)
+            translate(model, max_new_tokens=2)
+        return sum(weight.nbytes for weight in model.parameters())
+
+    nbytes, before = once(1), resident_bytes()
+    for _ in range(3):
+        once(2)
+    assert resident_bytes() - before < nbytes / 2

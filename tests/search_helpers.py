@@ -1,0 +1,98 @@
+"""What the tests of decoding share: models whose translations vary, and the searches that ours is compared with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from tests.model_helpers import EOS, PAD, START, padded, sentences, tiny_model
+
+Model = VanillaTransformerForConditionalGeneration
+
+AS_DICT = {"return_dict_in_generate": True}
+ENDS = {0: 1.0, 1: 2.0, 2: 1.0}  # seed: bias of the end token, with which some hypotheses end
+LENGTHS = [6, 1, 8, 3, 5]  # of the sources, in tokens
+
+
+def varied_model(seed: int = 2, end: float | None = None, **fields: Any) -> Model:
+    """A model whose translations differ from each other, and end at different lengths.
+
+    Args:
+        end: bias of the end token in place of `ENDS`. fields: of the configuration.
+    """
+    model = tiny_model(seed, **{"tie_word_embeddings": False, "lm_head_bias": True, "vocab_size": 24, **fields})
+    with torch.no_grad():
+        for name, parameter in model.model.decoder.named_parameters():
+            if name.endswith("proj.weight") or ".fc" in name:
+                parameter *= 2
+        model.lm_head.bias[EOS] += ENDS[seed] if end is None else end
+        model.lm_head.bias[[PAD, START]] = -1e4
+    return model
+
+
+def source(lengths: list[int], left: bool = False, seed: int = 0) -> dict[str, Tensor]:
+    """Random sentences as arguments of `generate`."""
+    ids = padded(sentences(lengths, 24, seed), left=left)
+    return {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
+
+
+def by_transformers(model: Model, **kwargs: Any) -> Any:
+    """transformers' own `generate`, which neither knows our search nor our decoders."""
+    return GenerationMixin.generate(model, **kwargs)
+
+
+def batches(lengths: list[int], asked: list[int], seed: int = 9, most: int = 100) -> Callable[[int], Any]:
+    """A `next_batch`: sentences of these lengths, at most `most` at a time; `asked` receives the numbers asked for."""
+    waiting = sentences(lengths, 24, seed)
+
+    def next_batch(count: int) -> tuple[Tensor, Tensor] | None:
+        asked.append(count)
+        count = min(count, most)
+        some, waiting[:] = waiting[:count], waiting[count:]
+        return (padded(some), padded(some).ne(PAD).long()) if some else None
+
+    return next_batch
+
+
+@torch.no_grad()
+def naive_search(
+    models: list[Model], source_ids: list[int], beams: int, alpha: float, longest: int
+) -> list[tuple[float, list[int]]]:
+    """§6.1 in plain Python: no cache, no batch, and no end before the greatest length.
+
+    Of several models a token's probability is the mean.
+
+    Returns:
+        All hypotheses that ended among the K best of their step, the best first, with their scores.
+    """
+    running, ended = [(0.0, [START])], []
+    for length in range(1, longest + 1):
+        continuations = []
+        for log_p, hypothesis in running:
+            for token, log_prob in enumerate(_mean_probabilities(models, source_ids, hypothesis).log().tolist()):
+                continuations.append((log_p + log_prob, [*hypothesis, token]))
+        continuations.sort(key=lambda pair: -pair[0])
+        penalty = ((5 + length) / 6) ** alpha  # Wu et al. 2016, Eq. 14
+        for log_p, hypothesis in continuations[:beams]:
+            if hypothesis[-1] == EOS or length == longest:
+                ended.append((log_p / penalty, hypothesis))
+        running = [pair for pair in continuations if pair[1][-1] != EOS][:beams]
+    return sorted(ended, key=lambda pair: -pair[0])
+
+
+@torch.no_grad()
+def naive_greedy_search(models: list[Model], source_ids: list[int], longest: int) -> list[int]:
+    """The most probable token, again and again."""
+    hypothesis = [START]
+    while hypothesis[-1] != EOS and len(hypothesis) <= longest:
+        hypothesis.append(int(_mean_probabilities(models, source_ids, hypothesis).argmax()))
+    return hypothesis
+
+
+def _mean_probabilities(models: list[Model], source_ids: list[int], hypothesis: list[int]) -> Tensor:
+    ids, target = torch.tensor([source_ids]), torch.tensor([hypothesis])
+    logits = [model(input_ids=ids, decoder_input_ids=target).logits[0, -1].double() for model in models]
+    return torch.stack(logits).softmax(dim=-1).mean(dim=0)

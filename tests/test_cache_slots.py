@@ -1,0 +1,150 @@
+"""The slots of the KV cache that beams share, the most probable tokens, and how often the host waits for a device."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.cache_utils import DynamicLayer
+
+from hf_vanilla_transformer import generation_vanilla_transformer as generation
+from hf_vanilla_transformer import stacks_vanilla_transformer as stacks
+from hf_vanilla_transformer.generation_vanilla_transformer import (
+    BeamCacheSlots,
+    SlotCache,
+    topk_log_probs,
+)
+from hf_vanilla_transformer.inference import optimize_for_inference
+from tests.search_helpers import (
+    source,
+    varied_model,
+)
+
+# KV cache slots and candidates
+
+
+def test_cache_slots_that_no_beam_sees_are_taken_again() -> None:
+    slots = BeamCacheSlots(1, torch.device("cpu"), beams=2)
+    taken = []
+    for parents in ([0, 0], [0, 1], [1, 1]):
+        slots.reserve(2)
+        taken.append(slots.append(torch.tensor([parents]))[0].tolist())
+    assert taken == [[0, 1], [2, 3], [0, 2]]
+    visible = [row.nonzero().flatten().tolist() for row in slots.visible[0]]
+    assert visible == [[0, 1, 3], [1, 2, 3]]
+
+
+def test_cache_slots_stay_few_when_beams_share_their_past() -> None:
+    # All beams go on from the first one: one past is visible, and the K tokens of the last step.
+    beams, steps = 8, 100
+    slots = BeamCacheSlots(2, torch.device("cpu"), beams)
+    for _ in range(steps):
+        capacity = slots.reserve(beams)
+        slots.append(torch.zeros(2, beams, dtype=torch.long))
+    assert capacity <= steps + 2 * beams + 16
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 3), st.integers(0, 12), st.integers(0, 2**31))
+@hypothesis_settings(deadline=None, max_examples=60, derandomize=True, database=None)
+def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: int, steps: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    slots = BeamCacheSlots(batch, torch.device("cpu"), beams)
+    slots.visible, slots.bound = torch.ones(batch, beams, prefix, dtype=torch.bool), prefix
+    written = [{i: ("prefix", i) for i in range(prefix)} for _ in range(batch)]  # what each slot holds
+    pasts = [[set(written[b].values()) for _ in range(beams)] for b in range(batch)]
+    for step in range(steps):
+        parents = torch.randint(beams, (batch, beams), generator=draw)
+        capacity = slots.reserve(beams)
+        taken = slots.append(parents)
+        assert slots.visible.shape == (batch, beams, capacity)
+        for b in range(batch):
+            assert len(set(taken[b].tolist())) == beams
+            written[b] |= {slot: (step, k) for k, slot in enumerate(taken[b].tolist())}
+            pasts[b] = [pasts[b][int(parents[b, k])] | {(step, k)} for k in range(beams)]
+            for k in range(beams):
+                visible = slots.visible[b, k].nonzero().flatten().tolist()
+                assert {written[b][slot] for slot in visible} == pasts[b][k]
+
+
+def test_slot_cache_holds_what_it_was_given() -> None:
+    cache = SlotCache(layer_class_to_replicate=DynamicLayer)
+    prefix = torch.randn(2, 4, 3, 6), torch.randn(2, 4, 3, 5)  # (B, H, P, width)
+    for held, states in zip(cache.update(*prefix, 0), prefix, strict=True):
+        assert held.equal(states)
+    cache.slots, cache.capacity = torch.tensor([[3, 1], [30, 0]]), 32
+    new = torch.randn(2, 4, 2, 6), torch.randn(2, 4, 2, 5)
+    for held, old, states in zip(cache.update(*new, 0), prefix, new, strict=True):
+        assert held.shape[2] == 32
+        for b in range(2):
+            for k in range(2):
+                assert held[b, :, cache.slots[b, k]].equal(states[b, :, k])
+        assert held[0, :, [0, 2]].equal(old[0, :, [0, 2]])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 40), (1, 1, 700), (5, 4, 16000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_topk_log_probs_are_those_of_log_softmax(
+    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # no ties, which bfloat16 would have among random numbers
+    logits = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = logits.double().log_softmax(dim=-1).topk(8)
+    for chunk in (1, 2**18):
+        monkeypatch.setattr(generation, "_CHUNK", chunk)
+        values, tokens = topk_log_probs(logits, 8)
+        assert (values - expected.values).abs().max() < 1e-5
+        assert logits.gather(-1, tokens).equal(logits.gather(-1, expected.indices))
+        assert topk_log_probs(logits, 8, normalize=False)[0].equal(logits.float().topk(8).values)
+
+
+# Host synchronisations
+
+
+class Synchronisations(TorchDispatchMode):
+    """Counts the operators that an accelerator would have to be waited for."""
+
+    names = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        indices = args[1] if func.overloadpacket.__name__ in ("index", "index_put", "index_put_") else ()
+        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
+        self.count += by_mask or func.overloadpacket.__name__ in self.names
+        return func(*args, **(kwargs or {}))
+
+
+class HostReads(TorchFunctionMode):
+    """Counts `tolist`, which on a CPU calls no operator."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.count += func in (Tensor.tolist, Tensor.numpy)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("decoder", ["module", "packed"])
+def test_host_synchronisations_are_few(
+    decoder: str, beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_accelerator = generation.steps_at_once(torch.device("cuda"))
+    monkeypatch.setattr(generation, "steps_at_once", lambda device: on_accelerator)
+    monkeypatch.setattr(stacks, "check_ids", lambda *args: None)  # reads ids on a CPU alone
+    model = varied_model(end=-1e4)
+    if decoder == "packed":
+        optimize_for_inference(model)
+    counts = {}
+    for steps in (16, 80):
+        with Synchronisations() as operators, HostReads() as reads:
+            model.generate(**source([5, 3, 7]), num_beams=beams, max_new_tokens=steps)
+        counts[steps] = operators.count + reads.count
+    assert 0 < counts[80] - counts[16] <= (80 - 16) // 8

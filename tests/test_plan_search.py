@@ -1,0 +1,178 @@
+"""How the arguments of `generate` are read: the score of hypotheses, and what is left to transformers' own loops."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import generation_vanilla_transformer as generation
+from hf_vanilla_transformer.generation_vanilla_transformer import (
+    LengthPenalty,
+    VanillaTransformerGenerationConfig,
+    plan_search,
+)
+from hf_vanilla_transformer.inference import optimize_for_inference
+from tests.search_helpers import (
+    AS_DICT,
+    LENGTHS,
+    Model,
+    by_transformers,
+    source,
+    varied_model,
+)
+
+
+def test_length_penalty_formulas() -> None:
+    lengths = torch.tensor([1.0, 13.0])
+    assert LengthPenalty(0.6, "gnmt")(lengths).tolist() == pytest.approx([1.0, 3**0.6])
+    assert LengthPenalty(0.6, "power")(lengths).tolist() == pytest.approx([1.0, 13**0.6])
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "expected"),
+    [
+        ({}, {}, LengthPenalty(0.6, "gnmt")),
+        ({}, {"paper_length_penalty": 0.9}, LengthPenalty(0.9, "gnmt")),
+        ({"paper_length_penalty": 0.3}, {}, LengthPenalty(0.3, "gnmt")),
+        ({}, {"length_penalty": 1.0}, LengthPenalty(1.0, "power")),
+        ({"length_penalty": 1.5}, {}, LengthPenalty(1.5, "power")),
+        ({"length_penalty": 1.0}, {"paper_length_penalty": 0.9}, LengthPenalty(1.0, "power")),
+        ({}, {"generation_config": GenerationConfig(length_penalty=2.0)}, LengthPenalty(2.0, "power")),
+        ({}, {"generation_config": GenerationConfig(num_beams=3)}, LengthPenalty(0.6, "gnmt")),
+    ],
+)
+def test_length_penalty_of_caller_and_model(own: dict, given: dict, expected: LengthPenalty) -> None:
+    model, config = varied_model(), given.pop("generation_config", None)
+    for name, value in own.items():
+        setattr(model.generation_config, name, value)
+    search, _, uncovered = plan_search(model, source([4, 3])["input_ids"], config, given)
+    assert search is not None and search.keywords["penalty"] == expected
+    assert not uncovered
+
+
+def fill_in_defaults(model: Model) -> None:
+    """What `Seq2SeqTrainer.prediction_step` does after each evaluation."""
+    config = model.generation_config
+    config.update(**config._get_default_generation_params(), defaults_only=True)
+
+
+@pytest.mark.parametrize("own", [{}, {"length_penalty": 1.7}, {"length_penalty": 1.0}, {"num_beams": 2}])
+def test_defaults_that_trainer_fills_in_are_no_choice(own: dict[str, Any], tmp_path: Any) -> None:
+    clean, filled = varied_model(), varied_model()
+    for model in (clean, filled):
+        model.generation_config.update(**own)
+    fill_in_defaults(filled)
+    assert filled.generation_config.max_length == 20
+    filled.save_pretrained(tmp_path)
+    for model in (filled, VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)):
+        for each in (model, clean):
+            each.generation_config.max_length_over_source = 9
+        found, wanted = (each.generate(**source(LENGTHS), **AS_DICT) for each in (model, clean))
+        assert found.sequences.tolist() == wanted.sequences.tolist()
+        assert found.sequences_scores.equal(wanted.sequences_scores)
+
+
+def test_a_field_that_is_set_after_trainer_filled_it_in_counts() -> None:
+    model = varied_model(end=-1e4)
+    fill_in_defaults(model)
+    model.generation_config.max_length = 20
+    assert model.generate(**source([4])).shape[1] == 20
+    config = VanillaTransformerGenerationConfig.from_dict(model.generation_config.to_dict())
+    assert (config.max_length, config.length_penalty) == (20, None)
+
+
+# What the search does not cover
+
+
+class OtherInputs(Model):
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
+        kwargs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        return kwargs | {
+            "decoder_input_ids": torch.where(kwargs["decoder_input_ids"] == 5, 6, kwargs["decoder_input_ids"])
+        }
+
+
+UNCOVERED: list[tuple[str, dict[str, Any]]] = [
+    ("do_sample", {"do_sample": True}),
+    ("output_scores", {"output_scores": True, **AS_DICT}),
+    ("output_attentions", {"output_attentions": True, **AS_DICT}),
+    ("output_hidden_states", {"output_hidden_states": True, **AS_DICT}),
+    ("use_cache=False", {"use_cache": False}),
+    ("cache_implementation", {"cache_implementation": "static"}),
+    ("stopping_criteria", {"stopping_criteria": [lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)]}),
+    ("max_time", {"max_time": 100.0}),
+    (
+        "decoder_attention_mask",
+        {"decoder_input_ids": torch.full((2, 2), 5), "decoder_attention_mask": torch.ones(2, 2).long()},
+    ),
+]
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The messages that `generate` logs once."""
+    messages: list[str] = []
+    monkeypatch.setattr(generation.logger, "warning_once", messages.append)
+    return messages
+
+
+def assert_by_transformers(model: Model, warned: list[str], name: str, **settings: Any) -> None:
+    """transformers' own loop has decoded, and it is said why."""
+    torch.manual_seed(1)
+    ours = model.generate(**source([4, 3]), **settings, max_new_tokens=6)
+    assert len(warned) == 1 and f"because of {name};" in warned[0]
+    torch.manual_seed(1)
+    theirs = by_transformers(model, **source([4, 3]), **settings, length_penalty=0.6, max_new_tokens=6)
+    if not isinstance(ours, Tensor):
+        assert ours.keys() == theirs.keys()
+        ours, theirs = ours.sequences, theirs.sequences
+    assert ours.equal(theirs)
+
+
+@pytest.mark.parametrize(("name", "settings"), UNCOVERED, ids=[name for name, _ in UNCOVERED])
+@pytest.mark.parametrize("optimized", [False, True])
+def test_uncovered_settings_go_to_transformers(
+    optimized: bool, name: str, settings: dict[str, Any], warned: list[str]
+) -> None:
+    model = varied_model(attn_implementation="eager" if name == "output_attentions" else "sdpa")
+    if optimized and name != "output_attentions":
+        optimize_for_inference(model)
+    assert_by_transformers(model, warned, name, **settings)
+
+
+def test_own_prepare_inputs_for_generation_goes_to_transformers(warned: list[str]) -> None:
+    model = OtherInputs(varied_model().config)
+    model.load_state_dict(varied_model().state_dict())
+    assert_by_transformers(model.eval(), warned, "prepare_inputs_for_generation")
+
+
+def test_covered_settings_do_not_warn(warned: list[str]) -> None:
+    varied_model().generate(**source([4, 3]), no_repeat_ngram_size=2, num_return_sequences=2, temperature=0.5)
+    assert not warned
+
+
+def test_prefix_tuning_goes_to_transformers(warned: list[str]) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3)
+    tuned = peft.get_peft_model(varied_model(), config).eval()
+    with torch.no_grad():
+        for weight in tuned.prompt_encoder.parameters():
+            weight.copy_(3 * torch.randn(weight.shape))
+    plain = tuned.get_base_model().generate(**source([4, 3]), num_beams=1, max_new_tokens=6)
+    warned.clear()
+    found = tuned.generate(**source([4, 3]), num_beams=1, max_new_tokens=6)
+    assert len(warned) == 1 and "prepare_inputs_for_generation" in warned[0]
+    assert not found.equal(plain)
+
+
+def test_gradient_checkpointing_in_training_goes_to_transformers(warned: list[str]) -> None:
+    model = varied_model()
+    model.gradient_checkpointing_enable()
+    expected = model.generate(**source(LENGTHS), length_penalty=1.0, max_new_tokens=8)
+    assert not warned
+    model.train()  # where transformers' own loop reads one token without its past, unless it is told use_cache=False
+    assert model.generate(**source(LENGTHS), length_penalty=1.0, max_new_tokens=8).equal(expected)
+    assert len(warned) == 1 and "gradient checkpointing" in warned[0]
