@@ -269,10 +269,10 @@ def test_exported_encoder_accepts_other_lengths() -> None:
     first = batch_of(7, 5)
     shapes = {name: {0: batch, 1: source} for name in ("input_ids", "attention_mask")}
     inputs = {name: first[name] for name in shapes}
-    program = torch.export.export(encoder, (), inputs, dynamic_shapes=shapes)
+    exported_encoder = torch.export.export(encoder, (), inputs, dynamic_shapes=shapes)
     for length, _ in LENGTHS:
         other = {name: tensor for name, tensor in batch_of(length, 5, size=5).items() if name in shapes}
-        actual = program.module()(**other).last_hidden_state
+        actual = exported_encoder.module()(**other).last_hidden_state
         assert_near(actual, encoder(**other).last_hidden_state, 1e-5, f"length {length}")
 
 
@@ -299,15 +299,15 @@ def export_translator(model: VanillaTransformerForConditionalGeneration) -> torc
 @torch.no_grad()
 def test_exported_translator_accepts_other_lengths(fields: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**fields)
-    program = export_translator(model)
-    torch.export.save(program, tmp_path / "translator.pt2")
+    exported_program = export_translator(model)
+    torch.export.save(exported_program, tmp_path / "translator.pt2")
     loaded = torch.export.load(tmp_path / "translator.pt2").module()
     for source, target in LENGTHS:
         other = batch_of(source, target, size=5)
         decoder_ids = model.prepare_decoder_input_ids_from_labels(other["labels"])
         inputs = other["input_ids"], other["attention_mask"], decoder_ids
         expected = model(*inputs).logits
-        for exported in (program.module(), loaded):
+        for exported in (exported_program.module(), loaded):
             assert_near(exported(*inputs), expected, 1e-5, f"lengths {source}, {target}")
 
 

@@ -18,7 +18,8 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, generation_vanilla_transformer
+from hf_vanilla_transformer.generation_vanilla_transformer import beam_search
 from hf_vanilla_transformer.loss_vanilla_transformer import translation_loss
 from tests.model_helpers import EOS, FIRST_WORD, PAD, sentences, tiny_config, tiny_model
 from tests.trainer_helpers import DESCENT, QUIET, Rows, flat, random_pairs, relative_error
@@ -271,3 +272,31 @@ def test_tiny_model_learns_to_reverse(
         for row, pair in zip(written, held_out, strict=True)
     ]
     assert np.mean(right) >= wanted
+
+
+@pytest.mark.parametrize("settings", [{}, {"generation_num_beams": 1}])
+def test_predict_with_generate_uses_the_search_of_this_package(
+    settings: dict[str, int],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The trainer passes whole batches, labels included, to `generate`.
+    searches: list[int] = []
+
+    def counted(model: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        searches.append(len(input_ids))
+        return beam_search(model, input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(generation_vanilla_transformer, "beam_search", counted)
+    model = tiny_model(tie_word_embeddings=False)
+    rows = [{"input_ids": source, "labels": sentences([4])[0]} for source in sentences([3, 9, 6, 2], seed=3)]
+    arguments = {"predict_with_generate": True, "per_device_eval_batch_size": 2, **settings}
+    trainer = trainer_of(model, tokenizer, tmp_path, evaluation=rows, **arguments)
+    predictions = trainer.predict(rows).predictions
+    beams = settings.get("generation_num_beams", 4)
+    assert searches == [2 * beams] * 2
+    for row, predicted in zip(rows, predictions, strict=True):
+        expected = model.generate(torch.tensor([row["input_ids"]]), num_beams=beams)[0].tolist()
+        assert predicted[: len(expected)].tolist() == expected
+        assert np.isin(predicted[len(expected) :], (PAD, -100)).all()
