@@ -133,9 +133,7 @@ class HostReads(TorchFunctionMode):
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("decoder", ["module", "packed"])
-def test_host_synchronisations_are_few(
-    decoder: str, beams: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_synchronisations_are_few(decoder: str, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     on_accelerator = generation.steps_at_once(torch.device("cuda"))
     monkeypatch.setattr(generation, "steps_at_once", lambda device: on_accelerator)
     monkeypatch.setattr(stacks, "check_ids", lambda *args: None)  # reads ids on a CPU alone
