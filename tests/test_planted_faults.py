@@ -318,7 +318,7 @@ FAULTS = {
         "_uncovered",
         "getattr(model.prepare_inputs_for_generation, '__func__', None) is not prepare",
         "False",
-        f"{SEARCH} -k 'prepare or prefix or tuning or covered'",
+        "test_plan_search.py -k 'prepare or prefix or tuning or covered'",
     ),
     "labels of the trainer change the search": Fault(
         "modeling",
