@@ -1,38 +1,6 @@
-"""Train a joint byte-pair encoding on text files and save it as a Hugging Face tokenizer.
+"""`vanilla-transformer tokenizer` in a clone, without an installation; the arguments are the same."""
 
-    python scripts/train_tokenizer.py train.en train.de --vocab_size 10000 --output_dir tokenizer
-
-Give the files of both languages for one joint vocabulary, as in the paper.
-"""
-
-import argparse
-from itertools import chain
-
-from hf_vanilla_transformer.data import read_lines, save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.errors import run_command
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", help="text files, UTF-8, one sentence a line, plain or gzip")
-    parser.add_argument("--output_dir", required=True, help="folder of the tokenizer; created if necessary")
-    parser.add_argument(
-        "--vocab_size",
-        type=int,
-        default=37000,
-        help="number of tokens, including 4 special tokens and 256 bytes (default 37000)",
-    )
-    parser.add_argument("--min_frequency", type=int, default=2, help="least frequency of a merged pair (default 2)")
-    parser.add_argument("--lowercase", action="store_true", help="lower-case all text; the case is lost")
-    arguments = parser.parse_args()
-
-    lines = chain.from_iterable(map(read_lines, arguments.files))
-    tokenizer = train_tokenizer(lines, arguments.vocab_size, arguments.min_frequency, arguments.lowercase)
-    save_tokenizers(arguments.output_dir, tokenizer)
-    print(f"{len(tokenizer):,} tokens learned from {', '.join(arguments.files)}; saved in {arguments.output_dir}")
-    if len(tokenizer) < arguments.vocab_size:
-        print(f"below --vocab_size {arguments.vocab_size:,}: no other pair occurs {arguments.min_frequency} times")
-
+from vanilla_transformer_cli.main import run_subcommand
 
 if __name__ == "__main__":
-    run_command(main)
+    run_subcommand("tokenizer")

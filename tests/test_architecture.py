@@ -11,9 +11,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.bundle_rules import violations
+from vanilla_transformer_cli.main import SUBCOMMANDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla_transformer"
+COMMAND = ROOT / "scripts" / "vanilla_transformer_cli"
 BUNDLE = sorted(PACKAGE.glob("*_vanilla_transformer.py"))
 MAX_FLOORS, MAX_FILES, MAX_LINES = 9, 7, 2200
 IMPORT_NAMES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub"}  # where they differ from the distribution's
@@ -22,10 +24,10 @@ Graph = dict[str, set[str]]
 
 
 def modules() -> dict[str, Path]:
-    """dotted name -> file, of the package and of the scripts (as `scripts.NAME`)."""
+    """dotted name -> file, of the package, of the command and of the scripts (as `scripts.NAME`)."""
     found = {f"scripts.{path.stem}": path for path in sorted((ROOT / "scripts").glob("*.py"))}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+    for path in [*sorted(PACKAGE.rglob("*.py")), *sorted(COMMAND.rglob("*.py"))]:
+        parts = path.relative_to(PACKAGE.parent if PACKAGE in path.parents else COMMAND.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -61,8 +63,8 @@ def module_graph() -> Graph:
 def entry(module: str) -> str:
     """Where a module stands in the list of CONTRIBUTING: a subpackage, the bundle, or a module at the top."""
     parts = module.split(".")
-    if parts[0] == "scripts":
-        return "scripts"
+    if parts[0] in ("scripts", COMMAND.name):
+        return parts[0]
     if len(parts) == 1:
         return "__init__"
     return "bundle" if parts[1].endswith("_vanilla_transformer") else parts[1]
@@ -148,6 +150,27 @@ def test_scripts_do_not_import_each_other() -> None:
     assert not found, "\n".join(found)
 
 
+def test_subcommands_do_not_import_each_other() -> None:
+    # `main` imports the module of the chosen subcommand by its name
+    subcommands = {f"{COMMAND.name}.{name}" for name in SUBCOMMANDS}
+    assert subcommands <= GRAPH.keys()
+    found = [f"{name} imports {other}" for name in subcommands for other in GRAPH[name] & subcommands]
+    assert not found, "\n".join(found)
+
+
+def test_command_imports_the_package_inside_functions_only() -> None:
+    found = [
+        f"{name} imports {module}"
+        for name, path in MODULES.items()
+        if name.startswith(COMMAND.name)
+        for each in ast.parse(path.read_text("utf-8")).body
+        if isinstance(each, ast.Import | ast.ImportFrom)
+        for module in imports(name, ast.Module([each], []))
+        if module.split(".")[0] not in sys.stdlib_module_names | {COMMAND.name}
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_graph_functions_find_cycles_and_chains() -> None:
     graph = {"a": {"b", "c"}, "b": {"c"}, "c": {"d"}, "d": set()}
     assert cycle(graph) == [] and longest_chain(graph, "a", "d") == ["a", "b", "c", "d"]
@@ -170,7 +193,9 @@ def test_optional_libraries_are_imported_inside_functions() -> None:
     block = re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
     assert block is not None
     names = [Requirement(line).name.lower() for line in re.findall(r'"(.*?)"', block[1])]
-    allowed = {IMPORT_NAMES.get(name, name) for name in names} | set(sys.stdlib_module_names) | {PACKAGE.name}
+    allowed = (
+        {IMPORT_NAMES.get(name, name) for name in names} | set(sys.stdlib_module_names) | {PACKAGE.name, COMMAND.name}
+    )
     allowed |= {"pyarrow"} | {path.stem for path in (ROOT / "scripts").glob("*.py")}  # pyarrow comes with datasets
     found = []
     for name, path in MODULES.items():

@@ -23,6 +23,8 @@ from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
 from hf_vanilla_transformer.training import plan
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from hf_vanilla_transformer.training.recipes import parse_recipe
+from vanilla_transformer_cli.installed_recipes import recipe_path
+from vanilla_transformer_cli.main import main as vanilla_transformer
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla_transformer"
@@ -187,6 +189,11 @@ def test_command_parses(command, parse, monkeypatch):
         extra = re.fullmatch(r"\.(?:\[(\w+)\])?", arguments[-1])
         assert arguments[0] == "install" and extra is not None
         assert extra[1] is None or re.search(rf"^{extra[1]} = \[", Path("pyproject.toml").read_text("utf-8"), re.M)
+    elif executable == "vanilla-transformer":
+        if arguments[0] == "train":
+            parse_recipe([recipe_path(arguments[1]), *arguments[2:]])
+        else:
+            parse(lambda: vanilla_transformer(arguments), [])
     elif executable == "accelerate":
         launcher = importlib.import_module("accelerate.commands.launch").launch_command_parser()
         launched = launcher.parse_args(arguments[1:])

@@ -248,5 +248,5 @@ class _Resegment:
             if any(self.resegment(side, ids, 0.0) != ids for ids in head[side]):
                 raise UserError(
                     f"BPE-dropout is not possible with this {type(tokenizer).__name__}: {side} decoded and encoded "
-                    "again differ; train one with scripts/train_tokenizer.py or set bpe_dropout to 0"
+                    "again differ; train one with `vanilla-transformer tokenizer` or set bpe_dropout to 0"
                 )

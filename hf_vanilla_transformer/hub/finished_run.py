@@ -53,5 +53,5 @@ def publish_run(folder: Path, where: Destination) -> str:
     try:
         return publish(folder, where.repo_id, private=where.private, revision=where.revision)
     except UserError as error:
-        again = f"python scripts/push_to_hub.py {folder} --repo-id {where.repo_id}"
+        again = f"vanilla-transformer publish {folder} --repo-id {where.repo_id}"
         raise UserError(f"the model is in {folder}, but not on the Hub: {error}; then: {again}") from None

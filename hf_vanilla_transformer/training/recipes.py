@@ -55,7 +55,7 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
 def _read(recipe: str) -> dict[str, Any]:
     path = Path(recipe)
     if not path.is_file():
-        raise UserError(f"there is no recipe {recipe}; look into scripts/recipes")
+        raise UserError(f"there is no recipe {recipe}; `vanilla-transformer recipes` lists those that have a name")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -72,7 +72,9 @@ def test_missing_permissions_stop_the_run_before_training(hub, tmp_path) -> None
 def test_failed_upload_keeps_the_model_and_names_the_command(hub, tmp_path) -> None:
     hub.faults["commit"] = [(403, {})]
     run = tmp_path / "numbers"
-    with pytest.raises(UserError, match=rf"^the model is in {run}, .*push_to_hub.py {run} --repo-id me/numbers$"):
+    with pytest.raises(
+        UserError, match=rf"^the model is in {run}, .*vanilla-transformer publish {run} --repo-id me/numbers$"
+    ):
         train(run)
     assert (run / "model.safetensors").is_file() and (run / "README.md").is_file()
 

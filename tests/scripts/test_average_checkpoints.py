@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import subprocess
 import sys
 
 import pytest
@@ -138,12 +137,3 @@ def test_full_disk_leaves_no_partial_model(average, finished, tmp_path, monkeypa
 def test_checkpoints_and_run_exclude_each_other(average, arguments):
     status, _, errors = average(*arguments, "--output", "out")
     assert status == 2 and "error:" in errors.splitlines()[-1]
-
-
-def test_help_does_not_import_torch(repository, tmp_path):
-    process = subprocess.run(
-        [sys.executable, "-X", "importtime", repository / "scripts" / "average_checkpoints.py", "--help"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=120,
-    )  # fmt: skip
-    assert process.returncode == 0 and "--last K" in process.stdout
-    assert "torch" not in process.stderr

@@ -6,7 +6,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -133,19 +132,6 @@ def test_wrong_arguments_are_refused_in_one_line_and_leave_no_file(
     assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
     assert (tmp_path / "out.txt").read_text() == "old\n"
     assert sorted(os.listdir(tmp_path)) == ["latin1.txt", "out.txt", "two.txt"]
-
-
-@pytest.mark.parametrize("name", ["translate.py", "evaluate_translation.py", "plot_attention.py"])
-def test_help_shows_examples_without_importing_torch(repository, name, tmp_path):
-    start = time.perf_counter()
-    process = subprocess.run(
-        [sys.executable, "-X", "importtime", repository / "scripts" / name, "--help"], capture_output=True, text=True,
-        cwd=tmp_path, timeout=60, env=os.environ | {"PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
-    assert process.returncode == 0
-    assert "--model DIR" in process.stdout and f"python scripts/{name}" in process.stdout
-    assert "torch" not in process.stderr  # its import takes seconds
-    assert time.perf_counter() - start < 10
 
 
 def test_score_writes_log_probabilities_of_tokens(run, model_folder, tmp_path):

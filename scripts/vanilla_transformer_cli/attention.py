@@ -1,0 +1,40 @@
+"""Plot a model's cross-attention for one sentence and its translation.
+
+  vanilla-transformer attention --model runs/numbers_en_de --sentence "two hundred and one" --output attention.png
+
+The plot shows one decoder layer: the mean of its heads and each head, with a column per source token and a row per
+target token. A low line is the space that a token begins with.
+"""
+
+import argparse
+
+from .parsing import make_parser
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = make_parser(prog, __doc__)
+    parser.add_argument("--model", required=True, metavar="DIR", help="folder of the trained model")
+    parser.add_argument("--sentence", required=True, help="the sentence to translate")
+    parser.add_argument("--translation", help="the translation (default: the model's)")
+    parser.add_argument("--layer", type=int, metavar="N", help="decoder layer, counted from 1 (default: the last)")
+    parser.add_argument("--output", required=True, metavar="F", help="the plot: .png, .pdf or .svg")
+    parser.add_argument("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
+    return parser.parse_args(arguments)
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.evaluation.attention_maps import cross_attention, plot_attention
+    from hf_vanilla_transformer.inference.text_io import silence_transformers
+    from hf_vanilla_transformer.inference.translator import Translator
+
+    silence_transformers()
+    translator = Translator.from_pretrained(arguments.model, arguments.device)
+    source_tokens, target_tokens, weights = cross_attention(
+        translator.model,
+        translator.source_tokenizer,
+        translator.target_tokenizer,
+        arguments.sentence,
+        arguments.translation,
+    )
+    path = plot_attention(source_tokens, target_tokens, weights, arguments.output, layer=arguments.layer)
+    print(path)

@@ -1,0 +1,88 @@
+"""Average the weights of several checkpoints of a run (section 6.1) into one model.
+
+  vanilla-transformer average --output runs/averaged --run runs/multi30k_en_de_tiny --last 10
+  vanilla-transformer average --output runs/averaged runs/mine/checkpoint-2000 runs/mine/checkpoint-2500
+
+The output is a model folder with the configuration, tokenizers and generation config of the last checkpoint. If its
+name ends in .safetensors, it is a file with the weights only.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from .parsing import make_parser
+
+# Files of a checkpoint that do not apply to averaged weights: results, and the state for resuming.
+RESULTS = ("README.md", "all_results.json", "*.png", "runs")
+TRAINING_STATE = (
+    *("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin"),
+    *("data_position.json", "pytorch_model_fsdp*"),
+)
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = make_parser(prog, __doc__)
+    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="folders or .safetensors files")
+    parser.add_argument("--run", metavar="DIR", help="average the checkpoints of this run")
+    parser.add_argument(
+        "--last", type=int, metavar="K", help="with --run: its last K checkpoints (the paper: 5 or 20)"
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="new folder, or a file.safetensors")
+    parsed = parser.parse_args(arguments)
+    if bool(parsed.checkpoints) == bool(parsed.run):
+        parser.error("name the checkpoints, or give --run DIR --last K")
+    if (parsed.run is None) != (parsed.last is None):
+        parser.error("--run and --last go together")
+    return parsed
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.training.checkpoints import average_weights
+
+    checkpoints, output = chosen_checkpoints(arguments), Path(arguments.output)
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise UserError(f"output {output} is there already; name a new one")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.suffix == ".safetensors":
+        average_weights(checkpoints, output)
+    else:
+        write_model_folder(checkpoints, output)
+    print(f"{output}: mean of {', '.join(map(str, checkpoints))}")
+
+
+def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
+    """The named checkpoints, or those of the run, oldest first."""
+    from hf_vanilla_transformer.errors import UserError, check_at_least_one
+    from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+
+    if arguments.run is None:
+        return [Path(name) for name in arguments.checkpoints]
+    check_at_least_one(last=arguments.last)
+    checkpoints = complete_checkpoints(Path(arguments.run))
+    if len(checkpoints) < arguments.last:
+        have = f"run {arguments.run} has {len(checkpoints)} complete checkpoints"
+        raise UserError(f"{have}; last asks for {arguments.last}")
+    return checkpoints[-arguments.last :]
+
+
+def write_model_folder(checkpoints: list[Path], output: Path) -> None:
+    """Write the average as a model folder, atomically."""
+    from hf_vanilla_transformer.atomic_write import new_folder
+    from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
+    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.training.checkpoints import INDEX, WEIGHTS, average_weights
+
+    last = checkpoints[-1]
+    with new_folder(output) as folder:
+        folder.mkdir()
+        average_weights(checkpoints, folder / WEIGHTS)
+        if not last.is_dir():
+            raise UserError(f"{last} has no configuration beside it: name folders, or end output with .safetensors")
+        # Checkpoints of `Seq2SeqTrainer` lack the target tokenizer; the folder of the run has it.
+        target_tokenizer = last.parent / TARGET_FOLDER
+        if last.name.startswith("checkpoint-") and target_tokenizer.is_dir():
+            shutil.copytree(target_tokenizer, folder / TARGET_FOLDER)
+        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *RESULTS, "*.safetensors", INDEX, "checkpoint-*")
+        shutil.copytree(last, folder, ignore=unwanted, dirs_exist_ok=True)

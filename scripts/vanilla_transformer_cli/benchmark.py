@@ -1,0 +1,176 @@
+"""Measure this package against its peers, with the same weights, on this machine.
+
+  vanilla-transformer benchmark decode --model runs/numbers_en_de --source test.en --reference test.de \\
+    --engines ours_fp32 ours_bf16 marian_fp32 marian_bf16 ctranslate2_fp32 ctranslate2_int8 \\
+    --output benchmark.json --plot benchmark.png
+
+Engines take turns, each in its own process. Printed are Markdown tables: for each engine the median of the rounds,
+their spread (fastest less slowest, over the median), how many times its target tokens per second ours reaches in the
+same precision (the fastest of ours if none has it), and the peak memory of its process; then how time grows with four
+times as many sentences or beams per batch, where --batch_sizes and --num_beams have such pairs; then the size of the
+KV caches.
+
+  vanilla-transformer benchmark train --source train.en --target train.de --preset base --tokens 4096 \\
+    --engines ours_fp32 marian_fp32 marian_grouped_fp32 --output benchmark.json --plot benchmark.png
+
+trains untrained models: this package with batches of --tokens padded tokens, and MarianMTModel with transformers'
+Seq2SeqTrainer, which draws pairs at random (marian_) or by length (marian_grouped_). All engines have the same initial
+weights, tokenizer, pairs, optimizer, dropout and label smoothing, and on average as many pairs per batch and update.
+Only target tokens without padding count, after start-up and --warm_up updates. To compare memory leave out --source:
+then random pairs of 32 tokens per side, without padding, give every update as many tokens.
+
+Ctrl-C, and the SIGTERM of `timeout`, end a benchmark early: the rounds finished by then are printed and written.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+from .parsing import make_parser
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = make_parser(prog, __doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    texts: dict[str, Any] = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    add_decode(commands.add_parser("decode", help="translate the same sentences with every engine", **texts))
+    add_train(commands.add_parser("train", help="train the same model with every engine", **texts))
+    return parser.parse_args(arguments)
+
+
+def add_decode(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="folder of a trained model")
+    add("--source", required=True, metavar="F", help="text to translate, .gz too")
+    add("--reference", metavar="F", help="reference translations, for the BLEU of each engine")
+    add("--sentences", type=int, metavar="N", help="only the first N lines")
+    add(
+        "--engines", nargs="+", default=["ours_fp32", "marian_fp32"], metavar="NAME",
+        help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (not marian_) int8; ours_workers_ and "
+        "ctranslate2_workers_ run one search per thread, ours_compiled_ (bf16, int8) compiles the decoder for single "
+        "sentences; the output of the others is compared with that of the first (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--order", choices=["sorted", "file", "both"], default="sorted",
+        help="batches of sentences of similar length, or in the order of the file; CTranslate2 always gets the whole "
+        "file and sorts it itself (default: %(default)s)",
+    )  # fmt: skip
+    add("--batch_sizes", nargs="+", type=int, default=[1, 64], metavar="N")
+    add("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")
+    add(
+        "--cache_beams", type=int, default=8, metavar="N",
+        help="measure the KV caches with N beams and the largest batch; 0 does not (default: %(default)s)",
+    )  # fmt: skip
+    add("--tokenize", default="13a", metavar="NAME", help="sacreBLEU's tokenizer (default: 13a)")
+    add("--lowercase", action="store_true", help="case-insensitive BLEU")
+    add_common(parser)
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--source", metavar="F", help="raw text to train on, .gz too (default: random pairs)")
+    add("--target", metavar="F", help="its translations, line by line")
+    add(
+        "--engines", nargs="+", default=["ours_fp32", "marian_fp32", "marian_grouped_fp32"], metavar="NAME",
+        help="ours_, marian_ or marian_grouped_ with fp32 or bf16 (default: %(default)s)",
+    )  # fmt: skip
+    add("--preset", default="base", metavar="NAME", help="tiny (Multi30k's), or a row of Table 3")
+    add("--vocab_size", type=int, default=16_000, metavar="N", help="(default: %(default)s)")
+    add("--dropout", type=float, metavar="P", help="(default: the preset's)")
+    add("--label_smoothing", type=float, metavar="E", help="(default: the preset's)")
+    add("--tokens", type=int, default=4096, metavar="N", help="max_tokens_per_batch of ours (default: %(default)s)")
+    add("--tokens_per_update", type=int, metavar="N", help="about (default: one batch in each process)")
+    add("--updates", type=int, default=5, metavar="N", help="per turn (default: %(default)s)")
+    add("--warm_up", type=int, default=2, metavar="N", help="updates before the first turn")
+    add(
+        "--processes", nargs="+", type=int, default=[1], metavar="N",
+        help="measure every engine in N processes of --threads each: 1 2 compares (default: 1)",
+    )  # fmt: skip
+    add_common(parser)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--rounds", type=int, default=3, metavar="N", help="turns of each engine, after a warm-up")
+    add("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each process")
+    add("--device", default="cpu", help='"cpu", "cuda", or with decode also "cuda:1" (default: %(default)s)')
+    add("--output", metavar="F", help="JSON file with all figures")
+    add("--plot", metavar="F", help="bar chart of the tokens per second: .png, .pdf or .svg")
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Find wrong arguments before the engines run for an hour."""
+    from hf_vanilla_transformer.errors import check_at_least_one
+    from hf_vanilla_transformer.plotting import check_figure_path
+
+    for name, given in vars(arguments).items():
+        for value in given if isinstance(given, list) else [given]:
+            if type(value) is int and name != "cache_beams":
+                check_at_least_one(**{name: value})
+    if arguments.plot:
+        check_figure_path(arguments.plot)
+
+
+def decode(arguments: argparse.Namespace, found: list[Any], caches: dict[str, int]) -> None:
+    """Add results to `found` and `caches` as they come in, so that an interrupt keeps them."""
+    from hf_vanilla_transformer.benchmarks.decoding import ORDERS, cache_bytes, compare
+    from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
+    from hf_vanilla_transformer.inference.text_io import read_lines
+
+    check_tokenizer(arguments.tokenize)
+    sentences = list(read_lines(arguments.source))[: arguments.sentences]
+    references = list(read_lines(arguments.reference))[: arguments.sentences] if arguments.reference else None
+    model, engines = arguments.model, arguments.engines
+    common = {"threads": arguments.threads, "device": arguments.device}
+    for one in compare(
+        model, sentences, engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds, **common,
+        orders=ORDERS if arguments.order == "both" else [arguments.order], references=references,
+        tokenize=arguments.tokenize, lowercase=arguments.lowercase,
+    ):  # fmt: skip
+        found.append(one)
+    if arguments.cache_beams > 0:
+        batch = sentences[: max(arguments.batch_sizes)]
+        for engine, size in cache_bytes(model, batch, engines, arguments.cache_beams, **common):
+            caches[engine] = size
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from hf_vanilla_transformer.benchmarks import report
+    from hf_vanilla_transformer.inference.text_io import line_writer
+    from hf_vanilla_transformer.system_info import describe_hardware, versions
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the signal of `timeout` ends a benchmark like Ctrl-C
+    check(arguments)
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output", "plot")}
+    found: list[Any] = []
+    caches: dict[str, int] = {}
+    status = 0
+    with line_writer(arguments.output) if arguments.output else nullcontext() as write:
+        try:
+            if arguments.command == "decode":
+                decode(arguments, found, caches)
+            else:
+                from hf_vanilla_transformer.benchmarks.training import compare
+
+                for one in compare(**settings):
+                    found.append(one)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            status = 130
+            print("interrupted: the figures are those of the rounds finished by then", file=sys.stderr)
+        if write:
+            machine = {"hardware": describe_hardware(), **versions("ctranslate2")}
+            results = report.as_json(found) | ({"cache_bytes": caches} if caches else {})
+            write(json.dumps({"machine": machine, "settings": settings, **results}, indent=2))
+    if arguments.command == "decode":
+        print(report.decoding_report(found, caches, arguments.cache_beams))
+    else:
+        print(report.training_report(found))
+    if arguments.plot:
+        report.plot(found, arguments.plot)
+    return status

@@ -1,0 +1,66 @@
+"""Convert a checkpoint of another toolkit to a model folder that gives the same translations.
+
+  vanilla-transformer convert --from marian opus-mt-en-de runs/en_de
+
+FORMAT is one of:
+@@FORMATS@@
+Give what a checkpoint does not hold with --set NAME=VALUE, as often as needed. DIR appears when it is complete.
+A model that this architecture cannot express is refused with the reason, and nothing is written. No code of a
+checkpoint is run.
+"""
+
+import argparse
+from typing import Any
+
+from .parsing import make_parser
+
+FORMATS = """\
+  marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
+  fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
+  marian-npz  a .npz of Marian itself, or its folder, with the vocabularies that its options name
+  torch    a state dictionary with a torch.nn.Transformer, or of a well-known tutorial; it needs --set heads=N, and
+           --set activation=gelu or norm_first=true if the model was built with it
+  fairseq  a .pt of a post-norm transformer, with dict.*.txt in its folder or in --set data=FOLDER; give --set
+           codes=FILE (subword-nmt, fastBPE; text then goes through Moses) or sentencepiece=FILE for raw text
+  joeynmt  the model_dir of a Transformer with layer_norm: post, or a .ckpt in it
+  opennmt  a .pt of OpenNMT-py: refused with the reason, as its Transformers are all pre-norm
+"""
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    description = (__doc__ or "").replace("@@FORMATS@@\n", FORMATS)
+    parser = make_parser(prog, description)
+    names = [line.split()[0] for line in FORMATS.splitlines() if line[2] != " "]
+    parser.add_argument("--from", required=True, dest="source_format", choices=names, metavar="FORMAT")
+    parser.add_argument("source", metavar="SRC", help="the checkpoint, a folder or a file")
+    parser.add_argument("output", metavar="DIR", help="new model folder")
+    parser.add_argument("--set", action="append", default=[], dest="options", metavar="NAME=VALUE", help="an option")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
+    return parser.parse_args(arguments)
+
+
+def options_of(pairs: list[str]) -> dict[str, Any]:
+    """`--set` as keyword arguments; values are YAML, so that 8 is an integer and true a boolean."""
+    import yaml
+
+    from hf_vanilla_transformer.errors import UserError
+
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise UserError(f"--set {pair}: write NAME=VALUE")
+        try:
+            options[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            options[name] = value
+    return options
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.inference.text_io import silence_transformers
+    from hf_vanilla_transformer.interop.converting import convert
+
+    silence_transformers()
+    options = options_of(arguments.options)
+    print(convert(arguments.source_format, arguments.source, arguments.output, arguments.overwrite, **options))

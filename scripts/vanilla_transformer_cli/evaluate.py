@@ -1,0 +1,112 @@
+"""Score a model on parallel text, or an existing translation against its reference.
+
+  vanilla-transformer evaluate --model runs/numbers_en_de --source test.en --reference test.de
+  vanilla-transformer evaluate --hypothesis translation.txt --reference test.de --tokenize none
+
+Prints BLEU and chrF with sacreBLEU's signatures, and the percentage of lines that equal their reference.
+"""
+
+import argparse
+import json
+import time
+from contextlib import nullcontext
+from typing import Any
+
+from .parsing import make_parser
+
+#: type and help of the flags that `translate` has too; what is not given is left to the package
+TRANSLATION_FLAGS: dict[str, tuple[type, str]] = {
+    "num_beams": (int, "beam size; 1 is greedy decoding"),
+    "length_penalty": (float, "score log P / length^A (default: the paper's)"),
+    "max_new_tokens": (int, "(default: longest source of the batch + 50)"),
+    "batch_size": (int, "sentences per batch, at most (default: 64)"),
+    "max_tokens_per_batch": (int, "source tokens per batch, padding included, at most (default: 4096)"),
+}
+LOADING_FLAGS: dict[str, tuple[type, str]] = {
+    "workers": (int, "parallel searches on a CPU (default: one per thread, up to 8)"),
+    "device": (str, 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'),
+    "dtype": (str, "float32, bfloat16, float16, int8 or fastest (default: the checkpoint's)"),
+}
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = make_parser(prog, __doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", nargs="+", metavar="DIR", help="model folder, or several; needs --source")
+    what.add_argument("--hypothesis", metavar="F", help="an existing translation, one sentence per line")
+    parser.add_argument("--source", metavar="F", help="text to translate, one sentence per line, .gz too")
+    parser.add_argument("--reference", required=True, metavar="F", help="references, one per line, .gz too")
+    parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
+    parser.add_argument(
+        "--tokenize", default="13a", metavar="NAME",
+        help="sacreBLEU's tokenizer for BLEU: 13a for plain text, none for text that is tokenised already, "
+        "intl, char, zh and others (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--lowercase", action="store_true", help="case-insensitive scores")
+    group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
+    for name, (kind, text) in (TRANSLATION_FLAGS | LOADING_FLAGS).items():
+        group.add_argument(f"--{name}", type=kind, metavar={int: "N", float: "A"}.get(kind), help=text)
+    parsed = parser.parse_args(arguments)
+    if (parsed.model is None) != (parsed.source is None):
+        parser.error("--model and --source belong together; --hypothesis needs neither")
+    return parsed
+
+
+def translate_source(arguments: argparse.Namespace, references: int) -> tuple[list[str], dict[str, Any]]:
+    """The translations of --source, and how they were made."""
+    from hf_vanilla_transformer.inference.text_io import read_lines
+    from hf_vanilla_transformer.inference.translator import Translator
+
+    sources = list(read_lines(arguments.source))
+    check_lengths(arguments.source, len(sources), arguments.reference, references)
+    first, *others = arguments.model
+    translator = Translator.from_pretrained(first, arguments.device, arguments.dtype, others, arguments.workers)
+    given = {name: getattr(arguments, name) for name in TRANSLATION_FLAGS}
+    settings = {name: value for name, value in given.items() if value is not None}
+    start = time.perf_counter()
+    translations = list(translator.translate(sources, **settings))
+    seconds = time.perf_counter() - start
+    return translations, {
+        "model": arguments.model if len(arguments.model) > 1 else arguments.model[0],
+        "source": arguments.source,
+        "settings": translator.describe(**settings),
+        "seconds": round(seconds, 3),
+        "sentences_per_second": round(len(sources) / seconds, 3),
+    }
+
+
+def check_lengths(path: str, lines: int, reference: str, references: int) -> None:
+    from hf_vanilla_transformer.errors import UserError
+
+    if lines != references:
+        raise UserError(f"{path} has {lines} lines, {reference} has {references}: each line needs its reference")
+    if not references:
+        raise UserError(f"{reference}: it is empty, there is nothing to score")
+
+
+def print_scores(results: dict[str, Any]) -> None:
+    print(f"{results['bleu_signature']} = {results['bleu']:.2f}")
+    print(f"{results['chrf_signature']} = {results['chrf']:.2f}")
+    print(f"exact match = {results['exact_match']:.2f} % of {results['sentences']} sentences")
+    if "seconds" in results:
+        print(f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} sentences per second")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, score_translations
+    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines, silence_transformers
+
+    silence_transformers()
+    check_tokenizer(arguments.tokenize)  # before the model translates for an hour
+    with line_writer(arguments.output) if arguments.output else nullcontext() as write:
+        references = list(read_lines(arguments.reference))
+        if arguments.model is not None:
+            hypotheses, origin = translate_source(arguments, len(references))
+        else:
+            hypotheses, origin = list(read_lines(arguments.hypothesis)), {"hypothesis": arguments.hypothesis}
+            check_lengths(arguments.hypothesis, len(hypotheses), arguments.reference, len(references))
+        scores = score_translations(hypotheses, references, tokenize=arguments.tokenize, lowercase=arguments.lowercase)
+        results = scores | origin | {"reference": arguments.reference}
+        print_scores(results)
+        if write:
+            write(json.dumps(results, indent=2, ensure_ascii=False))

@@ -1,0 +1,81 @@
+"""`vanilla-transformer SUBCOMMAND`: import the module of one subcommand, parse its arguments, run it.
+
+The module of each subcommand has `parse_arguments(arguments, prog)`, which imports neither torch nor transformers, and
+`main(parsed)`, which returns the exit status or None.
+"""
+
+import argparse
+import difflib
+import importlib
+import sys
+
+# subcommand, which is also the name of its module -> what it does
+SUBCOMMANDS = {
+    "train": "train a translation model from a recipe",
+    "translate": "translate text, line by line",
+    "evaluate": "score a model, or existing translations (BLEU, chrF)",
+    "convert": "convert a checkpoint of another toolkit",
+    "export": "export a model to another library's format",
+    "publish": "upload a model folder to the Hugging Face Hub",
+    "average": "average the weights of several checkpoints",
+    "attention": "plot the cross-attention of one sentence",
+    "benchmark": "measure speed and memory against other libraries",
+    "tokenizer": "train a tokenizer alone",
+    "recipes": "list the recipes, or print one",
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The console command.
+
+    Args:
+        arguments: subcommand and its arguments; None takes those of the process.
+
+    Raises:
+        SystemExit: always, with the status of the subcommand; 2 if there is no such subcommand.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in SUBCOMMANDS:
+        run_subcommand(arguments[0], arguments[1:], f"vanilla-transformer {arguments[0]}")
+    width = max(map(len, SUBCOMMANDS))
+    parser = argparse.ArgumentParser(
+        prog="vanilla-transformer",
+        usage="vanilla-transformer SUBCOMMAND [ARGUMENT ...]",
+        description="subcommands:\n" + "\n".join(f"  {name:{width}}  {text}" for name, text in SUBCOMMANDS.items()),
+        epilog="vanilla-transformer SUBCOMMAND --help lists the arguments of one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("subcommand", nargs="?", help=argparse.SUPPRESS)
+    parsed = parser.parse_args(arguments[:1])
+    if parsed.version:
+        from importlib.metadata import version
+
+        print(version("hf_vanilla_transformer"))
+        sys.exit(0)
+    if parsed.subcommand is None:
+        parser.print_help()
+        sys.exit(0)
+    nearest = difflib.get_close_matches(parsed.subcommand, SUBCOMMANDS, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(SUBCOMMANDS)}"
+    parser.exit(2, f"error: {parsed.subcommand}: no such subcommand; {hint}\n")
+
+
+def run_subcommand(name: str, arguments: list[str] | None = None, prog: str | None = None) -> None:
+    """Run one subcommand.
+
+    Args:
+        name: one of `SUBCOMMANDS`.
+        arguments: None takes those of the process.
+        prog: the command in the usage message; None takes that of the process.
+
+    Raises:
+        SystemExit: always, with the status of the subcommand; 2 for wrong arguments.
+    """
+    module = importlib.import_module(f".{name}", __package__)
+    # parsed before the package is imported: importing torch takes seconds
+    parsed = module.parse_arguments(arguments, prog)
+
+    from hf_vanilla_transformer.errors import run_command
+
+    run_command(lambda: module.main(parsed))

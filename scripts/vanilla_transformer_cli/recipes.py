@@ -1,0 +1,37 @@
+"""List the recipes that are installed, or print one of them.
+
+  vanilla-transformer recipes
+  vanilla-transformer recipes numbers_en_de > mine.yaml
+
+`vanilla-transformer train` takes the name of a recipe, or the path of a file.
+"""
+
+import argparse
+from pathlib import Path
+
+from .installed_recipes import installed_recipes
+from .parsing import make_parser
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = make_parser(prog, __doc__)
+    parser.add_argument("name", nargs="?", metavar="RECIPE", help="print this one")
+    parsed = parser.parse_args(arguments)
+    if parsed.name is not None and parsed.name not in installed_recipes():
+        parser.error(f"{parsed.name}: no such recipe; choose from {', '.join(installed_recipes())}")
+    return parsed
+
+
+def first_comment(path: Path) -> str:
+    """The first line of a recipe, which says what it trains."""
+    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    recipes = installed_recipes()
+    if arguments.name is not None:
+        print(recipes[arguments.name].read_text(encoding="utf-8"), end="")
+        return
+    width = max(map(len, recipes))
+    for name, path in recipes.items():
+        print(f"{name:{width}}  {first_comment(path)}")

@@ -1,0 +1,154 @@
+"""Translate text line by line with a trained model.
+
+  vanilla-transformer translate --model runs/numbers_en_de < source.txt > translation.txt
+  vanilla-transformer translate --model runs/numbers_en_de --input source.txt.gz --output translation.txt
+  vanilla-transformer translate --model runs/numbers_en_de --input source.txt --score translation.txt > scores.tsv
+  vanilla-transformer translate --model runs/first runs/second --input source.txt --n_best 4 > best.txt
+
+The output has as many lines as the input, in the same order; an empty line stays empty. Text is UTF-8, and only a line
+feed ends a line. Lines are read some batches ahead and sorted by length; --batch_size 1 answers each line at once.
+Translation into a file survives being killed: the same command resumes. Several processes can share the work:
+accelerate launch --num_processes 4 --module vanilla_transformer_cli translate --model DIR --input F --output F
+
+--n_best N writes up to N lines for each line of the input, best first, as Moses, fairseq and Marian do:
+  i ||| translation ||| score
+where i counts the lines of the input from 0 and the score is the log-probability over the length penalty. --alignment
+adds " ||| " and the word alignment in Pharaoh format: 0-0 1-2 links the first word of the source with the first of the
+translation, the second with the third. Words are separated by white space.
+--score writes, for each pair of lines, the natural log-probability of the translation, a tab, and those of its tokens
+(the last one is the end-of-sentence token).
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .parsing import make_parser
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = make_parser(prog, __doc__)
+    add = parser.add_argument
+    add("--model", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
+    add("--input", metavar="F", help="text to translate, .gz too (default: standard input)")
+    add("--output", metavar="F", help="file for the translations (default: standard output)")
+    add("--n_best", type=int, metavar="N", help="write N translations of each line, with their scores")
+    add(
+        "--prefix", metavar="F",
+        help="what each translation must begin with, one per line; an empty line forces nothing, and the last word of "
+        "a prefix may be continued",
+    )  # fmt: skip
+    add("--alignment", action="store_true", help="write the word alignment")
+    add("--alignment_layer", type=int, metavar="N", help="its decoder layer, from 1 (default: the last but one)")
+    add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
+    add = parser.add_argument_group("decoding (defaults: the model's generation_config.json)").add_argument
+    add("--num_beams", type=int, metavar="N", help="beam size; 1 is greedy decoding")
+    add("--length_penalty", type=float, metavar="A", help="score log P / length^A (default: the paper's)")
+    add("--max_new_tokens", type=int, metavar="N", help="(default: longest source of the batch + 50)")
+    add("--batch_size", type=int, default=64, metavar="N", help="sentences per batch, at most (default: %(default)s)")
+    add(
+        "--max_tokens_per_batch", type=int, default=4096, metavar="N",
+        help="source tokens per batch, padding included, at most; less needs less memory (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--workers", type=int, metavar="N",
+        help="on a CPU, parallel searches, each with --batch_size sentences and its share of the threads (default: "
+        "one per thread, up to 8)",
+    )  # fmt: skip
+    add("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
+    add(
+        "--dtype", choices=["float32", "bfloat16", "float16", "int8", "fastest"],
+        help="precision; int8 is for few sentences at a time on a CPU: dynamic int8 in the decoder, the rest in "
+        "bfloat16; fastest tries float32 and bfloat16 for a moment (default: the checkpoint's)",
+    )  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+def check_combination(arguments: argparse.Namespace) -> None:
+    """Refuse flags that would have no effect, and two files from one pipe."""
+    from hf_vanilla_transformer.errors import UserError
+
+    asked = [name for name in ("n_best", "prefix", "alignment", "alignment_layer") if getattr(arguments, name)]
+    if arguments.score and asked:
+        raise UserError(f"--score is for existing translations; --{asked[0]} is for new ones")
+    if arguments.alignment_layer is not None and not arguments.alignment:
+        raise UserError("--alignment_layer needs --alignment; give both, or neither")
+    for name in ("prefix", "score"):
+        if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
+            raise UserError(f"--{name} and --input cannot both be standard input; name a file")
+
+
+def load_translator(arguments: argparse.Namespace, device: str | None = None) -> Any:
+    """The models of --model, ready to translate."""
+    from hf_vanilla_transformer.inference.translator import Translator
+
+    first, *others = arguments.model
+    return Translator.from_pretrained(first, device or arguments.device, arguments.dtype, others, arguments.workers)
+
+
+def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `translated_lines` that are given."""
+    decoding = ("num_beams", "length_penalty", "max_new_tokens", "batch_size", "max_tokens_per_batch")
+    given = {name: getattr(arguments, name) for name in (*decoding, "n_best", "alignment", "alignment_layer")}
+    return {name: value for name, value in given.items() if value is not None and value is not False}
+
+
+def translate_to_file(arguments: argparse.Namespace) -> None:
+    """Translate in chunks, which a killed job leaves for the next one, shared by all processes."""
+    from accelerate import PartialState
+    from tqdm import tqdm
+
+    from hf_vanilla_transformer.errors import Interrupted
+    from hf_vanilla_transformer.inference.file_translation import translate_file
+
+    processes = PartialState(cpu=arguments.device == "cpu")
+    device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
+    translator = load_translator(arguments, device)
+    hidden = processes.process_index > 0 or not sys.stderr.isatty()
+    with tqdm(unit=" sentences", disable=hidden) as bar:
+        try:
+            translate_file(
+                translator, arguments.input, arguments.output, processes, prefixes=arguments.prefix,
+                progress=lambda lines, _: bar.update(lines * processes.num_processes), **output_settings(arguments),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; finished chunks are kept, and the same command resumes") from None
+
+
+def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
+    """One line for each pair of lines of --input and --score."""
+    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.inference.scoring import score_translations_of
+    from hf_vanilla_transformer.inference.text_io import read_lines
+
+    sources, targets = list(read_lines(arguments.input)), list(read_lines(arguments.score))
+    if len(sources) != len(targets):
+        name = arguments.input or "standard input"
+        raise UserError(f"{name} has {len(sources)} lines, {arguments.score} has {len(targets)}: each needs its other")
+    pairs, limits = zip(sources, targets, strict=True), (arguments.batch_size, arguments.max_tokens_per_batch)
+    for scored in score_translations_of(translator, pairs, *limits):
+        tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
+        yield f"{scored.log_probability:.4f}\t{tokens}"
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.inference.file_translation import translated_lines
+    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines, silence_transformers
+
+    silence_transformers()
+    check_combination(arguments)
+    output = Path(arguments.output or "-")
+    if arguments.output and not arguments.score and (not output.exists() or output.is_file()):
+        return translate_to_file(arguments)
+    with line_writer(arguments.output) as write:
+        translator = load_translator(arguments)
+        if arguments.score:
+            lines = scores(translator, arguments)
+        else:
+            prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
+            settings = output_settings(arguments)
+            lines = translated_lines(translator, read_lines(arguments.input), prefixes=prefixes, **settings)
+        for line in lines:
+            write(line)
