@@ -10,6 +10,7 @@ from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig, strict
 
 POSITION_ENCODING_TYPES = ("sinusoidal", "sinusoidal_split", "sinusoidal_fairseq", "learned")
+LAYER_NORM_POSITIONS = ("post", "pre")
 
 _TRANSLATOR = "VanillaTransformerForConditionalGeneration"
 
@@ -71,13 +72,15 @@ class VanillaTransformerConfig(PreTrainedConfig):
         attention_dropout, activation_dropout: on the attention weights, after the activation; not in the paper.
         position_encoding_type: "sinusoidal" (§3.5, sines and cosines interleaved), "sinusoidal_split" (the same
             values, all sines before all cosines: Marian), "sinusoidal_fairseq" (other wavelengths, positions counted
-            from `pad_token_id` + 1: fairseq, FSMT) or "learned" (Table 3, row E).
+            from `pad_token_id` + 1: fairseq, FSMT, M2M-100) or "learned" (Table 3, row E).
         max_position_embeddings: maximum sequence length for "learned"; sinusoids have no limit.
         scale_embedding: multiply embeddings by sqrt(d_model) (§3.4).
+        layer_norm_position: "post", LayerNorm(x + Sublayer(x)) (§3.1), or "pre", x + Sublayer(LayerNorm(x)).
         layer_norm_eps: added to the variance in every layer normalisation.
         attention_bias: biases in the four projections of an attention; Eq. 1 has none, published weights do.
         lm_head_bias: a bias in the output layer; the paper has none.
-        final_layer_norm: one more normalisation after each stack, as `torch.nn.Transformer` has.
+        final_layer_norm: one more normalisation after each stack, as `torch.nn.Transformer` has. None means with "pre"
+            alone, which needs it.
         share_encoder_decoder_embeddings: one matrix embeds source and target (§3.4).
         tie_word_embeddings: the output layer uses the target embedding (§3.4).
         label_smoothing: ε of §5.4, in training only. The smoothed target is (1 - ε) for the label plus ε / V for each
@@ -115,10 +118,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
     position_encoding_type: str = "sinusoidal"
     max_position_embeddings: int = 1024
     scale_embedding: bool = True
+    layer_norm_position: str = "post"
     layer_norm_eps: float = 1e-5
     attention_bias: bool = True
     lm_head_bias: bool = False
-    final_layer_norm: bool = False
+    final_layer_norm: bool | None = None
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
     label_smoothing: float | int = 0.0
@@ -132,6 +136,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs["auto_map"] = {**AUTO_MAP, **(kwargs.get("auto_map") or {})}
+        if self.final_layer_norm is None:
+            self.final_layer_norm = self.layer_norm_position == "pre"
         # Before the base class checks the special tokens, so that users get this plain ValueError.
         self.validate_architecture()
         # A shared vocabulary has one size field, so that resizing cannot leave two that differ.
@@ -193,10 +199,18 @@ class VanillaTransformerConfig(PreTrainedConfig):
                     f"d_model={self.d_model} cannot be divided by {name}={heads}: "
                     f"change one of them, or give both head_dim and value_head_dim"
                 )
-        choices = {"position_encoding_type": POSITION_ENCODING_TYPES, "activation_function": sorted(ACT2FN)}
+        choices = {
+            "position_encoding_type": POSITION_ENCODING_TYPES,
+            "layer_norm_position": LAYER_NORM_POSITIONS,
+            "activation_function": sorted(ACT2FN),
+        }
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
+        if self.layer_norm_position == "pre" and not self.final_layer_norm:
+            raise ValueError(
+                "final_layer_norm=False: layer_norm_position='pre' needs a normalisation after each stack"
+            )
         if self.position_encoding_type == "sinusoidal_fairseq" and self.pad_token_id is None:
             raise ValueError("pad_token_id=None: sinusoidal_fairseq counts positions from pad_token_id + 1")
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:

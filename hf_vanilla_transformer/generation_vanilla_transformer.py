@@ -566,10 +566,8 @@ class SlotCache(Cache):
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if layer_idx == len(self.layers):
             super().update(key_states[:, :, :0], value_states[:, :, :0], layer_idx)
-        layer, rows = (
-            self.layers[layer_idx],
-            torch.arange(len(key_states), device=key_states.device)[:, None],
-        )  # (B, 1)
+        layer = self.layers[layer_idx]
+        rows = torch.arange(len(key_states), device=key_states.device)[:, None]  # (B, 1)
         layer.keys, layer.values = (resized(each, self.capacity, 2) for each in (layer.keys, layer.values))
         layer.keys.transpose(1, 2)[rows, self.slots] = key_states.transpose(1, 2)
         layer.values.transpose(1, 2)[rows, self.slots] = value_states.transpose(1, 2)

@@ -162,6 +162,7 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
         super().__init__()
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
+        self.pre_norm = config.layer_norm_position == "pre"
         self.activation = ACT2FN[config.activation_function]
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
@@ -169,9 +170,11 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
         self.self_attn = VanillaTransformerAttention(config, heads, is_causal=is_causal, layer_idx=layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def add_and_norm(self, x: Tensor, sublayer_of_x: Tensor, layer_norm: nn.LayerNorm) -> Tensor:
-        """LayerNorm(x + Dropout(Sublayer(x))), around every sub-layer (§3.1, §5.4); all (B, T, D)."""
-        return layer_norm(add_dropout(x, sublayer_of_x, p=self.dropout, training=self.training))
+    def add_and_norm(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], layer_norm: nn.LayerNorm) -> Tensor:
+        """LayerNorm(x + Dropout(Sublayer(x))) (§3.1, §5.4), or pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
+        if self.pre_norm:
+            return add_dropout(x, sublayer(layer_norm(x)), p=self.dropout, training=self.training)
+        return layer_norm(add_dropout(x, sublayer(x), p=self.dropout, training=self.training))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2), (B, T, D) to (B, T, D)."""
@@ -184,11 +187,11 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
         super().__init__(config, config.encoder_attention_heads, config.encoder_ffn_dim, layer_idx, is_causal=False)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
-        # 1. self-attention
-        attended, _ = self.self_attn(x, attention_mask=attention_mask, **kwargs)
-        x = self.add_and_norm(x, attended, self.self_attn_layer_norm)
-        # 2. feed-forward
-        return self.add_and_norm(x, self.feed_forward(x), self.final_layer_norm)
+        def self_attention(x: Tensor) -> Tensor:
+            return self.self_attn(x, attention_mask=attention_mask, **kwargs)[0]
+
+        x = self.add_and_norm(x, self_attention, self.self_attn_layer_norm)
+        return self.add_and_norm(x, self.feed_forward, self.final_layer_norm)
 
 
 class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
@@ -199,22 +202,17 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
         self.cross_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self,
-        x: Tensor,
-        source: Tensor,
-        attention_mask: Tensor | None,
-        source_mask: Tensor | None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
+        self, x: Tensor, source: Tensor, attention_mask: Tensor | None, source_mask: Tensor | None, **kwargs: Any
     ) -> Tensor:
-        # 1. masked self-attention
-        attended, _ = self.self_attn(x, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)
-        x = self.add_and_norm(x, attended, self.self_attn_layer_norm)
-        # 2. cross-attention
-        attended, _ = self.cross_attn(x, source, attention_mask=source_mask, past_key_values=past_key_values, **kwargs)
-        x = self.add_and_norm(x, attended, self.cross_attn_layer_norm)
-        # 3. feed-forward
-        return self.add_and_norm(x, self.feed_forward(x), self.final_layer_norm)
+        def self_attention(x: Tensor) -> Tensor:
+            return self.self_attn(x, attention_mask=attention_mask, **kwargs)[0]
+
+        def cross_attention(x: Tensor) -> Tensor:
+            return self.cross_attn(x, source, attention_mask=source_mask, **kwargs)[0]
+
+        x = self.add_and_norm(x, self_attention, self.self_attn_layer_norm)
+        x = self.add_and_norm(x, cross_attention, self.cross_attn_layer_norm)
+        return self.add_and_norm(x, self.feed_forward, self.final_layer_norm)
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:

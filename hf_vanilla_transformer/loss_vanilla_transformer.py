@@ -42,20 +42,6 @@ def translation_loss(
     return total / _tokens(labels, num_items_in_batch)
 
 
-def plain_loss(
-    loss: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    label_smoothing: float,
-    num_items_in_batch: Tensor | int | None = None,
-) -> Tensor:
-    """For the log: `loss`, the `translation_loss` of the other arguments, without smoothing and without a gradient."""
-    if not label_smoothing:
-        return loss.detach().clone()  # `Trainer` multiplies its loss in place
-    with torch.no_grad():
-        return translation_loss(logits, labels, 0.0, num_items_in_batch)
-
-
 def fused_translation_loss(
     hidden_states: Tensor,
     weight: Tensor,

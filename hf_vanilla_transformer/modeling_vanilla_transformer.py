@@ -35,7 +35,7 @@ from .generation_vanilla_transformer import (
     plan_search,
 )
 from .layers_vanilla_transformer import dropout
-from .loss_vanilla_transformer import IGNORED, fused_translation_loss, plain_loss, shift_right, translation_loss
+from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
 from .stacks_vanilla_transformer import (
     VanillaTransformerDecoder,
     VanillaTransformerEncoder,
@@ -257,7 +257,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.target_vocab_size, "labels")
         if logits is not None:
             loss = translation_loss(logits, labels, smoothing, num_items_in_batch)
-            return loss, plain_loss(loss, logits, labels, smoothing, num_items_in_batch)
+            if not smoothing:
+                return loss, loss.detach().clone()  # `Trainer` multiplies its loss in place
+            return loss, translation_loss(logits.detach(), labels, 0.0, num_items_in_batch)
         weight, bias = self.lm_head.weight, self.lm_head.bias
         return fused_translation_loss(hidden_states, weight, bias, labels, smoothing, num_items_in_batch)
 

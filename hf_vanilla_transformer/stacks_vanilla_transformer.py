@@ -79,6 +79,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
     _fsdp_plan = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight"}
 
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layer: Callable, depth: int):
+        config.validate_architecture()  # fields may have been set one by one
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0

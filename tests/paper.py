@@ -6,6 +6,7 @@ have, and our configuration names, are restated from their own definitions.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -107,30 +108,54 @@ def paper_embedding(w: Weights, name: str, tokens: list[int], config: VanillaTra
     return scale * w[f"{name}.embed_tokens.weight"][tokens] + paper_positions(len(tokens), config)
 
 
+def paper_add_and_norm(
+    w: Weights,
+    name: str,
+    x: np.ndarray,
+    sublayer: Callable[[np.ndarray], np.ndarray],
+    config: VanillaTransformerConfig,
+) -> np.ndarray:
+    """§3.1: LayerNorm(x + Sublayer(x)). Pre-norm (Wang et al. 2019, arXiv 1906.01787): x + Sublayer(LayerNorm(x))."""
+    if config.layer_norm_position == "pre":
+        return x + sublayer(paper_layer_norm(w, name, x, config.layer_norm_eps))
+    return paper_layer_norm(w, name, x + sublayer(x), config.layer_norm_eps)
+
+
 def paper_encoder(w: Weights, tokens: list[int], config: VanillaTransformerConfig) -> np.ndarray:
-    x, eps = paper_embedding(w, "model.encoder", tokens, config), config.layer_norm_eps
+    x, heads = paper_embedding(w, "model.encoder", tokens, config), config.encoder_attention_heads
     for i in range(config.encoder_layers):
         name = f"model.encoder.layers.{i}"
-        attended = paper_multi_head(w, f"{name}.self_attn", x, x, config.encoder_attention_heads)
-        x = paper_layer_norm(w, f"{name}.self_attn_layer_norm", x + attended, eps)
-        fed = paper_ffn(w, name, x, config.activation_function)
-        x = paper_layer_norm(w, f"{name}.final_layer_norm", x + fed, eps)
-    return paper_layer_norm(w, "model.encoder.layer_norm", x, eps) if config.final_layer_norm else x
+
+        def attend(x: np.ndarray, name: str = name) -> np.ndarray:
+            return paper_multi_head(w, f"{name}.self_attn", x, x, heads)
+
+        def feed(x: np.ndarray, name: str = name) -> np.ndarray:
+            return paper_ffn(w, name, x, config.activation_function)
+
+        x = paper_add_and_norm(w, f"{name}.self_attn_layer_norm", x, attend, config)
+        x = paper_add_and_norm(w, f"{name}.final_layer_norm", x, feed, config)
+    return paper_layer_norm(w, "model.encoder.layer_norm", x, config.layer_norm_eps) if config.final_layer_norm else x
 
 
 def paper_decoder(w: Weights, tokens: list[int], memory: np.ndarray, config: VanillaTransformerConfig) -> np.ndarray:
-    x, eps = paper_embedding(w, "model.decoder", tokens, config), config.layer_norm_eps
-    heads = config.decoder_attention_heads
+    x, heads = paper_embedding(w, "model.decoder", tokens, config), config.decoder_attention_heads
     visible = np.tril(np.ones((len(tokens), len(tokens)), dtype=bool))
     for i in range(config.decoder_layers):
         name = f"model.decoder.layers.{i}"
-        attended = paper_multi_head(w, f"{name}.self_attn", x, x, heads, visible)
-        x = paper_layer_norm(w, f"{name}.self_attn_layer_norm", x + attended, eps)
-        attended = paper_multi_head(w, f"{name}.cross_attn", x, memory, heads)
-        x = paper_layer_norm(w, f"{name}.cross_attn_layer_norm", x + attended, eps)
-        fed = paper_ffn(w, name, x, config.activation_function)
-        x = paper_layer_norm(w, f"{name}.final_layer_norm", x + fed, eps)
-    return paper_layer_norm(w, "model.decoder.layer_norm", x, eps) if config.final_layer_norm else x
+
+        def attend(x: np.ndarray, name: str = name) -> np.ndarray:
+            return paper_multi_head(w, f"{name}.self_attn", x, x, heads, visible)
+
+        def attend_to_source(x: np.ndarray, name: str = name) -> np.ndarray:
+            return paper_multi_head(w, f"{name}.cross_attn", x, memory, heads)
+
+        def feed(x: np.ndarray, name: str = name) -> np.ndarray:
+            return paper_ffn(w, name, x, config.activation_function)
+
+        x = paper_add_and_norm(w, f"{name}.self_attn_layer_norm", x, attend, config)
+        x = paper_add_and_norm(w, f"{name}.cross_attn_layer_norm", x, attend_to_source, config)
+        x = paper_add_and_norm(w, f"{name}.final_layer_norm", x, feed, config)
+    return paper_layer_norm(w, "model.decoder.layer_norm", x, config.layer_norm_eps) if config.final_layer_norm else x
 
 
 class PaperOutput(NamedTuple):

@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 
-from tests import test_parity_fsmt, test_parity_marian, test_parity_torch
+from tests import test_parity_fsmt, test_parity_m2m_100, test_parity_marian, test_parity_torch
 from tests.peers import BACKENDS
 
 PEERS = {
     "torch.nn.Transformer": test_parity_torch,
     "MarianMTModel": test_parity_marian,
     "FSMTForConditionalGeneration": test_parity_fsmt,
+    "M2M100ForConditionalGeneration": test_parity_m2m_100,
 }
 
 

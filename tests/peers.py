@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers import (
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+)
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.loss_vanilla_transformer import shift_right
@@ -130,6 +137,7 @@ def torch_transformer(config: VanillaTransformerConfig) -> nn.Transformer:
         "dropout": 0.0,
         "activation": getattr(F, config.activation_function),
         "layer_norm_eps": config.layer_norm_eps,
+        "norm_first": config.layer_norm_position == "pre",
         "batch_first": True,
     }
     width, heads = config.d_model, (config.encoder_attention_heads, config.decoder_attention_heads)
@@ -204,13 +212,36 @@ class FSMTPeer(Peer):
         return output.encoder_last_hidden_state, output.logits, output.loss
 
 
+class M2M100Peer(Peer):
+    """`M2M100ForConditionalGeneration`, which also loads NLLB: pre-norm, with fairseq's sinusoids.
+
+    It ties all three embedding matrices, and has no output bias and no other epsilon.
+    """
+
+    names = MarianPeer.names
+
+    def __init__(self, ours: VanillaTransformerForConditionalGeneration):
+        always = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # or training would skip layers
+        config = M2M100Config(**common_fields(ours.config), **always, vocab_size=ours.config.vocab_size)
+        config._attn_implementation = ours.config._attn_implementation
+        super().__init__(M2M100ForConditionalGeneration(config), ours)
+
+    def location(self, name: str) -> Location:
+        return super().location(name.replace("model.encoder.embed_tokens", "model.shared"))
+
+    def forward(self, labels: Tensor, **batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        output = self.network(**batch, labels=labels)
+        return output.encoder_last_hidden_state, output.logits, output.loss
+
+
 def common_fields(config: VanillaTransformerConfig) -> dict[str, Any]:
-    """Fields that Marian and FSMT have under the same names."""
+    """Fields that Marian, FSMT and M2M-100 have under the same names."""
     stacks = ("layers", "ffn_dim", "attention_heads")
     names = [f"{stack}_{name}" for stack in ("encoder", "decoder") for name in stacks]
     names += ["d_model", "activation_function", "scale_embedding", "tie_word_embeddings"]
     names += ["bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"]
-    return {name: getattr(config, name) for name in names} | {"dropout": 0.0, "max_position_embeddings": 32}
+    no_dropout = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    return {name: getattr(config, name) for name in names} | no_dropout | {"max_position_embeddings": 32}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

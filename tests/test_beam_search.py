@@ -281,6 +281,7 @@ def test_long_translations_equal_transformers(decoding: Decoding) -> None:
     "fields",
     [
         {"final_layer_norm": True},
+        {"layer_norm_position": "pre"},
         {"position_encoding_type": "learned"},
         {"position_encoding_type": "sinusoidal_fairseq"},
         {"head_dim": 6, "value_head_dim": 10, "scale_embedding": False},

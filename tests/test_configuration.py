@@ -156,6 +156,24 @@ def test_head_dims_allow_an_indivisible_d_model() -> None:
     assert model.model.encoder.layers[0].self_attn.out_proj.weight.shape == (30, 4 * 7)
 
 
+def test_pre_norm_ends_each_stack_with_a_normalisation() -> None:
+    assert tiny_config(layer_norm_position="pre").final_layer_norm is True
+    assert tiny_config().final_layer_norm is False
+    assert tiny_config(final_layer_norm=True).layer_norm_position == "post"
+    assert all(VanillaTransformerConfig.from_preset(name).layer_norm_position == "post" for name in PRESETS)
+    with pytest.raises(ValueError, match="final_layer_norm=False: layer_norm_position='pre'"):
+        tiny_config(layer_norm_position="pre", final_layer_norm=False)
+    with pytest.raises(ValueError, match="layer_norm_position='middle' must be one of post, pre"):
+        tiny_config(layer_norm_position="middle")
+
+
+def test_model_refuses_fields_that_were_set_one_by_one_and_contradict() -> None:
+    config = tiny_config()
+    config.layer_norm_position = "pre"
+    with pytest.raises(ValueError, match="final_layer_norm=False"):
+        VanillaTransformerForConditionalGeneration(config)
+
+
 UNUSUAL = {
     "decoder_vocab_size": 23,
     "share_encoder_decoder_embeddings": False,
@@ -167,6 +185,7 @@ UNUSUAL = {
     "max_position_embeddings": 77,
     "label_smoothing": 0.1,
     "lm_head_bias": True,
+    "layer_norm_position": "pre",
     "final_layer_norm": True,
     "attention_bias": False,
     "scale_embedding": False,

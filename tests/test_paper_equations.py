@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
-from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODING_TYPES
+from hf_vanilla_transformer.configuration_vanilla_transformer import LAYER_NORM_POSITIONS, POSITION_ENCODING_TYPES
 from hf_vanilla_transformer.layers_vanilla_transformer import (
     VanillaTransformerAttention,
     VanillaTransformerEncoderLayer,
@@ -21,15 +21,16 @@ from hf_vanilla_transformer.layers_vanilla_transformer import (
 from hf_vanilla_transformer.loss_vanilla_transformer import shift_right
 from tests.model_helpers import assert_near, gradients, padded, randomise, sentences, tiny_config, tiny_model
 from tests.paper import (
+    paper_add_and_norm,
     paper_attention,
     paper_ffn,
-    paper_layer_norm,
     paper_multi_head,
     paper_position,
     paper_translation,
     weights_of,
 )
 
+PRE_NORM = {"layer_norm_position": "pre"}
 LAYOUTS = [name for name in POSITION_ENCODING_TYPES if name.startswith("sinusoidal")]
 
 
@@ -118,15 +119,17 @@ def test_multi_head_attention_matches_the_paper(
             assert_near(output[b], torch.from_numpy(expected), 1e-6)
 
 
-def test_encoder_layer_matches_the_paper() -> None:
-    config = tiny_config(encoder_ffn_dim=19)
+@pytest.mark.parametrize("position", LAYER_NORM_POSITIONS)
+def test_encoder_layer_matches_the_paper(position: str) -> None:
+    config = tiny_config(encoder_ffn_dim=19, layer_norm_position=position)
     layer = randomise(VanillaTransformerEncoderLayer(config, 0)).eval()
     w = {f"l.{name}": value for name, value in weights_of(layer).items()}
-    x, sub = torch.randn(2, 3, 32), torch.randn(2, 3, 32)
-    x_, sub_ = x.double().numpy(), sub.double().numpy()
+    x = torch.randn(2, 3, 32)
+    x_ = x.double().numpy()
     assert_near(layer.feed_forward(x), torch.from_numpy(paper_ffn(w, "l", x_)), 1e-6)
-    expected = paper_layer_norm(w, "l.self_attn_layer_norm", x_ + sub_)
-    assert_near(layer.add_and_norm(x, sub, layer.self_attn_layer_norm), torch.from_numpy(expected), 2e-6)
+    expected = paper_add_and_norm(w, "l.self_attn_layer_norm", x_, lambda x_: paper_ffn(w, "l", x_), config)
+    actual = layer.add_and_norm(x, layer.feed_forward, layer.self_attn_layer_norm)
+    assert_near(actual, torch.from_numpy(expected), 2e-6)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
@@ -151,6 +154,7 @@ def test_encoder_layer_matches_the_paper() -> None:
             "final_layer_norm": True,
             "layer_norm_eps": 1e-3,
         },
+        {"layer_norm_position": "pre", "encoder_layers": 3, "decoder_layers": 1, "layer_norm_eps": 1e-3},
     ],
 )
 def test_model_matches_the_paper(backend: str, fields: dict) -> None:
@@ -169,9 +173,9 @@ def test_model_matches_the_paper(backend: str, fields: dict) -> None:
     assert output.loss.item() == pytest.approx(loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_match_finite_differences_of_the_paper(layout: str) -> None:
-    model = tiny_model(encoder_layers=1, decoder_layers=1, position_encoding_type=layout, lm_head_bias=True).double()
+@pytest.mark.parametrize("fields", [*({"position_encoding_type": kind} for kind in LAYOUTS), PRE_NORM], ids=str)
+def test_gradients_match_finite_differences_of_the_paper(fields: dict) -> None:
+    model = tiny_model(encoder_layers=1, decoder_layers=1, lm_head_bias=True, **fields).double()
     source, target = sentences([5, 4])
     batch = {"input_ids": torch.tensor([source]), "labels": torch.tensor([target])}
     _, derivatives = gradients(model, **batch, num_items_in_batch=1)
@@ -303,7 +307,6 @@ def test_dropout_is_applied_where_the_paper_applies_it() -> None:
     assert (sums == 0).double().mean().item() == pytest.approx(0.5, abs=0.15)
     layer = model.model.encoder.layers[0]
     x, sub = torch.randn(2, 6, 32), torch.full((2, 6, 32), 1000.0)
-    sums_before_norm: list[Tensor] = []
-    layer.add_and_norm(x, sub, lambda total: sums_before_norm.append(total) or total)  # type: ignore[arg-type, func-returns-value]
-    added = (sums_before_norm[0] - x).round()
-    assert sorted(added.unique().tolist()) == [0.0, 2000.0]
+    for layer.pre_norm in (False, True):
+        total = layer.add_and_norm(x, lambda _: sub, torch.nn.Identity())  # type: ignore[arg-type]
+        assert sorted((total - x).round().unique().tolist()) == [0.0, 2000.0]

@@ -9,10 +9,12 @@ SEEDS = range(10)
 
 def compare(seed: int, backend: str) -> dict[str, dict[str, float]]:
     """A random configuration; in half of them the sources are padded on the left."""
+    position = ("post", "pre")[seed % 2]
     fields = random_fields(
         seed,
+        layer_norm_position=[position],
         position_encoding_type=["sinusoidal", "sinusoidal_split", "sinusoidal_fairseq"],
-        final_layer_norm=[True, False],
+        final_layer_norm=[True, position == "pre"],
         lm_head_bias=[True, False],
         layer_norm_eps=[1e-5, 1e-3],
     )

@@ -91,15 +91,29 @@ FAULTS = {
     "dropout is active in evaluation": Fault(
         "layers",
         "VanillaTransformerLayer.add_and_norm",
-        "training=self.training",
-        "training=True",
+        "sublayer(x), p=self.dropout, training=self.training",
+        "sublayer(x), p=self.dropout, training=True",
         f"{MODEL} -k dropout",
     ),
     "layer norm is inside the residual": Fault(
         "layers",
         "VanillaTransformerLayer.add_and_norm",
-        "layer_norm(add_dropout(x, sublayer_of_x, p=self.dropout, training=self.training))",
-        "x + layer_norm(sublayer_of_x)",
+        "layer_norm(add_dropout(x, sublayer(x), p=self.dropout, training=self.training))",
+        "x + layer_norm(sublayer(x))",
+        f"{PAPER} -k layer",
+    ),
+    "pre-norm is ignored": Fault(
+        "layers",
+        "VanillaTransformerLayer.__init__",
+        "self.pre_norm = config.layer_norm_position == 'pre'",
+        "self.pre_norm = False",
+        f"{PAPER} -k layer",
+    ),
+    "pre-norm reads the residual": Fault(
+        "layers",
+        "VanillaTransformerLayer.add_and_norm",
+        "add_dropout(x, sublayer(layer_norm(x))",
+        "add_dropout(layer_norm(x), sublayer(layer_norm(x))",
         f"{PAPER} -k layer",
     ),
     "cache position is off by one": Fault(

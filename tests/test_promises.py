@@ -77,7 +77,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "layer_norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-3])),
         "attention_bias": draw(st.booleans()),
         "lm_head_bias": draw(st.booleans()),
-        "final_layer_norm": draw(st.booleans()),
+        **draw(st.sampled_from([{}, {"final_layer_norm": True}, {"layer_norm_position": "pre"}])),
         "label_smoothing": draw(st.sampled_from([0.0, 0.1])),
     }
 

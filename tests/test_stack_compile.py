@@ -99,6 +99,7 @@ def test_forward_is_one_graph_for_all_lengths() -> None:
         {"attn_implementation": "eager"},
         {"position_encoding_type": "learned", "lm_head_bias": True, "final_layer_norm": True},
         {"position_encoding_type": "sinusoidal_split", "share_encoder_decoder_embeddings": False, "head_dim": 5},
+        {"layer_norm_position": "pre"},
     ],
 )
 def test_forward_is_one_graph_with_every_option(fields: dict[str, Any], use_cache: bool | None) -> None:

@@ -196,7 +196,7 @@ def _signature(model: PreTrainedModel) -> list[Any]:
     for module in model.modules():
         fields = vars(module)
         hooks = len(module._forward_hooks), len(module._forward_pre_hooks), "forward" in fields
-        numbers = map(fields.get, ("scaling", "eps", "embed_scale", "head_dim", "value_head_dim"))
+        numbers = map(fields.get, ("scaling", "eps", "embed_scale", "head_dim", "value_head_dim", "pre_norm"))
         owner = None if module is model else module  # a reference to the model would keep it alive until a collection
         found += (owner, type(module), module.training, *hooks, *numbers)
     return found

@@ -52,6 +52,7 @@ class PackedLayer(nn.Module):
         self.self_norm = packed_norm(layer.self_attn_layer_norm, dtype)
         self.cross_norm = packed_norm(layer.cross_attn_layer_norm, dtype)
         self.final_norm = packed_norm(layer.final_layer_norm, dtype)
+        self.pre_norm = layer.pre_norm
         self.activation: Callable[[Tensor], Tensor] | None = layer.activation
         if isinstance(layer.activation, nn.ReLU):
             self.activation = None  # fused into the product
@@ -66,18 +67,28 @@ class PackedLayer(nn.Module):
             self_kv: (B, C, ·), which the keys and values of these tokens are written into. cross_kv: (B, S, ·).
             mask, source_mask: (B, 1, K, C) and (B, 1, K, S), added to the scores; None where all is visible.
         """
-        # 1. masked self-attention
-        query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)  # (R, H · d_k), (R, H · (d_k + d_v))
-        self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
-        attended = self.attend(query, self_kv, mask, self.heads, self.key_width, self.scaling)
-        x = self.self_norm(self.self_out_proj.linear_add(x, attended))
-        # 2. cross-attention
-        query = self.cross_q_proj(x)
-        attended = self.attend(query, cross_kv, source_mask, self.heads, self.key_width, self.cross_scaling)
-        x = self.cross_norm(self.cross_out_proj.linear_add(x, attended))
-        # 3. feed-forward
-        inner = self.fc1.linear_relu(x) if self.activation is None else self.activation(self.fc1(x))
-        return self.final_norm(self.fc2.linear_add(x, inner))
+
+        def self_attention(x: Tensor) -> Tensor:
+            query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)  # (R, H · d_k), (R, H · (d_k + d_v))
+            self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
+            return self.attend(query, self_kv, mask, self.heads, self.key_width, self.scaling)
+
+        def cross_attention(x: Tensor) -> Tensor:
+            query = self.cross_q_proj(x)
+            return self.attend(query, cross_kv, source_mask, self.heads, self.key_width, self.cross_scaling)
+
+        def feed_forward(x: Tensor) -> Tensor:
+            return self.fc1.linear_relu(x) if self.activation is None else self.activation(self.fc1(x))
+
+        x = self.add_and_norm(x, self_attention, self.self_out_proj, self.self_norm)
+        x = self.add_and_norm(x, cross_attention, self.cross_out_proj, self.cross_norm)
+        return self.add_and_norm(x, feed_forward, self.fc2, self.final_norm)
+
+    def add_and_norm(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], last: PlainLinear, norm: nn.LayerNorm
+    ) -> Tensor:
+        """`VanillaTransformerLayer.add_and_norm`, where `last` is the last product of the sub-layer."""
+        return last.linear_add(x, sublayer(norm(x))) if self.pre_norm else norm(last.linear_add(x, sublayer(x)))
 
 
 def packed_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:

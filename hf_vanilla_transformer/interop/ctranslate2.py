@@ -48,7 +48,7 @@ def register() -> None:
         raise UserError("ctranslate2 is needed: pip install ctranslate2") from error
 
     class VanillaTransformerLoader(converter.BartLoader):
-        """Bart's loader with our module names, post-norm, and a table of our positions."""
+        """Bart's loader with our module names, either position of LayerNorm, and a table of our positions."""
 
         architecture_name = "AutoModelForSeq2SeqLM"
 
@@ -58,7 +58,7 @@ def register() -> None:
             spec = TransformerSpec.from_config(
                 (config.encoder_layers, config.decoder_layers),
                 config.encoder_attention_heads,
-                pre_norm=False,
+                pre_norm=config.layer_norm_position == "pre",
                 activation=converter._SUPPORTED_ACTIVATIONS[config.activation_function],
             )
             for stack in (model.model.encoder, model.model.decoder):
@@ -107,9 +107,11 @@ def refuse(config: VanillaTransformerConfig) -> None:
     """Raise a UserError for what CTranslate2 cannot express."""
     heads = config.encoder_attention_heads
     other_widths = {config.head_dim, config.value_head_dim} - {None, config.d_model // heads}
-    if config.final_layer_norm or config.decoder_attention_heads != heads or other_widths:
+    # `final_layer_norm` is always True with "pre"
+    post_and_final = config.final_layer_norm and config.layer_norm_position == "post"
+    if post_and_final or config.decoder_attention_heads != heads or other_widths:
         raise UserError(
             f"final_layer_norm={config.final_layer_norm}, heads={heads} and {config.decoder_attention_heads}, "
-            f"head_dim={config.head_dim}, value_head_dim={config.value_head_dim}: CTranslate2's post-norm Transformer "
-            f"has one number of heads, heads of width d_model / h, and no final LayerNorm"
+            f"head_dim={config.head_dim}, value_head_dim={config.value_head_dim}: CTranslate2's Transformer has one "
+            f"number of heads, heads of width d_model / h, and a final LayerNorm only where it is pre-norm"
         )

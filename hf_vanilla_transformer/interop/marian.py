@@ -95,6 +95,7 @@ def _refuse(config: VanillaTransformerConfig) -> None:
     refused = {
         "position_encoding_type": config.position_encoding_type not in ("sinusoidal", "sinusoidal_split"),
         "attention_bias": not config.attention_bias,
+        "layer_norm_position": config.layer_norm_position != "post",
         "final_layer_norm": config.final_layer_norm,
         "head_dim": bool(given) and given != widths,
         "layer_norm_eps": config.layer_norm_eps != 1e-5,

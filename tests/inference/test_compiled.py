@@ -61,7 +61,7 @@ def assert_same(compiled: Model, plain: Model, lengths: list[int], **settings: A
         assert score == pytest.approx(its_score, rel=1e-4)
 
 
-@pytest.mark.parametrize(("beams", "fields"), [(1, {}), (4, {"decoder_layers": 2, "final_layer_norm": True})])
+@pytest.mark.parametrize(("beams", "fields"), [(1, {}), (4, {"decoder_layers": 2, "layer_norm_position": "pre"})])
 def test_other_lengths_and_penalties_compile_nothing_new(
     beams: int, fields: dict[str, Any], compilations: list[str]
 ) -> None:

@@ -21,6 +21,7 @@ OPTIONS: list[dict[str, Any]] = [
     *({"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie} for share, tie in TYING_MODES),
     *({"position_encoding_type": kind} for kind in ("learned", "sinusoidal_split", "sinusoidal_fairseq")),
     {"activation_function": "silu", "lm_head_bias": True, "final_layer_norm": True},
+    {"layer_norm_position": "pre"},
     {"attention_bias": False, "scale_embedding": False, "layer_norm_eps": 1e-3},
     {"head_dim": 6, "value_head_dim": 10},
     {"decoder_attention_heads": 2, "decoder_ffn_dim": 20, "d_model": 36, "decoder_layers": 3},

@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
         **{"position_encoding_type": "learned", "attention_bias": False, "layer_norm_eps": 1e-3},
         **{"max_position_embeddings": 64, "activation_function": "tanh"},
     },
+    "pre-norm": {"layer_norm_position": "pre"},
     "widths": {
         **{"head_dim": 3, "value_head_dim": 5, "decoder_attention_heads": 2, "d_model": 21},
         **{"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 330, "vocab_size": 333},

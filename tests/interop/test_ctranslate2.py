@@ -31,8 +31,9 @@ def tokenizer():
         {"position_encoding_type": "sinusoidal_fairseq"},
         {"position_encoding_type": "learned", "attention_bias": False, "layer_norm_eps": 1e-3},
         {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 330, "vocab_size": 333},
+        {"layer_norm_position": "pre"},
     ],
-    ids=["paper", "split", "fairseq", "learned", "separate"],
+    ids=["paper", "split", "fairseq", "learned", "separate", "pre-norm"],
 )
 def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, tokenizer, tmp_path: Path) -> None:
     fields = {"vocab_size": 320, "tie_word_embeddings": False, "lm_head_bias": True, **fields}

@@ -55,6 +55,7 @@ def test_marian_export_gives_our_logits(share: bool, tie: bool, fields: dict, po
         {"position_encoding_type": "learned"},
         {"attention_bias": False},
         {"final_layer_norm": True},
+        {"layer_norm_position": "pre"},
         {"head_dim": 3, "value_head_dim": 8},
         {"layer_norm_eps": 1e-6},
     ],

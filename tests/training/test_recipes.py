@@ -232,6 +232,7 @@ CHOSEN = {
     "layer_norm_eps": 1e-6,
     "attention_bias": False,
     "lm_head_bias": True,
+    "layer_norm_position": "pre",
     "final_layer_norm": True,
     "share_encoder_decoder_embeddings": False,
     "tie_word_embeddings": False,
