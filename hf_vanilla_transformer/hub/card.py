@@ -21,7 +21,11 @@ from ..data.tokenizer_training import TARGET_FOLDER
 TEMPLATE = Path(__file__).with_name("card_template.md")
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "Exact match, %"}
-SPLITS = {"test": "test", "eval": "validation"}  # prefix in all_results.json: prefix in the recipe
+SPLITS = {
+    "test": "test",
+    "base_test": "base_test",
+    "eval": "validation",
+}  # prefix in all_results.json: prefix in the recipe
 PLOTS = {"Loss and validation score over the updates": "curve.png", "Cross-attention": "attention.png"}
 
 # Numbers in the section on training: label and format.
@@ -68,6 +72,7 @@ class CardFacts:
         config: `config.to_dict()`.
         train_seconds: wall time of training, including the time before a resumption.
         hardware, versions: of `system_info`.
+        base_model: the model that was fine-tuned; `base_model_on_hub` says that this is its name on the Hub.
         datasets: names of datasets on the Hub.
         license: the model's, by its id on the Hub.
         example: a source sentence for the usage code.
@@ -86,6 +91,8 @@ class CardFacts:
     train_seconds: float | None = None
     hardware: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    base_model: str | None = None
+    base_model_on_hub: bool = False
     datasets: Sequence[str] = ()
     license: str | None = None
     example: str | None = None
@@ -121,6 +128,7 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         template_str=TEMPLATE.read_text(encoding="utf-8") + "\n",  # jinja strips the last newline
         **_model_section(directory, facts),
         results=results,
+        before=any(row["before"] for row in results),
         result_signatures=list(dict.fromkeys(row["signature"] for row in results if row["signature"])),
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
         training=_training(facts),
@@ -166,6 +174,7 @@ def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
         pipeline_tag="translation",
         language=list(dict.fromkeys(facts.languages)) if facts.languages else None,
         license=facts.license,
+        base_model=facts.base_model if facts.base_model_on_hub else None,
         datasets=[name for name in facts.datasets if _HUB_NAME.fullmatch(name)] or None,
         metrics=list(dict.fromkeys(row["metric"] for row in results)) or None,
         tags=["vanilla_transformer", "translation", "attention-is-all-you-need"],
@@ -203,6 +212,8 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
             row = {"split": split, "text": text, "dataset": dataset, "metric": metric, "label": label}
             row["config"] = facts.recipe.get("dataset_config_name") if dataset else None
             row["signature"] = signature or facts.signatures.get(metric)
+            before = facts.metrics.get(f"before_{name}")
+            row["before"] = f"{float(before):.2f}" if _is_number(before) else ""
             rows.append(row | {"value": round(float(value), 2), "shown": f"{float(value):.2f}"})
     return rows
 
@@ -240,6 +251,7 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
     return {
         "name": _public_value("model_name", facts.model_name),
         "languages": facts.languages,
+        "base_model": _public_value("base_model_id", facts.base_model) if facts.base_model else None,
         "parameters": f"{facts.parameters:,}" if facts.parameters is not None else None,
         "sizes": [(label, f"{size:,}" if isinstance(size, int) else size) for label, size in sizes.items() if size],
         "translate": "\n".join(translate),

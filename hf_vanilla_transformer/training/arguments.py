@@ -55,6 +55,11 @@ class DataArguments:
     validation_target_file: str | None = _optional("Validation target text")
     test_source_file: str | None = _optional("Test source text")
     test_target_file: str | None = _optional("Test target text")
+    base_test_file: str | None = _optional(
+        "Fine-tuning: a test set of the base model's text, scored before and after, so that forgetting is seen"
+    )
+    base_test_source_file: str | None = _optional("The same as parallel text: the source")
+    base_test_target_file: str | None = _optional("The same as parallel text: the target")
     dataset_name: str | None = _optional("A dataset on the Hub or in a folder, with splits train, validation and test")
     dataset_config_name: str | None = _optional("Configuration of that dataset")
     source_column: str | None = _optional("Column of the source sentences")
@@ -64,7 +69,9 @@ class DataArguments:
     streaming: bool = HfArg(default=False, help="Stream the training data (needs max_steps)")
     max_source_length: int | None = HfArg(default=256, help="Drop (and report) training pairs with more source tokens")
     max_target_length: int | None = HfArg(default=256, help="The same for target tokens")
+    max_train_samples: int | None = _optional("Train on the first N pairs only")
     max_eval_samples: int | None = _optional("Validate on the first N pairs only")
+    max_test_samples: int | None = _optional("Score the first N pairs of the test sets only")
     tokenizer_name: str | None = _optional("A folder with a tokenizer, and optionally target_tokenizer/ in it")
     separate_vocabularies: bool = HfArg(default=False, help="Train one tokenizer per language, not a joint one")
     min_frequency: int = HfArg(default=2, help="How often a pair must occur to become a BPE merge")
@@ -113,9 +120,18 @@ class RunArguments(VanillaTransformerTrainingArguments):
     """`VanillaTransformerTrainingArguments` with the paper's optimizer and schedule (§5.3) as defaults, and the
     arguments of a whole run (`run_training`)."""
 
-    learning_rate: float | None = _optional("Peak learning rate; None is the paper's d_model^-0.5 · warmup_steps^-0.5")
-    lr_scheduler_type: str = HfArg(default="inverse_sqrt", help="Learning rate schedule")
-    warmup_steps: float = HfArg(default=4000, help="Steps of linear warm-up (§5.3)")
+    model_name_or_path: str | None = _optional(
+        "Fine-tune this model: a model folder, a folder of a MarianMTModel (OPUS-MT), or a name on the Hub"
+    )
+    learning_rate: float | None = _optional(
+        "Peak learning rate; default: the paper's d_model^-0.5 · warmup_steps^-0.5, for fine-tuning its value after "
+        "200,000 updates, d_model^-0.5 · 200000^-0.5"
+    )
+    # None until `__post_init__`, which knows whether weights are fresh.
+    lr_scheduler_type: str = _optional("Learning rate schedule; default: inverse_sqrt (§5.3), for fine-tuning linear")
+    warmup_steps: float = _optional(
+        "Steps of linear warm-up, below 1 a share of all; default: 4000 (§5.3), for fine-tuning 0.05"
+    )
     adam_beta2: float = HfArg(default=0.98, help="β2 of Adam (§5.3)")
     adam_epsilon: float = HfArg(default=1e-9, help="ε of Adam (§5.3)")
     train_sampling_strategy: str = HfArg(default="group_by_length", help="How training examples are sampled")
@@ -137,6 +153,11 @@ class RunArguments(VanillaTransformerTrainingArguments):
             self.dataloader_pin_memory = False
             if self.bf16:
                 self.use_cpu = True  # the base class refuses bf16 on a CPU without use_cpu
+        fine_tuning = self.model_name_or_path is not None
+        if self.lr_scheduler_type is None:
+            self.lr_scheduler_type = "linear" if fine_tuning else "inverse_sqrt"
+        if self.warmup_steps is None:
+            self.warmup_steps = 0.05 if fine_tuning else 4000
         selects = self.load_best_model_at_end or self.early_stopping_patience is not None
         if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"

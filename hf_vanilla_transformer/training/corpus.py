@@ -23,7 +23,8 @@ from .arguments import DataArguments, RunArguments
 from .distributed import print_main
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
-SPLITS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test", "base_test")
+_LIMITS = {"train": "max_train_samples", "test": "max_test_samples", "base_test": "max_test_samples"}
 _ROWS_READ = 1000
 
 
@@ -40,7 +41,7 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
     if data_args.numbers_size is not None:
         languages = data_args.source_lang or "en", data_args.target_lang or "de"
         splits = number_pairs(data_args.numbers_size, args.seed, *languages, maximum=data_args.numbers_maximum)
-        return Corpus(dict(splits), {})
+        return Corpus({split: _first(pairs, split, data_args) for split, pairs in splits.items()}, {})
     corpus = Corpus({}, {})
     for split in SPLITS:
         source = _split_arguments(data_args, split)
@@ -57,12 +58,20 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         )
         if not streaming:
             print_main(f"{split}: {report.summary()}")
-        corpus.pairs[split], corpus.reports[split] = pairs, report
+        corpus.pairs[split], corpus.reports[split] = _first(pairs, split, data_args), report
     if "train" not in corpus.pairs:
         raise UserError(
             "nothing to train on: give train_file, train_source_file and train_target_file, or dataset_name"
         )
     return corpus
+
+
+def _first(pairs: Any, split: str, data_args: DataArguments) -> Any:
+    """The first pairs of a split, if its number is limited; validation is limited after it is encoded."""
+    limit = getattr(data_args, _LIMITS[split]) if split in _LIMITS else None
+    if limit is None:
+        return pairs
+    return pairs.take(limit) if isinstance(pairs, IterableDataset) else pairs.select(range(min(limit, len(pairs))))
 
 
 def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | None:
@@ -78,7 +87,7 @@ def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | N
         if not (source and target):
             raise UserError(f"{split}_source_file and {split}_target_file go together; one of them is missing")
         return {"source_file": source, "target_file": target}
-    if data_args.dataset_name and not (data_args.train_file or data_args.train_source_file):
+    if data_args.dataset_name and split != "base_test" and not (data_args.train_file or data_args.train_source_file):
         name, config = data_args.dataset_name, data_args.dataset_config_name
         return {"dataset_name": name, "dataset_config_name": config, "split": split}
     return None
@@ -102,7 +111,7 @@ def choose_tokenizers(
             # Read in batches: row by row, a million rows take 20 s.
             batches = ((column, train.select_columns([column]).iter(_ROWS_READ)) for column in columns)
             texts = (text for column, rows in batches for batch in rows for text in batch[column])
-            content = f"{fingerprint} {' '.join(columns)}" if fingerprint else None
+            content = f"{fingerprint} {' '.join(columns)} {data_args.max_train_samples}" if fingerprint else None
             return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase, content)
 
         if data_args.separate_vocabularies:

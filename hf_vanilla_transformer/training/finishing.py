@@ -96,21 +96,28 @@ def score_test_split(
     corpus: Corpus,
     encoded: Dataset,
     data_args: DataArguments,
+    split: str = "test",
 ) -> dict[str, Any]:
-    """Translate the test split with the final generation config; score against the raw references."""
+    """Translate a test split with the final generation config; score against the raw references.
+
+    Returns:
+        The scores, each with the name of the split before it: `test_bleu`.
+    """
     start = time.monotonic()
-    predicted = trainer.predict(encoded, metric_key_prefix="test", num_beams=trainer.model.generation_config.num_beams)
+    beams = trainer.model.generation_config.num_beams
+    print_main(f"{split}: translating {len(encoded):,} sentences, {beams or 1} beam{'s' if (beams or 1) > 1 else ''}")
+    predicted = trainer.predict(encoded, metric_key_prefix=split, num_beams=beams)
     seconds = time.monotonic() - start
     ids = predicted.predictions
     ids[ids < 0] = target_tokenizer.pad_token_id
     hypotheses = target_tokenizer.batch_decode(ids, skip_special_tokens=True)
-    references = corpus.pairs["test"]["target"]
+    references = corpus.pairs[split]["target"]
     scores = score_translations(
         hypotheses, references, tokenize=data_args.bleu_tokenize, lowercase=data_args.bleu_lowercase
     )
-    print_main(f"test: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}")
-    metrics = {name: value for name, value in predicted.metrics.items() if name.startswith("test_")}
-    return metrics | {f"test_{name}": value for name, value in scores.items()} | {"test_seconds": seconds}
+    print_main(f"{split}: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}")
+    metrics = {name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")}
+    return metrics | {f"{split}_{name}": value for name, value in scores.items()} | {f"{split}_seconds": seconds}
 
 
 def save_model_folder(
@@ -171,6 +178,7 @@ def write_card_and_curve(
         print(f"no curve: {error}", file=sys.stderr)
     source, target = data_args.source_lang, data_args.target_lang
     files = data_args.train_file or data_args.train_source_file
+    base = args.model_name_or_path
     from_hub = data_args.dataset_name and not files and not Path(data_args.dataset_name).exists()
     facts = CardFacts(
         model_name=run.resolve().name,
@@ -185,6 +193,8 @@ def write_card_and_curve(
         train_seconds=results["train_seconds"],
         hardware=describe_hardware(),
         versions=versions(),
+        base_model=base if base is None or not Path(base).exists() else Path(base).resolve().name,
+        base_model_on_hub=base is not None and not Path(base).exists(),
         datasets=[str(data_args.dataset_name)] if from_hub else [],
         example=corpus.pairs["test"][0]["source"] if "test" in corpus.pairs else None,
     )

@@ -29,6 +29,7 @@ from .checkpoints import (
 )
 from .corpus import Tokenizers, choose_tokenizers, encode_corpus, load_corpus
 from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main, silence_other_ranks
+from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
 from .precision import bf16_is_faster
 from .trainer import VanillaTransformerTrainer
 
@@ -52,12 +53,24 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
     with errors_on_main_rank_only():
         checkpoint = find_checkpoint(run, args)
         set_seed(args.seed)
+        fine_tuned = args.model_name_or_path is not None
+        base = load_base_model(args.model_name_or_path) if args.model_name_or_path and checkpoint is None else None
+        if base is not None:
+            prepare_model(base, model_args, data_args)
         with args.main_process_first(desc="reading"):  # the other ranks read the cache
             corpus = load_corpus(data_args, args)
-        tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
+        if base is not None:
+            tokenizers = base.tokenizers
+        else:
+            tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
         with args.main_process_first(desc="encoding"):
             encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
-        model = build_model(model_args, tokenizers, checkpoint)
+        if base is not None:
+            model = base.model
+        elif fine_tuned and checkpoint is not None:
+            model = resumed_model(checkpoint, model_args, data_args)
+        else:
+            model = build_model(model_args, tokenizers, checkpoint)
         print_main(f"model: {model.num_parameters():,} parameters")
         published = destination(args)
         resolve_arguments(model, args)
@@ -65,14 +78,20 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
     if checkpoint is None and is_main_rank():
         prepare_output_dir(run, tokenizers)
     wait_for_everyone()
-    results = train(trainer, stop, run, checkpoint)
+    before: dict[str, Any] = {}
+    if fine_tuned:
+        print_main(describe_defaults(args))
+        with errors_on_main_rank_only():
+            before = score_before(trainer, tokenizers, corpus, encoded, data_args, args, checkpoint is not None)
+    results = before | train(trainer, stop, run, checkpoint)
     if data_args.streaming:
         print_main(f"train (streamed, last pass): {corpus.reports['train'].summary()}; {encoding['train'].summary()}")
     with errors_on_main_rank_only():
         results |= finishing.choose_weights(trainer, run, args)
         finishing.set_decoding(trainer.model, args)
-        if "test" in encoded:
-            results |= finishing.score_test_split(trainer, tokenizers[1], corpus, encoded["test"], data_args)
+        for split in ("test", "base_test"):
+            if split in encoded:
+                results |= finishing.score_test_split(trainer, tokenizers[1], corpus, encoded[split], data_args, split)
         finishing.save_model_folder(trainer, tokenizers, run, results)
         if is_main_rank():
             if not trainer.is_fsdp_enabled:  # a forward pass of a sharded model would need all ranks
@@ -156,6 +175,9 @@ def build_model(
 
 def resolve_arguments(model: VanillaTransformerForConditionalGeneration, args: RunArguments) -> None:
     """Set the arguments that depend on the model and the machine: peak learning rate and precision."""
+    if args.learning_rate is None and args.model_name_or_path is not None:
+        # Where the schedule of §5.3 ends: its value after 200,000 updates, 1e-4 at the base size.
+        args.learning_rate = model.config.d_model**-0.5 * 200_000**-0.5
     if args.learning_rate is None:  # the peak of Eq. 3
         if 0 < args.warmup_steps < 1:
             raise UserError(f"warmup_steps={args.warmup_steps} is a share of the run; give steps, or a learning_rate")

@@ -1,0 +1,179 @@
+"""Fine-tuning: load the base model, refuse fields that contradict it, and score it before training."""
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from ..atomic_write import atomic_file
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data import load_tokenizers
+from ..errors import UserError
+from ..inference.loading import load_model
+from ..interop.converting import Converted
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..untrusted import one_line, read_json_object
+from .arguments import DataArguments, RunArguments
+from .corpus import Corpus, Tokenizers
+from .distributed import is_main_rank, print_main
+from .finishing import score_test_split, set_decoding
+
+# What fine-tuning may change: regularisation. All other configuration fields decide the shapes or meaning of weights.
+_FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+# Data fields that describe a new tokenizer, with their defaults.
+_TOKENIZER_FIELDS = {"tokenizer_name": None, "separate_vocabularies": False, "min_frequency": 2, "lowercase": False}
+_WEIGHTS, _OTHER_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
+_MODEL_FILES = ("*.json", "*.txt", "*.spm", "*.model", _WEIGHTS)
+# The scores before training, kept for a run that is resumed.
+SCORES_BEFORE = "scores_before.json"
+
+
+@dataclass
+class BaseModel:
+    """The model that fine-tuning starts from.
+
+    Attributes:
+        name: `model_name_or_path`.
+        model: in float32, on the CPU.
+        tokenizers: of source and target.
+    """
+
+    name: str
+    model: VanillaTransformerForConditionalGeneration
+    tokenizers: Tokenizers
+
+
+def load_base_model(name: str) -> BaseModel:
+    """Load a model to be fine-tuned, with its tokenizers; no code of the model's folder is run.
+
+    Args:
+        name: a model folder, a folder of a `MarianMTModel` (OPUS-MT) or an FSMT model, which is converted, or the
+            name of one of them on the Hub.
+
+    Raises:
+        UserError: there is no such model, it is of another kind, or it has no tokenizer.
+    """
+    folder = Path(name) if Path(name).exists() else _from_hub(name)
+    kind = read_json_object(folder / "config.json").get("model_type")
+    if kind == VanillaTransformerConfig.model_type:
+        return BaseModel(name, load_model(folder, device="cpu", dtype="float32"), load_tokenizers(folder))
+    converted = _converted(name, kind, folder)
+    if converted.tokenizer is None:
+        raise UserError(f"model_name_or_path: {name} has no tokenizer; add its files to the folder")
+    tokenizers = converted.tokenizer, converted.target_tokenizer or converted.tokenizer
+    return BaseModel(name, converted.model.float(), tokenizers)
+
+
+def _converted(name: str, kind: object, folder: Path) -> Converted:
+    from ..interop.fsmt import from_fsmt
+    from ..interop.marian import from_marian
+
+    readers = {"marian": from_marian, "fsmt": from_fsmt}
+    if kind not in readers:
+        can = "this package's models, marian and fsmt can be fine-tuned; `vanilla-transformer convert` reads others"
+        raise UserError(f"model_name_or_path: {name} has model_type={kind!r}; {can}")
+    return readers[str(kind)](folder)
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a model on the Hub, in the cache of `huggingface_hub`."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(_MODEL_FILES)))
+        if not any(folder.glob(_WEIGHTS)):
+            snapshot_download(name, allow_patterns=[_OTHER_WEIGHTS])
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = f"there is no such folder, and the Hub has none that can be fetched ({one_line(error)})"
+        raise UserError(f"model_name_or_path: {name}: {reason}") from None
+    return folder
+
+
+def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, data_args: DataArguments) -> None:
+    """Refuse recipe fields that contradict the base model, whose sizes and tokenizers are kept.
+
+    Raises:
+        UserError: names the field, its value and the value of the base model.
+    """
+    for field, value in vars(model_args).items():
+        if value is None or field in _FREE:
+            continue
+        if field == "preset":
+            raise UserError(f"preset: {value}: fine-tuning keeps the sizes of {name}; leave it out")
+        if (own := getattr(config, field)) != value:
+            raise UserError(f"{field}: {value}: {name} has {own}, which fine-tuning keeps; leave it out")
+    for field, default in _TOKENIZER_FIELDS.items():
+        if (value := getattr(data_args, field)) != default:
+            raise UserError(f"{field}: {value}: fine-tuning keeps the tokenizer of {name}; leave it out")
+
+
+def prepare_model(base: BaseModel, model_args: Any, data_args: DataArguments) -> None:
+    """Check the recipe against the base model, and set the dropout and label smoothing that it asks for."""
+    check_fields(base.name, base.model.config, model_args, data_args)
+    changes = {name: getattr(model_args, name) for name in _FREE if getattr(model_args, name) is not None}
+    if changes:
+        # Modules copy their dropout when they are made.
+        config = VanillaTransformerConfig(**{**base.model.config.to_dict(), **changes})
+        weights, generation_config = base.model.state_dict(), base.model.generation_config
+        base.model = VanillaTransformerForConditionalGeneration(config)
+        base.model.load_state_dict(weights)
+        base.model.generation_config = generation_config
+
+
+def resumed_model(
+    checkpoint: Path, model_args: Any, data_args: DataArguments
+) -> VanillaTransformerForConditionalGeneration:
+    """A model of the sizes of a checkpoint of a fine-tuning run; the trainer loads its weights."""
+    config = VanillaTransformerConfig.from_pretrained(checkpoint)
+    check_fields(str(checkpoint), config, model_args, data_args)
+    for name in _FREE:
+        if (value := getattr(model_args, name)) is not None:
+            setattr(config, name, value)
+    model = VanillaTransformerForConditionalGeneration(config)
+    model.generation_config = GenerationConfig.from_pretrained(checkpoint)
+    return model
+
+
+def describe_defaults(args: RunArguments) -> str:
+    """One line about the optimizer settings, which differ from those for fresh weights."""
+    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    chosen = (
+        f"learning_rate {args.learning_rate:.3g}, lr_scheduler_type {schedule}, warmup_steps {args.warmup_steps:g}"
+    )
+    return f"fine-tuning {args.model_name_or_path}: {chosen} (fresh weights have the schedule of section 5.3)"
+
+
+def score_before(
+    trainer: Any,
+    tokenizers: Tokenizers,
+    corpus: Corpus,
+    encoded: dict[str, Any],
+    data_args: DataArguments,
+    args: RunArguments,
+    resumed: bool,
+) -> dict[str, Any]:
+    """The scores of the base model on the test splits, with the search settings of the test after training.
+
+    Returns:
+        `before_test_bleu`, `before_base_test_bleu` and so on; of a resumed run those from its start.
+    """
+    path = Path(args.output_dir) / SCORES_BEFORE
+    if resumed:
+        return dict(read_json_object(path)) if path.is_file() else {}
+    own = copy.deepcopy(trainer.model.generation_config)
+    set_decoding(trainer.model, args)
+    scores: dict[str, Any] = {}
+    for split in ("test", "base_test"):
+        if split in encoded:
+            print_main(f"before fine-tuning, {split}:")
+            found = score_test_split(trainer, tokenizers[1], corpus, encoded[split], data_args, split)
+            scores |= {f"before_{name}": value for name, value in found.items()}
+    trainer.model.generation_config = own
+    if is_main_rank() and scores:
+        with atomic_file(path) as temporary:
+            temporary.write_text(json.dumps(scores, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return scores

@@ -1,0 +1,232 @@
+"""Fine-tuning: the tokenizer and sizes of the base model are kept; both test sets are scored before and after."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, MarianTokenizer
+
+from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base_model, prepare_model
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import run_training
+from tests.interop.test_marian import write_opus_folder
+from tests.model_helpers import randomise, tiny_model
+from tests.trainer_helpers import as_flags
+
+SOURCES = ["one dog", "two dogs", "three cats", "a ball", "one cat", "two cats in the snow", "three dogs", "one ball"]
+TARGETS = [
+    "ein Hund",
+    "zwei Hunde",
+    "drei Katzen",
+    "ein Ball",
+    "eine Katze",
+    "zwei Katzen im Schnee",
+    "drei Hunde",
+    "x",
+]
+SETTINGS: dict[str, Any] = {
+    "max_steps": 4,
+    "save_steps": 2,
+    "per_device_train_batch_size": 4,
+    "logging_steps": 1,
+    "generation_max_length": 8,
+    "disable_tqdm": True,
+    "use_cpu": True,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Flags for training text, a test set and a test set of the base model."""
+    folder = tmp_path_factory.mktemp("text")
+    flags = {}
+    for split, rows in (("train", slice(None)), ("test", slice(0, 3)), ("base_test", slice(3, 8))):
+        for side, lines in (("source", SOURCES), ("target", TARGETS)):
+            file = folder / f"{split}.{side}"
+            file.write_text("\n".join(lines[rows]) + "\n", encoding="utf-8")
+            flags[f"{split}_{side}_file"] = file
+    return flags
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of ours with random weights and the settings of a finished run."""
+    folder = tmp_path_factory.mktemp("base") / "ours"
+    tokenizer = train_tokenizer(SOURCES + TARGETS, 300)
+    model = randomise(tiny_model(vocab_size=len(tokenizer), dropout=0.1))
+    model.generation_config.num_beams = 2
+    model.save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def opus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as of an OPUS-MT model: SentencePiece, swish, bad_words_ids."""
+    pytest.importorskip("sentencepiece", reason="the extra `convert` is not installed")
+    folder = tmp_path_factory.mktemp("base") / "opus"
+    write_opus_folder(folder)
+    return folder
+
+
+def fine_tune(output: Path, base: Path, text: dict[str, Path], **fields: Any) -> dict[str, Any]:
+    flags = as_flags({**SETTINGS, "model_name_or_path": base, **text, **fields})
+    return run_training(*parse_recipe(["--output_dir", str(output), *flags]), command="train")
+
+
+@pytest.fixture(scope="module")
+def tuned(
+    base: Path, text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any], str]:
+    """A run from `base`: its folder, results and standard output."""
+    folder, printed = tmp_path_factory.mktemp("tuned") / "run", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        results = fine_tune(folder, base, text, dropout=0.3, generation_max_length=40)
+    return folder, results, printed.getvalue()
+
+
+def test_fine_tuning_starts_from_the_base_weights(base: Path, text: dict[str, Path]) -> None:
+    loaded = load_base_model(str(base))
+    prepare_model(loaded, *parse_recipe(["--dropout", "0.4", "--label_smoothing", "0.2"])[:2])
+    expected, actual = load_file(base / "model.safetensors"), loaded.model.state_dict()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    layers = [*loaded.model.model.encoder.layers, *loaded.model.model.decoder.layers]
+    assert {layer.dropout for layer in layers} == {0.4} and loaded.model.config.label_smoothing == 0.2
+
+
+def test_fine_tuning_keeps_tokenizer_sizes_and_search_settings(base: Path, tuned: tuple) -> None:
+    folder, _, _ = tuned
+    model, own = (AutoModelForSeq2SeqLM.from_pretrained(each) for each in (folder, base))
+    new, old = model.config.to_dict(), own.config.to_dict()
+    assert {name for name in old if name != "_name_or_path" and new[name] != old[name]} == {"dropout"}
+    assert new["dropout"] == 0.3 and model.generation_config.num_beams == 2
+    before, after = load_tokenizers(base)[0], load_tokenizers(folder)[0]
+    assert before.get_vocab() == after.get_vocab() and before(SOURCES)["input_ids"] == after(SOURCES)["input_ids"]
+
+
+def test_scores_before_are_those_of_the_base_model(base: Path, text: dict[str, Path], tuned: tuple) -> None:
+    folder, results, _ = tuned
+    for split in ("test", "base_test"):
+        sources, references = (
+            text[f"{split}_{side}_file"].read_text("utf-8").splitlines() for side in ("source", "target")
+        )
+        for prefix, model in (("before_", base), ("", folder)):
+            translations = list(Translator.from_pretrained(model, "cpu").translate(sources, max_new_tokens=39))
+            expected = sacrebleu.corpus_chrf(translations, [references]).score
+            assert results[f"{prefix}{split}_chrf"] == pytest.approx(expected, abs=1e-6), (prefix, split)
+    assert results["test_chrf"] != results["before_test_chrf"]
+    assert json.loads((folder / "all_results.json").read_text())["before_test_chrf"] == results["before_test_chrf"]
+
+
+def test_card_shows_both_sets_before_and_after(base: Path, tuned: tuple) -> None:
+    folder, results, _ = tuned
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"fine-tuned from `{base.name}`" in card and str(base.parent) not in card
+    assert "base_model:" not in card.split("---")[1], "a folder has no name on the Hub"
+    for split in ("test", "base_test"):
+        scores = f"{results[f'before_{split}_chrf']:.2f} | {results[f'{split}_chrf']:.2f}"
+        assert f"| {split} | {split}.source, {split}.target | chrF | {scores} |" in card
+
+
+def test_resumed_run_ends_with_the_same_weights_and_scores(base: Path, text: dict, tmp_path: Path) -> None:
+    whole = fine_tune(tmp_path / "whole", base, text)
+    fine_tune(tmp_path / "cut", base, text, save_total_limit=5)
+    (tmp_path / "resumed").mkdir()
+    for name in ("checkpoint-2", SCORES_BEFORE):
+        (tmp_path / "cut" / name).rename(tmp_path / "resumed" / name)
+    # The base model is not needed again.
+    resumed = fine_tune(tmp_path / "resumed", tmp_path / "gone", text, resume_from_checkpoint=True)
+    expected, actual = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    scores = {name: value for name, value in whole.items() if "test_" in name and name.endswith(("bleu", "chrf"))}
+    assert len(scores) == 8 and scores == {name: resumed[name] for name in scores}
+
+
+def test_optimizer_defaults_are_said_and_differ_from_fresh_weights(tuned: tuple) -> None:
+    fresh, changed = (parse_recipe(flags)[2] for flags in ([], ["--model_name_or_path", "x"]))
+    assert (fresh.lr_scheduler_type, fresh.warmup_steps) == ("inverse_sqrt", 4000)
+    assert (changed.lr_scheduler_type, changed.warmup_steps) == ("linear", 0.05)
+    # the paper's schedule after 200,000 updates, d_model^-0.5 · 200000^-0.5, with d_model = 32
+    rate = f"{32**-0.5 * 200_000**-0.5:.3g}"
+    assert f"learning_rate {rate}, lr_scheduler_type linear, warmup_steps 0.05" in tuned[2]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("d_model", 64),
+        ("vocab_size", 10),
+        ("activation_function", "gelu"),
+        ("preset", "base"),
+        ("tokenizer_name", "other"),
+        ("separate_vocabularies", True),
+        ("lowercase", True),
+    ],
+)
+def test_field_that_contradicts_the_base_model_is_refused(
+    base: Path, text: dict, tmp_path: Path, field: str, value: Any
+) -> None:
+    with pytest.raises(UserError, match=f"^{field}: {value}: .*; leave it out$"):
+        fine_tune(tmp_path / "run", base, text, **{field: value})
+    assert not (tmp_path / "run").exists()
+
+
+def test_field_that_agrees_with_the_base_model_is_accepted(base: Path) -> None:
+    loaded = load_base_model(str(base))
+    prepare_model(loaded, *parse_recipe(["--d_model", "32", "--encoder_layers", "2"])[:2])
+    assert loaded.model.config.d_model == 32
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"model_type": "bart"}', "["])
+def test_folder_of_another_model_is_refused(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=str(tmp_path)) as refusal:
+        load_base_model(str(tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
+def test_name_that_is_nowhere_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="^model_name_or_path: nobody/nothing: there is no such folder") as refusal:
+        load_base_model("nobody/nothing")
+    assert "\n" not in str(refusal.value)
+
+
+def test_opus_folder_is_fine_tuned_with_its_tokenizer_and_search(opus: Path, text: dict, tmp_path: Path) -> None:
+    results = fine_tune(tmp_path / "run", opus, text)
+    assert {"before_test_bleu", "test_bleu", "before_base_test_bleu", "base_test_bleu"} <= results.keys()
+    tokenizer, target_tokenizer = load_tokenizers(tmp_path / "run")
+    assert isinstance(tokenizer, MarianTokenizer) and target_tokenizer is tokenizer
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    assert model.config.model_type == "vanilla_transformer" and model.config.activation_function == "swish"
+    pad = tokenizer.pad_token_id
+    assert model.generation_config.bad_words_ids == [[pad]] and model.generation_config.num_beams == 4
+    written = model.generate(**tokenizer(SOURCES, padding=True, return_tensors="pt"))
+    assert written.shape[0] == len(SOURCES)
+
+
+def test_opus_folder_without_a_tokenizer_is_refused(opus: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((opus / name).read_bytes())
+    with pytest.raises(UserError, match="has no tokenizer; add its files to the folder$"):
+        load_base_model(str(tmp_path))
+
+
+def test_average_and_sample_limits_go_with_fine_tuning(
+    base: Path, text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validation = {f"validation_{side}_file": text[f"test_{side}_file"] for side in ("source", "target")}
+    fields = {"average_last": 2, "eval_strategy": "steps", "eval_steps": 2, "max_train_samples": 4}
+    results = fine_tune(tmp_path / "run", base, text | validation, **fields, max_test_samples=2)
+    assert {"eval_bleu_single", "eval_bleu_averaged", "before_test_bleu"} <= results.keys()
+    assert results["test_sentences"] == 2 and results["epoch"] == 4
+    assert "test: translating 2 sentences, 2 beams" in capsys.readouterr().out
