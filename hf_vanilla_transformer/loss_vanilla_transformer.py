@@ -39,7 +39,7 @@ def translation_loss(
     """
     logits, targets = logits.float().flatten(0, -2), labels.flatten()  # (N, V), (N,)
     total = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
-    return total / _tokens(labels, num_items_in_batch)
+    return total / target_tokens(labels, num_items_in_batch)
 
 
 def fused_translation_loss(
@@ -63,11 +63,11 @@ def fused_translation_loss(
     total, plain, *_ = _FusedCrossEntropy.apply(
         hidden_states.flatten(0, -2), weight, bias, labels.flatten(), label_smoothing, torch.is_grad_enabled()
     )
-    tokens = _tokens(labels, num_items_in_batch)
+    tokens = target_tokens(labels, num_items_in_batch)
     return total / tokens, plain / tokens
 
 
-def _tokens(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
+def target_tokens(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
     if num_items_in_batch is None:
         return labels.ne(IGNORED).sum().clamp(min=1)
     return num_items_in_batch.to(labels.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch
@@ -103,7 +103,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             grad_bias: Any = None
             if grad and bias is not None:
                 grad_bias = sum_tokens.new_full((vocab_size,), -smoothing / vocab_size * len(counted))
-            rows = _rows_per_chunk(weight.shape, device_type, dtype)
+            rows = rows_per_chunk(weight.shape, device_type, dtype)
             # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
             buffer = tokens.new_empty(min(rows, len(tokens)), vocab_size)  # (rows, V)
             product = torch.empty_like(cast_weight) if grad and dtype != torch.float32 else None  # (V, D)
@@ -151,7 +151,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         return grad_hidden.to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), grad_bias, None, None, None
 
 
-def _rows_per_chunk(weight: torch.Size, device_type: str, dtype: torch.dtype) -> int:
+def rows_per_chunk(weight: torch.Size, device_type: str, dtype: torch.dtype) -> int:
     """Positions per chunk for a `weight` of shape (V, D)."""
     vocab_size, width = weight
     if device_type != "cpu":

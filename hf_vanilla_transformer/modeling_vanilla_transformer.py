@@ -188,6 +188,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
+        objective: Any = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> VanillaTransformerOutput:
         """Logits of every target token, and their loss against `labels`.
@@ -197,6 +198,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             num_items_in_batch: target tokens of the whole update (`Trainer` passes it); see `translation_loss`.
             skip_logits: compute the loss without the (B, T, V) logits, in a fraction of their time and memory; None:
                 while training. There are always logits without labels, or where an adapter wraps the output layer.
+            objective: computes the loss in place of `translation_loss`; called as in `_losses`.
             The others: as in the two stacks.
 
         Returns:
@@ -226,12 +228,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             use_cache=False if labels is not None else use_cache,
             **kwargs,
         )
-        logits = None
+        logits = loss = nll_loss = None
         if labels is None or not self._can_skip_logits(skip_logits):
             logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)
-        loss = nll_loss = None
         if labels is not None:
-            loss, nll_loss = self._losses(outputs.last_hidden_state, logits, labels, num_items_in_batch)
+            loss, nll_loss = self._losses(outputs.last_hidden_state, logits, labels, num_items_in_batch, objective)
         fields = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         nll_loss = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
         return VanillaTransformerOutput(loss=loss, logits=logits, nll_loss=nll_loss, **fields)
@@ -249,19 +250,20 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return not half
 
     def _losses(
-        self, hidden_states: Tensor, logits: Tensor | None, labels: Tensor, num_items_in_batch: Tensor | int | None
+        self, states: Tensor, logits: Tensor | None, labels: Tensor, num_items: Tensor | int | None, objective: Any
     ) -> tuple[Tensor, Tensor]:
         """The loss to train on, and the same without smoothing."""
         smoothing = self.config.label_smoothing if self.training else 0.0
-        labels = labels.to(hidden_states.device)
+        labels = labels.to(states.device)
         check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.target_vocab_size, "labels")
+        if objective is not None:
+            return objective(states, logits, self.lm_head, labels, smoothing, num_items)
         if logits is not None:
-            loss = translation_loss(logits, labels, smoothing, num_items_in_batch)
+            loss = translation_loss(logits, labels, smoothing, num_items)
             if not smoothing:
                 return loss, loss.detach().clone()  # `Trainer` multiplies its loss in place
-            return loss, translation_loss(logits.detach(), labels, 0.0, num_items_in_batch)
-        weight, bias = self.lm_head.weight, self.lm_head.bias
-        return fused_translation_loss(hidden_states, weight, bias, labels, smoothing, num_items_in_batch)
+            return loss, translation_loss(logits.detach(), labels, 0.0, num_items)
+        return fused_translation_loss(states, self.lm_head.weight, self.lm_head.bias, labels, smoothing, num_items)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """`labels` (B, T) shifted right; `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""

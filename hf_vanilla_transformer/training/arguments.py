@@ -1,5 +1,6 @@
 """The arguments of a training run: model, data and training. Recipes and command-line flags use the field names."""
 
+import math
 from dataclasses import MISSING, Field, dataclass, fields, make_dataclass
 from enum import Enum
 from typing import Any
@@ -97,8 +98,12 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         "Target tokens per update, about, over all batches and ranks (§5.1: 25000); None: one batch per device"
     )
     stream_window: int = HfArg(default=20_000, help="Pairs of a stream that are buffered to build token batches from")
+    simcut_alpha: float = HfArg(default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence; the paper: 3")
+    simcut_probability: float = HfArg(default=0.05, help="SimCut: share of the token embeddings that are zeroed")
+    r_drop_alpha: float = HfArg(default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence; there: 5")
 
     def __post_init__(self) -> None:
+        self._check_consistency()
         names = "max_tokens_per_batch", "tokens_per_update", "stream_window"
         check_at_least_one(**{name: getattr(self, name) for name in names})
         if self.max_tokens_per_batch is None:
@@ -113,6 +118,22 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             name = "dataloader_drop_last" if self.dataloader_drop_last else "auto_find_batch_size"
             raise ValueError(f"{name}=True does not go with max_tokens_per_batch")
         super().__post_init__()
+
+    def _check_consistency(self) -> None:
+        for name in ("simcut_alpha", "r_drop_alpha"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: give a number of at least 0; 0 switches it off")
+        if not 0 <= self.simcut_probability < 1:
+            raise ValueError(f"simcut_probability={self.simcut_probability}: must be at least 0 and below 1")
+        if self.simcut_alpha and self.r_drop_alpha:
+            raise ValueError(
+                f"simcut_alpha={self.simcut_alpha} and r_drop_alpha={self.r_drop_alpha} are two objectives: choose one"
+            )
+        if (self.simcut_alpha or self.r_drop_alpha) and self.label_smoothing_factor:
+            raise ValueError(
+                f"label_smoothing_factor={self.label_smoothing_factor} replaces the model's loss: with SimCut or "
+                "R-Drop use the label_smoothing of the configuration"
+            )
 
 
 @dataclass

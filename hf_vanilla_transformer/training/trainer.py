@@ -23,7 +23,10 @@ from ..data.token_batches import StreamingTokenBatches, TokenBatchDataset, colla
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..inference.optimize import optimize_if_possible
-from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
+from ..modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerPreTrainedModel,
+)
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     DATA_POSITION,
@@ -33,6 +36,7 @@ from .checkpoints import (
     move_into_place,
     remove_old_checkpoints,
 )
+from .consistency import ConsistencyObjective, consistency_objective
 from .distributed import print_main
 from .progress import ThroughputMeter, perplexities
 
@@ -68,8 +72,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         self._epoch = 0
         self._warned = False
         self._staging: Path | None = None
+        self.consistency: ConsistencyObjective | None = consistency_objective(self.args)
         if self.by_tokens:
             self._check_token_batches()
+        if self.consistency is not None:
+            self._check_consistency()
 
     @property
     def by_tokens(self) -> bool:
@@ -78,8 +85,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
 
     def _check_token_batches(self) -> None:
         args, why = self.args, None
-        model = self.accelerator.unwrap_model(self.model)
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        model = self._base_model()
         if not isinstance(model, VanillaTransformerPreTrainedModel) and self.compute_loss_func is None:
             # Marian, BART and T5 accept num_items_in_batch and ignore it.
             name = type(model).__name__
@@ -92,6 +98,21 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             why = "shards sentences over ranks; it does not go with tensor, context or sequence parallelism"
         if why:
             raise UserError(f"max_tokens_per_batch={args.max_tokens_per_batch} {why}")
+
+    def _base_model(self) -> Any:
+        """The model without the wrappers of data parallelism and adapters."""
+        model = self.accelerator.unwrap_model(self.model)
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+    def _check_consistency(self) -> None:
+        method = f"{'simcut_alpha' if self.args.simcut_alpha else 'r_drop_alpha'}={self.consistency.alpha}"
+        model = self._base_model()
+        if not isinstance(model, VanillaTransformerForConditionalGeneration):
+            raise UserError(f"{method} needs a VanillaTransformerForConditionalGeneration, not {type(model).__name__}")
+        if self.is_fsdp_enabled:
+            raise UserError(
+                f"{method} does not go with FSDP: its embeddings are looked up outside of the forward pass"
+            )
 
     # Data loading
 
@@ -204,6 +225,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """As `Seq2SeqTrainer`; the loss without label smoothing, if the model returns it, is logged."""
+        if self.consistency is not None and model.training:
+            inputs = self.consistency.inputs(self._base_model(), inputs)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         nll = outputs.get("nll_loss") if isinstance(outputs, dict) else None
         if nll is not None and num_items_in_batch is not None:

@@ -1,0 +1,255 @@
+"""Consistency training: two passes over a batch, and a penalty where their predictions differ.
+
+  R-Drop (Liang et al. 2021, arXiv 2106.14448): two passes with different dropout masks.
+  SimCut (Gao et al. 2022, arXiv 2206.02368): the second pass reads token embeddings of which some are zeroed.
+
+With p and q for the distributions of the two passes, the loss of a target position is
+
+  CE(p) + c CE(q) + α (f KL(p ‖ q) + r KL(q ‖ p))
+
+SimCut, its Eq. 7:    c = 0, f = 1, r = 0
+R-Drop, its Eq. 2-4:  c = 1, f = r = 1/2
+
+In both, gradients flow through both distributions, as in the published code of each (github.com/gpengzhi/Bi-SimCut and
+github.com/dropreg/R-Drop at the time of writing): nothing is detached.
+
+Shapes: B sentences, S source length, T target length, N' target positions with a label, D d_model, V target
+vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..loss_vanilla_transformer import IGNORED, rows_per_chunk, target_tokens
+
+CPU_CACHE = 2**18  # logits of each pass that are differentiated at once, so that they stay in a core's cache
+
+
+@dataclass(frozen=True)
+class ConsistencyObjective:
+    """The objective of consistency training, which a model's forward pass takes as `objective`.
+
+    Args:
+        alpha: α, the weight of the divergence.
+        second_cross_entropy: c. forward: f. reverse: r.
+        cutoff: probability with which the second pass zeroes a token's embedding.
+    """
+
+    alpha: float
+    second_cross_entropy: float
+    forward: float
+    reverse: float
+    cutoff: float = 0.0
+
+    def inputs(self, model: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of one forward pass over both versions of a batch: first B rows as they are, then B others.
+
+        Args:
+            model: a `VanillaTransformerForConditionalGeneration`.
+            batch: `input_ids` and `attention_mask` (B, S), `labels` (B, T), perhaps `decoder_input_ids` (B, T).
+        """
+        batch = dict(batch)
+        if batch.get("decoder_input_ids") is None:
+            batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+        twice = {name: torch.cat([each, each]) for name, each in batch.items() if isinstance(each, Tensor)}
+        if self.cutoff:
+            source, target = batch["input_ids"], batch["decoder_input_ids"]
+            start = torch.zeros_like(target, dtype=torch.bool)  # (B, T)
+            start[:, 0] = True
+            del twice["input_ids"], twice["decoder_input_ids"]
+            end = source.eq(model.config.eos_token_id)  # (B, S)
+            twice["inputs_embeds"] = self._embed(model.get_encoder().embed_tokens, source, keep=end)
+            twice["decoder_inputs_embeds"] = self._embed(model.get_decoder().embed_tokens, target, keep=start)
+        return {**batch, "input_ids": None, "decoder_input_ids": None, **twice, "objective": self}
+
+    def _embed(self, embed_tokens: nn.Module, ids: Tensor, keep: Tensor) -> Tensor:
+        """Embeddings of tokens (B, T), before scale and position, and behind them the same with some zeroed."""
+        embeddings = embed_tokens(ids)  # (B, T, D)
+        kept = keep | random_mask(ids, self.cutoff)  # (B, T)
+        return torch.cat([embeddings, embeddings * kept[..., None].to(embeddings.dtype)])  # (2 B, T, D)
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        logits: Tensor | None,
+        lm_head: nn.Module,
+        labels: Tensor,
+        label_smoothing: float,
+        num_items_in_batch: Tensor | int | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of both passes, and without a gradient the unsmoothed cross-entropy of the first one, for the log.
+
+        Args:
+            hidden_states: (2 B, T, D), the decoder's output. lm_head: the output layer.
+            logits: (2 B, T, V), or None to compute them chunk by chunk from the hidden states.
+            labels: (2 B, T), -100 for padding; both halves are equal.
+            label_smoothing: ε of the cross-entropies.
+            num_items_in_batch: target tokens of the whole update, counted once; None: those of this batch.
+        """
+        labels = labels.chunk(2)[0]  # (B, T)
+        if logits is not None:
+            total, plain = consistency_loss(logits, labels, label_smoothing, self)
+        else:
+            total, plain, *_ = _FusedConsistency.apply(
+                hidden_states.flatten(0, 1),  # (2 B T, D)
+                lm_head.weight,
+                lm_head.bias,
+                labels.flatten(),  # (B T,)
+                label_smoothing,
+                self,
+                torch.is_grad_enabled(),
+            )
+        tokens = target_tokens(labels, num_items_in_batch)
+        return total / tokens, plain / tokens
+
+
+def random_mask(ids: Tensor, probability: float) -> Tensor:
+    """False with a probability, for each of the tokens (B, T)."""
+    return torch.rand(ids.shape, device=ids.device) >= probability
+
+
+def simcut(alpha: float = 3.0, probability: float = 0.05) -> ConsistencyObjective:
+    """SimCut; the defaults are the paper's."""
+    return ConsistencyObjective(alpha, second_cross_entropy=0.0, forward=1.0, reverse=0.0, cutoff=probability)
+
+
+def r_drop(alpha: float = 5.0) -> ConsistencyObjective:
+    """R-Drop; the default is the paper's for translation."""
+    return ConsistencyObjective(alpha, second_cross_entropy=1.0, forward=0.5, reverse=0.5)
+
+
+def consistency_objective(args: Any) -> ConsistencyObjective | None:
+    """The objective that training arguments ask for; None without any."""
+    if getattr(args, "simcut_alpha", 0):
+        return simcut(args.simcut_alpha, args.simcut_probability)
+    return r_drop(args.r_drop_alpha) if getattr(args, "r_drop_alpha", 0) else None
+
+
+def consistency_loss(
+    logits: Tensor, labels: Tensor, label_smoothing: float, objective: ConsistencyObjective
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of logits (2 B, T, V) and labels (B, T); the unsmoothed cross-entropy of the first half."""
+    counted = labels.ne(IGNORED)  # (B, T)
+    first, second = (half[counted].float() for half in logits.chunk(2))  # (N', V)
+    targets = labels[counted]  # (N',)
+
+    def cross_entropy(scores: Tensor, smoothing: float) -> Tensor:
+        return F.cross_entropy(scores, targets, label_smoothing=smoothing, reduction="sum")
+
+    log_p, log_q = first.log_softmax(dim=1), second.log_softmax(dim=1)  # (N', V)
+    forward = F.kl_div(log_q, log_p, reduction="sum", log_target=True)  # KL(p ‖ q)
+    reverse = F.kl_div(log_p, log_q, reduction="sum", log_target=True)  # KL(q ‖ p)
+    loss = cross_entropy(first, label_smoothing)
+    if objective.second_cross_entropy:
+        loss = loss + objective.second_cross_entropy * cross_entropy(second, label_smoothing)
+    loss = loss + objective.alpha * (objective.forward * forward + objective.reverse * reverse)
+    return loss, cross_entropy(first.detach(), 0.0)
+
+
+class _FusedConsistency(torch.autograd.Function):
+    """`consistency_loss` without holding all logits in memory: `forward` computes the gradients chunk by chunk.
+
+    With d = log p - log q, the derivatives of the divergence by the logits z of p and z' of q are
+
+      ∂KL(p ‖ q)/∂z = p (d - KL(p ‖ q)),  ∂KL(p ‖ q)/∂z' = q - p,
+
+    and those of KL(q ‖ p) follow by exchanging the two.
+    """
+
+    @staticmethod
+    def forward(
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+        objective: ConsistencyObjective,
+        grad: bool,
+    ) -> tuple[Tensor | None, ...]:
+        device_type = hidden.device.type
+        dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
+        counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
+        counted = torch.cat([counted, counted + len(labels)])  # (2 N',)
+        tokens, cast_weight = hidden[counted].to(dtype), weight.to(dtype)  # (2 N', D), (V, D)
+        pairs = tokens.unflatten(0, (2, -1))  # (2, N', D)
+        labels = labels[counted[: pairs.shape[1]], None]  # (N', 1)
+        with torch.autocast(device_type, enabled=False):
+            sums = torch.zeros(2, device=hidden.device)  # the loss, the unsmoothed cross-entropy of the first pass
+            grad_pairs: Any = torch.empty_like(pairs, dtype=torch.float32) if grad else None  # (2, N', D)
+            grad_weight: Any = torch.zeros_like(weight, dtype=torch.float32) if grad else None  # (V, D)
+            grad_bias: Any = None
+            if grad and bias is not None:
+                grad_bias = torch.zeros_like(bias, dtype=torch.float32)  # (V,)
+            rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // 2)
+            for start in range(0, pairs.shape[1], rows):
+                chunk = pairs[:, start : start + rows]  # (2, n, D)
+                flat = chunk.flatten(0, 1)  # (2 n, D)
+                logits = F.linear(flat, cast_weight, None if bias is None else bias.to(dtype))  # (2 n, V)
+                sums += _differentiate(*logits.chunk(2), labels[start : start + rows], smoothing, objective)
+                if grad:
+                    grad_pairs[:, start : start + rows] = (logits @ cast_weight).unflatten(0, (2, -1))  # (2, n, D)
+                    grad_weight += logits.T @ flat
+                if grad_bias is not None:
+                    grad_bias += logits.sum(dim=0, dtype=torch.float32)
+        grad_tokens = grad_pairs.flatten(0, 1) if grad else None  # (2 N', D)
+        return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor | None, ...]) -> None:
+        hidden, weight, *_ = inputs
+        _, plain, counted, *gradients = output
+        ctx.mark_non_differentiable(plain, counted)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(counted, *gradients)
+        ctx.like = hidden.shape, hidden.dtype, weight.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor, *second: Tensor | None) -> tuple[Tensor | None, ...]:
+        if any(each is not None for each in second):
+            raise RuntimeError("this loss has no second derivatives; for those call the model with skip_logits=False")
+        counted, grad_tokens, grad_weight, grad_bias = ctx.saved_tensors
+        shape, hidden_dtype, weight_dtype = ctx.like
+        grad_hidden = grad_tokens.new_zeros(shape)  # (2 B T, D)
+        grad_hidden[counted] = grad_tokens * grad_total
+        if grad_bias is not None:
+            grad_bias = (grad_bias * grad_total).to(weight_dtype)
+        grad_weight = (grad_weight * grad_total).to(weight_dtype)
+        return grad_hidden.to(hidden_dtype), grad_weight, grad_bias, None, None, None, None
+
+
+def _differentiate(
+    first: Tensor, second: Tensor, labels: Tensor, smoothing: float, objective: ConsistencyObjective
+) -> Tensor:
+    """Overwrite the logits of both passes (n, V) with the derivatives of the loss by them; return the summed loss and
+    the unsmoothed cross-entropy of the first pass."""
+    vocab_size = first.shape[1]
+    sums = torch.zeros(2, device=first.device)
+    rows = max(1, CPU_CACHE // vocab_size) if first.device.type == "cpu" else len(first)
+    weights = 1.0, objective.second_cross_entropy
+    for z, z2, label in zip(first.split(rows), second.split(rows), labels.split(rows), strict=True):
+        logs = z.log_softmax(dim=1, dtype=torch.float32), z2.log_softmax(dim=1, dtype=torch.float32)  # (rows, V)
+        p, q = (each.exp() for each in logs)  # (rows, V)
+        difference = logs[0] - logs[1]  # d (rows, V)
+        forward = (p * difference).sum(dim=1, keepdim=True)  # KL(p ‖ q) (rows, 1)
+        reverse = -(q * difference).sum(dim=1, keepdim=True)  # KL(q ‖ p) (rows, 1)
+        total = objective.alpha * (objective.forward * forward + objective.reverse * reverse).sum()
+        f, r = objective.alpha * objective.forward, objective.alpha * objective.reverse
+        derivatives = (
+            f * p * (difference - forward) + r * (p - q),
+            f * (q - p) - r * q * (difference + reverse),
+        )
+        for logits, log, probability, derivative, weight in zip(
+            (z, z2), logs, (p, q), derivatives, weights, strict=True
+        ):
+            if weight:  # CE = -(1 - ε) log p_label - ε mean(log p), differentiated: p - (1 - ε) [label] - ε / V
+                chosen = -log.gather(1, label).sum()
+                total = total + weight * ((1 - smoothing) * chosen - smoothing * log.mean(dim=1).sum())
+                derivative += weight * (probability - smoothing / vocab_size)
+                derivative.scatter_add_(1, label, derivative.new_full(label.shape, weight * (smoothing - 1)))
+            logits.copy_(derivative)
+        sums += torch.stack([total, -logs[0].gather(1, label).sum()])
+    return sums
