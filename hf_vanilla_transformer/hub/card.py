@@ -267,6 +267,8 @@ def _training(facts: CardFacts) -> list[tuple[str, str]]:
     lines = [(label, format(value, style)) for value, label, style in numbers if _is_number(value)]
     if measured.get("averaged_checkpoints"):
         lines.append(("weights", f"the mean of the last {measured['averaged_checkpoints']} checkpoints"))
+    if measured.get("ema_decay"):
+        lines.append(("weights", f"their exponential moving average with decay {measured['ema_decay']:g}"))
     if facts.train_seconds is not None:
         lines.append(("wall time (h:min:s)", str(timedelta(seconds=round(facts.train_seconds)))))
     if facts.hardware:

@@ -101,6 +101,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     simcut_alpha: float = HfArg(default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence; the paper: 3")
     simcut_probability: float = HfArg(default=0.05, help="SimCut: share of the token embeddings that are zeroed")
     r_drop_alpha: float = HfArg(default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence; there: 5")
+    ema_decay: float = HfArg(
+        default=0.0, help="Decay of an exponential moving average of the weights, such as 0.999; 0 keeps none"
+    )
 
     def __post_init__(self) -> None:
         self._check_consistency()
@@ -123,8 +126,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         for name in ("simcut_alpha", "r_drop_alpha"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: give a number of at least 0; 0 switches it off")
-        if not 0 <= self.simcut_probability < 1:
-            raise ValueError(f"simcut_probability={self.simcut_probability}: must be at least 0 and below 1")
+        for name in ("simcut_probability", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
         if self.simcut_alpha and self.r_drop_alpha:
             raise ValueError(
                 f"simcut_alpha={self.simcut_alpha} and r_drop_alpha={self.r_drop_alpha} are two objectives: choose one"

@@ -32,35 +32,48 @@ from .trainer import VanillaTransformerTrainer, original_class
 
 
 def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArguments) -> dict[str, float]:
-    """Score the current weights (the last, or with `load_best_model_at_end` the best) and the average of the last
-    checkpoints on the validation split; keep the better."""
+    """Score on the validation split: the current weights (the last, or with `load_best_model_at_end` the best), the
+    average of the last checkpoints, and the exponential moving average; keep the best."""
     if trainer.eval_dataset is None:
         return {}
-    single = trainer.evaluate()
+    scored = {"single": trainer.evaluate()}
     checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
-    if len(checkpoints) < 2:
-        return single
-    averaged = run / f"average-of-{len(checkpoints)}.safetensors"
+    candidates: dict[str, dict[str, Any]] = {}
+    if len(checkpoints) > 1:
+        candidates["averaged"] = averaged_weights(checkpoints, run)
+    if trainer.ema is not None:
+        candidates["ema"] = trainer.ema.average
+    if not candidates:
+        return scored["single"]
+    candidates["single"] = full_state_dict(trainer.model)
+    for name, weights in candidates.items():
+        if name not in scored:
+            load_full_state_dict(trainer.model, weights)
+            wait_for_everyone()
+            scored[name] = trainer.evaluate()
+    scores = {name: metrics["eval_bleu"] for name, metrics in scored.items()}
+    print_main("validation BLEU: " + ", ".join(f"{score:.2f} {name}" for name, score in scores.items()))
+    chosen = max(reversed(scores), key=lambda name: scores[name])  # of equals an average, which generalises better
+    load_full_state_dict(trainer.model, candidates[chosen])
+    return scored[chosen] | {
+        **{f"eval_bleu_{name}": score for name, score in scores.items()},
+        "averaged_checkpoints": len(checkpoints) if chosen == "averaged" else 0,
+        **({"ema_decay": args.ema_decay} if chosen == "ema" else {}),
+    }
+
+
+def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, Any]:
+    """The mean of checkpoints, made by the main process in the run's folder."""
+    file = run / f"average-of-{len(checkpoints)}.safetensors"
     if is_main_rank():
         with report_full_disk(run, "the average was not made"):
-            average_weights(checkpoints, averaged)
+            average_weights(checkpoints, file)
     wait_for_everyone()
-    single_weights = full_state_dict(trainer.model)
-    load_full_state_dict(trainer.model, load_file(averaged))
+    weights = load_file(file)
     wait_for_everyone()
     if is_main_rank():
-        averaged.unlink()
-    average = trainer.evaluate()
-    print_main(f"validation BLEU: {single['eval_bleu']:.2f} single, {average['eval_bleu']:.2f} averaged")
-    better = average["eval_bleu"] >= single["eval_bleu"]
-    if not better:
-        load_full_state_dict(trainer.model, single_weights)
-    chosen = average if better else single
-    return chosen | {
-        "eval_bleu_single": single["eval_bleu"],
-        "eval_bleu_averaged": average["eval_bleu"],
-        "averaged_checkpoints": len(checkpoints) if better else 0,
-    }
+        file.unlink()
+    return weights
 
 
 def full_state_dict(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:

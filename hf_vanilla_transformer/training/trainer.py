@@ -38,6 +38,7 @@ from .checkpoints import (
 )
 from .consistency import ConsistencyObjective, consistency_objective
 from .distributed import print_main
+from .ema import WeightAverage
 from .progress import ThroughputMeter, perplexities
 
 
@@ -77,6 +78,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             self._check_token_batches()
         if self.consistency is not None:
             self._check_consistency()
+        self.ema = WeightAverage(self.args.ema_decay) if getattr(self.args, "ema_decay", 0) else None
+        if self.ema is not None:
+            if self.is_fsdp_enabled:
+                raise UserError(f"ema_decay={self.args.ema_decay} does not go with FSDP, which shards the weights")
+            self.add_callback(self.ema)
 
     @property
     def by_tokens(self) -> bool:
@@ -323,6 +329,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         self._resume_position = None
         if self.by_tokens and not self.args.ignore_data_skip and isinstance(resume_from_checkpoint, str):
             self._resume_position = self._read_position(Path(resume_from_checkpoint))
+        if self.ema is not None and isinstance(resume_from_checkpoint, str):
+            self.ema.load(Path(resume_from_checkpoint))
         self.meter.reset()
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
@@ -382,6 +390,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
                 if self.processing_class is not None:
                     save_tokenizers(staged, self.processing_class, self.target_tokenizer)
             self._write_position(staged)
+            if self.ema is not None:
+                self.ema.save(staged)
             self.state.save_to_json(str(staged / TRAINER_STATE))
             move_into_place(staged, run / name)
             if self.args.save_total_limit:

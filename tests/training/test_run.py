@@ -322,7 +322,7 @@ def test_choose_weights_keeps_the_better(tmp_path, single, average):
     model, last, before = (tiny_model(seed).state_dict() for seed in (7, 3, 2))
     kept = tiny_model(7)
     scores = iter([single, average])
-    trainer = SimpleNamespace(model=kept, eval_dataset=[1], evaluate=lambda: {"eval_bleu": next(scores)})
+    trainer = SimpleNamespace(model=kept, eval_dataset=[1], ema=None, evaluate=lambda: {"eval_bleu": next(scores)})
     results = choose_weights(trainer, tmp_path, SimpleNamespace(average_last=2))
     averaged = average >= single
     for name, tensor in kept.state_dict().items():

@@ -1,0 +1,82 @@
+"""The exponential moving average of the weights: its formula, resuming, and its choice at the end of a run."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerTrainer
+from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training.ema import EMA_WEIGHTS, WeightAverage
+from hf_vanilla_transformer.training.finishing import choose_weights
+from tests.model_helpers import tiny_model
+from tests.trainer_helpers import DESCENT, QUIET, collate, random_pairs
+
+
+def run(folder: Path, steps: int, resume: Path | None = None, **settings: Any) -> VanillaTransformerTrainer:
+    arguments = Arguments(
+        output_dir=str(folder),
+        **{**QUIET, **DESCENT, "learning_rate": 0.1, "save_strategy": "steps", "save_steps": 1, "ema_decay": 0.4},
+        **settings,
+        max_steps=steps,
+        per_device_train_batch_size=4,
+    )
+    data: Any = random_pairs(32)
+    trainer = VanillaTransformerTrainer(model=tiny_model(), args=arguments, train_dataset=data, data_collator=collate)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return trainer
+
+
+def test_ema_follows_its_formula(tmp_path: Path) -> None:
+    trainer = run(tmp_path, 4)
+    expected = dict(tiny_model().named_parameters())
+    for step in (1, 2, 3, 4):
+        weights = dict(type(trainer.model).from_pretrained(tmp_path / f"checkpoint-{step}").named_parameters())
+        decay = min(0.4, (1 + step) / (10 + step))  # 2/11, 3/12, 4/13, 5/14
+        expected = {name: decay * each + (1 - decay) * weights[name] for name, each in expected.items()}
+    for name, average in trainer.ema.average.items():
+        torch.testing.assert_close(average, expected[name].detach(), rtol=1e-5, atol=1e-6)
+    assert trainer.ema.average.keys() == expected.keys()
+
+
+def test_ema_of_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", 4).ema.average
+    resumed = run(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2").ema.average
+    assert all(torch.equal(resumed[name], each) for name, each in whole.items())
+
+
+def test_ema_refuses_a_checkpoint_without_it(tmp_path: Path) -> None:
+    run(tmp_path, 1)
+    (tmp_path / "checkpoint-1" / EMA_WEIGHTS).unlink()
+    with pytest.raises(UserError, match=f"checkpoint-1 has no {EMA_WEIGHTS}: resume with ema_decay 0"):
+        run(tmp_path, 2, tmp_path / "checkpoint-1")
+    (tmp_path / "checkpoint-1" / EMA_WEIGHTS).write_bytes(b"cut")
+    with pytest.raises(UserError, match=f"{EMA_WEIGHTS} is damaged"):
+        run(tmp_path, 2, tmp_path / "checkpoint-1")
+
+
+@pytest.mark.parametrize(("single", "ema"), [(10.0, 20.0), (20.0, 10.0), (10.0, 10.0)])
+def test_choose_weights_keeps_the_ema_where_it_scores_best(tmp_path: Path, single: float, ema: float) -> None:
+    average = WeightAverage(0.9)
+    average.average = {name: each.detach() for name, each in tiny_model(3).named_parameters()}
+    kept, scores = tiny_model(7), iter([single, ema])
+    trainer: Any = SimpleNamespace(
+        model=kept, eval_dataset=[1], ema=average, evaluate=lambda: {"eval_bleu": next(scores)}
+    )
+    arguments: Any = SimpleNamespace(average_last=0, ema_decay=0.9)
+    results = choose_weights(trainer, tmp_path, arguments)
+    expected = tiny_model(3 if ema >= single else 7)
+    for name, each in kept.named_parameters():
+        assert torch.equal(each, dict(expected.named_parameters())[name])
+    assert results["eval_bleu"] == max(single, ema)
+    assert results.get("ema_decay") == (0.9 if ema >= single else None)
+    assert kept.lm_head.weight is kept.get_input_embeddings().weight  # still tied
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_ema_decay_out_of_range_is_refused(tmp_path: Path, decay: float) -> None:
+    with pytest.raises(ValueError, match=f"ema_decay={decay}"):
+        Arguments(output_dir=str(tmp_path), use_cpu=True, ema_decay=decay)
