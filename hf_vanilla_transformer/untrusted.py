@@ -16,6 +16,10 @@ from safetensors import SafetensorError
 from .errors import UserError
 
 _MAX_CHARACTERS = 300  # of a library's message
+_MAX_SHOWN = 80  # characters of a value in a message
+_MAX_DEPTH = 50  # of nested lists and mappings in YAML; parsers recurse
+_MAX_ALIASES = 100  # in YAML, each of which repeats a part of the file
+_MAX_OPTIONS = 2**20  # bytes of a YAML file of options
 _UNSAFE = re.compile(r"(?:Unsupported (?:global|class)|GLOBAL)\W+(?:GLOBAL )?([A-Za-z_][\w.]+)")
 
 # What torch, safetensors and transformers raise for truncated or overwritten files, and for inconsistent settings.
@@ -31,6 +35,23 @@ def one_line(error: object) -> str:
     return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + " …"
 
 
+def shown(value: object) -> str:
+    """A value of an untrusted file for a message: one short line, whatever it holds.
+
+    A list that holds itself several times is small, and its text is not.
+    """
+    if isinstance(value, str):
+        return repr(value[:_MAX_SHOWN])[1:-1] + " …" * (len(value) > _MAX_SHOWN)
+    if isinstance(value, int) and value.bit_length() > 4 * _MAX_SHOWN:
+        return f"a number of {value.bit_length()} bits"
+    if value is None or isinstance(value, int | float):
+        return str(value)
+    plain = (str, int, float, type(None))
+    if isinstance(value, list | tuple) and len(value) < 10 and all(isinstance(each, plain) for each in value):
+        return f"[{', '.join(map(shown, value))}]"[: 2 * _MAX_SHOWN]
+    return f"a {type(value).__name__}"
+
+
 def require_file(path: Path, advice: str = "") -> Path:
     """`path`, if it is a file; otherwise a UserError that ends with `advice`."""
     if not path.is_file():
@@ -43,22 +64,51 @@ def read_json_object(path: Path) -> dict[str, Any]:
     require_file(path, "name the folder of a model")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {one_line(error)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it holds no JSON object")
     return value
 
 
-def parse_yaml_mapping(content: bytes, refusal: str) -> dict[str, Any]:
-    """A YAML mapping of plain data; a UserError that begins with `refusal` for anything else."""
+def parse_yaml_mapping(content: bytes, refusal: str, as_text: bool = False) -> dict[Any, Any]:
+    """A YAML mapping of plain data; a UserError that begins with `refusal` for anything else.
+
+    Args:
+        as_text: keep every scalar as text, also `yes`, `null` and `1`, as a vocabulary needs; any size is permitted.
+    """
+    if len(content) > _MAX_OPTIONS and not as_text:
+        raise UserError(f"{refusal} ({len(content)} bytes are too many)")
+    kind = "BaseLoader" if as_text else "SafeLoader"
+    loader = getattr(yaml, f"C{kind}", getattr(yaml, kind))
     try:
-        value = yaml.safe_load(content.decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = content.decode("utf-8")
+        _check_nesting(text, loader)
+        value = yaml.load(text, Loader=loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{refusal} ({one_line(error)})") from None
     if not isinstance(value, dict):
         raise UserError(refusal)
     return value
+
+
+def _check_nesting(text: str, loader: Any) -> None:
+    """Raise a ValueError for YAML that is nested too deeply, or whose aliases multiply its size."""
+    depth, aliases, anchor_depth = 0, 0, None
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if event.anchor and anchor_depth is None:
+                anchor_depth = depth
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor_depth = None if depth == anchor_depth else anchor_depth
+            depth -= 1
+        elif isinstance(event, yaml.AliasEvent):
+            aliases += 1
+            if anchor_depth is not None or aliases > _MAX_ALIASES:
+                raise ValueError("its aliases repeat other aliases, or are too many")
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
 
 
 @contextmanager
@@ -78,5 +128,7 @@ def reading_weights(path: str | Path) -> Iterator[None]:
             f"{path}: it holds {unsafe[1]}, which is neither tensor nor plain data; nothing of it was run. "
             f"If you trust the file, load it where it was made and save only its weights and options"
         ) from None
+    except UserError:
+        raise
     except _DAMAGE as error:
         raise UserError(f"{path}: damaged, or cannot be loaded ({one_line(error)})") from None

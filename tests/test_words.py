@@ -54,10 +54,10 @@ TEXT = {
     "word": Synonym(
         r"(?<![A-Za-z0-9])[Ww]ords?(?![a-z0-9])",
         "token",
-        # lines about white space and alignment, the corpus of number words, and names in transformers and tokenizers
+        # lines about white space and alignment, the corpus of number words, and names in other libraries
         r"(?i).*(?:align|pharaoh|white[- ]?space|spaces separate|last word|\.split\().*|number[ _-]words?|"
         r"word[ _-]vectors?|word for word|whole words?|test_words|(?:bad|force|stop|to)_words\w*|end_of_word\w*|"
-        r"word_ids?\b|\w*word_embeddings?|word[ -]?(?:piece|level)s?",
+        r"word_ids?\b|\w*word_embeddings?|word[ -]?(?:piece|level)s?|word-penalty|mini-batch-words",
         WORD_FILES,
     ),
     "program": Synonym(

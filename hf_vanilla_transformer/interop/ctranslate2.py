@@ -12,16 +12,33 @@ from ..atomic_write import new_folder
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
+from ..untrusted import require_file
 
 MIN_POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 does not compute them
+NEVER = -1e4  # output bias of the tokens that the model must not generate; float16 has it too
+
+# The settings of `generate` that `Translator.translate_batch` has, and their names there.
+SEARCH = {
+    "num_beams": "beam_size",
+    "length_penalty": "length_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_decoding_length",
+    "max_new_tokens": "max_decoding_length",
+}
 
 
-def convert(folder: str | Path, output: str | Path, quantization: str | None = None) -> Path:
+def convert(
+    folder: str | Path, output: str | Path, quantization: str | None = None, vmap: str | Path | None = None
+) -> Path:
     """Write a model folder as a CTranslate2 model, with its tokenizer, and return `output`.
+
+    CTranslate2 has no list of tokens that are never generated, so theirs is an output bias of `NEVER`.
 
     Args:
         folder: a model with its tokenizer. output: a new folder; it appears when it is complete.
         quantization: "int8", "bfloat16" …, as CTranslate2 names them; None keeps the dtype of the weights.
+        vmap: a vocabulary mapping, for `use_vmap` of `Translator.translate_batch`.
 
     Raises:
         UserError: ctranslate2 is not installed, the output exists already, there is no such quantization, or
@@ -34,9 +51,27 @@ def convert(folder: str | Path, output: str | Path, quantization: str | None = N
     if quantization not in (None, *ACCEPTED_MODEL_TYPES):
         raise UserError(f"quantization={quantization}: CTranslate2 has {', '.join(ACCEPTED_MODEL_TYPES)}")
     with new_folder(Path(output)) as temporary:
-        TransformersConverter(str(folder)).convert(str(temporary), quantization=quantization)
+        mapping = None if vmap is None else str(require_file(Path(vmap)))
+        TransformersConverter(str(folder)).convert(str(temporary), mapping, quantization=quantization)
         save_tokenizers(temporary, *load_tokenizers(folder))
     return Path(output)
+
+
+def search_arguments(model: Any) -> dict[str, Any]:
+    """The arguments of `Translator.translate_batch` for the search of this model; α of the paper's penalty is near."""
+    own = model.generation_config.to_diff_dict()
+    own.setdefault("length_penalty", own.get("paper_length_penalty", 1.0))
+    found = {theirs: own[ours] for ours, theirs in SEARCH.items() if own.get(ours) is not None}
+    if own.get("forced_bos_token_id") is not None:
+        found["target_prefix"] = "the token of the target language"
+    return found
+
+
+def _banned(model: Any) -> list[int]:
+    """The tokens that `generate` never chooses."""
+    settings = model.generation_config
+    single = [ids[0] for ids in settings.bad_words_ids or [] if len(ids) == 1]
+    return sorted({*single, *(settings.suppress_tokens or [])})
 
 
 def register() -> None:
@@ -70,6 +105,12 @@ def register() -> None:
             self.set_encoder(spec.encoder, model.model.encoder)
             self.set_decoder(spec.decoder, model.model.decoder)
             self.set_linear(spec.decoder.projection, model.lm_head)
+            if banned := _banned(model):
+                bias = model.lm_head.bias
+                zeros = torch.zeros(model.lm_head.out_features, dtype=model.lm_head.weight.dtype)
+                spec.decoder.projection.bias = (zeros if bias is None else bias.detach()).index_fill(
+                    0, torch.tensor(banned), NEVER
+                )
             return spec
 
         def get_vocabulary(self, model: Any, tokenizer: Any) -> list[list[str]]:
@@ -82,7 +123,12 @@ def register() -> None:
             spec.register_target_vocabulary(tokens[1])
 
         def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
-            super().set_config(config, model, tokenizer)
+            # the base class writes null for a token that the tokenizer lacks, and then the folder cannot be loaded
+            tokens = tokens_by_id(load_tokenizers(tokenizer.name_or_path)[1], model.config.target_vocab_size)
+            for name in ("bos", "eos", "unk", "decoder_start"):
+                number = getattr(model.config, f"{name}_token_id")
+                if number is not None:
+                    setattr(config, f"{name}_token", tokens[number])
             config.layer_norm_epsilon = model.config.layer_norm_eps
 
     converter.register_loader(VanillaTransformerConfig.__name__)(VanillaTransformerLoader)

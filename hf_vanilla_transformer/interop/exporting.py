@@ -26,6 +26,7 @@ def export(
     output: str | Path,
     overwrite: bool = False,
     quantization: str | None = None,
+    vmap: str | Path | None = None,
 ) -> str:
     """Write a model folder in another library's format, with the tokenizer, and return one line about it.
 
@@ -34,7 +35,7 @@ def export(
         source: a model folder with its tokenizer.
         output: a new folder; it appears when it is complete.
         overwrite: replace a folder that exists already.
-        quantization: see `ctranslate2.convert`; the other formats are float32.
+        quantization, vmap: see `ctranslate2.convert`; the other formats are float32 and have no vocabulary mapping.
 
     Raises:
         UserError: an unknown format, a folder that is not empty, what the format cannot express, a damaged model.
@@ -43,20 +44,32 @@ def export(
         raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
     if quantization is not None and target_format != "ctranslate2":
         raise UserError(f"quantization={quantization}: only ctranslate2 has it; {target_format} is written in float32")
+    if vmap is not None and target_format != "ctranslate2":
+        raise UserError(f"vmap={vmap}: only ctranslate2 has a vocabulary mapping")
     if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise UserError(f"output {output} holds the model itself; name a new folder")
-    module = import_module(f".{FORMATS[target_format]}", __package__)
+    module, note = import_module(f".{FORMATS[target_format]}", __package__), ""
     with new_folder(Path(output), overwrite) as folder:
         model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
         if target_format == "ctranslate2":
-            module.convert(source, folder, quantization)
+            module.convert(source, folder, quantization, vmap)
+            arguments = ", ".join(f"{name}={value}" for name, value in module.search_arguments(model).items())
+            note = f"; its search is an argument of translate_batch: {arguments}"
         elif target_format == "marian":
             module.write(model, folder)
             save_tokenizers(folder, *load_tokenizers(source))
         else:
             _write_graphs(module.write, model.to(torch.float32), source, folder)
+        _name_portable_class(folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return f"{output}: {size / 1e6:.1f} MB"
+    return f"{output}: {size / 1e6:.1f} MB{note}"
+
+
+def _name_portable_class(folder: Path) -> None:
+    """In tokenizer_config.json, the class by its older name, which transformers 4 and transformers.js know too."""
+    for path in folder.rglob("tokenizer_config.json"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'), encoding="utf-8")
 
 
 def _write_graphs(write: Any, model: Any, source: str | Path, folder: Path) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UserError
+from ..untrusted import shown
 from . import state_dicts, vocabularies
 from .converting import Converted
+from .options import Options
 from .state_dicts import PRE_NORM, STACKS, Renames
 from .transformers_folders import set_generation_config
 
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]  # `Dictionary` puts them before the tokens of the file
-_SPECIAL = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL_TOKENS, strict=True))
+_SPECIAL_NAMES = ("bos_token", "pad_token", "eos_token", "unk_token")
 _GENERATION_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 _IDS = {**_GENERATION_IDS, "unk_token_id": 3}
 
@@ -36,6 +38,15 @@ REFUSED = {
     "char_inputs": (False, "reads characters"),
 }
 
+# Options of the search that `generate` has in no form, with the values that do nothing.
+DROPPED = {
+    **{"max_len_a": 0, "unkpen": 0, "match_source_len": False, "no_early_stop": False, "prefix_size": 0},
+    **{"sampling": False, "diverse_beam_groups": -1, "diversity_rate": -1.0, "temperature": 1.0, "lm_weight": 0.0},
+}
+
+# Classes of version 0.9 and older in the progress of a training, which is not needed.
+METERS = [f"fairseq.meters.{name}" for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")]
+
 # fairseq's names of activations that differ from transformers'.
 ACTIVATIONS = {"gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
 
@@ -47,7 +58,10 @@ _UPGRADES: Renames = (
     (r"layer_norms\.2\.", "final_layer_norm."),
     (r"^decoder\.embed_out$", "decoder.output_projection.weight"),
 )
-_NOT_WEIGHTS = re.compile(r"(en|de)coder\.(version|embed_positions\.(_float_tensor|weights))")
+_NOT_WEIGHTS = re.compile(
+    r"(en|de)coder\.(version|embed_positions\.(_float_tensor|weights))"
+    r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"  # copies in version 0.12, filled at inference
+)
 _POSITIONS = "coder.embed_positions.weight"
 
 
@@ -68,18 +82,18 @@ def from_fairseq(
         sentencepiece, target_sentencepiece: models; the tokenizer then takes raw text. One may serve both sides.
 
     Returns:
-        The model and, if the dictionaries are there, a tokenizer; without codes or a SentencePiece model it takes
-        tokenized text, as fairseq-preprocess does.
+        The model with fairseq's search and, if the dictionaries are there, a tokenizer; without codes or a
+        SentencePiece model it takes tokenized text, as fairseq-preprocess does.
 
     Raises:
         UserError: an architecture that cannot be expressed here, a damaged file, one with other classes than
-            argparse.Namespace.
+            argparse.Namespace and `METERS`.
     """
     path = Path(checkpoint)
-    found = state_dicts.read_torch_file(path)
+    found = state_dicts.read_torch_file(path, ignored=METERS)
     if not isinstance(found, Mapping) or "model" not in found:
         raise UserError(f"{path}: no checkpoint of fairseq: it has no 'model'")
-    options, task, generation = _options(found, path)
+    options, task, search = _options(found, path)
     _refuse(options, path)
     tensors = _upgraded(state_dicts.require_tensors(found["model"], f"{path}: model"))
     embeddings = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
@@ -88,27 +102,47 @@ def from_fairseq(
     positions, tensors = _positions(tensors)
     fields = _fields(options, tensors) | tying.fields | positions | _IDS | sizes
     model = state_dicts.build_model(fields, tensors, _locate, tying.copies)
-    if generation:
-        set_generation_config(model, generation | _GENERATION_IDS)
+    set_generation_config(model, _search(search) | _GENERATION_IDS)
     sides = _dictionaries(Path(data) if data else path.parent, task, fields)
+    spm_models = sentencepiece, target_sentencepiece
+    converted = _with_tokenizers(model, sides, task, codes, spm_models)
+    dropped = [name for name, neutral in DROPPED.items() if search.values.get(name) not in (None, neutral)]
+    names = ", ".join(f"--{name.replace('_', '-')}" for name in dropped)
+    note = f"`generate` has no {names}, so it is dropped" if dropped else ""
+    converted.note = "; ".join(filter(None, [converted.note, note]))
+    return converted
+
+
+def _with_tokenizers(
+    model: Any,
+    sides: list[list[str]],
+    task: Options,
+    codes: str | Path | None,
+    spm_models: tuple[str | Path | None, str | Path | None],
+) -> Converted:
+    source_spm, target_spm = spm_models
     if not sides:
-        if codes or sentencepiece:
+        if codes or source_spm:
             raise UserError("dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER")
         return Converted(model)
+    special = [dict(zip(_SPECIAL_NAMES, side, strict=False)) for side in sides]
+    if (codes or source_spm) and any(side[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS for side in sides):
+        raise UserError("a dictionary overwrites a special token: leave out codes and sentencepiece, tokenize first")
     if codes:
-        languages = str(task.get("source_lang")), str(task.get("target_lang"))
+        languages = task.text("source_lang"), task.text("target_lang")
         return Converted(model, vocabularies.bpe_tokenizer(Path(codes), sides, languages))
-    if sentencepiece:
-        spm_models = Path(sentencepiece), Path(target_sentencepiece or sentencepiece)
-        return Converted(model, vocabularies.sentencepiece_tokenizer(spm_models, sides, _SPECIAL))
-    return Converted(model, *vocabularies.whitespace_tokenizers(sides, _SPECIAL), note=vocabularies.PRETOKENIZED)
+    if source_spm:
+        paths = Path(source_spm), Path(target_spm or source_spm)
+        return Converted(model, vocabularies.sentencepiece_tokenizer(paths, sides, special[0]))
+    return Converted(model, *vocabularies.whitespace_tokenizers(sides, special), note=vocabularies.PRETOKENIZED)
 
 
-def _options(found: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _options(found: Mapping[str, Any], path: Path) -> tuple[Options, Options, Options]:
     """Options of model, task and generation: one namespace in older checkpoints, sections in newer ones."""
+    where = f"{path}: --"
     if found.get("args") is not None:
         options = _as_dict(found["args"])
-        return options, options, {}
+        return Options(options, where), Options(options, where), Options({}, where)
     sections = found.get("cfg")
     if not isinstance(sections, Mapping) or "model" not in sections:
         raise UserError(f"{path}: no checkpoint of fairseq: it has neither 'args' nor 'cfg'")
@@ -116,12 +150,28 @@ def _options(found: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict
     for stack in STACKS:  # `transformer` itself has a section for each
         for name, value in _as_dict(options.pop(stack, None)).items():
             options[f"{stack}_{name}"] = value
-    search = _as_dict(sections.get("generation"))
-    names = {"beam": "num_beams", "lenpen": "length_penalty"}
-    generation = {ours: search[theirs] for theirs, ours in names.items() if theirs in search}
-    if generation and not search.get("max_len_a") and search.get("max_len_b"):
-        generation["max_new_tokens"] = int(search["max_len_b"])
-    return options, _as_dict(sections.get("task")), generation
+    task, search = (Options(_as_dict(sections.get(name)), where) for name in ("task", "generation"))
+    return Options(options, where), task, search
+
+
+def _search(search: Options) -> dict[str, Any]:
+    """The options of fairseq-generate under the names of `generate`, with fairseq's defaults."""
+    beams = search.integer("beam", 5, 1)
+    settings: dict[str, Any] = {
+        "num_beams": beams,
+        "length_penalty": 0.0 if search.flag("unnormalized") else float(search.number("lenpen", 1.0)),
+        "min_new_tokens": search.integer("min_len", 1, 0),
+        "no_repeat_ngram_size": search.integer("no_repeat_ngram_size", 0, 0),
+        "suppress_tokens": [_IDS["pad_token_id"]],
+        "forced_eos_token_id": _IDS["eos_token_id"],
+    }
+    if beams > 1:
+        # it ends when as many hypotheses as beams have ended
+        settings["early_stopping"] = True
+    if not search.number("max_len_a", 0.0):
+        # the end-of-sentence token comes on top
+        settings["max_new_tokens"] = search.integer("max_len_b", 200, 1) + 1
+    return settings
 
 
 def _as_dict(options: Any) -> dict[str, Any]:
@@ -130,18 +180,20 @@ def _as_dict(options: Any) -> dict[str, Any]:
     return dict(options) if isinstance(options, Mapping) else {}
 
 
-def _refuse(options: Mapping[str, Any], path: Path) -> None:
-    arch = str(options.get("arch") or options.get("_name"))
+def _refuse(options: Options, path: Path) -> None:
+    arch = options.text("arch") or options.text("_name", "None")
     if not arch.startswith("transformer") or "lm" in arch:
-        raise UserError(f"{path}: arch={arch}: only fairseq's transformer architectures of translation are converted")
+        reason = "only fairseq's transformer architectures of translation are converted"
+        raise UserError(f"{path}: arch={shown(arch)}: {reason}")
     for name, (supported, reason) in REFUSED.items():
-        if options.get(name, supported) not in (supported, None, False, 0, ""):
-            raise UserError(f"{path}: --{name.replace('_', '-')}={options[name]}: such a model {reason}")
-    width = options.get("encoder_embed_dim")
+        value = options.values.get(name, supported)
+        if value not in (supported, None, False, 0, ""):
+            raise UserError(f"{path}: --{name.replace('_', '-')}={shown(value)}: such a model {reason}")
+    width = options.integer("encoder_embed_dim")
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
-        if options.get(name, width) != width:
+        if options.integer(name, width) != width:
             raise UserError(
-                f"{path}: --{name.replace('_', '-')}={options[name]} with --encoder-embed-dim={width}: "
+                f"{path}: --{name.replace('_', '-')}={options.integer(name)} with --encoder-embed-dim={width}: "
                 f"here all sub-layers have one width d_model (§3.1)"
             )
 
@@ -175,20 +227,20 @@ def _positions(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str,
     return learned, {**tensors, **{name: table[:shortest] for name, table in rows.items()}}
 
 
-def _fields(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    activation = options.get("activation_fn") or "relu"
+def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    activation = options.text("activation_fn", "relu")
     fields: dict[str, Any] = {
         "activation_function": ACTIVATIONS.get(activation, activation),
-        "scale_embedding": not options.get("no_scale_embedding", False),
+        "scale_embedding": not options.flag("no_scale_embedding"),
         "attention_bias": "encoder.layers.0.self_attn.q_proj.bias" in tensors,
         "lm_head_bias": "decoder.output_projection.bias" in tensors,
     }
     for name in ("dropout", "attention_dropout", "activation_dropout"):
-        fields[name] = options.get(name) or 0.0
+        fields[name] = float(options.number(name, 0.0, 0.0))
     for stack in STACKS:
-        heads = fields[f"{stack}_attention_heads"] = options.get(f"{stack}_attention_heads")
-        if not isinstance(heads, int):
-            raise UserError(f"{stack}_attention_heads={heads}: the checkpoint's options must give the number of heads")
+        heads = fields[f"{stack}_attention_heads"] = options.integer(f"{stack}_attention_heads", None, 1)
+        if heads is None:
+            raise UserError(f"{stack}_attention_heads=None: the checkpoint's options must give the number of heads")
         fields[f"{stack}_ffn_dim"] = len(state_dicts.require_matrix(tensors, f"{stack}.layers.0.fc1.weight"))
     return fields
 
@@ -198,13 +250,33 @@ def _locate(name: str) -> str:
     return name.replace("lm_head", "decoder.output_projection")
 
 
-def _dictionaries(folder: Path, task: Mapping[str, Any], fields: Mapping[str, Any]) -> list[list[str]]:
+def _dictionaries(folder: Path, task: Options, fields: Mapping[str, Any]) -> list[list[str]]:
     """The tokens of source and target, by id; none if there are no dictionaries."""
-    files = [folder / f"dict.{task.get(f'{side}_lang')}.txt" for side in ("source", "target")]
+    languages = [task.text(f"{side}_lang", "None") for side in ("source", "target")]
+    files = [folder / Path(f"dict.{language}.txt").name for language in languages]
     if not all(file.is_file() for file in files):
         return []
     sides = []
     for file, size in zip(files, (fields["vocab_size"], fields["decoder_vocab_size"]), strict=True):
-        tokens = [line.rstrip().rsplit(" ", 1)[0] for line in vocabularies.read_lines(file) if line.strip()]
-        sides.append(vocabularies.require_size(SPECIAL_TOKENS + tokens, size, file))
+        sides.append(vocabularies.require_size(_read_dictionary(file), size, file))
     return sides
+
+
+def _read_dictionary(file: Path) -> list[str]:
+    """The tokens of `Dictionary.load`: special ones first, then one in each line before its count and flag."""
+    tokens = list(SPECIAL_TOKENS)
+    ids = {token: number for number, token in enumerate(tokens)}
+    for number, line in enumerate(vocabularies.read_lines(file), 1):
+        if not line.strip():
+            continue
+        rest, _, last = line.rstrip().rpartition(" ")
+        overwrites = last == "#fairseq:overwrite"
+        token, _, count = rest.rpartition(" ") if overwrites else (rest, "", last)
+        if not count.isdigit():
+            raise UserError(f"{file}: line {number} is {shown(line)!r}: a token and its count are needed")
+        if overwrites and token in ids:
+            # the earlier one keeps its id, and no text has it any more
+            tokens[ids[token]] = f"{token}#overwritten-{number}"
+        ids[token] = len(tokens)
+        tokens.append(token)
+    return tokens

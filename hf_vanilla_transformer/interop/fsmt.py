@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from transformers import FSMTForConditionalGeneration
+from transformers import FSMTConfig
 
 from .converting import Converted
-from .transformers_folders import from_peer, load_tokenizer
+from .transformers_folders import from_peer, load_tokenizer, read_folder
 
 _OUTPUT = "model.decoder.output_projection.weight"
 
@@ -23,11 +23,10 @@ def from_fsmt(folder: str | Path) -> Converted:
     """
     files = ("vocab-src.json", "vocab-tgt.json", "merges.txt")
     return from_peer(
-        FSMTForConditionalGeneration,
-        folder,
+        read_folder(FSMTConfig, folder),
         output=_OUTPUT,
         tokenizer=load_tokenizer("FSMTTokenizer", folder, files, "sacremoses"),
-        other_fields=lambda _: {"position_encoding_type": "sinusoidal_fairseq"},
+        other_fields={"position_encoding_type": "sinusoidal_fairseq"},
         locate=lambda name: _OUTPUT if name == "lm_head.weight" else name.replace("cross_attn", "encoder_attn"),
         unused=set(),
     )

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..untrusted import parse_yaml_mapping, require_file
+from ..untrusted import parse_yaml_mapping, require_file, shown
 from . import state_dicts, vocabularies
 from .converting import Converted
+from .options import Options
 from .state_dicts import PRE_NORM, STACKS, Renames
 
 EPSILON = 1e-6  # of its LayerNorm
@@ -52,32 +53,36 @@ def from_joeynmt(source: str | Path) -> Converted:
     path = Path(source)
     folder = path if path.is_dir() else path.parent
     options = _read_options(folder / "config.yaml")
-    _refuse(options["model"], folder / "config.yaml")
+    architecture, data = options.section("model"), options.section("data")
+    _refuse(architecture)
     checkpoint = _checkpoint(path)
     found = state_dicts.read_torch_file(checkpoint)
     state = found.get("model_state") if isinstance(found, Mapping) else None
     tensors = state_dicts.require_tensors(state, f"{checkpoint}: model_state")
     embeddings = "src_embed.lut.weight", "trg_embed.lut.weight"
     tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_layer.weight")
-    fields = _fields(options["model"]) | tying.fields | state_dicts.width_and_depth(tensors, embeddings[0])
-    special = _special(options["data"])
+    fields = _fields(architecture) | tying.fields | state_dicts.width_and_depth(tensors, embeddings[0])
+    special = _special(data)
     ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
     fields |= {**ids, "decoder_start_token_id": ids["bos_token_id"]}
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(fields, tensors, locate, tying.copies | _TABLES)
-    _set_search(model.generation_config, options.get("testing") or {})
     sizes = fields["vocab_size"], fields["decoder_vocab_size"]
-    tokens = [_tokens(folder, options["data"], *each, special) for each in zip(SIDES, sizes, strict=True)]
-    return _with_tokenizers(model, folder, options["data"], tokens, special)
+    tokens = [_tokens(folder, data, *each, special) for each in zip(SIDES, sizes, strict=True)]
+    banned = [tokens[1].index(token) for token in _never_generated(data, special)]
+    notes = _set_search(model.generation_config, options.section("testing"), banned)
+    converted = _with_tokenizers(model, folder, data, tokens, special)
+    converted.note = "; ".join(filter(None, [converted.note, *notes]))
+    return converted
 
 
-def _read_options(path: Path) -> dict[str, Any]:
+def _read_options(path: Path) -> Options:
     require_file(path, "name the model_dir of JoeyNMT, or a .ckpt in it")
-    options = parse_yaml_mapping(path.read_bytes(), f"{path}: no configuration of JoeyNMT")
+    options = Options(parse_yaml_mapping(path.read_bytes(), f"{path}: no configuration of JoeyNMT"), f"{path}: ")
     for outer, inner in [("data", side) for side in SIDES] + [("model", stack) for stack in STACKS]:
-        section = options.get(outer)
-        if not isinstance(section, dict) or not isinstance(section.get(inner), dict):
+        if inner not in options.section(outer):
             raise UserError(f"{path}: no configuration of JoeyNMT: {outer}.{inner} is missing")
+        options.section(outer).section(inner)
     return options
 
 
@@ -90,105 +95,124 @@ def _checkpoint(path: Path) -> Path:
     return found[0]
 
 
-def _refuse(model: Mapping[str, Any], path: Path) -> None:
+def _refuse(model: Options) -> None:
     for stack, default_type, default_norm in (("encoder", "recurrent", "pre"), ("decoder", "transformer", "post")):
-        options, name = model[stack], f"{path}: model.{stack}"
-        norm = options.get("layer_norm", default_norm)
-        if options.get("type", default_type) != "transformer":
-            raise UserError(f"{name}.type={options.get('type')}: only its Transformer can be converted")
+        options = model.section(stack)
+        kind, norm = options.text("type", default_type), options.text("layer_norm", default_norm)
+        if kind != "transformer":
+            raise UserError(f"{options.where}type={shown(kind)}: only its Transformer can be converted")
         if norm != "post":
-            raise UserError(f"{name}.layer_norm={norm}: such a model {PRE_NORM}")
-        if options.get("alpha", 1.0) != 1:
-            raise UserError(f"{name}.alpha={options['alpha']}: §3.1 adds the input once, not alpha times")
-    widths = {model[stack].get("hidden_size", 512) for stack in STACKS}
-    scales = {_scales_embedding(model, stack) for stack in STACKS[: 1 if model.get("tied_embeddings") else 2]}
+            raise UserError(f"{options.where}layer_norm={shown(norm)}: such a model {PRE_NORM}")
+        if (alpha := options.number("alpha", 1.0)) != 1:
+            raise UserError(f"{options.where}alpha={alpha}: §3.1 adds the input once, not alpha times")
+    widths = {model.section(stack).integer("hidden_size", 512, 1) for stack in STACKS}
+    scales = {_scales_embedding(model, stack) for stack in STACKS[: 1 if model.flag("tied_embeddings") else 2]}
     for name, values in (("hidden_size", widths), ("embeddings.scale", scales)):
         if len(values) > 1:
-            raise UserError(f"{path}: {name} differs between encoder and decoder; here it is one")
+            raise UserError(f"{model.where}{name} differs between encoder and decoder; here it is one")
 
 
-def _scales_embedding(model: Mapping[str, Any], stack: str) -> bool:
-    return bool((model[stack].get("embeddings") or {}).get("scale", False))
+def _scales_embedding(model: Options, stack: str) -> bool:
+    return model.section(stack).section("embeddings").flag("scale")
 
 
-def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
-    activations = {model[stack].get("activation", "relu") for stack in STACKS}
+def _fields(model: Options) -> dict[str, Any]:
+    activations = {model.section(stack).text("activation", "relu") for stack in STACKS}
     if len(activations) > 1:
-        raise UserError(f"activation is {' and '.join(sorted(activations))}; here both stacks have the same")
+        raise UserError(f"activation is {shown(' and '.join(sorted(activations)))}; here both stacks have the same")
     fields: dict[str, Any] = {
         "activation_function": activations.pop(),
         "scale_embedding": _scales_embedding(model, "encoder"),
         "layer_norm_eps": EPSILON,
-        "dropout": model["decoder"].get("dropout", 0.1),
+        "dropout": float(model.section("decoder").number("dropout", 0.1, 0.0)),
     }
     for stack, heads in (("encoder", 4), ("decoder", 8)):  # JoeyNMT's defaults
-        fields[f"{stack}_attention_heads"] = model[stack].get("num_heads", heads)
-        fields[f"{stack}_ffn_dim"] = model[stack].get("ff_size", 2048)
+        fields[f"{stack}_attention_heads"] = model.section(stack).integer("num_heads", heads, 1)
+        fields[f"{stack}_ffn_dim"] = model.section(stack).integer("ff_size", 2048, 1)
     return fields
 
 
-def _special(data: Mapping[str, Any]) -> dict[str, str]:
+def _special(data: Options) -> dict[str, str]:
     """The special tokens as keyword arguments of a tokenizer; their ids are 0 to 3."""
-    given = data.get("special_symbols") or {}
+    given = data.section("special_symbols")
     for number, name in enumerate(_SPECIAL_TOKENS):
-        if given.get(f"{name}_id", number) != number:
-            raise UserError(
-                f"data.special_symbols.{name}_id={given[f'{name}_id']}: {number} is the only one that fits"
-            )
-    return {f"{name}_token": str(given.get(f"{name}_token", token)) for name, token in _SPECIAL_TOKENS.items()}
+        if (other := given.integer(f"{name}_id", number)) != number:
+            raise UserError(f"{given.where}{name}_id={shown(other)}: {number} is the only one that fits")
+    return {f"{name}_token": given.text(f"{name}_token", token) for name, token in _SPECIAL_TOKENS.items()}
 
 
-def _tokens(folder: Path, data: Mapping[str, Any], side: str, size: int, special: Mapping[str, str]) -> list[str]:
+def _further_special(data: Options) -> list[str]:
+    """The separator and the language tags, which follow in the vocabulary."""
+    given = data.section("special_symbols")
+    return [*filter(None, [given.text("sep_token")]), *given.texts("lang_tags")]
+
+
+def _never_generated(data: Options, special: Mapping[str, str]) -> list[str]:
+    """The tokens that JoeyNMT's search leaves out."""
+    return [special["bos_token"], special["pad_token"], *_further_special(data)]
+
+
+def _tokens(folder: Path, data: Options, side: str, size: int, special: Mapping[str, str]) -> list[str]:
     """The tokens of a side by id: special ones first, each once, as JoeyNMT's `Vocabulary` orders them."""
-    file = folder / f"{side}_vocab.txt"
-    if not file.is_file() and data[side].get("voc_file"):
-        file = folder / Path(str(data[side]["voc_file"])).name
-    given = data.get("special_symbols") or {}
-    first = [*special.values(), *filter(None, [given.get("sep_token")]), *(given.get("lang_tags") or [])]
-    tokens = dict.fromkeys([*map(str, first), *vocabularies.read_lines(file)])
+    file, named = folder / f"{side}_vocab.txt", data.section(side).text("voc_file")
+    if not file.is_file() and named:
+        file = folder / Path(named).name
+    tokens = dict.fromkeys([*special.values(), *_further_special(data), *vocabularies.read_lines(file)])
     return vocabularies.require_size(list(tokens), size, file)
 
 
-def _set_search(generation_config: Any, testing: Mapping[str, Any]) -> None:
-    """JoeyNMT's beam search divides by the paper's ((5 + length) / 6)^α too."""
-    beams, alpha = testing.get("beam_size", 1), testing.get("beam_alpha", testing.get("alpha", -1))
-    generation_config.num_beams = int(beams)
+def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> list[str]:
+    """Set JoeyNMT's search, whose beam search has the paper's penalty too; returns what `generate` does otherwise."""
+    unk, notes = list(_SPECIAL_TOKENS).index("unk"), []
+    generation_config.num_beams = testing.integer("beam_size", 1, 1)
+    alpha = testing.number("alpha", testing.number("beam_alpha", -1.0))
     generation_config.paper_length_penalty = float(max(0, alpha))
-    if testing.get("max_output_length", -1) > 0:
-        generation_config.max_new_tokens = int(testing["max_output_length"])
+    generation_config.min_new_tokens = testing.integer("min_output_length", 1, 0)
+    generation_config.suppress_tokens = banned + [unk] * (not testing.flag("generate_unk", True))
+    longest, size = testing.integer("max_output_length", -1), testing.integer("no_repeat_ngram_size", -1)
+    penalty = testing.number("repetition_penalty", -1.0)
+    if longest > 0:
+        generation_config.max_new_tokens = longest
+    else:
+        notes.append("a translation has at most 50 tokens more than its source, in JoeyNMT 1.5 times as many")
+    if size > 1:
+        generation_config.no_repeat_ngram_size = generation_config.encoder_no_repeat_ngram_size = size
+    if penalty > 1:
+        generation_config.repetition_penalty = float(penalty)
+        # transformers takes the inverse for the encoder's tokens
+        generation_config.encoder_repetition_penalty = 1 / penalty
+    if penalty > 1 or size > 1:
+        notes.append("JoeyNMT exempts special tokens from no_repeat_ngram_size and repetition_penalty, `generate` not")
+    return notes
 
 
 def _with_tokenizers(
-    model: Any, folder: Path, data: Mapping[str, Any], tokens: list[list[str]], special: Mapping[str, str]
+    model: Any, folder: Path, data: Options, tokens: list[list[str]], special: Mapping[str, str]
 ) -> Converted:
-    sides = [data[side] for side in SIDES]
+    sides = [data.section(side) for side in SIDES]
     spm_models = [_sentencepiece_model(folder, *each) for each in zip(sides, tokens, strict=True)]
     found = [path for path in spm_models if path]
     if len(found) == len(SIDES):
         return Converted(model, vocabularies.sentencepiece_tokenizer(found, tokens, special))
-    plain = [side.get("level") == "word" and not _preprocesses(side) for side in sides]  # split at white space
-    lowercase = [bool(side.get("lowercase")) and is_plain for side, is_plain in zip(sides, plain, strict=True)]
-    tokenizers = vocabularies.whitespace_tokenizers(tokens, special, ("src_vocab.txt", "trg_vocab.txt"), lowercase)
+    plain = [side.text("level") == "word" and not _preprocesses(side) for side in sides]  # split at white space
+    lowercase = [side.flag("lowercase") and is_plain for side, is_plain in zip(sides, plain, strict=True)]
+    origins = "src_vocab.txt", "trg_vocab.txt"
+    tokenizers = vocabularies.whitespace_tokenizers(tokens, (special,) * 2, origins, lowercase)
     return Converted(model, *tokenizers, note="" if all(plain) else vocabularies.PRETOKENIZED)
 
 
-def _preprocesses(side: Mapping[str, Any]) -> bool:
-    return side.get("normalize") or (side.get("tokenizer_cfg") or {}).get("pretokenizer", "none") != "none"
+def _preprocesses(side: Options) -> bool:
+    return side.flag("normalize") or side.section("tokenizer_cfg").text("pretokenizer", "none") != "none"
 
 
-def _sentencepiece_model(folder: Path, side: Mapping[str, Any], tokens: list[str]) -> Path | None:
+def _sentencepiece_model(folder: Path, side: Options, tokens: list[str]) -> Path | None:
     """The SentencePiece model of a side, if JoeyNMT applies nothing else to its text."""
-    file = (side.get("tokenizer_cfg") or {}).get("model_file")
-    kind = side.get("tokenizer_type", side.get("bpe_type", "sentencepiece"))
-    if (
-        side.get("level") != "bpe"
-        or kind != "sentencepiece"
-        or side.get("lowercase")
-        or _preprocesses(side)
-        or not file
-    ):
+    file = side.section("tokenizer_cfg").text("model_file")
+    kind = side.text("tokenizer_type", side.text("bpe_type", "sentencepiece"))
+    is_plain = side.text("level") == "bpe" and kind == "sentencepiece"
+    if not (is_plain and file) or side.flag("lowercase") or _preprocesses(side):
         return None
-    path = folder / Path(str(file)).name
+    path = folder / Path(file).name
     # JoeyNMT never splits text into a piece of several characters that its vocabulary lacks; here it would be unknown.
     known = {*tokens, "<s>", "</s>", "<unk>"}
     forbidden = [piece for piece in vocabularies.sentencepiece_pieces(path) if len(piece) > 1 and piece not in known]

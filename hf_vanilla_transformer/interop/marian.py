@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import MarianConfig, MarianMTModel
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .converting import Converted
 from .state_dicts import TensorRef, position_layout
-from .transformers_folders import POSITION_TABLES, SAME_FIELDS, from_peer, load_tokenizer
+from .transformers_folders import POSITION_TABLES, SAME_FIELDS, from_peer, load_tokenizer, read_folder
 
 _READS = ("q_proj", "k_proj", "v_proj", "fc1", "lm_head")  # modules whose input, not output, has the D features
 
@@ -48,19 +48,31 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 
 
 def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
-    """Save `to_marian(model)`, with the nearest score that transformers' beam search has: log P / length^α."""
+    """Save `to_marian(model)` with the model's search; its score is the nearest one of transformers, log P / length^α.
+
+    Raises:
+        UserError: what `to_marian` raises.
+    """
     marian, own = to_marian(model), model.generation_config.to_diff_dict()
-    beams = own.get("num_beams", 1)
-    marian.generation_config.update(num_beams=beams, max_length=model.config.max_position_embeddings)
-    if beams > 1:  # transformers saves no penalty for a greedy search
-        marian.generation_config.length_penalty = own.get("length_penalty", own.get("paper_length_penalty", 1.0))
+    settings = marian.generation_config.to_diff_dict() | own
+    alpha = settings.pop("paper_length_penalty", 1.0)
+    settings.pop("max_length_over_source", None)
+    settings |= {"num_beams": own.get("num_beams", 1), "length_penalty": own.get("length_penalty", alpha)}
+    if settings["num_beams"] == 1:  # transformers saves no option of a beam search for a greedy one
+        settings = {
+            name: value for name, value in settings.items() if name not in ("length_penalty", "early_stopping")
+        }
+    if not settings.keys() & {"max_length", "max_new_tokens"}:
+        settings["max_length"] = model.config.max_position_embeddings
+    marian.generation_config = GenerationConfig(**settings)
     marian.save_pretrained(folder)
 
 
 def from_marian(folder: str | Path) -> Converted:
     """A folder of a `MarianMTModel`, such as every OPUS-MT model on the Hub.
 
-    Its tokenizer stays a `MarianTokenizer`, so that ids and text are the same; that needs sentencepiece.
+    Matrices that config.json ties but the weights keep apart, as in some opus-mt-tc folders, stay apart; the note says
+    so. Its tokenizer stays a `MarianTokenizer`, so that ids and text are the same; that needs sentencepiece.
 
     Args:
         folder: config.json, the weights and, if it has a tokenizer, source.spm, target.spm and vocab.json.
@@ -69,17 +81,17 @@ def from_marian(folder: str | Path) -> Converted:
         UserError: another kind of model, damaged or missing files.
     """
     files = ("source.spm", "target.spm", "vocab.json")
+    peer = read_folder(MarianConfig, folder)
+    tables = [peer.tensors[name] for name in sorted(POSITION_TABLES) if name in peer.tensors]
+    positions = position_layout(tables) if tables else "sinusoidal_split"
+    bias = peer.tensors.get("final_logits_bias")
     return from_peer(
-        MarianMTModel,
-        folder,
+        peer,
         output="lm_head.weight",
         tokenizer=load_tokenizer("MarianTokenizer", folder, files, "sentencepiece"),
-        other_fields=lambda tensors: {
-            "position_encoding_type": position_layout(tensors[name] for name in POSITION_TABLES),
-            "lm_head_bias": bool(tensors["final_logits_bias"].any()),
-        },
+        other_fields={"position_encoding_type": positions, "lm_head_bias": bias is not None and bool(bias.any())},
         locate=_locate,
-        unused={"model.shared.weight", "final_logits_bias"},
+        unused={"final_logits_bias"},
     )
 
 

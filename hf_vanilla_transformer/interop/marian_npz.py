@@ -1,22 +1,23 @@
 """Marian's own checkpoints: an .npz with weights and options, and the vocabularies in the same folder."""
 
+import math
+import re
 import zipfile
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
 from ..layers_vanilla_transformer import sinusoidal_positions
-from ..untrusted import one_line, parse_yaml_mapping, require_file
+from ..untrusted import one_line, parse_yaml_mapping, require_file, shown
 from . import state_dicts, vocabularies
 from .converting import Converted
+from .options import Options
 from .state_dicts import PRE_NORM, STACKS, TensorRef
 from .transformers_folders import set_generation_config
 
@@ -27,7 +28,10 @@ NEVER = -1e4  # output bias of the tokens that Marian does not have
 PAD = "<pad>"
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": PAD}
 
-ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick_gelu"}  # its gelu is x · sigmoid(1.702 x)
+ACTIVATIONS = {"relu": "relu", "swish": "silu"}
+_LAST_WITH_APPROXIMATE_GELU = (1, 12, 0)  # whose "gelu" is x · sigmoid(1.702 x); in March 2023 it became exact
+_MAX_EXPANSION = 10  # of a compressed .npz: floats hardly shrink
+_FILES_OF_TRAINING = (".optimizer.npz", ".orig.npz")
 
 # Options of other architectures: the supported values, and what others mean.
 REFUSED: dict[str, tuple[tuple, str]] = {
@@ -45,6 +49,10 @@ REFUSED: dict[str, tuple[tuple, str]] = {
     "ulr": ((False,), "has universal language representations"),
     "lemma-dim-emb": ((0,), "has factored tokens"),
     "input-types": (([],), "has inputs other than tokens"),
+    "input-reorder": (([],), "reads its inputs in another order"),
+    "right-left": ((False,), "reads and writes sentences from right to left"),
+    "transformer-disable-position-embeddings": ((False,), "leaves out the positions of §3.5"),
+    "transformer-pool": ((False,), "pools the encoder's states"),
 }
 
 # Within a layer: our modules, and Marian's names of their weight and bias.
@@ -74,11 +82,14 @@ def from_marian_npz(
     zero vector instead of an embedding: here from a padding token, which is added to the vocabulary with a zero row.
 
     Args:
-        source: model.npz, or a folder with one .npz or with a decoder.yml that names it.
+        source: model.npz, or a folder with one .npz, or one that its decoder.yml or NAME.npz.decoder.yml names.
         source_vocabulary, target_vocabulary: .yml or .spm; default: the files that the options name, if they are in
             the model's folder.
         source_sentencepiece, target_sentencepiece: the models that tokenize for a .yml vocabulary; default: source.spm
             and target.spm, if they are in the model's folder. Without them the tokenizer takes tokenized text.
+
+    Returns:
+        The model, with the settings of Marian's search as far as `generate` has them, and its tokenizer.
 
     Raises:
         UserError: an option that cannot be expressed here, damaged or missing files.
@@ -96,10 +107,10 @@ def from_marian_npz(
         **{f"{stack}_layers": sizes[f"{stack}_layers"] - 1 for stack in STACKS},  # Marian counts layers from 1
         **tying.fields,
         **positions,
-        **{f"{stack}_attention_heads": options.get("transformer-heads", 8) for stack in STACKS},
+        **{f"{stack}_attention_heads": options.integer("transformer-heads", 8, 1) for stack in STACKS},
         **{f"{stack}_ffn_dim": state_dicts.require_matrix(tensors, f"{stack}_l1_ffn_W1").shape[1] for stack in STACKS},
-        "activation_function": ACTIVATIONS.get(str(options.get("transformer-ffn-activation", "swish")), "?"),
-        "dropout": options.get("transformer-dropout", 0.0),
+        "activation_function": _activation(options),
+        "dropout": options.number("transformer-dropout", 0.0, 0.0),
         "layer_norm_eps": EPSILON,
         "lm_head_bias": True,
     }
@@ -107,29 +118,60 @@ def from_marian_npz(
     sides = [_tokens(each) for each in paths]
     ids = _special_ids(sides, pad)
     model = state_dicts.build_model({**fields, **ids}, tensors, _locate, tying.copies)
-    if "beam-size" in decoder:
-        search = {"num_beams": decoder["beam-size"], "length_penalty": float(decoder.get("normalize", 0.0))}
-        set_generation_config(model, search | {name: each for name, each in ids.items() if name != "unk_token_id"})
+    special = {name: number for name, number in ids.items() if name != "unk_token_id"}
+    set_generation_config(model, special | _search(decoder, ids["unk_token_id"]))
     spm_models = source_sentencepiece, target_sentencepiece
-    return _with_tokenizers(model, paths, [_with_unused(side, pad) for side in sides], spm_models)
+    converted = _with_tokenizers(model, paths, [_with_unused(side, pad) for side in sides], spm_models)
+    dropped = [f"--{name}" for name in ("word-penalty",) if decoder.number(name, 0.0)]
+    notes = [converted.note, *(f"`generate` has no {name}, so it is dropped" for name in dropped)]
+    if converted.tokenizer is None and (named := _vocabulary_names(options, decoder)):
+        notes.append(f"its vocabularies {' and '.join(map(shown, named))} are not in its folder")
+    converted.note = "; ".join(filter(None, notes))
+    return converted
 
 
-def _model_file(source: Path) -> tuple[Path, dict[str, Any]]:
-    """The .npz, and the options of decoding in its folder."""
+def _search(decoder: Options, unk: int | None) -> dict[str, Any]:
+    """The options of marian-decoder under the names of `generate`, with Marian's defaults."""
+    normalize = decoder.values.get("normalize")
+    search: dict[str, Any] = {
+        "num_beams": decoder.integer("beam-size", 12, 1),
+        "length_penalty": float(normalize) if isinstance(normalize, bool) else decoder.number("normalize", 0.0),
+    }
+    return search if decoder.flag("allow-unk") else {**search, "suppress_tokens": [unk]}
+
+
+def _activation(options: Options) -> str:
+    name = options.text("transformer-ffn-activation", "swish")
+    if name != "gelu":
+        return ACTIVATIONS[name]
+    version = re.match(r"v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})", options.text("version"))
+    is_exact = version is not None and tuple(map(int, version.groups())) > _LAST_WITH_APPROXIMATE_GELU
+    return "gelu" if is_exact else "quick_gelu"
+
+
+def _model_file(source: Path) -> tuple[Path, Options]:
+    """The .npz, and the options of decoding: of NAME.npz.decoder.yml, which training writes, or of decoder.yml."""
     folder = source if source.is_dir() else source.parent
-    decoder = _read_options(folder / "decoder.yml") if (folder / "decoder.yml").is_file() else {}
     if not source.is_dir():
-        return require_file(source), decoder
-    named = [folder / Path(str(name)).name for name in decoder.get("models", [])]
-    found = named or sorted(folder.glob("*.npz"))
-    if len(found) != 1 or not found[0].is_file():
+        beside = [source.with_name(f"{source.name}.decoder.yml"), folder / "decoder.yml"]
+        written = next((path for path in beside if path.is_file()), None)
+        return require_file(source), Options({}) if written is None else _read_options(written)
+    found = [path for path in sorted(folder.glob("*.npz")) if not path.name.endswith(_FILES_OF_TRAINING)]
+    for path in [folder / "decoder.yml", folder / "model.npz.decoder.yml", *sorted(folder.glob("*.npz.decoder.yml"))]:
+        if path.is_file() and "models" in (decoder := _read_options(path)):
+            named = [folder / Path(name).name for name in decoder.texts("models")]
+            if len(named) != 1 or not named[0].is_file():
+                raise UserError(f"{path}: it names {len(named)} models; name the .npz file to convert")
+            return named[0], decoder
+    if len(found) != 1:
         raise UserError(f"{source}: {len(found)} models there; name the .npz file")
-    return found[0], decoder
+    return _model_file(found[0])
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, np.ndarray], Options]:
     """The arrays, and the options that Marian stores as one of them."""
     try:
+        _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -137,32 +179,45 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         if "pickle" in reason:  # numpy advises to allow it, which would run code
             reason = "it holds Python objects; nothing of it was run"
         raise UserError(f"{path}: no .npz of Marian, or a damaged one ({reason})") from None
-    except AttributeError:
-        raise UserError(f"{path}: one array, not the .npz of Marian") from None
     stored, separate = arrays.pop(OPTIONS, None), path.with_name(f"{path.name}.yml")
     if stored is not None:
         content = stored.tobytes().rstrip(b"\0")
-        return arrays, parse_yaml_mapping(content, f"{path}: {OPTIONS}: no options of Marian")
+        return arrays, Options(parse_yaml_mapping(content, f"{path}: {OPTIONS}: no options of Marian"), f"{path}: --")
     if not separate.is_file():
         raise UserError(f"{path}: it lacks {OPTIONS}, and its folder {separate.name}")
     return arrays, _read_options(separate)
 
 
-def _read_options(path: Path) -> dict[str, Any]:
-    return parse_yaml_mapping(path.read_bytes(), f"{path}: no options of Marian")
+def _check_sizes(path: Path) -> None:
+    """Raise a ValueError for an archive whose arrays are larger than its file can hold."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if sum(member.file_size for member in members) > _MAX_EXPANSION * path.stat().st_size:
+            raise ValueError("its arrays are far larger than the file")
+        for member in members:
+            with archive.open(member) as file:
+                formats = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                shape, _, dtype = formats[np.lib.format.read_magic(file)](file)
+            if math.prod(shape) * dtype.itemsize > member.file_size:
+                raise ValueError(f"{shown(member.filename)} is larger than what the file holds of it")
 
 
-def _refuse(options: Mapping[str, Any], path: Path) -> None:
+def _read_options(path: Path) -> Options:
+    return Options(parse_yaml_mapping(path.read_bytes(), f"{path}: no options of Marian"), f"{path}: --")
+
+
+def _refuse(options: Options, path: Path) -> None:
     for name, (supported, reason) in REFUSED.items():
-        value = options.get(name, supported[0])
+        value = options.values.get(name, supported[0])
         if value not in supported and value is not None:
-            raise UserError(f"{path}: --{name} {value!r}: such a model {reason}")
-    activation = options.get("transformer-ffn-activation", "swish")
-    if activation not in ACTIVATIONS:
-        raise UserError(f"{path}: --transformer-ffn-activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
-    for vocabulary in options.get("vocabs") or []:
-        if str(vocabulary).endswith(".fsv"):
-            raise UserError(f"{path}: --vocabs {vocabulary}: such a model has factored tokens")
+            raise UserError(f"{path}: --{name} {shown(value)!r}: such a model {reason}")
+    activation = options.text("transformer-ffn-activation", "swish")
+    if activation not in (*ACTIVATIONS, "gelu"):
+        known = ", ".join((*ACTIVATIONS, "gelu"))
+        raise UserError(f"{path}: --transformer-ffn-activation {shown(activation)!r} is none of {known}")
+    for vocabulary in options.texts("vocabs"):
+        if vocabulary.endswith(".fsv"):
+            raise UserError(f"{path}: --vocabs {shown(vocabulary)}: such a model has factored tokens")
 
 
 def _tensor(name: str, array: np.ndarray) -> Tensor:
@@ -193,10 +248,9 @@ def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
     return rest, pad
 
 
-def _positions(
-    tensors: dict[str, Tensor], options: Mapping[str, Any], width: int
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    learned = bool(options.get("transformer-train-positions", False))
+def _positions(tensors: dict[str, Tensor], options: Options, width: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    # its option has a longer name than the one under which old versions stored it
+    learned = any(options.flag(f"transformer-train-{name}") for name in ("positions", "position-embeddings"))
     if learned:
         if "Wpos" not in tensors:
             raise UserError("Wpos is missing, the table of --transformer-train-positions")
@@ -221,15 +275,17 @@ def _locate(name: str) -> str | TensorRef:
     return TensorRef(theirs, transposed=kind == "weight" and "norm" not in module)
 
 
-def _vocabulary_files(
-    path: Path, options: Mapping[str, Any], decoder: Mapping[str, Any], *given: str | Path | None
-) -> list[Path]:
+def _vocabulary_files(path: Path, options: Options, decoder: Options, *given: str | Path | None) -> list[Path]:
     """The vocabularies of source and target, given or named by the options; none if these do not exist."""
     if any(given):
         source, target = given
         return [Path(source or target or ""), Path(target or source or "")]
-    named = [path.parent / Path(str(name)).name for name in decoder.get("vocabs") or options.get("vocabs") or []]
+    named = [path.parent / Path(name).name for name in _vocabulary_names(options, decoder)]
     return [named[0], named[-1]] if named and all(file.is_file() for file in named) else []
+
+
+def _vocabulary_names(options: Options, decoder: Options) -> list[str]:
+    return decoder.texts("vocabs") or options.texts("vocabs")
 
 
 def _tokens(path: Path) -> list[str]:
@@ -238,16 +294,15 @@ def _tokens(path: Path) -> list[str]:
         return vocabularies.sentencepiece_pieces(path)
     if require_file(path).suffix not in (".yml", ".yaml", ".json"):
         return vocabularies.read_lines(path)
+    refusal = f"{path}: no vocabulary of Marian"
+    ids = parse_yaml_mapping(path.read_bytes(), refusal, as_text=True)
     try:
-        # BaseLoader keeps every scalar as text, also `yes`, `null` and `1`, and makes no objects
-        loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-        ids = yaml.load(path.read_bytes().decode("utf-8"), Loader=loader)
-        by_id = sorted((int(number), token) for token, number in ids.items())
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: no vocabulary of Marian ({one_line(error)})") from None
+        by_id = sorted((int(number), str(token)) for token, number in ids.items())
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{refusal} ({one_line(error)})") from None
     if [number for number, _ in by_id] != list(range(len(by_id))):
-        raise UserError(f"{path}: no vocabulary of Marian: its ids do not count from 0")
-    return [str(token) for _, token in by_id]
+        raise UserError(f"{refusal}: its ids do not count from 0")
+    return [token for _, token in by_id]
 
 
 def _special_ids(sides: list[list[str]], pad: int) -> dict[str, int | None]:
@@ -288,5 +343,5 @@ def _with_tokenizers(
         spm_models = [paths[0].with_name(f"{side}.spm") for side in ("source", "target")]
     if any(given) or all(path.is_file() for path in spm_models):
         return Converted(model, vocabularies.sentencepiece_tokenizer(spm_models, sides, _SPECIAL))
-    tokenizers = vocabularies.whitespace_tokenizers(sides, _SPECIAL, paths)
+    tokenizers = vocabularies.whitespace_tokenizers(sides, (_SPECIAL,) * 2, paths)
     return Converted(model, *tokenizers, note=vocabularies.PRETOKENIZED)

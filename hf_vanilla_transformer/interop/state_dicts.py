@@ -6,6 +6,7 @@ tensor of the file is used, that none is used twice, and that all shapes match.
 
 import argparse
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,12 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 from ..layers_vanilla_transformer import sinusoidal_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line, reading_weights, require_file
+from ..untrusted import one_line, reading_weights, require_file, shown
 
 STACKS = ("encoder", "decoder")
 PRE_NORM = "normalises before each sub-layer (pre-norm), this architecture after (§3.1)"
 _MAX_NAMES = 4  # in a message
+_MAX_LAYERS = 1000
 _TABLE_ROUNDING = 2e-3  # float16; float32 at position 5,000 is off by 3e-4
 
 
@@ -63,11 +65,22 @@ class Tying(NamedTuple):
     copies: set[str]
 
 
-def read_torch_file(path: str | Path) -> Any:
+class Ignored:
+    """Takes the place of a toolkit's class whose objects are not needed; it keeps nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def read_torch_file(path: str | Path, ignored: Iterable[str] = ()) -> Any:
     """Load a file of `torch.save` or safetensors. No code of the file is run.
 
     Args:
         path: may hold tensors, plain containers and `argparse.Namespace`; anything else is refused.
+        ignored: names of other toolkits' classes; each of their objects becomes an `Ignored`.
 
     Raises:
         UserError: a missing or damaged file, or one that needs another class or function.
@@ -76,8 +89,21 @@ def read_torch_file(path: str | Path) -> Any:
     with reading_weights(path):
         if path.suffix == ".safetensors":
             return load_file(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        if zipfile.is_zipfile(path):
+            _check_archive(path)
+        allowed = [argparse.Namespace, *((Ignored, name) for name in ignored)]
+        with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what `torch.save` does not write: TorchScript, and compressed members, which may be huge."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    if any(member.filename.endswith("/constants.pkl") for member in members):
+        raise UserError(f"{path}: a TorchScript archive holds code; save the state_dict() of the model instead")
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise UserError(f"{path}: an archive with compressed members, which torch.save does not write")
 
 
 def require_tensors(found: Any, where: str) -> dict[str, Tensor]:
@@ -87,6 +113,8 @@ def require_tensors(found: Any, where: str) -> dict[str, Tensor]:
     for name, tensor in found.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise UserError(f"{where}: {str(name)[:60]!r} is {type(tensor).__name__}, not a tensor")
+        if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise UserError(f"{where}: {name[:60]!r} {list(tensor.shape)} is larger than what the file holds of it")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"{where}: {name} holds numbers that are not finite")
     return dict(found)
@@ -113,10 +141,13 @@ def width_and_depth(
     """
     found = {"d_model": require_matrix(tensors, embedding).shape[1]}
     for stack, prefix in zip(STACKS, layers, strict=True):
-        numbers = {int(match[1]) for name in tensors if (match := re.match(re.escape(prefix) + r"(\d+)", name))}
+        numbers = {match[1] for name in tensors if (match := re.match(re.escape(prefix) + r"(\d+)", name))}
         if not numbers:
             raise UserError(f"there is no tensor {prefix}…: this is no encoder-decoder Transformer of that toolkit")
-        found[f"{stack}_layers"] = max(numbers) + 1
+        if len(numbers) > _MAX_LAYERS or numbers - set(map(str, range(len(numbers) + 1))):
+            highest = max(numbers, key=lambda number: (len(number), number))
+            raise UserError(f"{prefix}{shown(highest)}: there are {len(numbers)} layers, so their numbers have gaps")
+        found[f"{stack}_layers"] = max(map(int, numbers)) + 1
     return found
 
 
@@ -219,4 +250,4 @@ def _require_all(refs: Mapping[str, TensorRef], tensors: Mapping[str, Tensor], u
 
 def _some(names: Iterable[str]) -> str:
     ordered = sorted(names)
-    return ", ".join(ordered[:_MAX_NAMES]) + (" …" if len(ordered) > _MAX_NAMES else "")
+    return ", ".join(map(shown, ordered[:_MAX_NAMES])) + (" …" if len(ordered) > _MAX_NAMES else "")

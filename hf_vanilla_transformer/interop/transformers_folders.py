@@ -1,20 +1,25 @@
-"""Model folders of transformers' own classes: weights, tokenizer and generation settings."""
+"""Model folders of transformers' own classes: weights, tokenizer and generation settings.
 
+The weights are read as they are in the files, without the class: it may tie matrices that the files keep apart.
+"""
+
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
+from safetensors import safe_open
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line, read_json_object, reading_weights
+from ..untrusted import one_line, read_json_object, reading_weights, shown
 from .converting import Converted
-from .state_dicts import TensorRef, build_model, find_tying, require_tensors
+from .state_dicts import STACKS, TensorRef, build_model, find_tying, read_torch_file, require_tensors, width_and_depth
 
-#: Configuration fields that Marian and FSMT have under our names, with our meaning.
+#: Configuration fields that these classes have under our names, with our meaning.
 SAME_FIELDS = (
     *("d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim"),
     *("encoder_attention_heads", "decoder_attention_heads", "activation_function", "scale_embedding"),
@@ -22,34 +27,126 @@ SAME_FIELDS = (
     *("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"),
 )
 #: The names of their tables of positions.
-POSITION_TABLES = {f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")}
+POSITION_TABLES = {f"model.{stack}.embed_positions.weight" for stack in STACKS}
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_SHARED, _EMBEDDINGS = "model.shared.weight", tuple(f"model.{stack}.embed_tokens.weight" for stack in STACKS)
+_MAX_LAYERS = 1000
+# What `generate` computes with, of the types that it does not check itself.
+_SEARCH_TYPES = {
+    **dict.fromkeys(("num_beams", "max_length", "max_new_tokens", "min_length", "min_new_tokens"), int),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"), int),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "temperature"), (int, float)),
+}
+
+
+class PeerFolder(NamedTuple):
+    """What a folder of one of transformers' models holds."""
+
+    config: PreTrainedConfig
+    tensors: dict[str, Tensor]
+    generation: dict[str, Any]
+
+
+def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> PeerFolder:
+    """Configuration, weights and generation settings; no code of the folder is run.
+
+    Raises:
+        UserError: no such folder, another kind of model, quantised or damaged weights, damaged settings.
+    """
+    folder = Path(source)
+    values = _read_config(folder, config_class.model_type)
+    file = folder / "generation_config.json"
+    with reading_weights(folder / "config.json"):
+        config = config_class.from_dict(values)
+        settings = GenerationConfig.from_model_config(config).to_diff_dict()
+    if file.is_file():
+        settings = read_json_object(file)
+    return PeerFolder(config, require_tensors(_read_weights(folder), str(folder)), settings)
+
+
+def _read_config(folder: Path, model_type: str) -> dict[str, Any]:
+    values = read_json_object(folder / "config.json")
+    if values.get("quantization_config"):
+        raise UserError(f"{folder}: its weights are quantised (quantization_config); use the unquantised model")
+    if (found := values.get("model_type")) != model_type:
+        raise UserError(f"{folder}: its config.json has model_type={shown(found)}, not {model_type}")
+    return values
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """One file of weights, or those that an index names."""
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name]
+        if (folder / f"{name}.index.json").is_file():
+            parts = read_json_object(folder / f"{name}.index.json").get("weight_map")
+            names = set(parts.values()) if isinstance(parts, Mapping) else {None}
+            if not all(isinstance(part, str) and Path(part).name == part for part in names):
+                raise UserError(f"{folder / name}.index.json is damaged: file names are needed under weight_map")
+            return [folder / part for part in sorted(names)]
+    raise UserError(f"{folder}: no weights: there is none of {', '.join(_WEIGHTS)}")
+
+
+def _read_weights(folder: Path) -> dict[str, Any]:
+    tensors: dict[str, Any] = {}
+    for file in _weight_files(folder):
+        found = read_torch_file(file)
+        if not isinstance(found, Mapping):
+            raise UserError(f"{file}: a state dictionary is needed there, not {type(found).__name__}")
+        tensors |= found
+    return tensors
 
 
 def from_peer(
-    model_class: type[PreTrainedModel],
-    folder: str | Path,
+    peer: PeerFolder,
     output: str,
     tokenizer: PreTrainedTokenizerBase | None,
-    other_fields: Callable[[Mapping[str, Tensor]], dict[str, Any]],
+    other_fields: Mapping[str, Any],
     locate: Callable[[str], str | TensorRef],
     unused: set[str],
 ) -> Converted:
-    """The conversion that Marian and FSMT share; `load_peer` states what it raises.
+    """The conversion that all these classes share.
 
     Args:
         output: the name of the output matrix.
-        other_fields: from the tensors, the configuration fields that are not in `SAME_FIELDS`.
+        other_fields: the configuration fields that are not in `SAME_FIELDS`.
         locate, unused: see `build_model`.
     """
-    peer = load_peer(model_class, folder)
-    tensors = require_tensors(peer.state_dict(), str(folder))
-    embeddings = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
-    tying = find_tying(tensors, *embeddings, output)
-    fields = {name: getattr(peer.config, name) for name in SAME_FIELDS} | tying.fields | other_fields(tensors)
+    tensors, notes = _untied(peer, output)
+    tying = find_tying(tensors, *_EMBEDDINGS, output)
+    prefixes = [f"model.{stack}.layers." for stack in STACKS]
+    fields = {name: getattr(peer.config, name) for name in SAME_FIELDS}
+    for name, number in width_and_depth(tensors, _EMBEDDINGS[0], prefixes).items():
+        if fields[name] != number:
+            raise UserError(f"config.json: {name}={shown(fields[name])}, but the weights have {number}")
+    fields |= tying.fields | dict(other_fields)
     fields["unk_token_id"] = None if tokenizer is None else tokenizer.unk_token_id
-    model = build_model(fields, tensors, locate, tying.copies | POSITION_TABLES | unused)
-    set_generation_config(model, peer.generation_config.to_diff_dict())
-    return Converted(model, tokenizer)
+    model = build_model(fields, tensors, locate, tying.copies | POSITION_TABLES | unused | {_SHARED})
+    set_generation_config(model, peer.generation)
+    return Converted(model, tokenizer, note="; ".join(notes))
+
+
+def _untied(peer: PeerFolder, output: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors, each embedding under its name; and what was decided where config.json ties unequal matrices."""
+    tensors, notes = dict(peer.tensors), []
+    shared = tensors.get(_SHARED)
+    tied = getattr(peer.config, "share_encoder_decoder_embeddings", False), peer.config.tie_word_embeddings
+    # of matrices that are tied, some classes save only one
+    only = next((tensors[name] for name in (_SHARED, *_EMBEDDINGS) if name in tensors), None)
+    for name in _EMBEDDINGS:
+        if only is not None and (shared is not None or any(tied)):
+            tensors.setdefault(name, only)
+    if output not in tensors and not any(tied):
+        raise UserError(f"{output} is missing in the weights, and config.json does not tie it to the embedding")
+    for names, is_tied in ((_EMBEDDINGS, tied[0]), ((_EMBEDDINGS[1], output), tied[1] or tied[0])):
+        one, other = (tensors.get(name) for name in names)
+        if is_tied and other is not None and not (one is not None and one.shape == other.shape and one.equal(other)):
+            notes.append(f"config.json ties {names[0]} and {names[1]}, which differ: each is used as it is")
+    used = [tensors[name] for name in (*_EMBEDDINGS, output) if name in tensors]
+    if shared is not None and not any(shared.shape == each.shape and shared.equal(each) for each in used):
+        notes.append(f"{_SHARED} differs from the embeddings and from {output}, so it is not used")
+    return tensors, notes
 
 
 def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
@@ -58,14 +155,10 @@ def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
     Raises:
         UserError: no such folder, another kind of model, quantised or damaged weights, missing or unexpected ones.
     """
-    folder, expected = Path(source), model_class.config_class.model_type
-    config = read_json_object(folder / "config.json")
-    # before the weights are read: that would need the library that quantised them
-    if config.get("quantization_config"):
-        raise UserError(f"{folder}: its weights are quantised (quantization_config); use the unquantised model")
-    if (found := config.get("model_type")) != expected:
-        raise UserError(f"{folder}: its config.json has model_type={found!r}, not {expected!r}")
+    folder = Path(source)
+    values = _read_config(folder, model_class.config_class.model_type)
     with reading_weights(folder):
+        _check_sizes(model_class.config_class(**values), folder)
         settings = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
         settings["ignore_mismatched_sizes"] = True  # reported below, by name
         model, info = model_class.from_pretrained(folder, **settings)
@@ -73,6 +166,31 @@ def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
         if names := sorted(map(str, info[what])):
             raise UserError(f"{folder}: {what.replace('_', ' ')} in the weights ({len(names)}): {names[0]} …")
     return model.eval()
+
+
+def _check_sizes(config: Any, folder: Path) -> None:
+    """Refuse sizes in config.json that the weights cannot have: transformers would allocate them first."""
+    sizes = {"encoder_layers": config.encoder_layers, "decoder_layers": config.decoder_layers}
+    for name, value in sizes.items():
+        if value > _MAX_LAYERS:
+            raise UserError(f"{folder / 'config.json'}: {name}={shown(value)}: {_MAX_LAYERS} is the most")
+    largest = config.d_model * max(config.vocab_size, config.target_vocab_size)
+    if config.position_encoding_type == "learned":
+        largest = max(largest, config.d_model * config.max_position_embeddings)
+    for stack in STACKS:
+        largest = max(largest, config.d_model * getattr(config, f"{stack}_ffn_dim"))
+    held = max(map(_numbers, _weight_files(folder)))
+    if largest > held:
+        sizes = f"need a matrix of {shown(largest)} numbers, and the weights have {held}"
+        raise UserError(f"{folder / 'config.json'}: its sizes {sizes}")
+
+
+def _numbers(file: Path) -> int:
+    """How many numbers a file of weights holds, at most."""
+    if file.suffix != ".safetensors":
+        return file.stat().st_size
+    with safe_open(file, "pt") as tensors:
+        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 no mapping
 
 
 def load_tokenizer(
@@ -96,7 +214,7 @@ def load_tokenizer(
         return getattr(transformers, class_name).from_pretrained(str(source), local_files_only=True)
     except ImportError as error:
         raise UserError(f"{class_name} needs {library}: pip install {library}") from error
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, AssertionError) as error:
+    except Exception as error:  # the tokenizers library raises nothing more specific
         raise UserError(f"{source}: cannot load the tokenizer ({one_line(error)})") from None
 
 
@@ -108,6 +226,14 @@ def set_generation_config(model: VanillaTransformerForConditionalGeneration, set
             tokens more than the source.
     """
     given = {name: value for name, value in settings.items() if not name.startswith(("_", "transformers_version"))}
-    generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | given)
+    try:
+        generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | given)
+        for name, kinds in _SEARCH_TYPES.items():
+            value = getattr(generation_config, name, None)
+            if value is not None and not (isinstance(value, kinds) and (value is True or value >= 0)):
+                raise ValueError(f"{name}={shown(value)} is no number of that kind")
+        generation_config.to_json_string()
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        raise UserError(f"generation settings: {one_line(error)}") from None
     generation_config._from_model_config = False  # otherwise `generate` derives a new one from the model's config
     model.generation_config = generation_config

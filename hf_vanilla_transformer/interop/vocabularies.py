@@ -41,7 +41,7 @@ def require_size(tokens: list[str], size: int, file: Path) -> list[str]:
 
 def whitespace_tokenizers(
     sides: Sequence[Sequence[str]],
-    special: Mapping[str, str],
+    special: Sequence[Mapping[str, str]],
     origins: Sequence[object] = ("the vocabulary",) * 2,
     lowercase: Sequence[bool] = (False, False),
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
@@ -49,11 +49,13 @@ def whitespace_tokenizers(
 
     Args:
         sides: the tokens of source and target, by id. origins: their files, for messages.
-        special: `unk_token`, `eos_token`, `pad_token`, perhaps `bos_token`. lowercase: whether text is lower-cased.
+        special: of each, `unk_token`, `eos_token`, `pad_token`, perhaps `bos_token`. lowercase: whether text is
+            lower-cased.
     """
-    source, target = zip(sides, origins, lowercase, strict=True)
-    tokenizer = _whitespace_tokenizer(special, *source)
-    return tokenizer, tokenizer if source[::2] == target[::2] else _whitespace_tokenizer(special, *target)
+    source, target = zip(special, sides, origins, lowercase, strict=True)
+    tokenizer = _whitespace_tokenizer(*source)
+    is_same = list(source[1]) == list(target[1]) and source[::3] == target[::3]
+    return tokenizer, tokenizer if is_same else _whitespace_tokenizer(*target)
 
 
 def _whitespace_tokenizer(
@@ -78,7 +80,7 @@ def sentencepiece_tokenizer(
 
     Args:
         spm_models: SentencePiece models of source and target. sides: the tokens of both, by id.
-        special: as in `whitespace_tokenizers`.
+        special: of both, as in `whitespace_tokenizers`.
     """
     separate = list(sides[0]) != list(sides[1])
     with TemporaryDirectory() as folder:

@@ -8,7 +8,9 @@ import torch
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.ctranslate2 import convert
-from tests.interop.foreign import Record, spelt
+from hf_vanilla_transformer.interop.exporting import export
+from tests.interop.foreign import SOURCES, Record, converted, spelt
+from tests.interop.test_marian import write_opus_folder
 from tests.model_helpers import PAD, padded, tiny_model
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
@@ -59,6 +61,47 @@ def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, token
     for row, result in zip(expected[:, 1:].tolist(), results, strict=True):
         ids = [engine_id(token, tokenizer) for token in result.hypotheses[0]]
         assert ids[:8] == row[:8]
+
+
+# transformers forbids the padding after the softmax and CTranslate2 before it: beams are compared with its share
+@pytest.mark.parametrize(("beams", "padding"), [(1, 9.0), (4, -9.0)])
+def test_ctranslate2_export_of_a_converted_opus_model(beams: int, padding: float, tmp_path: Path) -> None:
+    """It has no start token besides the padding, which it must never generate."""
+    theirs = write_opus_folder(tmp_path / "opus", decoder_attention_heads=4)
+    with torch.no_grad():
+        theirs.final_logits_bias[0, -1] = padding
+    theirs.save_pretrained(tmp_path / "opus")
+    ours, tokenizer, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
+    line = export("ctranslate2", tmp_path / "ours", tmp_path / "ct2")
+    assert "beam_size=4, length_penalty=1.0" in line
+    engine = ctranslate2.Translator(str(tmp_path / "ct2"), "cpu")
+    rows = tokenizer(SOURCES)["input_ids"]
+    options = {"length_penalty": 1.0, "max_decoding_length": 11, "min_decoding_length": 11}
+    results = engine.translate_batch(
+        [tokenizer.convert_ids_to_tokens(row) for row in rows], beam_size=beams, **options
+    )
+    batch = tokenizer(SOURCES, padding=True, return_tensors="pt")
+    settings = {"length_penalty": 1.0, "early_stopping": False} if beams > 1 else {}
+    expected = ours.generate(**batch, num_beams=beams, max_new_tokens=12, min_new_tokens=11, **settings)[:, 1:12]
+    assert [result.hypotheses[0] for result in results] == [tokenizer.convert_ids_to_tokens(row) for row in expected]
+
+
+def test_ctranslate2_export_with_a_vocabulary_mapping(tokenizer, tmp_path: Path) -> None:
+    tiny_model(vocab_size=320, decoder_layers=1).save_pretrained(tmp_path / "model")
+    save_tokenizers(tmp_path / "model", tokenizer)
+    allowed = tokenizer.convert_ids_to_tokens([9, 10, 11])
+    source = tokenizer.convert_ids_to_tokens(tokenizer("two")["input_ids"])
+    lines = ["\t" + " ".join(allowed), *(f"{token}\t{allowed[0]}" for token in source)]
+    (tmp_path / "vmap.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    export("ctranslate2", tmp_path / "model", tmp_path / "ct2", vmap=tmp_path / "vmap.txt")
+    engine = ctranslate2.Translator(str(tmp_path / "ct2"), "cpu")
+    settings = {"use_vmap": True, "beam_size": 1, "max_decoding_length": 6, "min_decoding_length": 6}
+    found = set(engine.translate_batch([source], **settings)[0].hypotheses[0])
+    assert found and found <= {*allowed, "<s>", "</s>", "<unk>", "<pad>"}
+    with pytest.raises(UserError, match=r"missing\.txt: no such file"):
+        export("ctranslate2", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "missing.txt")
+    with pytest.raises(UserError, match="only ctranslate2 has a vocabulary mapping"):
+        export("torch", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "vmap.txt")
 
 
 def engine_id(token: str, tokenizer) -> int:

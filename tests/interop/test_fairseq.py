@@ -3,8 +3,11 @@ names, and the NumPy restatement; subword-nmt and SentencePiece for the tokens.
 """
 
 import re
+import sys
 from argparse import Namespace
+from collections import OrderedDict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -148,7 +151,7 @@ def test_fairseq_checkpoint_with_sections_gives_its_logits(
     assert tokenizer is None
     assert ours.config.share_encoder_decoder_embeddings is ours.config.tie_word_embeddings is shared
     search = ours.generation_config
-    assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (7, 0.8, 33)
+    assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (7, 0.8, 34)
 
 
 def test_fairseq_checkpoint_of_old_version_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
@@ -192,6 +195,53 @@ def test_fairseq_checkpoint_gives_logits_of_fsmt(tmp_path: Path, record_property
     record_property("logits", (PORT, assert_same_logits(ours, port.eval())))
 
 
+def test_fairseq_checkpoint_of_version_0_12_with_unused_tensors(tmp_path: Path, record_property: Record) -> None:
+    """Its encoder layers save copies of their weights for an inference kernel, zeros until they are used."""
+    model = weights(23, 29)
+    shapes = {"in_proj_weight": (3 * D, D), "in_proj_bias": (3 * D,), "out_proj_weight": (D, D), "out_proj_bias": (D,)}
+    shapes |= {"fc1_weight": (FFN, D), "fc1_bias": (FFN,), "fc2_weight": (D, FFN), "fc2_bias": (D,)}
+    unused = {f"encoder.layers.{i}.{name}": torch.zeros(shape) for i in range(2) for name, shape in shapes.items()}
+    save_with_sections(tmp_path / "model.pt", model | unused, nested=False)
+    ours, _, _ = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(model))))
+
+
+def test_fairseq_checkpoint_of_version_0_9_with_meters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    """It saves its objects that average the loss, of classes that are not installed here."""
+    module: Any = ModuleType("fairseq.meters")
+    for name in ("AverageMeter", "TimeMeter", "StopwatchMeter"):
+        setattr(module, name, type(name, (), {"__module__": "fairseq.meters"}))
+    monkeypatch.setitem(sys.modules, "fairseq", ModuleType("fairseq"))
+    monkeypatch.setitem(sys.modules, "fairseq.meters", module)
+    meter, model = module.AverageMeter(), weights(23, 29)
+    meter.val, meter.sum = 2.5, 10.0
+    meters = OrderedDict(train_loss=meter, wall=module.TimeMeter(), train_wall=module.StopwatchMeter())
+    extra = {"extra_state": {"train_meters": meters, "epoch": 3}}
+    torch.save({"args": Namespace(**OPTIONS), "model": model, **extra}, tmp_path / "model.pt")
+    monkeypatch.undo()
+    ours, _, _ = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(model))))
+
+
+def test_fairseq_search_is_that_of_fairseq_generate(tmp_path: Path) -> None:
+    save(tmp_path / "old.pt", weights(9, 8))
+    search = from_fairseq(tmp_path / "old.pt").model.generation_config
+    # its defaults: 5 beams, log P / length, until 5 have ended; 1 to 200 tokens, then the end; never the padding
+    assert (search.num_beams, search.length_penalty, search.early_stopping) == (5, 1.0, True)
+    assert (search.min_new_tokens, search.max_new_tokens, search.forced_eos_token_id) == (1, 201, 2)
+    assert search.suppress_tokens == [1]
+    save_with_sections(tmp_path / "new.pt", weights(9, 8), nested=True)
+    whole = torch.load(tmp_path / "new.pt")
+    whole["cfg"]["generation"] |= {"unnormalized": True, "no_repeat_ngram_size": 3, "max_len_a": 1.2, "unkpen": 0.5}
+    torch.save(whole, tmp_path / "new.pt")
+    found = from_fairseq(tmp_path / "new.pt")
+    search = found.model.generation_config
+    assert (search.length_penalty, search.no_repeat_ngram_size, search.max_new_tokens) == (0.0, 3, None)
+    assert "--max-len-a, --unkpen" in found.note
+
+
 def write_dictionaries(folder: Path, sides: dict[str, list[str]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for language, tokens in sides.items():
@@ -218,6 +268,22 @@ def test_fairseq_tokenizer_for_tokenized_text(tmp_path: Path) -> None:
         "Hu",
         "",
     ]
+
+
+def test_fairseq_dictionary_lines_that_overwrite(tmp_path: Path) -> None:
+    """As of CamemBERT: a token that is there already gets another id. `<s>` too, while the start keeps its own."""
+    for language, lines in {"en": ["ein 9", "Hund 7", "ein 4091 #fairseq:overwrite"], "de": ["a 2", "<s> 3"]}.items():
+        text = "\n".join(lines) + (" #fairseq:overwrite" if language == "de" else "") + "\n"
+        (tmp_path / f"dict.{language}.txt").write_text(text, encoding="utf-8")
+    save(tmp_path / "model.pt", weights(7, 6))
+    _, tokenizer, target = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours")
+    assert tokenizer("ein Hund")["input_ids"] == [6, 5, 2]
+    assert tokenizer.decode([6, 5, 2], skip_special_tokens=True) == "ein Hund"
+    assert target("a <s>")["input_ids"] == [4, 5, 2]
+    assert target.decode([0, 4, 5, 2], skip_special_tokens=True) == "a <s>"
+    (tmp_path / "dict.en.txt").write_text("ein\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"dict\.en\.txt: line 1 is 'ein': a token and its count are needed"):
+        from_fairseq(tmp_path / "model.pt")
 
 
 def learnt_codes(path: Path, lines: list[str]) -> BPE:

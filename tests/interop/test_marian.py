@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer
 
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian, to_marian
 from tests.interop.foreign import (
     SOURCES,
@@ -131,6 +132,20 @@ def test_marian_folder_gives_its_ids_and_text(tmp_path: Path, record_property: R
     assert (target_tokenizer.batch_decode(written), written.shape[1]) == (peer.batch_decode(written), 12)
     record_property("tokens", "`MarianTokenizer`")
     record_property("tokens", "its beam search")
+
+
+def test_marian_export_keeps_the_search_of_an_opus_model(tmp_path: Path) -> None:
+    theirs = write_opus_folder(tmp_path / "opus")
+    with torch.no_grad():
+        theirs.final_logits_bias[0, -1] = 9  # the padding, which bad_words_ids forbids
+    theirs.save_pretrained(tmp_path / "opus")
+    ours, tokenizer, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
+    export("marian", tmp_path / "ours", tmp_path / "back")
+    back = MarianMTModel.from_pretrained(tmp_path / "back").eval()
+    batch = tokenizer(SOURCES, padding=True, return_tensors="pt")
+    assert back.generate(**batch).tolist() == theirs.generate(**batch).tolist() == ours.generate(**batch).tolist()
+    search = back.generation_config
+    assert search.bad_words_ids == [[theirs.config.pad_token_id]] and search.forced_eos_token_id == 0
 
 
 def test_marian_folder_keeps_half_precision(tmp_path: Path) -> None:

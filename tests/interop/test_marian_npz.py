@@ -151,19 +151,27 @@ def test_marian_npz_gives_its_logits(tying: str, separate: bool, tmp_path: Path,
     assert ours.config.tie_word_embeddings is (tying == "all")
 
 
-def test_marian_npz_with_learned_positions_and_relu(tmp_path: Path, record_property: Record) -> None:
+@pytest.mark.parametrize("name", ["transformer_train_positions", "transformer_train_position_embeddings"])
+def test_marian_npz_with_learned_positions_and_relu(name: str, tmp_path: Path, record_property: Record) -> None:
     arrays = weights((23, 23)) | {"Wpos": np.random.default_rng(1).normal(size=(16, D)).astype(np.float32)}
-    save(tmp_path / "model.npz", arrays, transformer_train_positions=True, transformer_ffn_activation="relu")
+    save(tmp_path / "model.npz", arrays, transformer_ffn_activation="relu", **{name: True})
     ours, _, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours")
     # it does not scale the embeddings then
     changes = {"position": lambda index, _: arrays["Wpos"][index].astype(float), "scale": False, "activation": "relu"}
     record_property("logits", (PEER, assert_marians_logits(ours, arrays, **changes)))
 
 
-def test_marian_npz_gelu_is_the_sigmoid_approximation(tmp_path: Path) -> None:
-    save(tmp_path / "model.npz", weights((23, 23)), transformer_ffn_activation="gelu")
+@pytest.mark.parametrize(
+    ("version", "exact"),
+    [("v1.12.42 8f2ce30 2024-05-01", True), ("v1.13.0", True), ("v1.12.0 65bf82f 2023-02-21", False), (None, False)],
+)
+def test_marian_npz_gelu_is_exact_in_versions_since_march_2023(
+    version: str | None, exact: bool, tmp_path: Path
+) -> None:
+    save(tmp_path / "model.npz", weights((23, 23)), transformer_ffn_activation="gelu", version=version)
     model, x = from_marian_npz(tmp_path / "model.npz").model, torch.linspace(-3, 3, 40)
-    torch.testing.assert_close(model.model.encoder.layers[0].activation(x), x * torch.sigmoid(1.702 * x))
+    expected = x * (1 + torch.erf(x / math.sqrt(2))) / 2 if exact else x * torch.sigmoid(1.702 * x)
+    torch.testing.assert_close(model.model.encoder.layers[0].activation(x), expected)
 
 
 TOKENS = ["</s>", "<unk>", "▁a", "▁dog", "yes", "null", "1", "'", '"', "#", "a: b", "~", "▁runs", "é", "<<", "="]
@@ -229,6 +237,45 @@ def test_marian_npz_folder_of_opus(tmp_path: Path) -> None:
         assert target.decode([len(tokens), *expected, len(tokens)], skip_special_tokens=True) == text
 
 
+def write_training_folder(folder: Path, vocabularies: tuple[str, str] = ("vocab.yml", "vocab.yml")) -> None:
+    """What `marian --model model.npz` leaves behind: the model, its optimizer, and options of decoding."""
+    arrays = weights((len(TOKENS), len(TOKENS)))
+    save(folder / "model.npz", arrays)
+    write_vocabulary(folder / "vocab.yml", TOKENS)
+    np.savez(folder / "model.npz.optimizer.npz", adam_mt=np.zeros(9, dtype=np.float32))
+    decoder = {"models": ["/home/me/model.npz"], "vocabs": list(vocabularies), "beam-size": 12, "normalize": 0}
+    (folder / "model.npz.decoder.yml").write_text(yaml.safe_dump({**decoder, "word-penalty": 0.2}))
+
+
+@pytest.mark.parametrize("name", ["", "model.npz"])
+def test_marian_npz_folder_of_a_training(name: str, tmp_path: Path) -> None:
+    write_training_folder(tmp_path / "trained")
+    found = from_marian_npz(tmp_path / "trained" / name)
+    assert found.tokenizer is not None
+    assert found.tokenizer("yes null")["input_ids"] == [TOKENS.index("yes"), TOKENS.index("null"), 0]
+    search = found.model.generation_config
+    assert (search.num_beams, search.length_penalty) == (12, 0.0)
+    assert "--word-penalty" in found.note
+
+
+def test_marian_npz_names_vocabularies_that_are_not_in_its_folder(tmp_path: Path) -> None:
+    write_training_folder(tmp_path, ("/data/vocab.en.spm", "/data/vocab.de.spm"))
+    found = from_marian_npz(tmp_path)
+    assert found.tokenizer is None and "/data/vocab.en.spm and /data/vocab.de.spm are not in its folder" in found.note
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_marian_npz_never_generates_unknown_tokens_unless_allowed(allowed: bool, tmp_path: Path) -> None:
+    arrays = weights((len(TOKENS), len(TOKENS)))
+    arrays["decoder_ff_logit_out_b"][0, 1] = 50  # <unk> has the highest score everywhere
+    save(tmp_path / "model.npz", arrays)
+    if allowed:
+        (tmp_path / "decoder.yml").write_text("allow-unk: true\nbeam-size: 2\n")
+    model = from_marian_npz(tmp_path / "model.npz").model
+    written = model.generate(torch.tensor([[5, 6, 0]]), max_new_tokens=5)
+    assert bool((written == 1).any()) is allowed
+
+
 def test_marian_npz_with_sentencepiece_vocabularies(tmp_path: Path, record_property: Record) -> None:
     settings = {"eos_id": 0, "unk_id": 1, "bos_id": -1}
     source = train_sentencepiece(tmp_path / "vocab.en.spm", SOURCES, 70, **settings)
@@ -261,6 +308,9 @@ def test_marian_npz_with_sentencepiece_vocabularies(tmp_path: Path, record_prope
         ("transformer_tied_layers", [1, 1]),
         ("transformer_ffn_activation", "prelu"),
         ("lemma_dim_emb", 8),
+        ("transformer_disable_position_embeddings", True),
+        ("right_left", True),
+        ("input_reorder", [1, 0]),
         ("vocabs", ["vocab.fsv", "vocab.fsv"]),
     ],
 )

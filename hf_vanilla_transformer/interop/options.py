@@ -1,0 +1,74 @@
+"""The options in another toolkit's files: values of untrusted types, checked when they are read."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UserError
+from ..untrusted import shown
+
+
+class Options:
+    """Named options; a value that is None counts as missing.
+
+    Args:
+        values: from a name to a value of any type.
+        where: put before names in messages, such as "config.yaml: model.encoder.".
+    """
+
+    def __init__(self, values: Any, where: str = ""):
+        self.values: Mapping[str, Any] = values if isinstance(values, Mapping) else {}
+        self.where = where
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def section(self, name: str) -> "Options":
+        """The options under this name; none if it is missing.
+
+        Raises:
+            UserError: here and below, a value of another type or out of range.
+        """
+        given = self.values.get(name)
+        if given is not None and not isinstance(given, Mapping):
+            raise self._error(name, "options are needed, not one value")
+        return Options(given, f"{self.where}{name}.")
+
+    def integer(self, name: str, default: int | None = None, least: int | None = None) -> Any:
+        value = self._read(name, default, int, "a whole number is needed")
+        if value is not None and least is not None and value < least:
+            raise self._error(name, f"{least} is the least")
+        return value
+
+    def number(self, name: str, default: float | None = None, least: float | None = None) -> Any:
+        value = self._read(name, default, (int, float), "a number is needed")
+        if value is not None and not (math.isfinite(value) and (least is None or value >= least)):
+            raise self._error(name, "a number is needed" + ("" if least is None else f", at least {least}"))
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, bool | int):
+            raise self._error(name, "true or false is needed")
+        return default if value is None else bool(value)
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._read(name, default, str, "text is needed")
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; none if it is missing."""
+        found = self._read(name, [], (list, tuple), "a list is needed")
+        if not all(isinstance(each, str) for each in found):
+            raise self._error(name, "a list of texts is needed")
+        return list(found)
+
+    def _read(self, name: str, default: Any, kinds: type | tuple[type, ...], needed: str) -> Any:
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise self._error(name, needed)
+        return value
+
+    def _error(self, name: str, needed: str) -> UserError:
+        return UserError(f"{self.where}{name}={shown(self.values.get(name))}: {needed}")
