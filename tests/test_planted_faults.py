@@ -36,6 +36,7 @@ LINEAR = "inference/test_linear.py"
 OPTIMIZE = "inference/test_optimize.py"
 COMPILED = "inference/test_compiled.py"
 TRAINER = "training/test_trainer.py"
+RESUME = "training/test_resume.py"
 
 FAULTS = {
     # The model
@@ -364,17 +365,52 @@ FAULTS = {
     ),
     "resumed run begins the data anew": Fault(
         "training/trainer",
-        "VanillaTransformerTrainer.train",
-        "isinstance(resume_from_checkpoint, str)",
-        "False",
+        "VanillaTransformerTrainer._check_checkpoint",
+        "read_json_object(file) if file.is_file() else None",
+        "None",
         f"{TRAINER} -k 'identical or bit_for_bit'",
     ),
     "resuming with another batch size is not refused": Fault(
-        "training/trainer",
-        "VanillaTransformerTrainer._read_position",
-        "position[name] != getattr(self.args, name)",
+        "training/run_state",
+        "require_same",
+        "saved[name] != now[name]",
         "False",
         f"{TRAINER} -k refused",
+    ),
+    "average takes checkpoints of an abandoned branch": Fault(
+        "training/run_state",
+        "on_branch.belongs",
+        "state.id in current or head.id in state.ancestors",
+        "True",
+        f"{RESUME} -k abandoned",
+    ),
+    "finished run is trained further": Fault(
+        "training/trainer",
+        "VanillaTransformerTrainer._training_is_over",
+        "self.state.global_step >= self.state.max_steps",
+        "False",
+        f"{RESUME} -k finished_run",
+    ),
+    "early stopping forgets the evaluations before a resume": Fault(
+        "training/trainer",
+        "VanillaTransformerTrainer._load_callback_state",
+        "setattr(each, attribute, value)",
+        "pass",
+        f"{RESUME} -k early_stopping_counts",
+    ),
+    "stream by pairs begins its pass anew": Fault(
+        "training/trainer",
+        "VanillaTransformerTrainer._init_training_state",
+        "position['updates'] * self.args.gradient_accumulation_steps",
+        "0",
+        f"{RESUME} -k later_pass",
+    ),
+    "precision is measured again by a resumed run": Fault(
+        "training/precision",
+        "resolve_precision",
+        "state is not None and 'precision' in state.fixed",
+        "False",
+        f"{RESUME} -k measured_once",
     ),
     "last checkpoints are the last by name": Fault(
         "training/checkpoints",

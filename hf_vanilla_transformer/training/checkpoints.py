@@ -14,11 +14,13 @@ from safetensors.torch import save_file
 
 from ..atomic_write import atomic_file, replace_folder
 from ..errors import UserError
+from .run_state import on_branch
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
 TRAINER_STATE = "trainer_state.json"
 DATA_POSITION = "data_position.json"  # with token batches: where in the data to resume
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT; of further adapters in a folder each
 FSDP_WEIGHTS = "pytorch_model_fsdp_0"  # accelerate's folder for SHARDED_STATE_DICT
 STAGING_FOLDER = ".saving"  # a checkpoint is written here and renamed when it is complete
 
@@ -27,6 +29,11 @@ def complete_checkpoints(run: Path) -> list[Path]:
     """The checkpoints in a run's `output_dir` that were completely written, oldest first."""
     numbered = [(int(match[1]), path) for path in run.glob("checkpoint-*") if (match := _step(path))]
     return [path for _, path in sorted(numbered) if _is_complete(path)]
+
+
+def branch_checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run's current branch, oldest first."""
+    return on_branch(run, complete_checkpoints(run))
 
 
 def _step(path: Path) -> re.Match | None:
@@ -39,6 +46,8 @@ def _is_complete(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     if (checkpoint / WEIGHTS).is_file() or (checkpoint / FSDP_WEIGHTS).is_dir():
+        return True
+    if (checkpoint / ADAPTER_WEIGHTS).is_file() or any(checkpoint.glob(f"*/{ADAPTER_WEIGHTS}")):
         return True
     try:
         return all(file.is_file() for file in _read_index(checkpoint / INDEX).values())
@@ -102,7 +111,7 @@ def report_full_disk(run: Path, consequence: str) -> Iterator[None]:
 
 def resume_hint(run: Path) -> str:
     """For error messages: the last complete checkpoint, if any, and how to resume from it."""
-    checkpoints = complete_checkpoints(run)
+    checkpoints = branch_checkpoints(run)
     if not checkpoints:
         return "no checkpoint was saved yet"
     return f"{checkpoints[-1]} is complete: resume with --resume_from_checkpoint true"

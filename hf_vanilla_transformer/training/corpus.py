@@ -1,5 +1,8 @@
-"""The data of a run: load the splits, load or train the tokenizers, encode the text."""
+"""The data of a run: load the splits, load or train the tokenizers, encode the text, and what identifies all this."""
 
+import hashlib
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of sourc
 SPLITS = ("train", "validation", "test", "base_test")
 _LIMITS = {"train": "max_train_samples", "test": "max_test_samples", "base_test": "max_test_samples"}
 _ROWS_READ = 1000
+_END_READ = 1 << 20  # bytes at each end of a streamed file
 
 
 @dataclass
@@ -98,7 +102,13 @@ def choose_tokenizers(
 ) -> Tokenizers:
     """Load the tokenizers, or train them on the training split; a resumed run keeps those of its checkpoint."""
     if checkpoint is not None:
-        return load_tokenizers(checkpoint)
+        tokenizers, name = load_tokenizers(checkpoint), data_args.tokenizer_name
+        if name and _digest_of(load_tokenizers(name)) != _digest_of(tokenizers):
+            raise UserError(
+                f"tokenizer_name: {name} is not the tokenizer of {checkpoint}, which a resumed run keeps: "
+                "leave it out, or start a new run"
+            )
+        return tokenizers
     if data_args.tokenizer_name:
         tokenizers = load_tokenizers(data_args.tokenizer_name)
     else:
@@ -146,3 +156,74 @@ def encode_corpus(
         size = min(data_args.max_eval_samples, len(encoded["validation"]))
         encoded["validation"] = encoded["validation"].select(range(size))
     return encoded, reports
+
+
+# What identifies data and tokenizers
+
+
+def data_facts(corpus: Corpus, data_args: DataArguments, args: RunArguments) -> dict[str, Any]:
+    """What of the data determines the batches: digests of the content, length limits, BPE-dropout.
+
+    The validation data counts where it selects the weights or ends the run.
+    """
+    facts: dict[str, Any] = {"training data": _digest_of_split(corpus, data_args, "train")}
+    for name in ("max_train_samples", "max_source_length", "max_target_length", "bpe_dropout"):
+        facts[name] = getattr(data_args, name)
+    if "validation" in corpus.pairs and args.metric_for_best_model:
+        facts["validation data"] = _digest_of_split(corpus, data_args, "validation")
+        facts["max_eval_samples"] = data_args.max_eval_samples
+    return facts
+
+
+def tokenizer_facts(tokenizers: Tokenizers, model_args: Any, data_args: DataArguments) -> dict[str, Any]:
+    """The tokenizers, and what they were trained with: a resumed run keeps them, whatever its arguments say."""
+    facts: dict[str, Any] = {"tokenizer": _digest_of(tokenizers)}
+    if not data_args.tokenizer_name:
+        facts["vocab_size"] = model_args.vocab_size
+        for name in ("separate_vocabularies", "min_frequency", "lowercase"):
+            facts[name] = getattr(data_args, name)
+    return facts
+
+
+def _digest_of_split(corpus: Corpus, data_args: DataArguments, split: str) -> str:
+    pairs, report = corpus.pairs[split], corpus.reports.get(split)
+    if isinstance(pairs, IterableDataset):
+        return f"a stream with digest {_digest_of_stream(data_args)}"
+    fingerprint = report.fingerprint if report is not None else ""
+    if not fingerprint:
+        digest = hashlib.blake2b(digest_size=16)
+        for batch in pairs.select_columns(["source", "target"]).iter(_ROWS_READ):
+            digest.update(json.dumps(batch).encode())
+        fingerprint = digest.hexdigest()
+    return f"{len(pairs):,} pairs with digest {fingerprint[:16]}"
+
+
+def _digest_of_stream(data_args: DataArguments) -> str:
+    """Of the sizes and ends of the files, because reading a stream to its end could take hours."""
+    names = data_args.train_file, data_args.train_source_file, data_args.train_target_file
+    files = [Path(name) for name in names if name]
+    digest = hashlib.blake2b(digest_size=8)
+    if not files:
+        digest.update(json.dumps([data_args.dataset_name, data_args.dataset_config_name]).encode())
+    for file in files:
+        with file.open("rb") as handle:
+            size = handle.seek(0, os.SEEK_END)
+            digest.update(str(size).encode())
+            for start in (0, max(0, size - _END_READ)):
+                handle.seek(start)
+                digest.update(handle.read(_END_READ))
+    return digest.hexdigest()
+
+
+def _digest_of(tokenizers: Tokenizers) -> str:
+    """A digest of what the tokenizers do to text: it survives saving and loading."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tokenizer in dict.fromkeys(tokenizers):
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        content: Any = sorted(tokenizer.get_vocab().items())
+        if backend is not None:
+            described = json.loads(backend.to_str())
+            described["model"].pop("dropout", None)
+            content = [content, *(described[name] for name in ("normalizer", "pre_tokenizer", "model"))]
+        digest.update(json.dumps(content, sort_keys=True).encode())
+    return digest.hexdigest()

@@ -22,7 +22,7 @@ from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..system_info import describe_hardware, versions
 from .arguments import DataArguments, RunArguments, chosen_values
-from .checkpoints import STAGING_FOLDER, average_weights, complete_checkpoints, report_full_disk
+from .checkpoints import STAGING_FOLDER, average_weights, branch_checkpoints, report_full_disk
 from .corpus import Corpus, Tokenizers
 from .curve import plot_curve
 from .distributed import is_main_rank, print_main
@@ -37,7 +37,7 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
     if trainer.eval_dataset is None:
         return {}
     scored = {"single": trainer.evaluate()}
-    checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
+    checkpoints = branch_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
     candidates: dict[str, dict[str, Any]] = {}
     if len(checkpoints) > 1:
         candidates["averaged"] = averaged_weights(checkpoints, run)

@@ -1,13 +1,38 @@
-"""Measure whether bfloat16 autocast trains this model faster than float32 on this machine."""
+"""The precision of a run: decided once, by a measurement if `auto_bf16` asks for it, and kept in every checkpoint."""
 
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .arguments import RunArguments
+from .distributed import broadcast_from_main, print_main
+from .run_state import read_run_state
 
 WARM_UP, TIMED = 1, 3  # training steps of each precision
+
+
+def resolve_precision(
+    model: VanillaTransformerForConditionalGeneration, args: RunArguments, checkpoint: Path | None = None
+) -> None:
+    """Replace `auto_bf16` by `bf16`, true or false, and print the precision.
+
+    A resumed run keeps the precision of its checkpoint: another measurement might end otherwise.
+    """
+    reason = "as asked"
+    if args.auto_bf16 and not (args.bf16 or args.fp16):
+        state = read_run_state(checkpoint) if checkpoint is not None else None
+        if state is not None and "precision" in state.fixed:
+            faster, reason = state.fixed["precision"] == "bf16", f"that of {checkpoint}"
+        else:
+            faster = broadcast_from_main(lambda: bf16_is_faster(model.to(args.device)))
+            reason = "measured to be faster here; the run keeps it"
+        if faster:
+            args.bf16, args.mixed_precision = True, "bf16"
+    args.auto_bf16 = False  # the model card names the precision, so that another machine repeats the run
+    print_main(f"precision: {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'} ({reason})")
 
 
 def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences: int = 64, length: int = 16) -> bool:

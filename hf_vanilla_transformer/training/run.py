@@ -1,6 +1,5 @@
 """A training run from arguments to a model folder: load data, train, select weights, test, save."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,17 @@ from .arguments import DataArguments, RunArguments, model_config
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     INDEX,
-    TRAINER_STATE,
     WEIGHTS,
+    branch_checkpoints,
     complete_checkpoints,
     remove_incomplete_checkpoints,
     report_full_disk,
     resume_hint,
 )
-from .corpus import Tokenizers, choose_tokenizers, encode_corpus, load_corpus
+from .corpus import Tokenizers, choose_tokenizers, data_facts, encode_corpus, load_corpus, tokenizer_facts
 from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main, silence_other_ranks
 from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
-from .precision import bf16_is_faster
+from .precision import resolve_precision
 from .trainer import VanillaTransformerTrainer
 
 
@@ -73,8 +72,12 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
             model = build_model(model_args, tokenizers, checkpoint)
         print_main(f"model: {model.num_parameters():,} parameters")
         published = destination(args)
-        resolve_arguments(model, args)
-        trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, checkpoint)
+        resolve_arguments(model, args, checkpoint)
+        facts = {
+            "data_facts": data_facts(corpus, data_args, args),
+            "fixed_facts": {"fine-tuning": fine_tuned} | tokenizer_facts(tokenizers, model_args, data_args),
+        }
+        trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, facts)
     if checkpoint is None and is_main_rank():
         prepare_output_dir(run, tokenizers)
     wait_for_everyone()
@@ -115,7 +118,7 @@ def find_checkpoint(run: Path, args: RunArguments) -> Path | None:
         raise UserError(f"output_dir {run} is a file; name a folder")
     resume = str(args.resume_from_checkpoint or "false")
     if resume.lower() == "true":
-        checkpoints = complete_checkpoints(run)
+        checkpoints = branch_checkpoints(run)
         if not checkpoints:
             raise UserError(f"output_dir {run} has no complete checkpoint to resume from; start without it")
         print_main(f"resuming from {checkpoints[-1]}")
@@ -173,7 +176,9 @@ def build_model(
     return VanillaTransformerForConditionalGeneration(config)
 
 
-def resolve_arguments(model: VanillaTransformerForConditionalGeneration, args: RunArguments) -> None:
+def resolve_arguments(
+    model: VanillaTransformerForConditionalGeneration, args: RunArguments, checkpoint: Path | None = None
+) -> None:
     """Set the arguments that depend on the model and the machine: peak learning rate and precision."""
     if args.learning_rate is None and args.model_name_or_path is not None:
         # Where the schedule of §5.3 ends: its value after 200,000 updates, 1e-4 at the base size.
@@ -182,11 +187,7 @@ def resolve_arguments(model: VanillaTransformerForConditionalGeneration, args: R
         if 0 < args.warmup_steps < 1:
             raise UserError(f"warmup_steps={args.warmup_steps} is a share of the run; give steps, or a learning_rate")
         args.learning_rate = model.config.d_model**-0.5 * max(args.warmup_steps, 1) ** -0.5
-    if not args.auto_bf16 or args.bf16 or args.fp16:
-        return
-    if broadcast_from_main(lambda: bf16_is_faster(model.to(args.device))):
-        args.bf16, args.mixed_precision = True, "bf16"
-        print_main("bf16: measured to be faster here")
+    resolve_precision(model, args, checkpoint)
 
 
 def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
@@ -210,14 +211,11 @@ def make_trainer(
     encoded: dict[str, Any],
     data_args: DataArguments,
     args: RunArguments,
-    checkpoint: Path | None,
+    facts: dict[str, Any],
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
-    """The trainer, which evaluates generated translations, and its time limit."""
+    """The trainer, which evaluates generated translations, and its time limit. `facts` determine the run, too."""
     check_arguments(encoded, args)
     stop = StopWithCheckpoint(args.max_minutes)
-    if checkpoint is not None:
-        saved = json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8")).get("stateful_callbacks", {})
-        stop.spent = saved.get("StopWithCheckpoint", {}).get("attributes", {}).get("spent", 0.0)
     callbacks: list[Any] = [stop]
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
@@ -232,6 +230,7 @@ def make_trainer(
         target_tokenizer=tokenizers[1],
         compute_metrics=translation_metrics(tokenizers[1], **bleu),
         callbacks=callbacks,
+        **facts,
     )
     if args.average_last > 1 and trainer.is_fsdp_enabled:
         kind = trainer.accelerator.state.fsdp_plugin.state_dict_type

@@ -2,20 +2,22 @@
 
 import json
 import math
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import wait_for_everyone
 from datasets import Dataset
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers.trainer_callback import ExportableState
 from transformers.utils import CONFIG_NAME
 
 from ..data.batching import LengthGroupedSampler, TokenBatchSampler, pair_lengths
@@ -27,12 +29,13 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerPreTrainedModel,
 )
+from ..untrusted import read_json_object, reading_weights
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     DATA_POSITION,
     STAGING_FOLDER,
     TRAINER_STATE,
-    complete_checkpoints,
+    branch_checkpoints,
     move_into_place,
     remove_old_checkpoints,
 )
@@ -40,6 +43,8 @@ from .consistency import ConsistencyObjective, consistency_objective
 from .distributed import print_main
 from .ema import WeightAverage
 from .progress import ThroughputMeter, perplexities
+from .resuming import checkpoint_path, require_training_state
+from .run_state import RunState, plain_values, require_same, state_to_resume
 
 
 class VanillaTransformerTrainer(Seq2SeqTrainer):
@@ -56,21 +61,34 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
 
     Args:
         target_tokenizer: saved in each checkpoint beside `processing_class`, for separate vocabularies.
+        data_facts, fixed_facts: what determines the run, apart from `args` (name → JSON value), such as a digest of
+            the data: kept in each checkpoint, compared on resume. `data_facts` may change with `ignore_data_skip`.
         others: as for `Seq2SeqTrainer`.
 
     Raises:
         UserError: settings that do not go with `max_tokens_per_batch`.
     """
 
-    def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        data_facts: Mapping[str, Any] | None = None,
+        fixed_facts: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
         self.target_tokenizer = target_tokenizer
+        self.data_facts, self.fixed_facts = dict(data_facts or {}), dict(fixed_facts or {})
         self.meter = ThroughputMeter()
         # Batches per update without `tokens_per_update`; a resumed run takes it from the checkpoint.
         self.batches_per_update = self.args.world_size
+        # The plan of the loader that trains; None without token batches.
         self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
         self._resume_position: dict[str, Any] | None = None  # `DATA_POSITION` of the checkpoint to resume from
         self._epoch = 0
+        self._epoch_start = 0  # the number of updates before this epoch
+        self._run_state = RunState()  # of the last checkpoint
         self._warned = False
         self._staging: Path | None = None
         self.consistency: ConsistencyObjective | None = consistency_objective(self.args)
@@ -164,11 +182,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         if isinstance(dataset, torch.utils.data.IterableDataset):
             if args.dataloader_num_workers:
                 raise UserError("a stream is read in the main process: set dataloader_num_workers to 0")
-            self._updates = StreamingTokenBatches(dataset, args.stream_window, **plan)
-            return DataLoader(self._updates, batch_size=None, **options)
+            updates = StreamingTokenBatches(dataset, args.stream_window, **plan)
+            return DataLoader(updates, batch_size=None, **options)
         if len(dataset) == 0:
             raise UserError("there is no pair to train on")
-        self._updates = sampler = TokenBatchSampler(*pair_lengths(self.train_dataset), **plan)
+        sampler = TokenBatchSampler(*pair_lengths(self.train_dataset), **plan)
         too_long = int((sampler.lengths > args.max_tokens_per_batch).sum())
         self._warn_of_long_pairs(int(sampler.lengths.max()), f"{too_long:,}")
         for name in ("num_workers", "persistent_workers", "prefetch_factor"):
@@ -184,13 +202,42 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
                 f"(the longest: {longest:,} tokens); each is a batch by itself"
             )
 
-    def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
+    def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
+        """As `Trainer`, which calls this with the loader that trains; a callback may ask for others."""
+        if self.by_tokens:
+            stream, sampler = cast(Any, dataloader.dataset), cast(Any, dataloader.batch_sampler)
+            self._updates = stream if isinstance(stream, StreamingTokenBatches) else sampler
+        return super().set_initial_training_values(args, dataloader)
+
+    def _run_epoch(self, *, epoch: int, steps_trained_in_current_epoch: int, **kwargs: Any) -> None:
+        if self._training_is_over():  # `Trainer` asks only after an update
+            self.control.should_training_stop = True
+            return
         seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
         for each in seeded_by_epoch:
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
         self._epoch = epoch
-        super()._run_epoch(epoch=epoch, **kwargs)
+        resumed = epoch == kwargs["epochs_trained"] and kwargs["resume_from_checkpoint"] is not None
+        skipped = steps_trained_in_current_epoch // self.args.gradient_accumulation_steps if resumed else 0
+        self._epoch_start = self.state.global_step - skipped
+        super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
+
+    def _training_is_over(self) -> bool:
+        """Whether a resumed run had ended before: at its last update, by early stopping or by the time limit."""
+        if self.state.global_step == 0:
+            return False
+        callbacks = self.callback_handler.callbacks
+        stopping = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
+        return (
+            self.state.global_step >= self.state.max_steps
+            or any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stopping)
+            or self._minutes_left() == 0
+        )
+
+    def _minutes_left(self) -> float:
+        stops = [each for each in self.callback_handler.callbacks if isinstance(each, StopWithCheckpoint)]
+        return min((stop.minutes_left() for stop in stops), default=math.inf)
 
     # The update
 
@@ -205,7 +252,12 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             batches = [batch for update in updates for batch in update]
             target_tokens = self._get_num_items_in_batch(batches, device)
         else:
-            updates, target_tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
+            try:
+                updates, target_tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
+            except ValueError as error:  # of accelerate, for a stream without a batch
+                if "does not contain any data" not in str(error):
+                    raise
+                raise UserError(_NOTHING_TRAINED) from None
             batches = updates
         self.meter.count(batches, target_tokens)
         return updates, target_tokens
@@ -302,8 +354,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         """Add throughput, padding and the loss without label smoothing (`nll_loss`) to the training loss, and a
         perplexity to each unsmoothed loss."""
         if "loss" in logs:
-            stops = [each for each in self.callback_handler.callbacks if isinstance(each, StopWithCheckpoint)]
-            limit = min((stop.minutes_left() for stop in stops), default=math.inf)
+            limit = self._minutes_left()
             logs.update(self.meter.read(self.state, lambda number: self.accelerator.reduce(number, "mean"), limit))
         if not self.args.label_smoothing_factor:  # it smooths the evaluation loss, too
             smoothed = getattr(self.model.config, "label_smoothing", 0) > 0
@@ -319,43 +370,126 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
 
     # Resuming
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As `Seq2SeqTrainer`; `resume_from_checkpoint=True` takes the last complete checkpoint."""
+    def train(self, resume_from_checkpoint: str | os.PathLike | bool | None = None, **kwargs: Any) -> Any:
+        """As `Seq2SeqTrainer`; `resume_from_checkpoint=True` takes the last complete checkpoint of the run's branch.
+
+        Raises:
+            UserError: the checkpoint is incomplete, damaged or of a run with other settings; no update was trained.
+        """
         run = Path(self.args.output_dir)
-        if resume_from_checkpoint is True and (complete := complete_checkpoints(run)):
-            resume_from_checkpoint = str(complete[-1])
+        checkpoint: Path | None = None
+        if resume_from_checkpoint is True:
+            checkpoints = branch_checkpoints(run)
+            if not checkpoints:
+                raise UserError(f"output_dir {run} has no complete checkpoint to resume from; start without it")
+            checkpoint = checkpoints[-1]
+        elif resume_from_checkpoint:
+            checkpoint = checkpoint_path(resume_from_checkpoint)
         if self.is_world_process_zero():
             shutil.rmtree(run / STAGING_FOLDER, ignore_errors=True)
-        self._resume_position = None
-        if self.by_tokens and not self.args.ignore_data_skip and isinstance(resume_from_checkpoint, str):
-            self._resume_position = self._read_position(Path(resume_from_checkpoint))
-        if self.ema is not None and isinstance(resume_from_checkpoint, str):
-            self.ema.load(Path(resume_from_checkpoint))
+        self._resume_position, self._run_state = None, RunState()
+        if checkpoint is not None:
+            self._check_checkpoint(checkpoint)
+            if self.ema is not None:
+                self.ema.load(checkpoint)
         self.meter.reset()
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        outcome = super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs)
+        if self.state.global_step == 0:
+            raise UserError(_NOTHING_TRAINED)
+        return outcome
 
-    def _read_position(self, checkpoint: Path) -> dict[str, Any] | None:
+    def _check_checkpoint(self, checkpoint: Path) -> None:
+        """Refuse a checkpoint that is incomplete or of another run; read its state and its position in the data."""
+        if not self.is_deepspeed_enabled:
+            require_training_state(checkpoint, self.args.world_size)
+        self._run_state = state_to_resume(checkpoint)
+        remedy = "optimizer and model continue with that; give it again, or start a new run in another output_dir"
+        require_same(checkpoint, self._run_state.fixed, self._fixed(), remedy)
+        if self.args.ignore_data_skip:
+            return
         file = checkpoint / DATA_POSITION
-        if not file.is_file():
-            return None
-        position = json.loads(file.read_text(encoding="utf-8"))
-        self.batches_per_update = position["batches_per_update"]
-        for name in _PLAN:
-            if position[name] != getattr(self.args, name):
-                raise UserError(
-                    f"{checkpoint} was trained with {name}={position[name]}, and with {getattr(self.args, name)} "
-                    f"the data would come in another order: resume with {position[name]}, or restart the epoch with "
-                    "ignore_data_skip=True"
-                )
-        return position
+        self._resume_position = read_json_object(file) if file.is_file() else None
+        saved = {**(self._resume_position or {}), **self._run_state.data}
+        remedy = "resume with that, or restart the epoch with ignore_data_skip=True"
+        require_same(checkpoint, saved, self._data(), remedy)
+        self.batches_per_update = saved.get("batches_per_update", self.batches_per_update)
 
-    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        epochs, updates = super()._init_training_state(*args, **kwargs)
-        if isinstance(self._updates, StreamingTokenBatches) and self._resume_position is not None:
-            stream = self._resume_position["stream"]
-            self._updates.load_state_dict(stream)
-            return stream["epoch"], 0
+    def _fixed(self) -> dict[str, Any]:
+        """What cannot change within a run."""
+        precision = {"no": "float32"}.get(self.accelerator.mixed_precision, self.accelerator.mixed_precision)
+        return {**plain_values(self.args, _OPTIMIZATION), "precision": precision, **self.fixed_facts}
+
+    def _data(self) -> dict[str, Any]:
+        """What determines the batches."""
+        args, streaming = self.args, isinstance(self.train_dataset, torch.utils.data.IterableDataset)
+        pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return {
+            **plain_values(args, _PLAN),
+            "stream_window": args.stream_window if self.by_tokens and streaming else None,
+            "pairs per update": None if self.by_tokens else pairs,
+            "train_sampling_strategy": None if self.by_tokens or streaming else args.train_sampling_strategy,
+            **self.data_facts,
+        }
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        epochs, updates = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)  # those of the arguments, not of the checkpoint
+        position = self._resume_position or {}
+        if isinstance(self._updates, StreamingTokenBatches) and "stream" in position:
+            self._updates.load_state_dict(position["stream"])
+            return position["stream"]["epoch"], 0
+        if "stream_pass" in position:
+            return position["stream_pass"], position["updates"] * self.args.gradient_accumulation_steps
         return epochs, updates
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        # Everything is loaded: a new branch begins here, also if the run ends before its first checkpoint.
+        self._run_state = self._run_state.next(self._data(), self._fixed())
+        if self.args.should_save:
+            self._run_state.write(Path(self.args.output_dir))
+        return prepared
+
+    def _load_callback_state(self) -> None:
+        """Restore the callbacks' counters in place.
+
+        The base class does so only if asked, and replaces the callbacks by new ones with the arguments of the
+        checkpoint: Ctrl-C and the time limit would reach objects that take no part in training.
+        """
+        saved = self.state.stateful_callbacks
+        kept: dict[str, Any] = {}
+        for each in [*self.callback_handler.callbacks, self.control]:
+            if not isinstance(each, ExportableState):
+                continue
+            name, count = type(each).__name__, len(kept.get(type(each).__name__, ()))
+            states = saved.get(name, [])
+            states = states if isinstance(states, list) else [states]
+            if each is not self.control and count < len(states):
+                for attribute, value in states[count].get("attributes", {}).items():
+                    setattr(each, attribute, value)
+            kept.setdefault(name, []).append(each.state())
+        # `Trainer` needs an entry for each callback, also for those that the checkpoint does not know.
+        self.state.stateful_callbacks = {name: all_[0] if len(all_) == 1 else all_ for name, all_ in kept.items()}
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with reading_weights(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        with reading_weights(self.state.best_model_checkpoint):
+            super()._load_best_model()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading_weights(f"optimizer and schedule of {checkpoint}"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """As `Trainer`; tied weights, which are saved once, are not missing, and others are an error."""
+        tied = set(getattr(self.model, "all_tied_weights_keys", ()))
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        if missing and isinstance(self.model, VanillaTransformerPreTrainedModel):
+            raise UserError(f"the checkpoint lacks {missing[0]}: it is of another model")
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     # Checkpoints
 
@@ -390,10 +524,13 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
                 if self.processing_class is not None:
                     save_tokenizers(staged, self.processing_class, self.target_tokenizer)
             self._write_position(staged)
+            self._run_state = self._run_state.next(self._data(), self._fixed())
+            self._run_state.write(staged)
             if self.ema is not None:
                 self.ema.save(staged)
             self.state.save_to_json(str(staged / TRAINER_STATE))
             move_into_place(staged, run / name)
+            self._run_state.write(run)
             if self.args.save_total_limit:
                 remove_old_checkpoints(run, self.args.save_total_limit, run / name, self.state.best_model_checkpoint)
         wait_for_everyone()
@@ -406,17 +543,25 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
 
     def _write_position(self, checkpoint: Path) -> None:
         """Save what locates the next batch in the data, apart from the number of updates."""
-        if not self.by_tokens:
-            return
-        position = {name: getattr(self.args, name) for name in _PLAN}
-        position["batches_per_update"] = self.batches_per_update
-        if isinstance(self._updates, StreamingTokenBatches):
-            position["stream"] = self._updates.state_dict()
-        (checkpoint / DATA_POSITION).write_text(json.dumps(position), encoding="utf-8")
+        position: dict[str, Any] = {}
+        if self.by_tokens:
+            position["batches_per_update"] = self.batches_per_update
+            if isinstance(self._updates, StreamingTokenBatches):
+                position["stream"] = self._updates.state_dict()
+        elif not hasattr(self.train_dataset, "__len__"):
+            position = {"stream_pass": self._epoch, "updates": self.state.global_step - self._epoch_start}
+        if position:
+            (checkpoint / DATA_POSITION).write_text(json.dumps(position), encoding="utf-8")
 
 
+_NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
 # The arguments that decide which pairs an update contains.
 _PLAN = "max_tokens_per_batch", "tokens_per_update", "seed", "data_seed"
+# The arguments of optimizer and schedule, whose states in a checkpoint would win over other values.
+_OPTIMIZATION = (
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+)
 
 
 def shard_tied_modules(model: torch.nn.Module, **settings: Any) -> None:

@@ -160,7 +160,7 @@ def test_bf16_measurement_compares_medians(monkeypatch, faster):
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_auto_bf16_follows_the_measurement(tmp_path, monkeypatch, faster):
-    monkeypatch.setattr(run, "bf16_is_faster", lambda model: faster)
+    monkeypatch.setattr(precision, "bf16_is_faster", lambda model: faster)
     args = RunArguments(output_dir=str(tmp_path), auto_bf16=True, use_cpu=True)
     run.resolve_arguments(tiny_model(), args)
     assert args.bf16 is faster

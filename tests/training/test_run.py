@@ -37,6 +37,7 @@ TINY = TINY_RUN | {
     "max_steps": 2,
     "save_steps": 1,
     "auto_bf16": False,
+    "bf16": False,
     "dataloader_num_workers": 0,
 }
 

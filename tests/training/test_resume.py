@@ -1,0 +1,475 @@
+"""A resumed run is the same run: same settings, data, precision and branch; otherwise one line says why not."""
+
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback, TrainerCallback
+
+from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training import finishing, precision
+from hf_vanilla_transformer.training.arguments import RunArguments
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import run_training
+from tests.model_helpers import tiny_model
+from tests.trainer_helpers import QUIET, TINY_RUN, as_flags, collate, flat, random_pairs
+
+SAVING = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
+TOKENS = {"max_tokens_per_batch": 60, "tokens_per_update": 80}
+
+
+def trained(folder, data=None, model=None, resume=None, callbacks=(), kind=VanillaTransformerTrainer, **settings):
+    torch.manual_seed(7)
+    args = VanillaTransformerTrainingArguments(output_dir=str(folder), **{**QUIET, **SAVING, **settings})
+    data = Dataset.from_list(random_pairs(32)) if data is None else data
+    trainer = kind(
+        model=model or tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1),
+        args=args,
+        train_dataset=data,
+        data_collator=collate,
+        callbacks=list(callbacks),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def steps_of(checkpoints):
+    return [int(path.name.removeprefix("checkpoint-")) for path in checkpoints]
+
+
+def error_of(call, *arguments, **settings):
+    with pytest.raises(UserError) as raised:
+        call(*arguments, **settings)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+# 1. The branch
+
+
+@pytest.fixture(scope="module")
+def abandoned(tmp_path_factory):
+    """Trained to update 10, resumed from 2, trained to 6: checkpoints 8 and 10 are of the abandoned branch."""
+    folder = tmp_path_factory.mktemp("branches")
+    trained(folder, max_steps=10, save_steps=2, **TOKENS)
+    trained(folder, max_steps=6, save_steps=2, resume=folder / "checkpoint-2", **TOKENS)
+    assert steps_of(complete_checkpoints(folder)) == [2, 4, 6, 8, 10]  # nothing of the user's is deleted
+    return folder
+
+
+def test_average_leaves_out_an_abandoned_branch(abandoned, monkeypatch):
+    averaged = []
+
+    def average(checkpoints, target):
+        averaged.extend(checkpoints)
+        raise UserError("enough")
+
+    class Evaluated:
+        eval_dataset, ema = [1], None
+
+        def evaluate(self):
+            return {"eval_bleu": 1.0}
+
+    monkeypatch.setattr(finishing, "average_weights", average)
+    args = RunArguments(output_dir=str(abandoned), use_cpu=True, average_last=2)
+    with pytest.raises(UserError, match="enough"):
+        finishing.choose_weights(Evaluated(), abandoned, args)
+    assert steps_of(averaged) == [4, 6]
+
+
+def test_resume_true_leaves_out_an_abandoned_branch(abandoned, tmp_path):
+    run = shutil.copytree(abandoned, tmp_path / "run")
+    made = trained(run, max_steps=8, save_steps=2, resume=True, **TOKENS)
+    assert made.state.global_step == 8  # from 6, not from 10
+    made = trained(run, max_steps=9, save_steps=2, resume=True, **TOKENS)
+    assert made.state.global_step == 9  # 8 is now of this branch
+
+
+def test_branch_begins_before_its_first_checkpoint(abandoned, tmp_path):
+    """A run that is resumed from 2 and killed at once is resumed from 2 again."""
+    run = shutil.copytree(abandoned, tmp_path / "run")
+
+    class Kill(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(run, max_steps=6, save_steps=2, resume=str(run / "checkpoint-2"), callbacks=[Kill()], **TOKENS)
+    made = trained(run, max_steps=3, save_steps=9, resume=True, **TOKENS)
+    assert made.state.global_step == 3
+
+
+def test_checkpoints_of_version_0_1_0_are_resumed(abandoned, tmp_path):
+    """They have no `run_state.json`."""
+    run = shutil.copytree(abandoned, tmp_path / "run")
+    for file in (run / "run_state.json", *run.glob("*/run_state.json")):
+        file.unlink()
+    trained(run, max_steps=5, save_steps=1, resume=str(run / "checkpoint-4"), **TOKENS)
+    made = trained(run, max_steps=7, save_steps=1, resume=True, **TOKENS)
+    assert made.state.global_step == 7
+    averaged = [path for path in complete_checkpoints(run) if path in finishing.branch_checkpoints(run)]
+    assert steps_of(averaged) == [2, 4, 5, 6, 7]
+
+
+# 2. What the checkpoint must contain
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    trained(folder, max_steps=2, **TOKENS)
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of a run with two checkpoints."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_resume_without_training_state_is_refused(run, name):
+    (run / "checkpoint-2" / name).unlink()
+    assert f"checkpoint-2 has no {name}" in error_of(trained, run, max_steps=3, resume=True, **TOKENS)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "run_state.json"])
+def test_resume_from_damaged_training_state_is_refused(run, name, damage):
+    file = run / "checkpoint-2" / name
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        del content[len(content) // 2 :]
+    else:
+        content[len(content) // 2 - 40 : len(content) // 2] = b"\xff" * 40
+    file.write_bytes(content)
+    message = error_of(trained, run, max_steps=3, resume=str(run / "checkpoint-2"), **TOKENS)
+    assert name in message and "is damaged" in message and "resume from another checkpoint" in message
+
+
+def test_resume_from_cut_weights_is_refused(run):
+    file = run / "checkpoint-2" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "checkpoint-2: damaged" in error_of(trained, run, max_steps=3, resume=True, **TOKENS)
+
+
+def test_resume_with_weights_of_another_model_is_refused(run):
+    message = error_of(
+        trained, run, model=tiny_model(encoder_layers=2, dropout=0.3), max_steps=3, resume=True, **TOKENS
+    )
+    assert "the checkpoint lacks model.encoder.layers.1." in message or "damaged" in message
+
+
+def test_resume_does_not_report_tied_weights_as_missing(run, caplog):
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        best = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
+        args = VanillaTransformerTrainingArguments(
+            output_dir=str(run), **QUIET | SAVING | TOKENS | best, max_steps=3, per_device_eval_batch_size=4
+        )
+        model = tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1)
+        rows = Dataset.from_list(random_pairs(32))
+        made = VanillaTransformerTrainer(
+            model=model, args=args, train_dataset=rows, eval_dataset=random_pairs(4), data_collator=collate
+        )
+        made.train(resume_from_checkpoint=True)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert made.state.best_model_checkpoint and "missing keys" not in caplog.text
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+# 3. The same settings
+
+
+@pytest.mark.parametrize(
+    ("changed", "value"),
+    [
+        ("learning_rate", 0.02),
+        ("weight_decay", 0.1),
+        ("adam_beta2", 0.9),
+        ("lr_scheduler_type", "constant"),
+        ("warmup_steps", 3),
+        ("optim", "sgd"),
+        ("bf16", True),
+        ("seed", 5),
+        ("tokens_per_update", 90),
+    ],
+)
+def test_resume_with_another_setting_is_refused(run, changed, value):
+    message = error_of(trained, run, max_steps=3, resume=True, **TOKENS | {changed: value})
+    name = "precision" if changed == "bf16" else changed
+    assert message.startswith(f"{name}: ") and "checkpoint-2 was trained with " in message
+
+
+@pytest.mark.parametrize("changed", ["per_device_train_batch_size", "train_sampling_strategy", "stream_window"])
+def test_resume_with_other_batches_is_refused(tmp_path, changed):
+    settings = {"per_device_train_batch_size": 4, "max_steps": 2}
+    data, value = None, {"train_sampling_strategy": "sequential"}.get(changed, 8)
+    if changed == "stream_window":
+        settings |= TOKENS
+        data = IterableDataset.from_generator(lambda: iter(random_pairs(32)))
+    trained(tmp_path, data, **settings)
+    message = error_of(trained, tmp_path, data, resume=True, **settings | {"max_steps": 3, changed: value})
+    assert changed.replace("per_device_train_batch_size", "pairs per update") in message
+    trained(tmp_path, data, resume=True, ignore_data_skip=True, **settings | {"max_steps": 3, changed: value})
+
+
+PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei"), ("four hundred", "vierhundert"), ("five", "fünf")]
+
+
+def write_text(folder, pairs=PAIRS, name="train"):
+    folder.mkdir(exist_ok=True)
+    flags = {}
+    for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+        (folder / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        flags[f"{name}_{side}_file"] = folder / f"{name}.{side}"
+    return flags
+
+
+def train(folder, **values):
+    settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_steps": 1, "warmup_steps": 2}
+    return run_training(*parse_recipe(["--output_dir", str(folder), *as_flags({**TINY_RUN, **settings, **values})]))
+
+
+@pytest.fixture(scope="module")
+def text_run(tmp_path_factory):
+    """A whole run on text files, and the flags that name them."""
+    folder = tmp_path_factory.mktemp("text")
+    files = write_text(folder)
+    train(folder / "run", **files)
+    return folder / "run", files
+
+
+def test_resume_with_moved_files_goes_on(text_run, tmp_path):
+    run = shutil.copytree(text_run[0], tmp_path / "run")
+    results = train(run, **write_text(tmp_path / "moved"), max_steps=3, resume_from_checkpoint=True)
+    assert results["train_updates"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"max_source_length": 20}, "max_source_length: 20, but"),
+        ({"max_target_length": 30}, "max_target_length: 30, but"),
+        ({"bpe_dropout": 0.1}, "bpe_dropout: 0.1, but"),
+        ({"vocab_size": 270}, "vocab_size: 270, but"),
+        ({"lowercase": True}, "lowercase: True, but"),
+        ({"min_frequency": 3}, "min_frequency: 3, but"),
+        ({"train files": PAIRS[:-1]}, "training data: 4 pairs with digest"),
+        ({"train files": [*PAIRS[:-1], ("six", "sechs")]}, "training data: 5 pairs with digest"),
+    ],
+)
+def test_resume_with_other_data_is_refused(text_run, tmp_path, changed, name):
+    run, files = shutil.copytree(text_run[0], tmp_path / "run"), text_run[1]
+    if "train files" in changed:
+        files, changed = write_text(tmp_path / "others", changed["train files"]), {}
+    message = error_of(train, run, **files, **changed, max_steps=3, resume_from_checkpoint=True)
+    assert name in message and "was trained with" in message
+    assert steps_of(complete_checkpoints(run)) == [1, 2]
+
+
+def test_resume_with_another_tokenizer_is_refused(text_run, tmp_path):
+    run, files = shutil.copytree(text_run[0], tmp_path / "run"), text_run[1]
+    save_tokenizers(tmp_path / "other", train_tokenizer(["abc abc"] * 5, 270))
+    resume = {"max_steps": 3, "resume_from_checkpoint": True}
+    message = error_of(train, run, **files, **resume, tokenizer_name=tmp_path / "other")
+    assert message.startswith("tokenizer_name: ") and "is not the tokenizer of" in message
+    results = train(run, **files, **resume, tokenizer_name=run / "checkpoint-2")
+    assert results["train_updates"] == 3
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_precision_is_measured_once(tmp_path, monkeypatch, capsys, faster):
+    files, answers = write_text(tmp_path), iter([faster])
+    monkeypatch.setattr(precision, "bf16_is_faster", lambda model: next(answers))
+    train(tmp_path / "run", **files, auto_bf16=True)
+    train(tmp_path / "run", **files, auto_bf16=True, max_steps=3, resume_from_checkpoint=True)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("precision: ")]
+    assert [line.split()[1] for line in lines] == ["bf16" if faster else "float32"] * 2
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert ("bf16: true" in card) is faster and "auto_bf16" not in card
+
+
+# 4. The same course
+
+
+def order_of_pairs(folder, callbacks=()):
+    seen = []
+
+    class Watching(VanillaTransformerTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            seen.append(inputs["input_ids"].tolist())
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    trained(folder, kind=Watching, callbacks=callbacks, num_train_epochs=3, save_strategy="no", **TOKENS)
+    return seen
+
+
+def test_callback_that_asks_for_the_loader_keeps_the_order(tmp_path):
+    class Asks(TrainerCallback):
+        trainer = None
+
+        def on_train_begin(self, *_, **__):
+            Asks.trainer.get_train_dataloader()
+
+        on_step_end = on_train_begin
+
+    class Known(VanillaTransformerTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            Asks.trainer = self
+
+    expected = order_of_pairs(tmp_path / "plain")
+    seen = []
+
+    class Watching(Known):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            seen.append(inputs["input_ids"].tolist())
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    settings = {"num_train_epochs": 3, "save_strategy": "no", **TOKENS}
+    trained(tmp_path / "asked", kind=Watching, callbacks=[Asks()], **settings)
+    third = len(expected) // 3
+    assert expected[:third] != expected[third : 2 * third]  # the epochs differ
+    assert seen == expected
+
+
+def test_resume_from_a_path_object_is_bit_identical(tmp_path):
+    expected = trained(tmp_path / "whole", max_steps=8, **TOKENS)
+    checkpoint = tmp_path / "whole" / "checkpoint-3"
+    resumed = trained(tmp_path / "resumed", max_steps=8, resume=checkpoint, **TOKENS)
+    assert torch.equal(flat(resumed.model), flat(expected.model))
+
+
+@pytest.mark.parametrize("step", [3, 9, 11, 16, 20])
+def test_stream_by_pairs_resumes_within_a_later_pass(tmp_path, step):
+    """8 updates to a pass: checkpoints in the first, second and third pass, and at the ends of two."""
+
+    def data():
+        return IterableDataset.from_generator(lambda: iter(random_pairs(32)))
+
+    settings = {"per_device_train_batch_size": 4, "max_steps": 21}
+    expected = trained(tmp_path / "whole", data(), **settings)
+    resumed = trained(tmp_path / "whole", data(), resume=tmp_path / "whole" / f"checkpoint-{step}", **settings)
+    assert resumed.state.global_step == 21
+    assert torch.equal(flat(resumed.model), flat(expected.model))
+
+
+@pytest.mark.parametrize("settings", [TOKENS, {"per_device_train_batch_size": 8}], ids=["tokens", "pairs"])
+def test_finished_run_is_not_trained_further(tmp_path, settings):
+    expected = trained(tmp_path, max_steps=6, **settings)  # not at the end of an epoch
+    before = (tmp_path / "checkpoint-6" / "model.safetensors").read_bytes()
+    resumed = trained(tmp_path, max_steps=6, resume=True, **settings)
+    assert resumed.state.global_step == 6 and not (tmp_path / "checkpoint-7").exists()
+    assert torch.equal(flat(resumed.model), flat(expected.model))
+    assert (tmp_path / "checkpoint-6" / "model.safetensors").read_bytes() == before
+
+
+def judged(folder, scores, resume=None, patience=2, **settings):
+    """A run whose evaluations score as given."""
+
+    class Judged(VanillaTransformerTrainer):
+        def evaluate(self, *args, **kwargs):
+            found = {"eval_score": scores[self.state.global_step]}
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+            return found
+
+        def _validate_args(self):
+            pass  # there is no evaluation data
+
+    best = {"metric_for_best_model": "score", "greater_is_better": True, "eval_strategy": "steps", "eval_steps": 1}
+    return trained(
+        folder, kind=Judged, callbacks=[EarlyStoppingCallback(patience)], resume=resume, **TOKENS, **best, **settings
+    )
+
+
+def test_early_stopping_counts_evaluations_before_a_resume(tmp_path):
+    scores = {1: 5.0, 2: 4.0, 3: 3.0, 4: 9.0, 5: 1.0, 6: 1.0, 7: 1.0, 8: 1.0, 9: 1.0}
+    assert judged(tmp_path / "whole", scores, max_steps=9).state.global_step == 3
+    judged(tmp_path / "resumed", scores, max_steps=2)
+    resumed = judged(tmp_path / "resumed", scores, max_steps=9, resume=True)
+    assert resumed.state.global_step == 3
+    # stopped early: nothing is trained further, unless with more patience
+    assert judged(tmp_path / "resumed", scores, max_steps=9, resume=True).state.global_step == 3
+    patient = judged(tmp_path / "resumed", scores, max_steps=9, resume=True, patience=3)
+    assert patient.state.global_step == 7
+
+
+def test_early_stopping_can_be_added_by_a_resume(tmp_path):
+    trained(tmp_path, max_steps=2, **TOKENS)
+    scores = dict.fromkeys(range(1, 10), 1.0)
+    assert judged(tmp_path, scores, resume=True, max_steps=9).state.global_step == 5
+
+
+def test_time_limit_survives_restored_callback_states(text_run, tmp_path):
+    run, files = shutil.copytree(text_run[0], tmp_path / "run"), text_run[1]
+    settings = {"resume_from_checkpoint": True, "restore_callback_states_from_checkpoint": True, "max_steps": 40}
+    results = train(run, **files, **settings, max_minutes=1e-6)
+    assert results["train_updates"] == 2  # the time had been spent before
+
+
+# 5. LoRA
+
+
+def adapted(folder, resume=None, **settings):
+    peft = pytest.importorskip("peft", reason="needs PEFT")
+    torch.manual_seed(3)
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2)
+    model = peft.get_peft_model(tiny_model(encoder_layers=1, decoder_layers=1), lora)
+    settings |= {"lr_scheduler_type": "constant"}
+    return trained(folder, model=model, resume=resume, **TOKENS, **settings)
+
+
+def test_lora_run_resumes_bit_identically(tmp_path):
+    expected = adapted(tmp_path / "whole", max_steps=8)
+    run = tmp_path / "resumed"
+    adapted(run, max_steps=3)
+    resumed = adapted(run, max_steps=8, resume=True)
+    assert resumed.state.global_step == 8
+    assert torch.equal(flat(resumed.model), flat(expected.model))
+
+
+def test_lora_run_keeps_to_save_total_limit(tmp_path):
+    adapted(tmp_path, max_steps=4, save_total_limit=2)
+    assert steps_of(sorted(tmp_path.glob("checkpoint-*"))) == [3, 4]
+
+
+# 6. Nothing trained
+
+
+@pytest.mark.parametrize("by_tokens", [True, False])
+def test_stream_without_a_usable_pair_saves_no_model(tmp_path, by_tokens):
+    files = write_text(tmp_path)
+    batches = {"max_tokens_per_batch": 50} if by_tokens else {}
+    message = error_of(train, tmp_path / "run", **files, **batches, streaming=True, max_source_length=1)
+    assert "no update was trained" in message
+    assert not (tmp_path / "run" / "model.safetensors").exists() and not (tmp_path / "run" / "README.md").exists()
+
+
+def test_run_state_is_written_with_each_checkpoint(run):
+    states = [json.loads((folder / "run_state.json").read_text()) for folder in (run / "checkpoint-2", run)]
+    assert states[0] == states[1]
+    assert {"learning_rate", "optim", "precision"} <= states[0]["fixed"].keys()
+    assert {"seed", "max_tokens_per_batch"} <= states[0]["data"].keys()
+    first = json.loads((run / "checkpoint-1" / "run_state.json").read_text())
+    assert states[0]["ancestors"] == [*first["ancestors"], first["id"]]
+
+
+def test_weights_of_a_resumed_command_are_those_of_the_whole_run(text_run, tmp_path):
+    files = text_run[1]
+    settings = {"dropout": 0.2, "bpe_dropout": 0.2, "max_tokens_per_batch": 20, "tokens_per_update": 30}
+    train(tmp_path / "whole", **files, **settings, max_steps=7)
+    train(tmp_path / "parts", **files, **settings, max_steps=4)
+    resume = {"resume_from_checkpoint": tmp_path / "parts" / "checkpoint-4"}
+    train(tmp_path / "parts", **files, **settings, **resume, max_steps=7)
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
