@@ -48,7 +48,10 @@ class Synonym(NamedTuple):
 
 # Where white space separates words: alignments, word vectors, number words, what BPE splits; and the key "words" of
 # recorded checkpoints.
-WORD_FILES = r"align|word_vectors|numbers|bpe|tokenizer_training|vocabular|metrics|interop/foreign|old_checkpoints"
+WORD_FILES = (
+    r"align|word_vectors|numbers|bpe|tokenizer_training|vocabular|metrics|interop/foreign|old_checkpoints|"
+    r"html_text|serving/service"
+)
 
 TEXT = {
     "word": Synonym(

@@ -1,0 +1,131 @@
+"""Text with a layout as sentences to translate, and as a text again.
+
+A line of the text is a paragraph. Its sentences are split by sentencex (extra `documents`): rules and lists of
+abbreviations for some 300 languages, without data to download, which rather do not split than split wrongly.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+from .translator import Translator
+
+#: Bullets, numbers, letters with a parenthesis, Markdown headings and quotations, at the beginning of a line.
+_LIST_MARK = re.compile(r"\s*(?:(?:[-*+•‣◦–—>]|#{1,6}|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))[^\S\n]+)*")
+
+#: Without another limit in the tokenizer: the default of the recipes' `max_source_length`.
+_TRAINED_TOKENS = 256
+
+_LINES_AHEAD = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a text: a sentence without white space around it, or layout, which stays as it is."""
+
+    text: str
+    is_sentence: bool
+
+
+Splitter = Callable[[str], list[str]]  # a line -> its sentences, with the white space between them
+
+
+def sentence_splitter(language: str | None) -> Splitter:
+    """Split a line into sentences, whose concatenation is the line.
+
+    Args:
+        language: a code such as "en"; None, or one without rules, takes the rules that most languages share.
+
+    Raises:
+        UserError: sentencex is not installed.
+    """
+    try:
+        from sentencex import segment
+    except ImportError as error:
+        raise UserError("sentencex, which splits sentences, is missing; install the extra `documents`") from error
+    return partial(segment, language or "en")
+
+
+def split_text(text: str, split: Splitter) -> list[Part]:
+    """Sentences and layout (line feeds, blank lines, indentation, list marks), whose concatenation is the text."""
+    parts: list[Part] = []
+    for line in re.split(r"(\r?\n)", text):
+        mark = _LIST_MARK.match(line)
+        start = mark.end() if mark else 0
+        parts.append(Part(line[:start], False))
+        for sentence in split(line[start:]) if line[start:].strip() else [line[start:]]:
+            stripped = sentence.strip()
+            before, _, after = sentence.partition(stripped) if stripped else (sentence, "", "")
+            parts += [Part(before, False), Part(stripped, bool(stripped)), Part(after, False)]
+    return [part for part in parts if part.text]
+
+
+def join_text(parts: Sequence[Part], translations: Sequence[str]) -> str:
+    """The text with its sentences, in their order, replaced by these."""
+    following = iter(translations)
+    return "".join(next(following) if part.is_sentence else part.text for part in parts)
+
+
+def translate_documents(
+    translator: Translator,
+    lines: Iterable[str],
+    language: str | None = None,
+    warn: Callable[[str], None] = lambda message: None,
+    **settings: Any,
+) -> Iterator[str]:
+    """Translate paragraphs, one per line; blank lines, indentation, list marks and the space between sentences stay.
+
+    Args:
+        language: of the text, for its sentences; see `sentence_splitter`.
+        warn: called with a line for each sentence that is longer than those in training.
+        settings: those of `Translator.translate`.
+
+    Returns:
+        An iterator of as many lines. `_LINES_AHEAD` lines are read ahead.
+
+    Raises:
+        UserError: what `Translator.translate` and `sentence_splitter` raise.
+    """
+    split = sentence_splitter(language)
+    translator.translate([], **settings)  # checks the arguments before anything is read
+    return _translate_windows(translator, lines, split, warn, settings)
+
+
+def _translate_windows(
+    translator: Translator,
+    lines: Iterable[str],
+    split: Splitter,
+    warn: Callable[[str], None],
+    settings: dict[str, Any],
+) -> Iterator[str]:
+    number, lines = 0, iter(lines)
+    while window := list(islice(lines, _LINES_AHEAD)):
+        paragraphs = [split_text(line, split) for line in window]
+        for parts in paragraphs:
+            number += 1
+            for tokens in too_long(translator.source_tokenizer, sentences_of(parts)):
+                warn(f"line {number}: a sentence of {tokens} tokens is longer than any in training; split it")
+        sentences = [sentence for parts in paragraphs for sentence in sentences_of(parts)]
+        translations = translator.translate(sentences, **settings)
+        for parts in paragraphs:
+            following = islice(translations, len(sentences_of(parts)))
+            yield join_text(parts, [text.replace("\n", " ") for text in following])
+
+
+def sentences_of(parts: Sequence[Part]) -> list[str]:
+    return [part.text for part in parts if part.is_sentence]
+
+
+def too_long(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[int]:
+    """Lengths in tokens of the sentences that are longer than those in training."""
+    limit = min(tokenizer.model_max_length, _TRAINED_TOKENS)
+    # a token has at least one byte, so that short sentences need not be tokenized here
+    long = [sentence for sentence in sentences if len(sentence.encode()) >= limit]
+    lengths = [len(tokenizer(sentence)["input_ids"]) for sentence in long]
+    return [length for length in lengths if length > limit]

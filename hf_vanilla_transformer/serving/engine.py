@@ -1,0 +1,174 @@
+"""Threads that translate the sentences of all requests together.
+
+The engine owns the model and the queue. It knows token ids only: tokenizers, which are not safe to use from several
+threads, stay with the thread of the requests.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import check_at_least_one
+from ..inference.batching import MAX_TOKENS
+from ..inference.continuous import ContinuousSearch, FoundHypothesis
+from ..inference.optimize import optimize_if_possible
+from ..inference.translator import Translator
+from ..inference.workers import worker_count
+
+logger = logging.getLogger(__name__)
+
+
+class QueueFull(Exception):
+    """More sentences wait than the queue may hold."""
+
+
+@dataclass(eq=False)
+class QueuedSentence:
+    """A sentence of a request, and the future of its translations."""
+
+    source: list[int]
+    n_best: int
+    future: "Future[list[FoundHypothesis]]" = field(default_factory=Future)
+
+
+class Engine:
+    """Translates sentences in continuous batches, in one thread per worker.
+
+    Args:
+        translator: whose model translates; in evaluation mode from now on.
+        batch_size: sentences in the batch of each worker, at most.
+        max_tokens_per_batch: source tokens in it, padding included, at most.
+        max_queue: sentences that may wait.
+        settings: arguments of `generate`, such as `num_beams`.
+
+    Raises:
+        UserError: a number below 1; settings that `ContinuousSearch` does not cover.
+    """
+
+    def __init__(
+        self,
+        translator: Translator,
+        *,
+        batch_size: int = 64,
+        max_tokens_per_batch: int = MAX_TOKENS,
+        max_queue: int = 1024,
+        **settings: Any,
+    ):
+        check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, max_queue=max_queue)
+        self.model, self.max_queue = translator.model.eval(), max_queue
+        optimize_if_possible(self.model)
+        workers = translator.workers or worker_count(self.model)
+        self._searches = [
+            ContinuousSearch(self.model, batch_size, max_tokens_per_batch, **settings) for _ in range(workers)
+        ]
+        self.num_beams = self._searches[0].config.num_beams
+        self._changed = threading.Condition()  # guards everything below
+        self._waiting: deque[QueuedSentence] = deque()
+        self._running = [0] * workers  # sentences, by worker
+        self._closing = False
+        self.translated = 0
+        share = max(1, torch.get_num_threads() // workers)
+        self._threads = [
+            threading.Thread(target=self._work, args=(worker, share), name=f"translate-{worker}", daemon=True)
+            for worker in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Sentences in the queue."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sentences in the batches."""
+        return sum(self._running)
+
+    def submit(self, sources: Iterable[list[int]], n_best: int = 1) -> list["Future[list[FoundHypothesis]]"]:
+        """Put the sentences of a request into the queue, all or none of them.
+
+        Args:
+            sources: token ids.
+            n_best: hypotheses of each, at most `num_beams`.
+
+        Returns:
+            The future of each, which may be cancelled at any time.
+
+        Raises:
+            QueueFull: they do not fit, or the engine is closing.
+        """
+        sentences = [QueuedSentence(source, n_best) for source in sources]
+        with self._changed:
+            if self._closing or len(self._waiting) + len(sentences) > self.max_queue:
+                raise QueueFull
+            self._waiting.extend(sentences)
+            self._changed.notify_all()
+        return [sentence.future for sentence in sentences]
+
+    def close(self) -> None:
+        """Translate what has been submitted, then end the threads."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, worker: int, threads: int) -> None:
+        """The loop of one thread: sentences join its batch, and leave it when they are done."""
+        torch.set_num_threads(threads)
+        search = self._searches[worker]
+        while True:
+            with self._changed:
+                while not self._waiting and not search:
+                    if self._closing:
+                        return
+                    self._changed.wait()
+                joining = self._next_sentences(worker, search)
+            try:
+                search.drop({key for key in search.keys if key is not None and key.future.cancelled()})
+                search.join([(sentence, sentence.source, sentence.n_best) for sentence in joining])
+                done = search.step()
+                for sentence, found in done:
+                    _resolve(sentence, found)
+            # a bug, or memory that ran out: these requests fail, later ones are translated
+            except Exception as error:
+                logger.exception("translation failed")
+                for sentence in {*joining, *search.keys} - {None}:
+                    _resolve(sentence, error)
+                search.clear()
+                done = []
+            with self._changed:
+                self._running[worker] = len(search)
+                self.translated += len(done)
+
+    def _next_sentences(self, worker: int, search: ContinuousSearch) -> list[QueuedSentence]:
+        """Take this worker's share of the queue, as far as it fits into the batch."""
+        if not self._waiting or not search.wants(len(self._waiting)):
+            return []
+        everything = len(self._waiting) + sum(self._running)
+        share = -(-everything // len(self._running))
+        taken: list[QueuedSentence] = []
+        while self._waiting and len(search) + len(taken) < share:
+            if not self._waiting[0].future.cancelled():
+                if not search.fits([sentence.source for sentence in (*taken, self._waiting[0])]):
+                    break
+                taken.append(self._waiting[0])
+            self._waiting.popleft()
+        self._running[worker] = len(search) + len(taken)
+        return taken
+
+
+def _resolve(sentence: QueuedSentence, result: "list[FoundHypothesis] | Exception") -> None:
+    if not sentence.future.set_running_or_notify_cancel():
+        return
+    if isinstance(result, Exception):
+        sentence.future.set_exception(result)
+    else:
+        sentence.future.set_result(result)

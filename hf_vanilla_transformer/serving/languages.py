@@ -1,0 +1,71 @@
+"""The languages of a model folder, as codes of ISO 639 such as `en`."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from ..errors import UserError
+
+#: English names, which `GET /languages` shows; a code without one is its own name.
+_NAMES = (
+    "af=Afrikaans,ar=Arabic,az=Azerbaijani,be=Belarusian,bg=Bulgarian,bn=Bengali,bs=Bosnian,ca=Catalan,cs=Czech,"
+    "cy=Welsh,da=Danish,de=German,el=Greek,en=English,eo=Esperanto,es=Spanish,et=Estonian,eu=Basque,fa=Persian,"
+    "fi=Finnish,fr=French,ga=Irish,gl=Galician,gu=Gujarati,he=Hebrew,hi=Hindi,hr=Croatian,hu=Hungarian,"
+    "hy=Armenian,id=Indonesian,is=Icelandic,it=Italian,ja=Japanese,ka=Georgian,kk=Kazakh,km=Khmer,kn=Kannada,"
+    "ko=Korean,la=Latin,lb=Luxembourgish,lt=Lithuanian,lv=Latvian,mk=Macedonian,ml=Malayalam,mn=Mongolian,"
+    "mr=Marathi,ms=Malay,mt=Maltese,my=Burmese,nb=Norwegian Bokmål,ne=Nepali,nl=Dutch,nn=Norwegian Nynorsk,"
+    "no=Norwegian,pa=Punjabi,pl=Polish,ps=Pashto,pt=Portuguese,ro=Romanian,ru=Russian,si=Sinhala,sk=Slovak,"
+    "sl=Slovenian,sq=Albanian,sr=Serbian,sv=Swedish,sw=Swahili,ta=Tamil,te=Telugu,th=Thai,tl=Tagalog,tr=Turkish,"
+    "uk=Ukrainian,ur=Urdu,uz=Uzbek,vi=Vietnamese,zh=Chinese"
+)
+NAMES = dict(pair.split("=") for pair in _NAMES.split(","))
+
+_CODE = r"[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*"
+_PAIR = re.compile(rf"(?P<source>{_CODE}?)-(?P<target>{_CODE})=(?P<folder>.+)")
+
+
+def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
+    """(source, target) -> folder.
+
+    Args:
+        arguments: `en-de=FOLDER`, or `FOLDER` where its model card names two languages or its name ends in two codes,
+            as `runs/numbers_en_de` and `opus-mt-en-de` do.
+
+    Raises:
+        UserError: languages that are not known, or two models for one pair.
+    """
+    folders: dict[tuple[str, str], Path] = {}
+    for argument in arguments:
+        given = _PAIR.fullmatch(argument)
+        if given is None:
+            folder = Path(argument)
+            pair = _pair_of(folder)
+        else:
+            folder, pair = Path(given["folder"]), (given["source"], given["target"])
+        if pair in folders:
+            raise UserError(f"--model: {folders[pair]} and {folder} both translate {'-'.join(pair)}; give one of them")
+        folders[pair] = folder
+    return folders
+
+
+def _pair_of(folder: Path) -> tuple[str, str]:
+    languages = _card_languages(folder / "README.md")
+    if len(languages) == 2:
+        return languages[0], languages[1]
+    name = re.search(r"(?:^|[-_.])([a-z]{2,3})[-_]([a-z]{2,3})$", folder.resolve().name)
+    if name is None:
+        raise UserError(f"--model: {folder}: its languages are not known; give them, as in en-de={folder}")
+    return name[1], name[2]
+
+
+def _card_languages(card: Path) -> list[str]:
+    """`language` of a model card's metadata; source and target, in the cards of this package."""
+    try:
+        text = card.read_text(encoding="utf-8")
+        metadata = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    found = metadata.get("language") if isinstance(metadata, dict) else None
+    return [str(code) for code in found] if isinstance(found, list) else []

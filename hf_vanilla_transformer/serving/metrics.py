@@ -1,0 +1,54 @@
+"""Counts of a server in Prometheus's text format. Owned by one server, and changed by its event loop only."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+#: Upper limits of the histogram's buckets, in seconds.
+_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+_PREFIX = "vanilla_transformer_"
+
+
+class Metrics:
+    """Requests by path and status, and how long those that translate took."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.buckets: Counter[float] = Counter()
+        self.seconds = 0.0
+        self.durations = 0
+
+    def count(self, path: str, status: int, seconds: float | None = None) -> None:
+        """Count a request.
+
+        Args:
+            path: one of the server's own, or "other", so that strangers cannot add lines.
+            seconds: until the answer, for those that translate.
+        """
+        self.requests[path, status] += 1
+        if seconds is not None:
+            self.durations += 1
+            self.seconds += seconds
+            self.buckets.update(limit for limit in _BUCKETS if seconds <= limit)
+
+    def text(self, gauges: Iterable[tuple[str, str, str, int]]) -> str:
+        """Everything in Prometheus's text format.
+
+        Args:
+            gauges: (name, type, label, value) of what the engines count; those with one name stand together.
+        """
+        lines = [f"# TYPE {_PREFIX}requests_total counter"]
+        for (path, status), number in sorted(self.requests.items()):
+            lines.append(f'{_PREFIX}requests_total{{path="{path}",status="{status}"}} {number}')
+        name = f"{_PREFIX}translate_seconds"
+        lines.append(f"# TYPE {name} histogram")
+        lines += [f'{name}_bucket{{le="{limit}"}} {self.buckets[limit]}' for limit in _BUCKETS]
+        lines += [f'{name}_bucket{{le="+Inf"}} {self.durations}', f"{name}_sum {self.seconds:.6f}"]
+        lines.append(f"{name}_count {self.durations}")
+        described: set[str] = set()
+        for name, kind, label, value in gauges:
+            if name not in described:
+                lines.append(f"# TYPE {_PREFIX}{name} {kind}")
+                described.add(name)
+            lines.append(f'{_PREFIX}{name}{{pair="{label}"}} {value}')
+        return "\n".join(lines) + "\n"

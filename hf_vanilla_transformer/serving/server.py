@@ -1,0 +1,187 @@
+"""Load the models of a server, and run it until SIGTERM or Ctrl-C."""
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, check_at_least_one
+from ..generation_vanilla_transformer import plan_search
+from ..inference.documents import sentence_splitter
+from ..inference.translator import Translator
+from .app import Limits, Server, create_app
+from .engine import Engine
+from .inspection import Inspector
+from .languages import model_folders
+from .service import LanguagePair
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_HEAD_SECONDS = 10.0  # until a connection has sent the head of a request
+_SPARE_FILES = 64  # file descriptors for other things than connections
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `vanilla-transformer serve` is given.
+
+    Attributes:
+        models: see `model_folders`. device, dtype, workers: of `Translator.from_pretrained`.
+        split_sentences: whether a line is split into sentences.
+        engine: arguments of `Engine`. port: 0 takes a free one.
+    """
+
+    models: Sequence[str]
+    host: str = "127.0.0.1"
+    port: int = 5000
+    device: str | None = None
+    dtype: str | None = None
+    workers: int | None = None
+    split_sentences: bool = True
+    limits: Limits = field(default_factory=Limits)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_server(options: ServeOptions) -> Server:
+    """Load every model, and start its engine.
+
+    Raises:
+        UserError: a model that cannot be loaded, or served; a limit that is not above 0.
+    """
+    check_at_least_one(max_characters=options.limits.max_characters)
+    if not options.limits.timeout > 0:
+        raise UserError(f"timeout: must be more than 0 seconds, not {options.limits.timeout:g}")
+    if options.limits.api_key == "":
+        raise UserError("api_key: it is empty, so that anybody could guess it")
+    pairs, sites = {}, {}
+    for (source, target), folder in model_folders(options.models).items():
+        split = sentence_splitter(source) if options.split_sentences else None
+        translator = Translator.from_pretrained(folder, options.device, options.dtype, workers=options.workers)
+        engine = Engine(translator, **options.engine)
+        pairs[source, target] = LanguagePair(source, target, translator, engine, Inspector(translator), split)
+        sites[source, target] = _site(folder, source, target, translator)
+    return Server(pairs, sites, options.limits)
+
+
+def _site(folder: Path, source: str, target: str, translator: Translator) -> dict[str, Any]:
+    """`site.json` of the page; see web/README.md."""
+    model, config = translator.model, translator.model.config
+    search, _, _ = plan_search(model, None, None, {})
+    penalty = search.keywords["penalty"] if search is not None else None
+    described = translator.describe()
+    return {
+        "engine": "server",
+        "title": folder.resolve().name,
+        "source_language": source,
+        "target_language": target,
+        "examples": [],
+        "parameters": model.num_parameters(),
+        "layers": config.decoder_layers,
+        "heads": config.decoder_attention_heads,
+        "dtype": described["dtype"],
+        "bytes": model.get_memory_footprint(),
+        "search": {
+            "num_beams": described["num_beams"],
+            "length_penalty": penalty.alpha if penalty else None,
+            "formula": penalty.formula if penalty else None,
+            "max_length_over_source": search.keywords["over"] if search is not None else None,
+        },
+    }
+
+
+def serve(options: ServeOptions) -> None:
+    """Serve until SIGTERM or Ctrl-C; what was taken by then is answered.
+
+    Raises:
+        UserError: uvicorn is not installed, an address that is taken, or what `load_server` raises.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise UserError("uvicorn is missing; install the extra `serve`") from error
+    socket = _bound_socket(options.host, options.port)
+    server = load_server(options)
+    host, port = socket.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    names = ", ".join("-".join(pair) for pair in server.pairs)
+    print(f"serving {names} on http://{shown}:{port}/ (Ctrl-C ends it)", flush=True)
+    if options.host not in _LOOPBACK and options.limits.api_key is None:
+        print("anyone who reaches this address can translate; --api_key_file restricts that", flush=True)
+    config = uvicorn.Config(
+        create_app(server),
+        http=_protocol(_connection_limit()),
+        ws="none",
+        lifespan="on",
+        access_log=False,  # texts are private, and so is who translates when
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=int(options.limits.timeout) + 5,
+    )
+    # uvicorn handles SIGTERM, and raises it again at its end, which by then is not to kill
+    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        uvicorn.Server(config).run([socket])
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        server.close()
+
+
+def _bound_socket(host: str, port: int) -> Any:
+    """Bind before the models are loaded: an address that is taken is known at once."""
+    import socket
+
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--host {host} --port {port}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _connection_limit() -> int:
+    """As many connections as the process may open files, for which it asks for all that it can get."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 1024
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    opened = len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else _SPARE_FILES
+    limit = 65536 if hard == resource.RLIM_INFINITY else hard
+    return max(16, limit - opened - _SPARE_FILES)
+
+
+def _protocol(max_connections: int) -> Any:
+    """uvicorn's HTTP protocol with a time limit for silent connections, which uvicorn keeps for ever."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        head_timer: Any = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > max_connections:
+                connections: Any = self.connections
+                next((each for each in connections if each.cycle is None), self).transport.abort()
+            self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self.head_timer is not None:
+                self.head_timer.cancel()
+            super().connection_lost(exc)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._await_head()
+
+        def _await_head(self) -> None:
+            if self.head_timer is not None:
+                self.head_timer.cancel()
+            self.head_timer = self.loop.call_later(_HEAD_SECONDS, self._close_without_head, self.cycle)
+
+        def _close_without_head(self, previous: Any) -> None:
+            if self.cycle is previous and not self.transport.is_closing():
+                self.shutdown()
+
+    return Protocol

@@ -1,0 +1,319 @@
+"""The HTTP interface, by FastAPI's own client: LibreTranslate's answers, the page, limits, and what is refused."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+
+from hf_vanilla_transformer.inference.continuous import ContinuousSearch
+from hf_vanilla_transformer.inference.documents import sentence_splitter
+from hf_vanilla_transformer.inference.translator import Translator
+from tests.serving_helpers import CORPUS, client_of, echo_translator, language_pair
+
+GOOD = {"q": CORPUS[0], "source": "en", "target": "de"}
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return echo_translator()
+
+
+@pytest.fixture(scope="module")
+def client(translator: Translator) -> Iterator[Any]:
+    with client_of(language_pair(translator, split=sentence_splitter("en")), max_characters=500) as client:
+        yield client
+
+
+def best(translator: Translator, *lines: str) -> list[str]:
+    return list(translator.translate(lines))
+
+
+def test_string_and_list_are_translated(client: Any, translator: Translator) -> None:
+    assert client.post("/translate", json=GOOD).json() == {"translatedText": best(translator, CORPUS[0])[0]}
+    answer = client.post("/translate", json=GOOD | {"q": CORPUS})
+    assert answer.status_code == 200
+    assert answer.json() == {"translatedText": best(translator, *CORPUS[:3], "a house.")[:3] + [_document(translator)]}
+
+
+def _document(translator: Translator) -> str:
+    """The last line of the corpus, which has two sentences."""
+    return " ".join(best(translator, "a house.", "the big red house!"))
+
+
+def test_form_is_translated(client: Any, translator: Translator) -> None:
+    answer = client.post("/translate", data=GOOD)
+    assert answer.json() == {"translatedText": best(translator, CORPUS[0])[0]}
+
+
+def test_layout_is_kept(client: Any, translator: Translator) -> None:
+    text = f" - {CORPUS[0]}\n\n  {CORPUS[1]}. {CORPUS[2]}\r\n"
+    found = client.post("/translate", json=GOOD | {"q": text}).json()["translatedText"]
+    first, second, third = best(translator, CORPUS[0], f"{CORPUS[1]}.", CORPUS[2])
+    assert found == f" - {first}\n\n  {second} {third}\r\n"
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\n"])
+def test_blank_text_stays_blank(client: Any, text: str) -> None:
+    assert client.post("/translate", json=GOOD | {"q": text}).json() == {"translatedText": text}
+    assert client.post("/translate", json=GOOD | {"q": []}).json() == {"translatedText": []}
+
+
+def test_alternatives_are_the_next_hypotheses(client: Any, translator: Translator) -> None:
+    found = client.post("/translate", json=GOOD | {"alternatives": 3}).json()
+    (expected,) = translator.translate_nbest([CORPUS[0]], 4)
+    assert [found["translatedText"], *found["alternatives"]] == [each.text for each in expected]
+    found = client.post("/translate", json=GOOD | {"q": [CORPUS[0], ""], "alternatives": 1}).json()
+    assert found["alternatives"] == [[expected[1].text], []]
+    answer = client.post("/translate", json=GOOD | {"alternatives": 4})
+    assert answer.status_code == 400 and answer.json()["error"].startswith("alternatives: at most 3")
+
+
+def test_html_keeps_its_tags(client: Any, translator: Translator) -> None:
+    text = f"<p class=x>{CORPUS[1]}</p><ul><li>{CORPUS[0]}<li><b>{CORPUS[2]}</b></ul>"
+    found = client.post("/translate", json=GOOD | {"q": text, "format": "html"}).json()["translatedText"]
+    first, second, third = best(translator, CORPUS[1], CORPUS[0], CORPUS[2])
+    assert found == f"<p class=x>{first}</p><ul><li>{second}<li><b>{third}</b></ul>"
+    mixed = client.post("/translate", json=GOOD | {"q": "two <b>hundred</b> and one", "format": "html"}).json()
+    text = mixed["translatedText"]
+    assert text.count("<b>") == text.count("</b>") == 1
+    assert text.replace("<b>", "").replace("</b>", "") == best(translator, "two hundred and one")[0]
+
+
+def test_languages_are_listed(translator: Translator) -> None:
+    with client_of(
+        language_pair(translator), language_pair(translator, "de", "en"), language_pair(translator, "en", "xx")
+    ) as client:
+        assert client.get("/languages").json() == [
+            {"code": "en", "name": "English", "targets": ["de", "xx"]},
+            {"code": "de", "name": "German", "targets": ["en"]},
+            {"code": "xx", "name": "xx", "targets": []},
+        ]
+        assert client.post("/translate", json=GOOD | {"source": "auto"}).status_code == 200
+        for path in ("/en-de/", "/de-en/page/translate"):
+            assert f'href="{path.split("/")[1]}/"' in client.get("/").text
+        assert client.post("/en-xx/page/translate", json={"text": "seven"}).json()["text"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"source": "de", "target": "en"}, "de-en: there is no model"),
+        ({"target": "<script>"}, "en-<script>: there is no model"),
+        ({"source": "auto", "target": "fr"}, "auto-fr: there is no model"),
+    ],
+)
+def test_unknown_languages_are_refused(client: Any, changed: dict[str, str], message: str) -> None:
+    answer = client.post("/translate", json=GOOD | changed)
+    assert answer.status_code == 400 and answer.json()["error"].startswith(message)
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ({"content": b"{", "headers": {"content-type": "application/json"}}, 400),
+        ({"content": b"[" * 5000, "headers": {"content-type": "application/json"}}, 400),
+        ({"content": b"q=seven"}, 415),
+        ({"json": GOOD | {"q": 7}}, 400),
+        ({"json": GOOD | {"q": "x" * 501}}, 413),
+        ({"content": b" " * 20_000, "headers": {"content-type": "application/json"}}, 413),
+        ({"json": GOOD | {"q": "\ud800"}}, 400),
+    ],
+)
+def test_wrong_requests_are_one_sentence(client: Any, request_: dict[str, Any], status: int) -> None:
+    if "json" in request_:  # escaped, as httpx does not do with half of a surrogate pair
+        request_ = {"content": json.dumps(request_["json"]), "headers": {"content-type": "application/json"}}
+    answer = client.post("/translate", **request_)
+    assert answer.status_code == status and set(answer.json()) == {"error"}
+
+
+def test_unknown_paths_and_methods_are_refused(client: Any) -> None:
+    for method, path, status in (
+        ("get", "/translate", 404),
+        ("post", "/languages", 405),
+        ("get", "/../etc/passwd", 404),
+    ):
+        answer = getattr(client, method)(path)
+        assert answer.status_code == status and "error" in answer.json(), path
+    for path in ("/docs", "/openapi.json", "/redoc", "/page/none"):
+        assert client.get(path).status_code == 404
+
+
+def test_long_sentences_and_many_are_refused(translator: Translator) -> None:
+    pair = language_pair(translator, max_queue=2)
+    with client_of(pair, max_characters=100_000) as client:
+        answer = client.post("/translate", json=GOOD | {"q": "xq" * 3000})
+        assert answer.status_code == 413 and "at most 1024 are taken" in answer.json()["error"]
+        answer = client.post("/translate", json=GOOD | {"q": ["a", "b", "c"]})
+        assert answer.status_code == 413 and "3 sentences; at most 2" in answer.json()["error"]
+
+
+def test_learned_positions_limit_a_sentence() -> None:
+    translator = echo_translator(position_encoding_type="learned", max_position_embeddings=20)
+    with client_of(language_pair(translator)) as client:
+        answer = client.post("/translate", json=GOOD | {"q": "xq" * 30})
+        assert answer.status_code == 400
+        assert answer.json()["error"].endswith("but the model has positions for 20 only; split the sentence")
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While it is not set, no translation moves on."""
+    event, original = threading.Event(), ContinuousSearch.step
+    monkeypatch.setattr(ContinuousSearch, "step", lambda self: event.wait(30) and original(self))
+    yield event
+    event.set()
+
+
+def test_full_queue_is_503_with_retry_after(translator: Translator, held: threading.Event) -> None:
+    pair = language_pair(translator, max_queue=1, batch_size=1)
+    with client_of(pair) as client:
+        answers: list[Any] = []
+
+        def ask(line: str) -> None:
+            answers.append(client.post("/translate", json=GOOD | {"q": line}))
+
+        threads = [threading.Thread(target=ask, args=(line,)) for line in CORPUS[:3]]
+        for thread in threads:  # each worker takes one; one waits
+            thread.start()
+            time.sleep(0.2)
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert len(refused) == 3 - 1 - len(pair.engine._threads)
+        assert refused[0].headers["retry-after"] == "1" and "too many requests" in refused[0].json()["error"]
+        held.set()
+        for thread in threads:
+            thread.join()
+        assert sorted(answer.status_code for answer in answers) == [200] * (3 - len(refused)) + [503] * len(refused)
+
+
+def test_timeout_is_504_and_gives_the_sentence_up(translator: Translator, held: threading.Event) -> None:
+    pair = language_pair(translator)
+    with client_of(pair, timeout=0.3) as client:
+        answer = client.post("/translate", json=GOOD)
+        assert answer.status_code == 504 and answer.json() == {"error": "no translation in time; try again later"}
+        held.set()
+    assert pair.engine.translated == 0
+
+
+def test_failed_translation_is_500_without_details(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def step(self: ContinuousSearch) -> list:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(ContinuousSearch, "step", step)
+    with client_of(language_pair(translator)) as client:
+        answer = client.post("/translate", json=GOOD)
+        assert answer.status_code == 500 and "secret" not in answer.text
+        assert "secret detail" in caplog.text
+        monkeypatch.undo()
+        assert client.post("/translate", json=GOOD).status_code == 200
+
+
+def test_api_key_guards_translations(translator: Translator) -> None:
+    with client_of(language_pair(translator), api_key="sesame") as client:
+        assert client.post("/translate", json=GOOD).status_code == 403
+        assert client.post("/page/translate", json={"text": "seven"}).status_code == 403
+        assert client.post("/translate", json=GOOD | {"api_key": "sesame"}).status_code == 200
+        assert client.post("/translate", data=GOOD | {"api_key": "sesame"}).status_code == 200
+        assert client.post("/translate", json=GOOD, headers={"Authorization": "Bearer sesame"}).status_code == 200
+        assert client.get("/languages").status_code == client.get("/health").status_code == 200
+
+
+def test_other_sites_may_call_only_where_asked(translator: Translator) -> None:
+    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    with client_of(language_pair(translator)) as client:
+        assert client.options("/translate", headers=headers).status_code == 405
+        answer = client.post("/translate", json=GOOD, headers=headers)
+        assert not any(name.startswith("access-control") for name in answer.headers)
+    with client_of(language_pair(translator), cors_origins=("https://example.org",)) as client:
+        assert (
+            client.options("/translate", headers=headers).headers["access-control-allow-origin"] == headers["Origin"]
+        )
+        other = client.post("/translate", json=GOOD, headers={"Origin": "https://other.org"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_metrics_are_prometheus_text(translator: Translator) -> None:
+    with client_of(language_pair(translator)) as client:
+        client.post("/translate", json=GOOD)
+        client.post("/translate", json=GOOD | {"q": ["seven", "one"]})
+        client.post("/translate", json={})
+        client.get("/none")
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    assert lines['vanilla_transformer_requests_total{path="/translate",status="200"}'] == "2"
+    assert lines['vanilla_transformer_requests_total{path="/translate",status="400"}'] == "1"
+    assert lines['vanilla_transformer_requests_total{path="other",status="404"}'] == "1"
+    assert lines['vanilla_transformer_sentences_translated_total{pair="en-de"}'] == "3"
+    assert lines['vanilla_transformer_sentences_waiting{pair="en-de"}'] == "0"
+    assert lines["vanilla_transformer_translate_seconds_count"] == "3"
+    assert lines['vanilla_transformer_translate_seconds_bucket{le="+Inf"}'] == "3"
+    assert client.server.metrics.seconds == pytest.approx(
+        float(lines["vanilla_transformer_translate_seconds_sum"]), abs=1e-5
+    )
+
+
+def test_page_is_sent_with_a_policy(client: Any) -> None:
+    site = client.get("/site.json")
+    assert site.json() == {"engine": "server", "title": "test"}
+    assert "default-src 'self'" in site.headers["content-security-policy"]
+    assert client.get("/server_engine.js").headers["content-type"] == "text/javascript; charset=utf-8"
+
+
+def test_page_translation_has_every_field(client: Any, translator: Translator) -> None:
+    found = client.post("/page/translate", json={"text": CORPUS[0], "alternatives": 3, "num_beams": 2}).json()
+    (expected,) = translator.translate_nbest([CORPUS[0]], 2, num_beams=2)
+    assert [each["text"] for each in found["hypotheses"]] == [each.text for each in expected]
+    assert [each["score"] for each in found["hypotheses"]] == pytest.approx(
+        [each.score for each in expected], abs=1e-4
+    )
+    assert found["text"] == expected[0].text and found["source"][-1]["text"] == "</s>"
+    assert [each["id"] for each in found["source"]] == translator.encode(CORPUS[0], 1)
+    assert "".join(each["text"] for each in found["tokens"]).removesuffix("</s>") == found["text"]
+    size = len(found["tokens"])
+    assert len(found["probabilities"]) == len(found["alternatives"]) == size
+    assert all(len(each) == 3 for each in found["alternatives"])
+    config = translator.model.config
+    assert len(found["attention"]) == config.decoder_layers
+    assert all(len(layer) == config.decoder_attention_heads for layer in found["attention"])
+    rows = [row for layer in found["attention"] for head in layer for row in head]
+    assert len(rows) == size * config.decoder_layers * config.decoder_attention_heads
+    assert all(sum(row) == pytest.approx(1, abs=0.01) and len(row) == len(found["source"]) for row in rows)
+
+
+def test_page_translation_begins_with_its_prefix(client: Any, translator: Translator) -> None:
+    first = client.post("/page/translate", json={"text": CORPUS[0]}).json()
+    other = first["alternatives"][0][1]
+    found = client.post("/page/translate", json={"text": CORPUS[0], "prefix": [other["id"]]}).json()
+    assert found["tokens"][0]["id"] == other["id"]
+    assert found["probabilities"][0] == pytest.approx(other["probability"], abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({}, 400, "text: a string is needed"),
+        ({"text": "seven", "prefix": "x"}, 400, "prefix: a list"),
+        ({"text": "seven", "prefix": [10**6]}, 400, "prefix: token ids lie between 0 and 299."),
+        ({"text": "seven", "prefix": [-1]}, 400, "prefix: token ids"),
+        ({"text": "seven", "num_beams": 0}, 400, "num_beams: a whole number"),
+        ({"text": "seven", "num_beams": 1000}, 400, "num_beams: at most 16"),
+        ({"text": "xq" * 200}, 400, "This text has 402 tokens; the page shows at most 128."),
+    ],
+)
+def test_wrong_page_requests_are_one_sentence(client: Any, fields: Any, status: int, message: str) -> None:
+    answer = client.post("/page/translate", json=fields)
+    assert answer.status_code == status and answer.json()["error"].startswith(message)
+
+
+def test_page_translation_of_nothing_is_empty(client: Any) -> None:
+    found = client.post("/page/translate", json={"text": " "}).json()
+    assert found["text"] == "" and found["tokens"] == found["hypotheses"] == []

@@ -1,0 +1,140 @@
+"""Threads share a queue: every sentence is translated once, and neither errors nor leaving clients stop them."""
+
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference.continuous import ContinuousSearch
+from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.serving.engine import Engine, QueueFull
+from tests.serving_helpers import CORPUS, echo_translator
+
+LINES = [f"{line} {number}" for number in range(5) for line in CORPUS]
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return echo_translator()
+
+
+def sources(translator: Translator, lines: list[str] = LINES) -> list[list[int]]:
+    return [translator.encode(line, 1) for line in lines]
+
+
+def texts(translator: Translator, futures: list) -> list[str]:
+    found = [future.result(timeout=60)[0].tokens for future in futures]
+    return translator.target_tokenizer.batch_decode(found, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_engine_translates_like_the_translator(translator: Translator, workers: int) -> None:
+    engine = Engine(
+        Translator(translator.model, translator.source_tokenizer, workers=workers), batch_size=4, num_beams=2
+    )
+    first = engine.submit(sources(translator)[:7])
+    second = engine.submit(sources(translator)[7:])
+    assert texts(translator, first + second) == list(translator.translate(LINES, num_beams=2))
+    engine.close()
+    assert engine.translated == len(LINES) and engine.waiting == engine.running == 0
+    assert not any(thread.is_alive() for thread in engine._threads)
+
+
+def test_workers_share_what_waits(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    # all threads see the whole queue first: otherwise one may be done before the next begins
+    taken, begin = {}, threading.Barrier(2)
+
+    def join(self: ContinuousSearch, sentences: list) -> None:
+        if sentences and self not in taken:
+            taken[self] = len(sentences)
+            begin.wait(timeout=30)
+        original(self, sentences)
+
+    original = ContinuousSearch.join
+    monkeypatch.setattr(ContinuousSearch, "join", join)
+    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=2))
+    futures = engine.submit(sources(translator))
+    texts(translator, futures)
+    engine.close()
+    assert sorted(taken.values()) == [10, 10]
+
+
+def test_full_queue_takes_all_of_a_request_or_nothing(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = threading.Event()
+    original = ContinuousSearch.step
+    monkeypatch.setattr(ContinuousSearch, "step", lambda self: held.wait(30) and original(self))
+    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=1), batch_size=1, max_queue=3)
+    first = engine.submit(sources(translator)[:1])
+    while engine.waiting:
+        time.sleep(0.01)
+    second = engine.submit(sources(translator)[1:3])
+    with pytest.raises(QueueFull):
+        engine.submit(sources(translator)[3:5])
+    assert engine.waiting == 2
+    third = engine.submit(sources(translator)[3:4])
+    held.set()
+    assert texts(translator, first + second + third) == list(translator.translate(LINES[:4]))
+    engine.close()
+    with pytest.raises(QueueFull):
+        engine.submit(sources(translator)[:1])
+
+
+def test_closing_engine_translates_what_it_has_taken(translator: Translator) -> None:
+    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=2), batch_size=2)
+    futures = engine.submit(sources(translator))
+    engine.close()
+    assert all(future.done() for future in futures)
+    assert texts(translator, futures) == list(translator.translate(LINES))
+
+
+def test_cancelled_sentences_are_given_up(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, seen = threading.Event(), []
+
+    def step(self: ContinuousSearch) -> list:
+        held.wait(30)
+        seen.append(len(self))
+        return original(self)
+
+    original = ContinuousSearch.step
+    monkeypatch.setattr(ContinuousSearch, "step", step)
+    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=1), batch_size=2)
+    futures = engine.submit(sources(translator)[:6])
+    while engine.waiting == 6:
+        time.sleep(0.01)
+    assert futures[0].cancel() and futures[4].cancel(), "one is running, one waits"
+    held.set()
+    left = [future for future in futures if not future.cancelled()]
+    assert texts(translator, left) == list(translator.translate([LINES[i] for i in (1, 2, 3, 5)]))
+    engine.close()
+    with pytest.raises(CancelledError):
+        futures[0].result()
+    assert engine.translated == 4 and seen[1] == 1
+
+
+def test_error_fails_its_batch_and_not_the_next(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = ContinuousSearch.step
+    calls = []
+
+    def step(self: ContinuousSearch) -> list:
+        calls.append(len(self))
+        if len(calls) == 2:
+            raise MemoryError("out of memory")
+        return original(self)
+
+    monkeypatch.setattr(ContinuousSearch, "step", step)
+    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=1))
+    for future in engine.submit(sources(translator)[:3]):
+        with pytest.raises(MemoryError):
+            future.result(timeout=60)
+    assert texts(translator, engine.submit(sources(translator)[:3])) == list(translator.translate(LINES[:3]))
+    engine.close()
+    assert "translation failed" in caplog.text
+
+
+def test_engine_refuses_numbers_below_one(translator: Translator) -> None:
+    with pytest.raises(UserError, match="max_queue: must be at least 1, not 0"):
+        Engine(translator, max_queue=0)

@@ -1,0 +1,123 @@
+"""HTML keeps every tag, comment and entity; inline elements follow their words into the translation."""
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_vanilla_transformer.serving.html_text import Passage, TranslatedPart, join_html, split_html
+
+PAGE = """<!DOCTYPE html><!-- a < b --><p class="x">Hello <b>big <i>red</i></b> <a href="?a&amp;b">world</a>!<br>
+Next &amp; more &lt;x&gt; <img src=1>.</p><script>if (a<b) {x("<p>no</p>")}</script><STYLE>p {}</STYLE>
+<ul><li> One <span translate="no">ABC <span>x</span></span> two</li></ul><pre> a  b </pre><P>last&nbsp;one"""
+
+
+def passages(pieces: list[str | Passage]) -> list[Passage]:
+    return [piece for piece in pieces if isinstance(piece, Passage)]
+
+
+def copied(document: str) -> str:
+    """The document with each passage translated by itself, word for word."""
+    pieces = split_html(document)
+    return join_html(pieces, [each.html([TranslatedPart(each.text, each.text)]) for each in passages(pieces)])
+
+
+def test_passages_are_what_a_reader_sees() -> None:
+    texts = [each.text for each in passages(split_html(PAGE))]
+    assert texts == ["Hello big red world!", "Next & more <x> .", "One", "two", "last\u00a0one"]
+
+
+def test_markup_stays_as_it_is_written() -> None:
+    expected = PAGE.replace("&nbsp;", "\u00a0").replace("<br>\nNext", "<br>\nNext")
+    assert copied(PAGE) == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "translation", "links", "expected"),
+    [
+        # an element goes with its word, without the punctuation
+        ("Hello <b>world</b>!", "Welt, hallo!", [(1, 0), (0, 1)], "<b>Welt</b>, hallo!"),
+        ("<i>Hello</i> <b>world</b>", "Welt hallo", [(1, 0), (0, 1)], "<b>Welt</b> <i>hallo</i>"),
+        # what is around everything stays around everything, also around words that nothing is aligned with
+        ("<b>good day</b>", "einen guten Tag.", [(0, 1), (1, 2)], "<b>einen guten Tag.</b>"),
+        ("a <b>b c</b> d", "w x y z", [(0, 0), (1, 1), (2, 2), (3, 3)], "w <b>x y</b> z"),
+        # nested elements stay nested
+        ("<a>x <b>y</b></a> z", "Z Y X", [(0, 2), (1, 1), (2, 0)], "Z <a><b>Y</b> X</a>"),
+        # void and empty elements, and words without links
+        ("one<img src=x> two", "eins zwei", [(0, 0), (1, 1)], "eins <img src=x>zwei"),
+        ("one <b>two</b>", "eins", [(0, 0)], "eins<b></b>"),
+        # no element is lost or doubled where alignments cross
+        ("<b>x</b> <i>y</i>", "m n o", [(0, 0), (0, 2), (1, 1)], "<b>m</b> <i>n</i> o"),
+        # a lone tag, of an element that ends in another block
+        ("<div><b>one</div>two</b> three", None, None, "<div><b>one</div>two</b> three"),
+    ],
+)
+def test_inline_elements_follow_their_words(document, translation, links, expected) -> None:
+    if translation is None:
+        assert copied(document) == expected
+        return
+    (piece,) = split_html(document)
+    assert piece.html([TranslatedPart(piece.text, translation, links)]) == expected
+
+
+def test_links_count_within_their_sentence() -> None:
+    (piece,) = split_html("A b. <i>C d.</i>")
+    parts = [
+        TranslatedPart("A b.", "X y.", [(0, 0), (1, 1)]),
+        TranslatedPart(" ", " "),
+        TranslatedPart("C d.", "Z w.", [(0, 1), (1, 0)]),
+    ]
+    assert piece.html(parts) == "X y. <i>Z w.</i>"
+
+
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><img onerror=x>', "a & b &lt;"])
+def test_translations_are_escaped(text: str) -> None:
+    for document in ("plain", "with <b>bold</b> words"):
+        (piece,) = split_html(document)
+        found = piece.html([TranslatedPart(piece.text, text, [(0, 0), (1, 1)])])
+        assert found.replace("<b>", "").replace("</b>", "").count("<") == 0
+        assert "&amp;" in found or "&" not in text
+
+
+class Tags(HTMLParser):
+    def __init__(self, document: str):
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.found[f"{tag} {attrs}"] += 1
+
+    def handle_endtag(self, tag):
+        self.found[f"/{tag}"] += 1
+
+
+NAMES = st.sampled_from(["b", "i", "a", "p", "div", "img", "br"])
+PIECES = st.one_of(
+    NAMES.map(lambda name: f"<{name} n=1>"),
+    NAMES.map(lambda name: f"</{name}>"),
+    st.sampled_from(["one ", "two. ", " three", "!", " ", "&amp; ", "\n", "<!-- c -->", "&nbsp;", "< ", "日本"]),
+)
+LINKS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=6)
+
+
+@given(st.lists(PIECES, max_size=14).map("".join), LINKS, st.sampled_from(["X", "A, b c.", "<b> & </b>", ""]))
+def test_every_tag_is_kept_exactly_once(document: str, links: list[tuple[int, int]], translation: str) -> None:
+    pieces = split_html(document)
+    found = join_html(
+        pieces, [each.html([TranslatedPart(each.text, translation, links)]) for each in passages(pieces)]
+    )
+    assert Tags(found).found == Tags(document).found
+    assert re.findall("<!--.*?-->", found) == re.findall("<!--.*?-->", document)
+
+
+@given(st.text(alphabet=st.sampled_from("<>/!-?b p&;#x1\"='\n"), max_size=40))
+def test_any_text_is_taken_as_html(document: str) -> None:
+    pieces = split_html(document)
+    for each in passages(pieces):
+        assert each.text.strip() == each.text.strip(" ") or "\u00a0" in each.text
+    assert all(piece in document for piece in pieces if isinstance(piece, str))

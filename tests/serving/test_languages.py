@@ -1,0 +1,54 @@
+"""The languages of a model folder: given, from its card, or from its name."""
+
+from pathlib import Path
+
+import pytest
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.serving.languages import NAMES, model_folders
+
+
+@pytest.mark.parametrize(
+    ("argument", "pair", "folder"),
+    [
+        ("en-de=runs/x", ("en", "de"), "runs/x"),
+        ("en-de=x=y-z", ("en", "de"), "x=y-z"),
+        ("runs/numbers_en_de", ("en", "de"), "runs/numbers_en_de"),
+        ("opus-mt-en-fra/", ("en", "fra"), "opus-mt-en-fra"),
+        ("de-en", ("de", "en"), "de-en"),
+    ],
+)
+def test_languages_are_given_or_in_the_name(argument: str, pair: tuple[str, str], folder: str) -> None:
+    assert model_folders([argument]) == {pair: Path(folder)}
+
+
+def test_card_wins_over_the_name(tmp_path: Path) -> None:
+    folder = tmp_path / "copy_of_it"
+    folder.mkdir()
+    (folder / "README.md").write_text("---\nlanguage:\n- en\n- de\n---\n# x\n", encoding="utf-8")
+    assert model_folders([str(folder)]) == {("en", "de"): folder}
+
+
+@pytest.mark.parametrize("card", ["", "---", "---\nlanguage: en\n---", "---\n- [\n---", "---\nlanguage: [en]\n---\n"])
+def test_card_without_two_languages_is_passed_over(tmp_path: Path, card: str) -> None:
+    folder = tmp_path / "model_fr_es"
+    folder.mkdir()
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    assert model_folders([str(folder)]) == {("fr", "es"): folder}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs/quick"], "--model: runs/quick: its languages are not known; give them, as in en-de=runs/quick"),
+        (["en-de=a", "en-de=b"], "--model: a and b both translate en-de; give one of them"),
+    ],
+)
+def test_languages_that_are_unclear_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        model_folders(arguments)
+
+
+def test_names_are_one_for_each_code() -> None:
+    assert all(2 <= len(code) <= 3 and code.islower() and name[0].isupper() for code, name in NAMES.items())
+    assert len(NAMES) > 70 and len(set(NAMES.values())) == len(NAMES)
