@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,14 +16,32 @@ from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 
 from ..atomic_write import atomic_file
 from ..errors import UserError
-from .readers import BadRow, Row, read_parallel, read_rows, require_file
+from ..untrusted import one_line
+from . import translation_memories
+from .readers import (
+    NEEDS_HEADER,
+    TABLES_WITH_HEADER,
+    BadRow,
+    Repairs,
+    Row,
+    file_format,
+    read_parallel,
+    read_rows,
+    require_file,
+)
 
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 
 # part of every cached table's name: increase it when the same input would give a different table
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 _ROWS_PER_WRITE = 10_000
+_LEFTOVER_SECONDS = 3600
 REPORTED_LINES = 5
+
+#: A larger share of rows that are not UTF-8 means another encoding. It is checked after so many rows, and at the end
+#: of an input that is read completely before training.
+_OTHER_ENCODING, _ROWS_FOR_ENCODING = 0.1, 1000
+_NOT_UTF8 = "not UTF-8"
 
 RawPair = tuple[int, Any, Any]  # line number, source, target: not validated yet
 
@@ -35,6 +55,7 @@ class PairReport:
         seen, kept: numbers of rows.
         dropped: reason -> number of rows dropped for it.
         first_lines: reason -> the first few of their line numbers, from 1.
+        repaired: repair -> number of lines in which it was removed.
         fingerprint: hash of the kept pairs in their order, independent of the file format.
     """
 
@@ -43,6 +64,7 @@ class PairReport:
     kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     first_lines: dict[str, list[int]] = field(default_factory=dict)
+    repaired: Repairs = field(default_factory=dict)
     fingerprint: str = ""
 
     def keep(self, source: str, target: str) -> None:
@@ -68,6 +90,8 @@ class PairReport:
     def summary(self) -> str:
         """One line, such as `kept 998 of 1,000 pairs; dropped 2: empty target (lines 7, 31)`."""
         text = f"kept {self.kept:,} of {self.seen:,} pairs"
+        if self.repaired:
+            text += "; removed " + ", ".join(f"{count:,} × {what}" for what, count in self.repaired.items())
         if not self.dropped:
             return text
         several = len(self.dropped) > 1
@@ -93,12 +117,13 @@ class Columns:
     source_lang: str | None = None
     target_lang: str | None = None
 
-    def names_in(self, columns: Sequence[str], where: str) -> tuple[str | None, str, str]:
+    def names_in(self, columns: Sequence[str], where: str, hint: str = "") -> tuple[str | None, str, str]:
         """Choose from the existing columns.
 
         Args:
             columns: the columns that exist.
             where: the input's name, for errors.
+            hint: appended to the error.
 
         Returns:
             (column with a {language: text} of both sides, or None; key of the source; key of the target).
@@ -118,11 +143,14 @@ class Columns:
             raise UserError(
                 f"{where} has the columns {', '.join(map(repr, columns))}; {need} are needed: "
                 "name them by source_column and target_column, or by source_lang and target_lang"
+                + (f"; {hint}" if hint else "")
             )
         return holder, source, target
 
 
-def _select_columns(rows: Iterable[tuple[int, Row | BadRow]], columns: Columns, where: str) -> Iterator[RawPair]:
+def _select_columns(
+    rows: Iterable[tuple[int, Row | BadRow]], columns: Columns, where: str, hint: str
+) -> Iterator[RawPair]:
     """Extract both sentences from each row; the first valid row determines the columns."""
     names: tuple[str | None, str, str] | None = None
     for line, row in rows:
@@ -130,7 +158,7 @@ def _select_columns(rows: Iterable[tuple[int, Row | BadRow]], columns: Columns, 
             yield line, row, None
             continue
         first = names is None
-        holder, source, target = names = names or columns.names_in(list(row), where)
+        holder, source, target = names = names or columns.names_in(list(row), where, hint)
         if holder is not None:
             nested = row.get(holder)
             row = nested if isinstance(nested, Mapping) else {}
@@ -155,24 +183,44 @@ def _defect(side: str, text: Any, max_characters: int | None) -> str | None:
     if max_characters is not None and len(text) > max_characters:
         return f"{side} longer than {max_characters:,} characters"
     try:
-        text.encode()  # JSON can contain a lone surrogate, "\ud83d", which UTF-8 cannot represent
-    except UnicodeEncodeError:
-        return f"{side} is not valid Unicode"
+        text.encode()
+    except UnicodeEncodeError as error:
+        # "surrogateescape" reads a byte as one of these; JSON can contain other lone surrogates, such as "\ud83d"
+        byte = 0xDC80 <= ord(text[error.start]) <= 0xDCFF
+        return f"{side} is {_NOT_UTF8 if byte else 'not valid Unicode'}"
+    if "\0" in text:
+        return f"NUL character in the {side}"
     return None
 
 
-def _valid_pairs(pairs: Iterable[RawPair], report: PairReport, max_characters: int | None) -> Iterator[RawPair]:
+def _valid_pairs(source: "_Input", report: PairReport, max_characters: int | None) -> Iterator[RawPair]:
     """Yield the valid pairs and count every row in the report."""
     report.restore(PairReport(report.name))  # a stream may be read again from its start
-    for line, source, target in pairs:
-        reason = _defect("source", source, max_characters) or _defect("target", target, max_characters)
+    for line, text, translation in source.pairs(report.repaired):
+        if report.seen == _ROWS_FOR_ENCODING:
+            _check_encoding(report)
+        reason = _defect("source", text, max_characters) or _defect("target", translation, max_characters)
         if reason is not None:
             report.drop(reason, line)
             continue
-        report.keep(source, target)
-        yield line, source, target
+        report.keep(text, translation)
+        yield line, text, translation
+    if report.seen < _ROWS_FOR_ENCODING:
+        _check_encoding(report)
     if not report.kept:
         raise UserError(f"{report.name} holds no usable pair: {report.summary()}")
+
+
+def _check_encoding(report: PairReport) -> None:
+    """Refuse an input in another encoding, of which only the sentences without accents would be kept."""
+    wrong = {reason: count for reason, count in report.dropped.items() if reason.endswith(_NOT_UTF8)}
+    if sum(wrong.values()) > _OTHER_ENCODING * report.seen:
+        reason = max(wrong, key=lambda each: wrong[each])
+        where = describe_dropped(reason, wrong[reason], report.first_lines[reason])
+        raise UserError(
+            f"{report.name}: {sum(wrong.values()):,} of {report.seen:,} rows are not UTF-8, {where}: "
+            "convert it: iconv -f latin1 -t utf-8 OLD > NEW (if latin1 is its encoding)"
+        )
 
 
 def load_pairs(
@@ -180,6 +228,7 @@ def load_pairs(
     file: str | Path | None = None,
     source_file: str | Path | None = None,
     target_file: str | Path | None = None,
+    prefix: str | Path | None = None,
     dataset_name: str | None = None,
     dataset_config_name: str | None = None,
     split: str = "train",
@@ -192,40 +241,66 @@ def load_pairs(
 ) -> tuple[Dataset | IterableDataset, PairReport]:
     """Load and validate sentence pairs from exactly one input.
 
-    Text is not changed, not even spaces at its ends. The table is written once, as an Arrow file in the cache of
+    Text is not changed, not even spaces at its ends; byte order marks and carriage returns at line ends are removed
+    and counted. The table is written once, as an Arrow file in the cache of
     `datasets` whose name is a hash of the input's content, and memory-mapped.
 
     Args:
-        file: JSON lines, CSV, TSV (each also `.gz`) or Parquet; CSV and TSV with a header.
+        file: JSON lines, CSV, TSV (each also `.gz`) or Parquet; CSV and TSV with a header. Or a translation memory,
+            TMX or XLIFF (also `.gz`).
         source_file, target_file: parallel text, plain or `.gz`; line n of one translates line n of the other.
+        prefix: parallel text by Moses' convention: the files `prefix.source_lang` and `prefix.target_lang`.
         dataset_name: a dataset of the Hub, a folder of data files, or a folder written by `save_to_disk`.
         dataset_config_name, split: its configuration and split.
-        source_lang, target_lang: keys in the column `translation`, or names of columns.
+        source_lang, target_lang: keys in the column `translation`, names of columns, languages of a translation
+            memory (`en` finds `en-GB`), or suffixes of the files of `prefix`.
         source_column, target_column: names of columns. Without any of the four: `source` and `target`.
         streaming: read while iterating, without a table on disk; errors and the report come during iteration.
         max_characters: a pair with a longer sentence on either side is dropped.
 
     Returns:
         The pairs, with columns `source`, `target` and `line` (of the input, from 1), and the report of what
-        was dropped. Rows with a missing, empty, too long or non-text side are dropped and counted.
+        was dropped. Rows with a missing, empty, too long or non-text side, with bytes that are not UTF-8 or with a
+        NUL character are dropped and counted.
 
     Raises:
-        UserError: not exactly one input, a missing or unreadable file, bytes that are not UTF-8, parallel files
+        UserError: not exactly one input, a missing or unreadable file, an encoding that is not UTF-8, parallel files
             of different lengths, a missing column or language, or no valid pair.
     """
     if bool(source_file) != bool(target_file):
         raise UserError("parallel text needs both source_file and target_file")
-    if sum(map(bool, (file, source_file, dataset_name))) != 1:
-        raise UserError("give exactly one of: file; source_file with target_file; dataset_name")
-    files = [Path(name) for name in (file, source_file, target_file) if name]
+    if sum(map(bool, (file, source_file, prefix, dataset_name))) != 1:
+        raise UserError("give exactly one of: file; source_file with target_file; prefix; dataset_name")
+    files = [Path(name).expanduser() for name in (file, source_file, target_file) if name]
+    if prefix:
+        files = moses_files(prefix, source_lang, target_lang)
     for path in files:
         require_file(path)
+    dataset_name = dataset_name and str(Path(dataset_name).expanduser())
     data = _open_dataset(dataset_name, dataset_config_name, split, streaming) if dataset_name else None
     columns = Columns(source_column, target_column, source_lang, target_lang)
     source = _Input(" + ".join(map(str, files)) or f"{dataset_name} ({split})", files, data, columns)
     report = PairReport(source.name)
     load = _stream if streaming else _table
     return load(source, report, max_characters), report
+
+
+def moses_files(prefix: str | Path, source_lang: str | None, target_lang: str | None) -> list[Path]:
+    """The files `prefix.source_lang` and `prefix.target_lang`, each plain or with `.gz`.
+
+    Raises:
+        UserError: a language is not given, or a file is not there.
+    """
+    if not source_lang or not target_lang:
+        raise UserError(f"prefix {prefix} needs source_lang and target_lang, the suffixes of its two files")
+    files = []
+    for language in (source_lang, target_lang):
+        plain = Path(f"{prefix}.{language}").expanduser()
+        zipped = plain.with_name(f"{plain.name}.gz")
+        files.append(zipped if zipped.is_file() and not plain.is_file() else plain)
+        if not files[-1].is_file():
+            raise UserError(f"prefix {prefix}: there is neither {plain} nor {zipped.name}")
+    return files
 
 
 @dataclass
@@ -237,12 +312,18 @@ class _Input:
     data: Dataset | IterableDataset | None
     columns: Columns
 
-    def pairs(self) -> Iterator[RawPair]:
-        """Read from the start. Raises UserError if the input is malformed."""
+    def pairs(self, repairs: Repairs) -> Iterator[RawPair]:
+        """Read from the start and count repairs. Raises UserError if the input is malformed."""
         if len(self.files) == 2:
-            return read_parallel(*self.files)
-        rows = read_rows(self.files[0]) if self.data is None else self._rows_of(self.data)
-        return _select_columns(rows, self.columns, self.name)
+            return read_parallel(*self.files, repairs)
+        if self.data is not None:
+            return _select_columns(self._rows_of(self.data), self.columns, self.name, "")
+        kind = file_format(self.files[0])
+        if kind in translation_memories.FORMATS:
+            languages = self.columns.source_lang, self.columns.target_lang
+            return translation_memories.read_memory(self.files[0], *languages)
+        hint = NEEDS_HEADER if kind in TABLES_WITH_HEADER else ""
+        return _select_columns(read_rows(self.files[0], repairs), self.columns, self.name, hint)
 
     def _rows_of(self, data: Dataset | IterableDataset) -> Iterator[tuple[int, Row]]:
         if data.column_names is not None:
@@ -250,17 +331,20 @@ class _Input:
             holder, source, target = self.columns.names_in(data.column_names, self.name)
             data = data.select_columns([holder] if holder else list(dict.fromkeys([source, target])))
         line = 0
-        for batch in data.iter(batch_size=1000):
-            for values in zip(*batch.values(), strict=True):
-                line += 1
-                yield line, dict(zip(batch, values, strict=True))
+        try:
+            for batch in data.iter(batch_size=1000):
+                for values in zip(*batch.values(), strict=True):
+                    line += 1
+                    yield line, dict(zip(batch, values, strict=True))
+        except (pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+            raise UserError(f"{self.name}: damaged after row {line:,}: {one_line(error.__cause__ or error)}") from None
 
     def identity(self) -> str:
         """Hash of the input's content and of the columns."""
         digest = hashlib.blake2b(repr((_CACHE_VERSION, self.columns)).encode(), digest_size=16)
         for path in self.files:
             # the suffix determines the format
-            digest.update("".join(path.suffixes[-2:]).encode())
+            digest.update("".join(path.suffixes[-2:]).encode())  # with `.gz`, and a language of parallel text
             with path.open("rb") as handle:
                 while block := handle.read(1 << 20):
                     digest.update(block)
@@ -298,7 +382,7 @@ def _from_disk(folder: str, split: str) -> Dataset:
 
 def _stream(source: _Input, report: PairReport, max_characters: int | None) -> IterableDataset:
     def read() -> Iterator[dict[str, Any]]:
-        for line, text, translation in _valid_pairs(source.pairs(), report, max_characters):
+        for line, text, translation in _valid_pairs(source, report, max_characters):
             yield {"source": text, "target": translation, "line": line}
 
     return IterableDataset.from_generator(read, features=FEATURES)
@@ -311,8 +395,10 @@ def _table(source: _Input, report: PairReport, max_characters: int | None) -> Da
     saved_report = path.with_suffix(".json")
     # the report is written last: if it exists, the table is complete
     if not saved_report.is_file():
+        remove_leftovers()
         with atomic_file(path) as temporary:
-            _write_table(_valid_pairs(source.pairs(), report, max_characters), str(temporary))
+            _write_table(_valid_pairs(source, report, max_characters), str(temporary))
+        _check_encoding(report)
         with atomic_file(saved_report) as temporary:
             temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
     else:
@@ -325,6 +411,17 @@ def cache_file(name: str) -> Path:
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_vanilla_transformer"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
+
+
+def remove_leftovers() -> None:
+    """Delete the temporary files that killed processes left in the cache: those not written to for an hour.
+
+    `atomic_file` hides its files with a leading dot; `datasets` calls its own `tmp…` while it encodes.
+    """
+    for path in cache_file("").iterdir():
+        with suppress(OSError):  # another process was faster, or another user owns it
+            if path.name.startswith((".", "tmp")) and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
+                path.unlink()
 
 
 def _write_table(pairs: Iterator[RawPair], path: str) -> None:

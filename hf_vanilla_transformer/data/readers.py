@@ -14,13 +14,19 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ..errors import UserError
+from ..untrusted import one_line
 
 Row = Mapping[str, Any]
+#: repair -> number of lines that it was made in
+Repairs = dict[str, int]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_BYTE_ORDER_MARK = "\ufeff"
 
 CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"
+#: advice for a table whose columns have not the names that were asked for
+NEEDS_HEADER = "the first line of a CSV or TSV file names its columns: add it if it is missing"
 
 
 class BadRow(str):
@@ -36,17 +42,21 @@ def read_lines(path: str | Path) -> Iterator[str]:
     Raises:
         UserError: no such file, not UTF-8, or a damaged gzip file.
     """
-    path = Path(path)
+    for number, raw in _raw_lines(Path(path)):
+        yield decode_line(raw, path, number)
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with open_binary(path) as handle:
         lines = enumerate(handle, start=1)
         while True:
             try:
-                number, raw = next(lines)
+                numbered = next(lines)
             except StopIteration:
                 return
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise UserError(f"{path} is a damaged gzip file ({error}): copy or compress it again") from None
-            yield decode_line(raw, path, number)
+            yield numbered
 
 
 def require_file(path: Path) -> None:
@@ -73,19 +83,46 @@ def decode_line(raw: bytes, name: str | Path, number: int, remedy: str = CONVERT
             f"{name}, line {number}, byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8: "
             f"{remedy.format(encoding)} (if {encoding} is its encoding)"
         ) from None
-    return text.removeprefix("\ufeff") if number == 1 else text
+    return text.removeprefix(_BYTE_ORDER_MARK) if number == 1 else text
 
 
-def read_parallel(source_file: Path, target_file: Path) -> Iterator[tuple[int, str, str]]:
+def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
+    """As `read_lines`, for text that may contain defects.
+
+    Byte order marks at the start of any line (concatenated files have several) and carriage returns at line ends are
+    removed and counted. Bytes that are not UTF-8 become lone surrogates ("surrogateescape"), so that the caller can
+    drop exactly the sentences that contain them.
+
+    Raises:
+        UserError: no such file, a damaged gzip file, or UTF-16.
+    """
+    for number, raw in _raw_lines(path):
+        if number == 1 and raw.startswith(_UTF16_MARKS):
+            decode_line(raw, path, number)
+        text = raw.removesuffix(b"\n").decode("utf-8", "surrogateescape")
+        if text.endswith("\r"):
+            _count(repairs, "carriage return at the line end")
+            text = text[:-1]
+        if text.startswith(_BYTE_ORDER_MARK):
+            _count(repairs, "byte order mark")
+            text = text[1:]
+        yield text
+
+
+def _count(repairs: Repairs, repair: str) -> None:
+    repairs[repair] = repairs.get(repair, 0) + 1
+
+
+def read_parallel(source_file: Path, target_file: Path, repairs: Repairs) -> Iterator[tuple[int, str, str]]:
     """Read two files whose n-th lines are translations of each other.
 
     Yields:
         (line number from 1, source line, target line).
 
     Raises:
-        UserError: as `read_lines`; or the files have different numbers of lines.
+        UserError: as `repaired_lines`; or the files have different numbers of lines.
     """
-    sources, targets = read_lines(source_file), read_lines(target_file)
+    sources, targets = repaired_lines(source_file, repairs), repaired_lines(target_file, repairs)
     for line, (source, target) in enumerate(zip_longest(sources, targets), start=1):
         if source is None or target is None:
             shorter, longer = line - 1, line + sum(1 for _ in (targets if source is None else sources))
@@ -97,9 +134,9 @@ def read_parallel(source_file: Path, target_file: Path) -> Iterator[tuple[int, s
         yield line, source, target
 
 
-def read_json(path: Path) -> Iterator[tuple[int, Row]]:
+def read_json(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row]]:
     """Read JSON lines, or one JSON array of objects. Yields (line or element number from 1, object)."""
-    lines = ((line, text) for line, text in enumerate(read_lines(path), start=1) if text.strip())
+    lines = ((line, text) for line, text in enumerate(repaired_lines(path, repairs), start=1) if text.strip())
     first = None
     for line, text in lines:
         first = first or line
@@ -113,49 +150,69 @@ def read_json(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _parse(text: str, path: Path, line: int) -> Any:
     try:
-        return json.loads(text)
+        # Not strict: control characters in a string are counted later. A number is no sentence, so its value does not
+        # matter, and Python refuses to read integers of more than 4,300 digits.
+        return json.loads(text, strict=False, parse_int=float)
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
         raise UserError(f"{path}, {where}: {error.msg}; one JSON object per line is expected") from None
+    except RecursionError:
+        raise UserError(f"{path}, line {line}: nested too deeply; an object with two sentences is expected") from None
 
 
 def _object(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
-        raise UserError(f"{where} is a JSON {type(row).__name__}, not an object with columns")
+        kind = "number" if isinstance(row, float) else type(row).__name__
+        raise UserError(f"{where} is a JSON {kind}, not an object with columns")
     return row
 
 
-def read_csv(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
+def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
     """Read comma-separated values with a header and quoting as in RFC 4180.
 
     Cells are never converted: "null", "NA" and "007" are text.
 
     Yields:
-        (line number on which the record starts, row), or a `BadRow` for a record with too many cells.
+        (line number on which the record starts, row), or a `BadRow` for a malformed record.
     """
-    # a quoted cell may contain line breaks, so each line needs its end
-    return _table(path, csv.reader((f"{line}\n" for line in read_lines(path)), strict=True))
-
-
-def read_tsv(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
-    """Read tab-separated values with a header. A quotation mark is text: this format has no quoting."""
-    return _table(path, csv.reader(read_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def _table(path: Path, records: Any) -> Iterator[tuple[int, Row | BadRow]]:
     csv.field_size_limit(2**31 - 1)  # the caller limits the length of a sentence
+    # a quoted cell may contain line breaks, so each line needs its end
+    records = csv.reader((f"{line}\n" for line in repaired_lines(path, repairs)), strict=True)
+
+    def cells() -> Iterator[tuple[int, list[str] | BadRow]]:
+        while True:
+            line = records.line_num + 1
+            try:
+                yield line, next(records)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if "unexpected end" in str(error):  # an open quotation mark has taken in the rest of the file
+                    raise UserError(f"{path}, line {line}: {error}; a quotation mark is not closed") from None
+                yield line, BadRow("malformed CSV: " + str(error).split(" - ")[0])
+
+    return _rows(cells())
+
+
+def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
+    """Read tab-separated values with a header. A quotation mark is text: this format has no quoting.
+
+    Yields:
+        (line number, row), or a `BadRow` for a line with too many tabs.
+    """
+    lines = enumerate(repaired_lines(path, repairs), start=1)
+    return _rows((line, text.split("\t") if text else []) for line, text in lines)
+
+
+def _rows(records: Iterator[tuple[int, list[str] | BadRow]]) -> Iterator[tuple[int, Row | BadRow]]:
+    """Name the cells of each record by those of the first."""
     header: list[str] | None = None
-    while True:
-        line = records.line_num + 1
-        try:
-            cells = next(records)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise UserError(f"{path}, line {line}: {error}") from None
-        if not cells:
+    for line, cells in records:
+        if isinstance(cells, BadRow):
+            yield line, cells
+        elif not cells:
             continue
-        if header is None:
+        elif header is None:
             header = cells
         elif len(cells) > len(header):
             yield line, BadRow("more cells than the header")
@@ -163,38 +220,63 @@ def _table(path: Path, records: Any) -> Iterator[tuple[int, Row | BadRow]]:
             yield line, dict(zip(header, cells, strict=False))
 
 
-def read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
-    """Read a Parquet file in record batches. Yields (row number from 1, row)."""
+def read_parquet(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
+    """Read a Parquet file in record batches. Yields (row number from 1, row, or a `BadRow` if it is not UTF-8)."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
     require_file(path)
     line = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                line += 1
-                yield line, row
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path} is not a readable Parquet file: {' '.join(str(error).split())}") from None
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches():
+                for row in _batch_rows(batch):
+                    line += 1
+                    yield line, row
+    # damaged pages raise OSError without a number, damaged sizes MemoryError or OverflowError
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        if isinstance(error, UserError) or getattr(error, "errno", None):
+            raise
+        raise UserError(f"{path} is not a readable Parquet file: {one_line(error)}") from None
 
 
-_READERS: dict[str, Callable[[Path], Iterator[tuple[int, Row | BadRow]]]] = {
+def _batch_rows(batch: Any) -> Iterator[Row | BadRow]:
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for index in range(batch.num_rows):
+            try:
+                yield batch.slice(index, 1).to_pylist()[0]
+            except UnicodeDecodeError:
+                yield BadRow("not UTF-8")
+
+
+_READERS: dict[str, Callable[[Path, Repairs], Iterator[tuple[int, Row | BadRow]]]] = {
     ".json": read_json,
     ".jsonl": read_json,
     ".csv": read_csv,
     ".tsv": read_tsv,
     ".parquet": read_parquet,
 }
+TABLES_WITH_HEADER = (".csv", ".tsv")
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
+def file_format(path: Path) -> str:
+    """The suffix that determines a file's format, in lower case and without `.gz`."""
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
+def read_rows(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
     """Read a file of rows in the format of its suffix; all but Parquet may also be gzipped, with the suffix `.gz`.
+
+    Args:
+        path: the file.
+        repairs: counts what was repaired in its lines.
 
     Raises:
         UserError: an unknown suffix, or a malformed file.
     """
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    suffix = file_format(path)
     if suffix not in _READERS:
         raise UserError(f"{path}: unknown file format {suffix!r}; known are {', '.join(sorted(_READERS))}")
-    return _READERS[suffix](path)
+    return _READERS[suffix](path, repairs)

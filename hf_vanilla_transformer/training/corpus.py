@@ -65,7 +65,8 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         corpus.pairs[split], corpus.reports[split] = _first(pairs, split, data_args), report
     if "train" not in corpus.pairs:
         raise UserError(
-            "nothing to train on: give train_file, train_source_file and train_target_file, or dataset_name"
+            "nothing to train on: give train_file, train_prefix, train_source_file and train_target_file, or "
+            "dataset_name"
         )
     return corpus
 
@@ -81,17 +82,18 @@ def _first(pairs: Any, split: str, data_args: DataArguments) -> Any:
 def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | None:
     """The arguments of `load_pairs` for one split. Files take precedence over `dataset_name`, so that flags can give
     a recipe other data."""
-    file = getattr(data_args, f"{split}_file")
+    file, prefix = getattr(data_args, f"{split}_file"), getattr(data_args, f"{split}_prefix")
     source, target = (getattr(data_args, f"{split}_{side}_file") for side in ("source", "target"))
-    if file is not None and (source or target):
-        raise UserError(f"give {split}_file or {split}_source_file and {split}_target_file, not both")
-    if file is not None:
-        return {"file": file}
+    if sum(map(bool, (file, prefix, source or target))) > 1:
+        raise UserError(f"give one of {split}_file, {split}_prefix, or {split}_source_file and {split}_target_file")
+    if file or prefix:
+        return {"file": file} if file else {"prefix": prefix}
     if source or target:
         if not (source and target):
             raise UserError(f"{split}_source_file and {split}_target_file go together; one of them is missing")
         return {"source_file": source, "target_file": target}
-    if data_args.dataset_name and split != "base_test" and not (data_args.train_file or data_args.train_source_file):
+    train_files = data_args.train_file or data_args.train_source_file or data_args.train_prefix
+    if data_args.dataset_name and split != "base_test" and not train_files:
         name, config = data_args.dataset_name, data_args.dataset_config_name
         return {"dataset_name": name, "dataset_config_name": config, "split": split}
     return None

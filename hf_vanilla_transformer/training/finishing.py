@@ -190,7 +190,7 @@ def write_card_and_curve(
     except UserError as error:
         print(f"no curve: {error}", file=sys.stderr)
     source, target = data_args.source_lang, data_args.target_lang
-    files = data_args.train_file or data_args.train_source_file
+    files = data_args.train_file or data_args.train_source_file or data_args.train_prefix
     base = args.model_name_or_path
     from_hub = data_args.dataset_name and not files and not Path(data_args.dataset_name).exists()
     facts = CardFacts(

@@ -48,7 +48,7 @@ def write_as(kind, folder, pairs=PAIRS):
         path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     elif kind == "csv":
         with path.open("w", encoding="utf-8", newline="") as handle:
-            csv.writer(handle, quoting=csv.QUOTE_ALL).writerows([("en", "de"), *pairs])
+            csv.writer(handle, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([("en", "de"), *pairs])
     elif kind == "tsv":
         write_text(path, ["en\tde", *("\t".join(pair) for pair in pairs)])
     else:
@@ -59,11 +59,10 @@ def write_as(kind, folder, pairs=PAIRS):
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet"])
 def test_every_format_gives_the_same_pairs(tmp_path, kind, streaming):
-    expected = PAIRS if kind != "tsv" else [pair for pair in PAIRS if "\r" not in pair[0]]
-    pairs, report = load_pairs(**write_as(kind, tmp_path, expected), streaming=streaming)
+    pairs, report = load_pairs(**write_as(kind, tmp_path), streaming=streaming)
     assert isinstance(pairs, IterableDataset if streaming else Dataset)
-    assert text_of(pairs) == expected
-    assert report.summary() == f"kept {len(expected)} of {len(expected)} pairs"
+    assert text_of(pairs) == PAIRS
+    assert report.summary() == f"kept {len(PAIRS)} of {len(PAIRS)} pairs"
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv"])
@@ -195,11 +194,11 @@ def test_files_of_different_lengths_are_an_error_with_both_counts(tmp_path, stre
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_latin1_error_names_file_line_byte_and_remedy(tmp_path, streaming):
+def test_latin1_error_names_file_line_and_remedy(tmp_path, streaming):
     files = parallel(tmp_path, [("a", "b")] * 3)
     files["target_file"].write_bytes("ja\nschön\nnein\n".encode("latin1"))
     message = error_of(**files, streaming=streaming)
-    assert "x.de, line 2, byte 4 (0xf6) is not UTF-8" in message
+    assert "x.de: 1 of 3 rows are not UTF-8, target is not UTF-8 (line 2)" in message
     assert "iconv -f latin1 -t utf-8" in message
 
 
@@ -231,6 +230,7 @@ def test_invalid_inputs_are_refused(tmp_path):
 def test_missing_columns_error_lists_those_that_exist(tmp_path):
     rows = write_as("csv", tmp_path)["file"]
     assert "columns 'en', 'de'; 'source' and 'target' are needed" in error_of(file=rows)
+    assert "the first line of a CSV or TSV file names its columns: add it" in error_of(file=rows)
     assert "'en' and 'german' are needed" in error_of(file=rows, source_column="en", target_column="german")
     assert "'en', 'de'; 'en' and 'fr'" in error_of(file=rows, source_lang="en", target_lang="fr")
     assert "a source and a target" in error_of(file=rows, source_column="en")
@@ -246,7 +246,7 @@ def test_missing_columns_error_lists_those_that_exist(tmp_path):
     [
         ("x.jsonl", b'{"source": "a", "target": "b"}\n{"source": oops}\n', ["x.jsonl, line 2, column 12"]),
         ("x.jsonl", b'{"source": "a", "target": "b"}\n["a", "b"]\n', ["x.jsonl, line 2 is a JSON list"]),
-        ("x.json", b'[{"source": "a", "target": "b"}, 3]', ["element 2 is a JSON int"]),
+        ("x.json", b'[{"source": "a", "target": "b"}, 3]', ["element 2 is a JSON number"]),
         ("x.parquet", b"PAR1 no, not really", ["x.parquet is not a readable Parquet file"]),
         ("x.csv.gz", gzip.compress(b"source,target\na,b\n" * 99, mtime=0)[:-9], ["x.csv.gz is a damaged gzip file"]),
         ("x.csv", b"source,target\n", ["holds no usable pair", "kept 0 of 0"]),

@@ -1,0 +1,159 @@
+"""Sentence pairs of translation memories: TMX 1.x, and XLIFF 1.2 and 2.x.
+
+The XML is untrusted: entities and DTDs are neither resolved nor fetched, a file that declares an entity is refused. It
+is read as a stream, one unit at a time, so that its size does not matter.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..untrusted import one_line
+from .readers import BadRow, open_binary
+
+FORMATS = (".tmx", ".xliff", ".xlf")
+
+_UNITS = {"tmx": {"tu"}, "xliff": {"trans-unit", "segment"}}
+_ELEMENTS = ("tmx", "xliff", "file", "group", "unit", "tu", "trans-unit", "segment")  # that hold units, or are units
+#: Inline elements whose content is markup of the original document; that of `hi`, `g`, `pc` and `mrk` is text.
+_MARKUP = {"bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"}
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+
+MemoryPair = tuple[int, str | None, str | None]  # number of the unit, source, target
+
+
+def language_match(wanted: str, found: str | None) -> int:
+    """How well a language code fits: 3 the same, 2 one is more specific (`en`, `en-GB`), 0 another language.
+
+    Case does not matter, nor whether "-" or "_" separates the parts of a code.
+    """
+    first, second = (code.replace("_", "-").lower().split("-") for code in (wanted, found or ""))
+    if first == second:
+        return 3
+    shorter = min(len(first), len(second))
+    return 2 if first[:shorter] == second[:shorter] else 0
+
+
+def read_memory(path: Path, source_lang: str | None, target_lang: str | None) -> Iterator[MemoryPair]:
+    """Read the pairs of a translation memory, plain or `.gz`.
+
+    Inline markup is removed from the text. A unit with several variants of a language gives the one whose code fits
+    best, the first of equals. An XLIFF whose languages are the other way round is read from target to source.
+
+    Args:
+        path: `.tmx`, `.xlf` or `.xliff`.
+        source_lang, target_lang: language codes; `en` also finds `en-GB`, and `en-GB` finds `en`.
+
+    Yields:
+        (number of the unit from 1, source, target); a missing side is None.
+
+    Raises:
+        UserError: a language is not given or does not occur, the XML is damaged or declares entities.
+    """
+    if not source_lang or not target_lang:
+        raise UserError(f"{path}: a translation memory needs source_lang and target_lang, such as en and de")
+    languages, found = dict[str, None](), [False, False]
+    number = 0
+    for number, texts in enumerate(_units(path), start=1):
+        languages.update(dict.fromkeys(code for code, _ in texts))
+        sides = [_best(texts, wanted) for wanted in (source_lang, target_lang)]
+        found = [any(pair) for pair in zip(found, (side is not None for side in sides), strict=True)]
+        yield number, *sides
+    for wanted, there in zip((source_lang, target_lang), found, strict=True):
+        if number and not there:
+            raise UserError(f"{path} has the languages {', '.join(map(repr, languages))}, not {wanted!r}")
+
+
+def _best(texts: list[tuple[str, str]], wanted: str) -> str | None:
+    fit, text = max(((language_match(wanted, code), text) for code, text in texts), key=lambda each: each[0])
+    return text if fit else None
+
+
+def _units(path: Path) -> Iterator[list[tuple[str, str]]]:
+    """The (language, text) variants of each unit."""
+    from lxml import etree
+
+    with open_binary(path) as handle:
+        # `huge_tree` stays off: it would lift the limits on depth and on the length of one text (10 MB)
+        safe: dict[str, Any] = {"resolve_entities": False, "load_dtd": False, "no_network": True}
+        safe |= {"tag": [f"{{*}}{name}" for name in _ELEMENTS], "remove_comments": True, "remove_pis": True}
+        events = etree.iterparse(handle, events=("start", "end"), **safe)
+        kind, defaults = "", {}
+        try:
+            for event, element in events:
+                name = element.tag.rpartition("}")[2]
+                if event == "start":
+                    kind = kind or _checked_root(path, element.getroottree().getroot())
+                    if name in ("xliff", "file"):
+                        defaults |= _xliff_languages(element)
+                    continue
+                if name in _UNITS[kind]:
+                    yield _tmx_variants(element) if kind == "tmx" else _xliff_variants(element, defaults)
+                _free(element)
+            kind = kind or _checked_root(path, events.root)
+        except (etree.XMLSyntaxError, UnicodeDecodeError, EOFError, OSError) as error:
+            if getattr(error, "errno", None):
+                raise
+            raise UserError(f"{path} is no well-formed XML: {one_line(error)}") from None
+
+
+def _checked_root(path: Path, root: Any) -> str:
+    """The kind of document; refuses others, and entities, which can refer to other files or grow without bound."""
+    dtd = root.getroottree().docinfo.internalDTD
+    declared = [] if dtd is None else [entity.name for entity in dtd.iterentities()]
+    if declared:
+        raise UserError(f"{path} declares the entity {declared[0]!r}, which is refused: write its text in its place")
+    name = root.tag.rpartition("}")[2]
+    if name not in _UNITS:
+        raise UserError(f"{path} is no translation memory: its root element is <{name}>, not <tmx> or <xliff>")
+    return name
+
+
+def _tmx_variants(unit: Any) -> list[tuple[str, str]]:
+    variants = []
+    for variant in unit.iterfind("{*}tuv"):
+        segment = variant.find("{*}seg")
+        code = variant.get(_LANGUAGE) or variant.get("lang") or ""
+        if segment is not None:
+            variants.append((code, _segment(segment)))
+    return variants or [("", "")]
+
+
+def _xliff_languages(element: Any) -> dict[str, str]:
+    """The languages of `<file source-language target-language>` (1.2) or `<xliff srcLang trgLang>` (2.x)."""
+    names = {"source": ("source-language", "srcLang"), "target": ("target-language", "trgLang")}
+    return {side: code for side, keys in names.items() for code in map(element.get, keys) if code}
+
+
+def _xliff_variants(unit: Any, languages: dict[str, str]) -> list[tuple[str, str]]:
+    variants = []
+    for side in ("source", "target"):
+        element = unit.find(f"{{*}}{side}")
+        if element is not None:
+            variants.append((element.get(_LANGUAGE) or languages.get(side, ""), _segment(element)))
+    return variants or [("", "")]
+
+
+def _segment(element: Any) -> str:
+    """The text of a segment; a `BadRow` for one with an entity that is declared nowhere, or only in a DTD."""
+    if any(not isinstance(child.tag, str) for child in element.iter()):
+        return BadRow("an entity stands for a part of the text")
+    return _text(element)
+
+
+def _text(element: Any) -> str:
+    """The text of a segment without the markup of the original document."""
+    parts = [element.text or ""]
+    for child in element:
+        if child.tag.rpartition("}")[2] not in _MARKUP:
+            parts.append(_text(child))
+        parts.append(child.tail or "")
+    return "".join(parts)
+
+
+def _free(unit: Any) -> None:
+    """Release a unit that has been read, and its siblings before it."""
+    unit.clear()
+    while unit.getprevious() is not None:
+        del unit.getparent()[0]

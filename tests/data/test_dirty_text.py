@@ -1,0 +1,197 @@
+"""Defects of text files: counted and reported, never fatal, never silent."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from hf_vanilla_transformer.data import load_pairs
+from hf_vanilla_transformer.data.corpora import cache_file
+from hf_vanilla_transformer.errors import UserError
+
+GOOD = [(f"sentence {number}", f"Satz {number}") for number in range(40)]
+
+
+def text_of(pairs):
+    return [(row["source"], row["target"]) for row in pairs]
+
+
+def parallel(folder, sources, targets):
+    for name, lines in (("x.en", sources), ("x.de", targets)):
+        (folder / name).write_bytes(b"".join(lines))
+    return {"source_file": folder / "x.en", "target_file": folder / "x.de"}
+
+
+def lines_of(side, end=b"\n"):
+    return [pair[side].encode() + end for pair in GOOD]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_repairs_are_counted(tmp_path, streaming):
+    sources, targets = lines_of(0, b"\r\n"), lines_of(1)
+    for number in (0, 20):  # two files with byte order marks, concatenated
+        sources[number] = b"\xef\xbb\xbf" + sources[number]
+    pairs, report = load_pairs(**parallel(tmp_path, sources, targets), streaming=streaming)
+    assert text_of(pairs) == GOOD
+    summary = "kept 40 of 40 pairs; removed 2 × byte order mark, 40 × carriage return at the line end"
+    assert report.repaired == {"byte order mark": 2, "carriage return at the line end": 40}
+    assert sorted(report.summary()) == sorted(summary)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_defective_lines_are_dropped_with_their_numbers(tmp_path, streaming):
+    sources, targets = lines_of(0), lines_of(1)
+    targets[6] = "schön\n".encode("latin1")
+    sources[8] = b"a NUL \0 character\n"
+    sources[10] = b"x" * 2**20 + b"\n"
+    pairs, report = load_pairs(**parallel(tmp_path, sources, targets), streaming=streaming, max_characters=2**20 - 1)
+    assert text_of(pairs) == [pair for number, pair in enumerate(GOOD) if number not in (6, 8, 10)]
+    assert report.first_lines == {
+        "target is not UTF-8": [7],
+        "NUL character in the source": [9],
+        "source longer than 1,048,575 characters": [11],
+    }
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_tables_drop_defective_rows_and_keep_the_others(tmp_path, suffix):
+    rows = [*GOOD, ("bad byte \udcf6", "x"), ("NUL \0", "x")]
+    if suffix == "jsonl":
+        lines = [json.dumps({"source": a, "target": b}, ensure_ascii=False) for a, b in rows]
+        lines[-1] = lines[-1].replace("\\u0000", "\0")
+    else:
+        separator = "," if suffix == "csv" else "\t"
+        lines = [separator.join(row) for row in [("source", "target"), *rows]]
+        lines.insert(3, separator.join(["one", "cell", "too", "many"]))
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+    pairs, report = load_pairs(file=path)
+    assert text_of(pairs) == GOOD
+    last = len(lines)
+    expected = {"source is not UTF-8": [last - 1], "NUL character in the source": [last]}
+    assert report.first_lines == expected | ({} if suffix == "jsonl" else {"more cells than the header": [4]})
+
+
+def test_tsv_cell_may_contain_a_carriage_return(tmp_path):
+    (tmp_path / "x.tsv").write_bytes(b"source\ttarget\none\rcell\teine Zelle\n")
+    assert text_of(load_pairs(file=tmp_path / "x.tsv")[0]) == [("one\rcell", "eine Zelle")]
+
+
+def test_csv_record_that_is_malformed_is_counted(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b'source,target\na,b\none\rcell,c\n"d" d,e\nf,g\n')
+    pairs, report = load_pairs(file=tmp_path / "x.csv")
+    assert text_of(pairs) == [("a", "b"), ("f", "g")]
+    assert [lines for reason, lines in report.first_lines.items() if reason.startswith("malformed CSV")] == [[3], [4]]
+
+
+def test_missing_header_is_named(tmp_path):
+    (tmp_path / "x.tsv").write_text("a dog\tein Hund\na cat\teine Katze\n", encoding="utf-8")
+    with pytest.raises(UserError, match="the first line of a CSV or TSV file names its columns: add it"):
+        load_pairs(file=tmp_path / "x.tsv")
+
+
+def test_json_integer_of_5000_digits_is_dropped(tmp_path):
+    lines = [
+        '{"source": "a", "target": "b", "id": ' + "7" * 5000 + "}",
+        '{"source": "c", "target": ' + "7" * 5000 + "}",
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    pairs, report = load_pairs(file=tmp_path / "x.jsonl")
+    assert text_of(pairs) == [("a", "b")] and report.dropped == {"target is not text": 1}
+
+
+def test_json_nested_too_deeply_is_one_line(tmp_path):
+    deep = "[" * 200_000 + "]" * 200_000
+    (tmp_path / "x.jsonl").write_text(f'{{"source": "a", "target": "b"}}\n{{"source": {deep}}}\n', encoding="utf-8")
+    with pytest.raises(UserError, match="x.jsonl, line 2: nested too deeply"):
+        load_pairs(file=tmp_path / "x.jsonl")
+
+
+def parquet_bytes(**options):
+    buffer = io.BytesIO()
+    source, target = map(list, zip(*GOOD, strict=True))
+    parquet.write_table(pa.table({"source": source, "target": target}), buffer, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip"])
+def test_damaged_parquet_is_one_line(tmp_path, compression):
+    whole, dice, refused = parquet_bytes(compression=compression, write_page_checksum=True), random.Random(1), 0
+    for trial in range(60):
+        content = bytearray(whole)
+        content[dice.randrange(4, len(whole) // 2)] ^= dice.randrange(1, 256)  # the pages, not the schema at the end
+        path = tmp_path / f"{trial}.parquet"
+        path.write_bytes(content)
+        try:
+            load_pairs(file=path)
+        except UserError as error:
+            assert "\n" not in str(error) and str(path) in str(error)
+            refused += 1
+    assert refused >= 50  # some bytes of a page's header mean nothing
+
+
+def test_parquet_text_that_is_not_utf8_is_dropped(tmp_path):
+    source = pa.array([text.encode() for text, _ in GOOD] + [b"sch\xf6n"]).view(pa.string())
+    parquet.write_table(pa.table({"source": source, "target": ["x"] * 41}), tmp_path / "x.parquet")
+    pairs, report = load_pairs(file=tmp_path / "x.parquet")
+    assert len(pairs) == 40 and report.first_lines == {"not UTF-8": [41]}
+
+
+def test_mostly_latin1_file_is_refused_before_training(tmp_path):
+    targets = ["schön\n".encode("latin1") if number % 5 == 0 else line for number, line in enumerate(lines_of(1))]
+    with pytest.raises(UserError, match="8 of 40 rows are not UTF-8.*iconv -f latin1"):
+        load_pairs(**parallel(tmp_path, lines_of(0), targets))
+
+
+def test_home_directory_in_paths_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parallel(tmp_path, lines_of(0), lines_of(1))
+    assert text_of(load_pairs(source_file="~/x.en", target_file="~/x.de")[0]) == GOOD
+    assert text_of(load_pairs(prefix="~/x", source_lang="en", target_lang="de")[0]) == GOOD
+    with (tmp_path / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("source", "target"), *GOOD])
+    assert text_of(load_pairs(file="~/train.csv")[0]) == GOOD
+    assert text_of(load_pairs(dataset_name="~/", split="train")[0]) == GOOD
+
+
+def test_prefix_names_two_files(tmp_path):
+    files = parallel(tmp_path, lines_of(0), lines_of(1))
+    zipped = tmp_path / "x.de.gz"
+    zipped.write_bytes(gzip.compress(files["target_file"].read_bytes()))
+    files["target_file"].unlink()
+    languages = {"source_lang": "en", "target_lang": "de"}
+    assert text_of(load_pairs(prefix=tmp_path / "x", **languages)[0]) == GOOD
+    with pytest.raises(UserError, match=r"prefix .*/x: there is neither .*/x.fr nor x.fr.gz"):
+        load_pairs(prefix=tmp_path / "x", source_lang="en", target_lang="fr")
+    with pytest.raises(UserError, match="needs source_lang and target_lang"):
+        load_pairs(prefix=tmp_path / "x")
+
+
+def test_cache_files_can_be_read_by_other_users(tmp_path):
+    before = os.umask(0o022)
+    try:
+        pairs, _ = load_pairs(**parallel(tmp_path, lines_of(0), lines_of(1)[::-1]))
+    finally:
+        os.umask(before)
+    assert [os.stat(file["filename"]).st_mode & 0o777 for file in pairs.cache_files] == [0o644]
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
+    names = [".0123abcd.table.arrow", "tmpx1y2z3"]
+    for age, seconds in (("old", 7200), ("new", 60)):
+        for name in names:
+            path = cache_file(f"{name}.{age}")
+            path.write_bytes(b"half a table")
+            os.utime(path, (time.time() - seconds,) * 2)
+    load_pairs(**parallel(tmp_path, lines_of(0)[::-1], lines_of(1)))
+    left = {name for name in os.listdir(cache_file("")) if name.startswith(tuple(names))}
+    assert left == {f"{name}.new" for name in names}
+    for name in left:
+        cache_file(name).unlink()

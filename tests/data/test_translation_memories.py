@@ -1,0 +1,166 @@
+"""TMX and XLIFF: text without markup, languages matched, damaged and malicious XML refused, flat memory."""
+
+import gzip
+import tracemalloc
+
+import pytest
+
+from hf_vanilla_transformer.data import load_pairs
+from hf_vanilla_transformer.data.translation_memories import language_match, read_memory
+from hf_vanilla_transformer.errors import UserError
+
+HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
+EN_DE = {"source_lang": "en", "target_lang": "de"}
+
+
+def unit(**segments):
+    variants = "".join(
+        f'<tuv xml:lang="{code.replace("_", "-")}"><seg>{text}</seg></tuv>' for code, text in segments.items()
+    )
+    return f"<tu>{variants}</tu>\n"
+
+
+def write_tmx(folder, *units, head=HEAD, name="x.tmx"):
+    path = folder / name
+    text = f'{head}<tmx version="1.4"><header srclang="en"/><body>\n{"".join(units)}</body></tmx>'
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    return path
+
+
+def text_of(pairs):
+    return [(row["source"], row["target"]) for row in pairs]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["x.tmx", "x.TMX", "x.tmx.gz"])
+def test_tmx_gives_the_pairs_of_two_languages(tmp_path, name, streaming):
+    units = unit(en="a dog &amp; a cat", fr="un chien", de="ein Hund &#38; eine Katze"), unit(de="zwei", en="two")
+    path = write_tmx(tmp_path, *units, unit(en="no German"), unit(en="empty", de=" "), name=name)
+    pairs, report = load_pairs(file=path, **EN_DE, streaming=streaming)
+    assert text_of(pairs) == [("a dog & a cat", "ein Hund & eine Katze"), ("two", "zwei")]
+    assert report.first_lines == {"missing target": [3], "empty target": [4]}
+
+
+def test_tmx_markup_of_the_document_is_removed(tmp_path):
+    marked = 'a <bpt i="1">&lt;b&gt;</bpt>big<ept i="1">&lt;/b&gt;</ept> <ph x="1">{0}</ph><hi>dog <it/>runs</hi>.'
+    path = write_tmx(tmp_path, unit(en=marked, de="<!-- note -->ein Hund"))
+    assert text_of(load_pairs(file=path, **EN_DE)[0]) == [("a big dog runs.", "ein Hund")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "fits"),
+    [
+        *[("en", "en", 3), ("en", "EN", 3), ("en-GB", "en_gb", 3), ("en", "en-GB", 2), ("en-GB", "en", 2)],
+        *[("zh", "zh-Hant-TW", 2), ("en-GB", "en-US", 0), ("en", "eng", 0), ("en", "de", 0), ("en", "", 0)],
+        ("en", None, 0),
+    ],
+)
+def test_language_codes_match_by_their_parts(wanted, found, fits):
+    assert language_match(wanted, found) == fits
+
+
+def test_best_matching_variant_is_taken(tmp_path):
+    path = write_tmx(tmp_path, unit(en_US="color", en_GB="colour", de_AT="Farbe", de="Farbton"))
+    assert text_of(load_pairs(file=path, source_lang="en-GB", target_lang="de")[0]) == [("colour", "Farbton")]
+    assert text_of(load_pairs(file=path, source_lang="en", target_lang="de-AT")[0]) == [("color", "Farbe")]
+
+
+XLIFF_1 = """<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+<file source-language="en-US" target-language="de" datatype="plaintext" original="x"><body><group>
+<trans-unit id="1"><source>a <g id="1">dog</g><x id="2"/></source><target>ein Hund</target>
+<alt-trans><target>ein Tier</target></alt-trans></trans-unit>
+<trans-unit id="2"><source>untranslated</source></trans-unit></group></body></file></xliff>"""
+
+XLIFF_2 = """<xliff version="2.0" srcLang="en-US" trgLang="de" xmlns="urn:oasis:names:tc:xliff:document:2.0">
+<file id="f"><unit id="1"><segment><source>a <pc id="1">dog</pc><ph id="2"/></source><target>ein Hund</target>
+</segment><segment><source>untranslated</source></segment></unit></file></xliff>"""
+
+
+@pytest.mark.parametrize("content", [XLIFF_1, XLIFF_2])
+@pytest.mark.parametrize("suffix", ["xlf", "xliff"])
+def test_xliff_gives_its_pairs_in_either_direction(tmp_path, content, suffix):
+    path = tmp_path / f"x.{suffix}"
+    path.write_text(HEAD + content, encoding="utf-8")
+    pairs, report = load_pairs(file=path, **EN_DE)
+    assert text_of(pairs) == [("a dog", "ein Hund")] and report.first_lines == {"missing target": [2]}
+    assert text_of(load_pairs(file=path, source_lang="de", target_lang="en")[0]) == [("ein Hund", "a dog")]
+
+
+BILLION = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
+MALICIOUS = {
+    "internal entity": '<!DOCTYPE tmx [<!ENTITY name "text">]>',
+    "external entity": '<!DOCTYPE tmx [<!ENTITY name SYSTEM "file:///etc/passwd">]>',
+    "parameter entity": '<!DOCTYPE tmx [<!ENTITY % name SYSTEM "http://127.0.0.1:9/x.dtd"> %name;]>',
+    "billion laughs": f'<!DOCTYPE tmx [<!ENTITY l0 "ha">{BILLION}]>',
+}
+
+
+@pytest.mark.parametrize("declaration", MALICIOUS.values(), ids=MALICIOUS)
+def test_entities_are_refused(tmp_path, declaration):
+    reference = "&l9;" if "l9" in declaration else "&name;" if "%" not in declaration else "text"
+    path = write_tmx(tmp_path, unit(en=reference, de="Text"), head=HEAD + declaration)
+    with pytest.raises(UserError, match=r"x\.tmx declares the entity '\w+', which is refused"):
+        list(load_pairs(file=path, **EN_DE)[0])
+
+
+def test_external_dtd_is_not_read(tmp_path):
+    (tmp_path / "tmx14.dtd").write_text('<!ENTITY secret "from the DTD">', encoding="utf-8")
+    units = unit(en="two", de="zwei"), unit(en="&secret;", de="geheim")
+    path = write_tmx(tmp_path, *units, head=HEAD + f'<!DOCTYPE tmx SYSTEM "{tmp_path}/tmx14.dtd">')
+    pairs, report = load_pairs(file=path, **EN_DE)
+    assert text_of(pairs) == [("two", "zwei")]
+    assert report.first_lines == {"an entity stands for a part of the text": [2]}
+
+
+def test_damaged_memories_are_one_line_errors(tmp_path):
+    whole = write_tmx(tmp_path, *[unit(en="two", de="zwei")] * 50)
+    content = whole.read_bytes()
+    cases = {
+        b"": "is no well-formed XML",
+        content[:-40]: "is no well-formed XML",
+        content.replace(b"zwei", b"zwei\x00", 1): "is no well-formed XML",
+        content.replace(b"zwei", b"zw\xf6i", 1): "is no well-formed XML",
+        b"<html><tu/></html>": "root element is <html>, not <tmx> or <xliff>",
+        b"<a>" * 100_000: "is no well-formed XML",
+        b"<tmx>" * 100_000: "is no well-formed XML",
+    }
+    for number, (damaged, part) in enumerate(cases.items()):
+        path = tmp_path / f"{number}.tmx"
+        path.write_bytes(damaged)
+        with pytest.raises(UserError) as caught:
+            load_pairs(file=path, **EN_DE)
+        assert part in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="has the languages 'en', 'de', not 'fr'"):
+        load_pairs(file=whole, source_lang="en", target_lang="fr")
+    with pytest.raises(UserError, match="needs source_lang and target_lang"):
+        load_pairs(file=whole)
+
+
+def test_utf16_memory_is_read(tmp_path):
+    path = write_tmx(tmp_path, unit(en="two", de="fünf"))
+    path.write_bytes(path.read_text(encoding="utf-8").replace("UTF-8", "UTF-16").encode("utf-16"))
+    assert text_of(load_pairs(file=path, **EN_DE)[0]) == [("two", "fünf")]
+
+
+@pytest.mark.parametrize("kind", ["tmx", "xliff"])
+def test_memory_use_does_not_grow_with_the_file(tmp_path, kind):
+    psutil = pytest.importorskip("psutil", reason="the memory of libxml2 is seen by psutil only")
+    path = tmp_path / f"x.{kind}"
+    segment = "text " * 20
+    first, last = HEAD + '<tmx version="1.4"><body>', "</body></tmx>"
+    piece = unit(en=segment, de=segment)
+    if kind == "xliff":
+        first, last = HEAD + '<xliff srcLang="en" trgLang="de"><file id="f">', "</file></xliff>"
+        piece = f"<unit><segment><source>{segment}</source><target>{segment}</target></segment></unit>"
+    with path.open("w") as file:
+        file.write(first)
+        for _ in range(100):
+            file.write(piece * 500)
+        file.write(last)
+    process, seen = psutil.Process(), []
+    tracemalloc.stop()
+    for number, _, _ in read_memory(path, "en", "de"):
+        if number % 10_000 == 0:
+            seen.append(process.memory_info().rss)
+    assert number == 50_000 and path.stat().st_size > 10e6
+    assert max(seen) - seen[0] < 5e6  # the tree of the whole file takes over 60 MB
