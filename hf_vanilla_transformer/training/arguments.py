@@ -105,12 +105,16 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     simcut_alpha: float = HfArg(default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence; the paper: 3")
     simcut_probability: float = HfArg(default=0.05, help="SimCut: share of the token embeddings that are zeroed")
     r_drop_alpha: float = HfArg(default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence; there: 5")
+    teacher: str | None = _optional(
+        "Word-level distillation: folder of a model with the same vocabularies to learn from"
+    )
+    teacher_weight: float = HfArg(default=0.5, help="Weight λ of the teacher's distributions, 1 - λ of the references")
     ema_decay: float = HfArg(
         default=0.0, help="Decay of an exponential moving average of the weights, such as 0.999; 0 keeps none"
     )
 
     def __post_init__(self) -> None:
-        self._check_consistency()
+        self._check_objectives()
         names = "max_tokens_per_batch", "tokens_per_update", "stream_window"
         check_at_least_one(**{name: getattr(self, name) for name in names})
         if self.max_tokens_per_batch is None:
@@ -126,21 +130,23 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"{name}=True does not go with max_tokens_per_batch")
         super().__post_init__()
 
-    def _check_consistency(self) -> None:
+    def _check_objectives(self) -> None:
         for name in ("simcut_alpha", "r_drop_alpha"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: give a number of at least 0; 0 switches it off")
         for name in ("simcut_probability", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
-        if self.simcut_alpha and self.r_drop_alpha:
+        if not 0 <= self.teacher_weight <= 1:
+            raise ValueError(f"teacher_weight={self.teacher_weight}: must be from 0 to 1")
+        names = "simcut_alpha", "r_drop_alpha", "teacher"
+        chosen = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name)]
+        if len(chosen) > 1:
+            raise ValueError(f"{' and '.join(chosen)} are different objectives: choose one")
+        if chosen and self.label_smoothing_factor:
             raise ValueError(
-                f"simcut_alpha={self.simcut_alpha} and r_drop_alpha={self.r_drop_alpha} are two objectives: choose one"
-            )
-        if (self.simcut_alpha or self.r_drop_alpha) and self.label_smoothing_factor:
-            raise ValueError(
-                f"label_smoothing_factor={self.label_smoothing_factor} replaces the model's loss: with SimCut or "
-                "R-Drop use the label_smoothing of the configuration"
+                f"label_smoothing_factor={self.label_smoothing_factor} replaces the model's loss: with {chosen[0]} "
+                "use the label_smoothing of the configuration"
             )
 
 

@@ -18,13 +18,15 @@ vocabulary.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..loss_vanilla_transformer import IGNORED, rows_per_chunk, target_tokens
+from ..loss_vanilla_transformer import IGNORED, target_tokens
+from .fused_objective import fused_objective
 
 CPU_CACHE = 2**18  # logits of each pass that are differentiated at once, so that they stay in a core's cache
 
@@ -94,14 +96,11 @@ class ConsistencyObjective:
         if logits is not None:
             total, plain = consistency_loss(logits, labels, label_smoothing, self)
         else:
-            total, plain, *_ = _FusedConsistency.apply(
-                hidden_states.flatten(0, 1),  # (2 B T, D)
-                lm_head.weight,
-                lm_head.bias,
+            total, plain = fused_objective(
+                hidden_states.unflatten(0, (2, -1)).flatten(1, 2),  # (2, B T, D)
+                lm_head,
                 labels.flatten(),  # (B T,)
-                label_smoothing,
-                self,
-                torch.is_grad_enabled(),
+                partial(_differentiate, smoothing=label_smoothing, objective=self),
             )
         tokens = target_tokens(labels, num_items_in_batch)
         return total / tokens, plain / tokens
@@ -150,8 +149,11 @@ def consistency_loss(
     return loss, cross_entropy(first.detach(), 0.0)
 
 
-class _FusedConsistency(torch.autograd.Function):
-    """`consistency_loss` without holding all logits in memory: `forward` computes the gradients chunk by chunk.
+def _differentiate(
+    logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float, objective: ConsistencyObjective
+) -> Tensor:
+    """Overwrite the logits of both passes (2, n, V) with the derivatives of the loss by them; return the summed loss
+    and the unsmoothed cross-entropy of the first pass.
 
     With d = log p - log q, the derivatives of the divergence by the logits z of p and z' of q are
 
@@ -159,97 +161,28 @@ class _FusedConsistency(torch.autograd.Function):
 
     and those of KL(q ‖ p) follow by exchanging the two.
     """
-
-    @staticmethod
-    def forward(
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        smoothing: float,
-        objective: ConsistencyObjective,
-        grad: bool,
-    ) -> tuple[Tensor | None, ...]:
-        device_type = hidden.device.type
-        dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
-        counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
-        counted = torch.cat([counted, counted + len(labels)])  # (2 N',)
-        tokens, cast_weight = hidden[counted].to(dtype), weight.to(dtype)  # (2 N', D), (V, D)
-        pairs = tokens.unflatten(0, (2, -1))  # (2, N', D)
-        labels = labels[counted[: pairs.shape[1]], None]  # (N', 1)
-        with torch.autocast(device_type, enabled=False):
-            sums = torch.zeros(2, device=hidden.device)  # the loss, the unsmoothed cross-entropy of the first pass
-            grad_pairs: Any = torch.empty_like(pairs, dtype=torch.float32) if grad else None  # (2, N', D)
-            grad_weight: Any = torch.zeros_like(weight, dtype=torch.float32) if grad else None  # (V, D)
-            grad_bias: Any = None
-            if grad and bias is not None:
-                grad_bias = torch.zeros_like(bias, dtype=torch.float32)  # (V,)
-            rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // 2)
-            for start in range(0, pairs.shape[1], rows):
-                chunk = pairs[:, start : start + rows]  # (2, n, D)
-                flat = chunk.flatten(0, 1)  # (2 n, D)
-                logits = F.linear(flat, cast_weight, None if bias is None else bias.to(dtype))  # (2 n, V)
-                sums += _differentiate(*logits.chunk(2), labels[start : start + rows], smoothing, objective)
-                if grad:
-                    grad_pairs[:, start : start + rows] = (logits @ cast_weight).unflatten(0, (2, -1))  # (2, n, D)
-                    grad_weight += logits.T @ flat
-                if grad_bias is not None:
-                    grad_bias += logits.sum(dim=0, dtype=torch.float32)
-        grad_tokens = grad_pairs.flatten(0, 1) if grad else None  # (2 N', D)
-        return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor | None, ...]) -> None:
-        hidden, weight, *_ = inputs
-        _, plain, counted, *gradients = output
-        ctx.mark_non_differentiable(plain, counted)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(counted, *gradients)
-        ctx.like = hidden.shape, hidden.dtype, weight.dtype
-
-    @staticmethod
-    def backward(ctx: Any, grad_total: Tensor, *second: Tensor | None) -> tuple[Tensor | None, ...]:
-        if any(each is not None for each in second):
-            raise RuntimeError("this loss has no second derivatives; for those call the model with skip_logits=False")
-        counted, grad_tokens, grad_weight, grad_bias = ctx.saved_tensors
-        shape, hidden_dtype, weight_dtype = ctx.like
-        grad_hidden = grad_tokens.new_zeros(shape)  # (2 B T, D)
-        grad_hidden[counted] = grad_tokens * grad_total
-        if grad_bias is not None:
-            grad_bias = (grad_bias * grad_total).to(weight_dtype)
-        grad_weight = (grad_weight * grad_total).to(weight_dtype)
-        return grad_hidden.to(hidden_dtype), grad_weight, grad_bias, None, None, None, None
-
-
-def _differentiate(
-    first: Tensor, second: Tensor, labels: Tensor, smoothing: float, objective: ConsistencyObjective
-) -> Tensor:
-    """Overwrite the logits of both passes (n, V) with the derivatives of the loss by them; return the summed loss and
-    the unsmoothed cross-entropy of the first pass."""
-    vocab_size = first.shape[1]
-    sums = torch.zeros(2, device=first.device)
-    rows = max(1, CPU_CACHE // vocab_size) if first.device.type == "cpu" else len(first)
+    vocab_size = logits.shape[2]
+    sums = torch.zeros(2, device=logits.device)
+    rows = max(1, CPU_CACHE // vocab_size) if logits.device.type == "cpu" else logits.shape[1]
+    f, r = objective.alpha * objective.forward, objective.alpha * objective.reverse
     weights = 1.0, objective.second_cross_entropy
-    for z, z2, label in zip(first.split(rows), second.split(rows), labels.split(rows), strict=True):
-        logs = z.log_softmax(dim=1, dtype=torch.float32), z2.log_softmax(dim=1, dtype=torch.float32)  # (rows, V)
-        p, q = (each.exp() for each in logs)  # (rows, V)
+    for both, label in zip(logits.split(rows, dim=1), labels.split(rows), strict=True):
+        logs = both.log_softmax(dim=2, dtype=torch.float32)  # (2, rows, V)
+        p, q = logs.exp()  # (rows, V)
         difference = logs[0] - logs[1]  # d (rows, V)
         forward = (p * difference).sum(dim=1, keepdim=True)  # KL(p ‖ q) (rows, 1)
         reverse = -(q * difference).sum(dim=1, keepdim=True)  # KL(q ‖ p) (rows, 1)
-        total = objective.alpha * (objective.forward * forward + objective.reverse * reverse).sum()
-        f, r = objective.alpha * objective.forward, objective.alpha * objective.reverse
+        total = (f * forward + r * reverse).sum()
         derivatives = (
             f * p * (difference - forward) + r * (p - q),
             f * (q - p) - r * q * (difference + reverse),
         )
-        for logits, log, probability, derivative, weight in zip(
-            (z, z2), logs, (p, q), derivatives, weights, strict=True
-        ):
+        for z, log_p, probability, derivative, weight in zip(both, logs, (p, q), derivatives, weights, strict=True):
             if weight:  # CE = -(1 - ε) log p_label - ε mean(log p), differentiated: p - (1 - ε) [label] - ε / V
-                chosen = -log.gather(1, label).sum()
-                total = total + weight * ((1 - smoothing) * chosen - smoothing * log.mean(dim=1).sum())
+                chosen = -log_p.gather(1, label).sum()
+                total = total + weight * ((1 - smoothing) * chosen - smoothing * log_p.mean(dim=1).sum())
                 derivative += weight * (probability - smoothing / vocab_size)
                 derivative.scatter_add_(1, label, derivative.new_full(label.shape, weight * (smoothing - 1)))
-            logits.copy_(derivative)
+            z.copy_(derivative)
         sums += torch.stack([total, -logs[0].gather(1, label).sum()])
     return sums

@@ -40,6 +40,7 @@ from .checkpoints import (
     remove_old_checkpoints,
 )
 from .consistency import ConsistencyObjective, consistency_objective
+from .distillation import Teacher
 from .distributed import print_main
 from .ema import WeightAverage
 from .progress import ThroughputMeter, perplexities
@@ -95,7 +96,12 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         if self.by_tokens:
             self._check_token_batches()
         if self.consistency is not None:
-            self._check_consistency()
+            name = "simcut_alpha" if self.args.simcut_alpha else "r_drop_alpha"
+            self._check_objective(f"{name}={self.consistency.alpha}")
+        self.teacher: Teacher | None = None
+        if folder := getattr(self.args, "teacher", None):
+            self._check_objective(f"teacher={folder}")
+            self.teacher = Teacher(folder, self.args.teacher_weight, self._base_model())
         self.ema = WeightAverage(self.args.ema_decay) if getattr(self.args, "ema_decay", 0) else None
         if self.ema is not None:
             if self.is_fsdp_enabled:
@@ -128,15 +134,14 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         model = self.accelerator.unwrap_model(self.model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
-    def _check_consistency(self) -> None:
-        method = f"{'simcut_alpha' if self.args.simcut_alpha else 'r_drop_alpha'}={self.consistency.alpha}"
+    def _check_objective(self, setting: str) -> None:
         model = self._base_model()
         if not isinstance(model, VanillaTransformerForConditionalGeneration):
-            raise UserError(f"{method} needs a VanillaTransformerForConditionalGeneration, not {type(model).__name__}")
-        if self.is_fsdp_enabled:
             raise UserError(
-                f"{method} does not go with FSDP: its embeddings are looked up outside of the forward pass"
+                f"{setting} needs a VanillaTransformerForConditionalGeneration, not {type(model).__name__}"
             )
+        if self.is_fsdp_enabled:
+            raise UserError(f"{setting} does not go with FSDP, which shards the weights; train with DDP")
 
     # Data loading
 
@@ -283,8 +288,10 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """As `Seq2SeqTrainer`; the loss without label smoothing, if the model returns it, is logged."""
-        if self.consistency is not None and model.training:
+        if model.training and self.consistency is not None:
             inputs = self.consistency.inputs(self._base_model(), inputs)
+        elif model.training and self.teacher is not None:
+            inputs = self.teacher.inputs(inputs)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         nll = outputs.get("nll_loss") if isinstance(outputs, dict) else None
         if nll is not None and num_items_in_batch is not None:

@@ -14,6 +14,7 @@ SUBCOMMANDS = {
     "train": "train a translation model from a recipe",
     "translate": "translate text, line by line",
     "serve": "serve translations over HTTP, with a page",
+    "distil": "translate text with a teacher, to train a student on",
     "evaluate": "score a model, or existing translations (BLEU, chrF)",
     "convert": "convert a checkpoint of another toolkit",
     "export": "export a model to another library's format",

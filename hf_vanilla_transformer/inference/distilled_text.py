@@ -1,0 +1,97 @@
+"""Training text for sequence-level knowledge distillation (Kim & Rush 2016, arXiv 1606.07947, §3.2).
+
+A teacher, which is any sequence-to-sequence model that `AutoModelForSeq2SeqLM` loads or an ensemble of this package's
+models, translates the source text; a student is trained on its translations, alone or beside the references.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ..atomic_write import atomic_file
+from ..errors import UserError
+from .file_translation import translate_file
+from .text_io import line_writer, read_lines
+from .translator import Translator
+
+SOURCE, TARGET = "train.source.txt", "train.target.txt"
+TRANSLATIONS = "translations.txt"  # what the teacher wrote, in the format of `translate --n_best`
+JOB = "distil.json"  # what the translations were made from
+
+
+def distil(
+    teacher: Translator,
+    source: str | Path,
+    output: str | Path,
+    processes: Any,
+    *,
+    n_best: int = 1,
+    references: str | Path | None = None,
+    progress: Any = None,
+    **settings: Any,
+) -> int:
+    """Translate text with a teacher and write parallel text to train a student on. A killed call resumes.
+
+    Args:
+        teacher: a translator.
+        source: text, `.gz` too. Blank lines, and translations that are blank, are left out.
+        output: a folder; it gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
+        processes: `accelerate.PartialState()`.
+        n_best: translations of each sentence, each of which is a training pair; more than 1 needs as many beams.
+        references: translations by people of the same lines, to train on too, behind the teacher's.
+        progress, settings: those of `translate_file`.
+
+    Returns:
+        The number of pairs.
+
+    Raises:
+        UserError: what `translate_file` raises, references that do not match the source line by line, or a folder
+            with the translations of another call.
+    """
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output_dir {folder} is a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = list(read_lines(source))
+    human = [] if references is None else list(read_lines(references))
+    if references is not None and len(human) != len(lines):
+        raise UserError(f"{source} has {len(lines)} lines, {references} has {len(human)}: each needs its other")
+    translations = folder / TRANSLATIONS
+    models = [str(model.config.name_or_path) for model in teacher.models]
+    _claim(folder / JOB, {"source": str(source), "teacher": models, "n_best": n_best} | settings)
+    if not translations.exists():
+        listed = n_best if n_best > 1 else None
+        translate_file(teacher, source, translations, processes, n_best=listed, progress=progress, **settings)
+    processes.wait_for_everyone()
+    if processes.process_index:
+        return 0
+    taught = _numbered(translations) if n_best > 1 else enumerate(read_lines(translations))
+    pairs, count = chain(taught, enumerate(human)), 0
+    with line_writer(folder / SOURCE) as write_source, line_writer(folder / TARGET) as write_target:
+        for number, target in pairs:
+            if lines[number].strip() and target.strip():
+                write_source(lines[number])
+                write_target(target)
+                count += 1
+    return count
+
+
+def _claim(note: Path, job: dict[str, Any]) -> None:
+    """Note what the folder's translations are made from, or check that it is the same."""
+    wanted = json.dumps(job, default=str, sort_keys=True)
+    if not note.exists():
+        with atomic_file(note) as temporary:
+            temporary.write_text(wanted, encoding="utf-8")
+    elif note.read_text(encoding="utf-8") != wanted:
+        raise UserError(
+            f"output_dir {note.parent} holds translations by another teacher, text or search; name another"
+        )
+
+
+def _numbered(translations: Path) -> Iterator[tuple[int, str]]:
+    """Line number and text of each hypothesis in a file of n-best lists."""
+    for line in read_lines(translations):
+        number, text, *_ = line.split(" ||| ")
+        yield int(number), text

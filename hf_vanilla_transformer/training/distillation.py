@@ -1,0 +1,139 @@
+"""Word-level knowledge distillation (Kim & Rush 2016, arXiv 1606.07947, §3.1): learn from a teacher's distributions.
+
+With t for the teacher's distribution of a target token and p for the student's, the loss of a position is
+
+  (1 - λ) CE(p) + λ KL(t ‖ p)
+
+The paper writes the cross-entropy -Σ t log p in place of KL(t ‖ p); the two differ by the entropy of t and so have the
+same gradients. For sequence-level distillation (§3.2) train on the teacher's translations, which `vanilla-transformer
+distil` writes.
+
+Shapes: B sentences, S source length, T target length, n positions in a chunk, D d_model, V target vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import UserError
+from ..inference.loading import load_model
+from ..loss_vanilla_transformer import IGNORED, target_tokens
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .fused_objective import fused_objective
+
+CPU_CACHE = 2**18  # logits that are differentiated at once, so that they stay in a core's cache
+
+
+class Teacher:
+    """A translator whose distributions a student learns.
+
+    Args:
+        folder: its model folder. Its source and target vocabularies must be the student's.
+        weight: λ, from 0 to 1.
+        student: the model that is trained.
+
+    Raises:
+        UserError: no such model, or one with other vocabularies.
+    """
+
+    def __init__(self, folder: str | Path, weight: float, student: VanillaTransformerForConditionalGeneration):
+        model = load_model(folder, student.device)
+        if not isinstance(model, VanillaTransformerForConditionalGeneration):
+            raise UserError(f"teacher {folder} is a {type(model).__name__}; convert it, or use `distil` for its text")
+        for name in ("vocab_size", "target_vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id"):
+            theirs, ours = getattr(model.config, name), getattr(student.config, name)
+            if theirs != ours:
+                raise UserError(
+                    f"teacher {folder} has {name}={theirs}, the student {ours}: give the student the teacher's "
+                    f"tokenizer (tokenizer_name: {folder}), or use `distil` for its text"
+                )
+        self.model, self.weight = model.eval().requires_grad_(False), weight
+
+    @torch.no_grad()
+    def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """A batch with the objective that compares the student's distributions with the teacher's."""
+        target = batch.get("decoder_input_ids")
+        if target is None:
+            target = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
+        states = self.model.model(batch["input_ids"], batch.get("attention_mask"), target).last_hidden_state
+        return {**batch, "objective": DistillationObjective(states, self.model.lm_head, self.weight)}
+
+
+@dataclass
+class DistillationObjective:
+    """The objective of word-level distillation for one batch, which a model's forward pass takes as `objective`.
+
+    Args:
+        teacher_states: (B, T, D'), the teacher's decoder output. teacher_head: its output layer. weight: λ.
+    """
+
+    teacher_states: Tensor
+    teacher_head: nn.Module
+    weight: float
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        logits: Tensor | None,
+        lm_head: nn.Module,
+        labels: Tensor,
+        label_smoothing: float,
+        num_items_in_batch: Tensor | int | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss, and without a gradient the unsmoothed cross-entropy, for the log.
+
+        Args:
+            hidden_states: (B, T, D), the student's decoder output. lm_head: its output layer.
+            logits: (B, T, V), or None to compute them chunk by chunk from the hidden states.
+            labels: (B, T), -100 for padding.
+            label_smoothing: ε of the cross-entropy.
+            num_items_in_batch: target tokens of the whole update; None: those of this batch.
+        """
+        if logits is not None:
+            total, plain = self._from_logits(logits, labels, label_smoothing)
+        else:
+            total, plain = fused_objective(
+                hidden_states.flatten(0, 1)[None],  # (1, B T, D)
+                lm_head,
+                labels.flatten(),  # (B T,)
+                partial(self._differentiate, smoothing=label_smoothing),
+            )
+        tokens = target_tokens(labels, num_items_in_batch)
+        return total / tokens, plain / tokens
+
+    def _from_logits(self, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        counted = labels.ne(IGNORED)  # (B, T)
+        scores, targets = logits[counted].float(), labels[counted]  # (N', V), (N',)
+        teacher = self.teacher_head(self.teacher_states[counted]).float().log_softmax(dim=1)  # (N', V)
+        divergence = F.kl_div(scores.log_softmax(dim=1), teacher, reduction="sum", log_target=True)  # KL(t ‖ p)
+        smoothed, plain = (
+            F.cross_entropy(each, targets, label_smoothing=epsilon, reduction="sum")
+            for each, epsilon in ((scores, smoothing), (scores.detach(), 0.0))
+        )
+        return (1 - self.weight) * smoothed + self.weight * divergence, plain
+
+    def _differentiate(self, logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
+        """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label] - ε / V) + λ (p - t); return the summed loss
+        and the unsmoothed cross-entropy."""
+        vocab_size = logits.shape[2]
+        states = self.teacher_states.flatten(0, 1)[positions]  # (n, D')
+        teacher_logits = self.teacher_head(states.to(self.teacher_head.weight.dtype))  # (n, V)
+        sums = torch.zeros(2, device=logits.device)
+        rows = max(1, CPU_CACHE // vocab_size) if logits.device.type == "cpu" else logits.shape[1]
+        share = 1 - self.weight
+        for z, taught, label in zip(
+            logits[0].split(rows), teacher_logits.split(rows), labels.split(rows), strict=True
+        ):
+            log_p, log_t = (each.log_softmax(dim=1, dtype=torch.float32) for each in (z, taught))  # (rows, V)
+            t, chosen = log_t.exp(), -log_p.gather(1, label).sum()
+            cross_entropy = (1 - smoothing) * chosen - smoothing * log_p.mean(dim=1).sum()
+            sums += torch.stack([share * cross_entropy + self.weight * (t * (log_t - log_p)).sum(), chosen])
+            derivative = log_p.exp() - self.weight * t - share * smoothing / vocab_size
+            z.copy_(derivative.scatter_add_(1, label, derivative.new_full(label.shape, share * (smoothing - 1))))
+        return sums

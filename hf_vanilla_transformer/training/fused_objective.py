@@ -1,0 +1,95 @@
+"""Objectives on the logits of all target positions, without holding them in memory.
+
+The logits of a batch are computed, differentiated and multiplied back chunk by chunk, in the forward pass; see
+`fused_translation_loss`, which does the same for the cross-entropy alone.
+
+Shapes: P passes over a batch, N target positions, N' of them with a label, n positions in a chunk, D d_model,
+V target vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..loss_vanilla_transformer import IGNORED, rows_per_chunk
+
+#: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1) and
+#: the chunk's positions (n,) among the N, and returns two sums over the chunk: the loss, and what is logged beside it.
+Differentiate = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def fused_objective(
+    hidden_states: Tensor, lm_head: nn.Module, labels: Tensor, differentiate: Differentiate
+) -> tuple[Tensor, Tensor]:
+    """The two sums of `differentiate` over all positions with a label; only the first can be differentiated, once.
+
+    Args:
+        hidden_states: (P, N, D). lm_head: the output layer, a plain linear layer. labels: (N,), -100 for padding.
+    """
+    total, logged, *_ = _FusedObjective.apply(
+        hidden_states, lm_head.weight, lm_head.bias, labels, differentiate, torch.is_grad_enabled()
+    )
+    return total, logged
+
+
+class _FusedObjective(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        differentiate: Differentiate,
+        grad: bool,
+    ) -> tuple[Tensor | None, ...]:
+        device_type = hidden.device.type
+        dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
+        counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
+        tokens, cast_weight = hidden[:, counted].to(dtype), weight.to(dtype)  # (P, N', D), (V, D)
+        cast_bias = None if bias is None else bias.to(dtype)  # (V,)
+        with torch.autocast(device_type, enabled=False):
+            sums = torch.zeros(2, device=hidden.device)
+            grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None  # (P, N', D)
+            grad_weight: Any = torch.zeros_like(weight, dtype=torch.float32) if grad else None  # (V, D)
+            grad_bias: Any = None
+            if grad and bias is not None:
+                grad_bias = torch.zeros_like(bias, dtype=torch.float32)  # (V,)
+            rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // len(hidden))
+            for start in range(0, len(counted), rows):
+                chunk = slice(start, start + rows)
+                logits = F.linear(tokens[:, chunk], cast_weight, cast_bias)  # (P, n, V)
+                sums += differentiate(logits, labels[counted[chunk], None], counted[chunk])
+                if not grad:
+                    continue
+                grad_tokens[:, chunk] = logits @ cast_weight  # (P, n, D)
+                derivatives = logits.flatten(0, 1)  # (P n, V)
+                grad_weight += derivatives.T @ tokens[:, chunk].flatten(0, 1)  # (V, D) from (V, P n), (P n, D)
+                if grad_bias is not None:
+                    grad_bias += derivatives.sum(dim=0, dtype=torch.float32)
+        return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor | None, ...]) -> None:
+        # `torch.func` takes a context apart from `forward`, and what it saves among the outputs.
+        hidden, weight, *_ = inputs
+        _, logged, counted, *gradients = output
+        ctx.mark_non_differentiable(logged, counted)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(counted, *gradients)
+        ctx.like = hidden.shape, hidden.dtype, weight.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor, *second: Tensor | None) -> tuple[Tensor | None, ...]:
+        if any(each is not None for each in second):
+            raise RuntimeError("this loss has no second derivatives; for those call the model with skip_logits=False")
+        counted, grad_tokens, grad_weight, grad_bias = ctx.saved_tensors
+        shape, hidden_dtype, weight_dtype = ctx.like
+        grad_hidden = grad_tokens.new_zeros(shape)  # (P, N, D)
+        grad_hidden[:, counted] = grad_tokens * grad_total
+        if grad_bias is not None:
+            grad_bias = (grad_bias * grad_total).to(weight_dtype)
+        grad_weight = (grad_weight * grad_total).to(weight_dtype)
+        return grad_hidden.to(hidden_dtype), grad_weight, grad_bias, None, None, None

@@ -1,0 +1,63 @@
+"""Translate text with a teacher, to train a smaller student on its translations (sequence-level distillation).
+
+  vanilla-transformer distil --teacher runs/big --source_file train.en --output_dir distilled
+  vanilla-transformer train RECIPE --train_source_file distilled/train.source.txt \\
+    --train_target_file distilled/train.target.txt
+
+The teacher is any model folder that AutoModelForSeq2SeqLM loads, such as OPUS-MT's, or several folders of this
+package as an ensemble. A killed command resumes. Several processes can share the work with accelerate launch. To learn
+from the teacher's probabilities too, train with --teacher DIR; that needs the teacher's vocabularies.
+"""
+
+import argparse
+import sys
+
+from .parsing import make_parser
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = make_parser(prog, __doc__)
+    add = parser.add_argument
+    add("--teacher", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
+    add("--source_file", required=True, metavar="F", help="text to translate, one sentence per line, .gz too")
+    add("--output_dir", required=True, metavar="DIR", help="folder for train.source.txt and train.target.txt")
+    add("--reference_file", metavar="F", help="translations of the same lines by people, to train on too")
+    add("--n_best", type=int, default=1, metavar="N", help="translations of each line (default: %(default)s)")
+    add = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)").add_argument
+    add("--num_beams", type=int, metavar="N", help="beam size; 1 is greedy decoding")
+    add("--length_penalty", type=float, metavar="A", help="score log P / length^A (default: the paper's)")
+    add("--batch_size", type=int, default=64, metavar="N", help="sentences per batch, at most (default: %(default)s)")
+    add("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
+    add("--dtype", choices=["float32", "bfloat16", "float16", "int8", "fastest"], help="(default: the checkpoint's)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from accelerate import PartialState
+    from tqdm import tqdm
+
+    from hf_vanilla_transformer.errors import Interrupted, check_at_least_one
+    from hf_vanilla_transformer.inference.distilled_text import distil
+    from hf_vanilla_transformer.inference.text_io import silence_transformers
+    from hf_vanilla_transformer.inference.translator import Translator
+
+    check_at_least_one(n_best=arguments.n_best)
+    silence_transformers()
+    processes = PartialState(cpu=arguments.device == "cpu")
+    device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
+    first, *others = arguments.teacher
+    teacher = Translator.from_pretrained(first, device, arguments.dtype, others)
+    names = "num_beams", "length_penalty", "batch_size"
+    settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    hidden = processes.process_index > 0 or not sys.stderr.isatty()
+    with tqdm(unit=" sentences", disable=hidden) as bar:
+        try:
+            count = distil(
+                teacher, arguments.source_file, arguments.output_dir, processes, n_best=arguments.n_best,
+                references=arguments.reference_file,
+                progress=lambda lines, _: bar.update(lines * processes.num_processes), **settings,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; finished chunks are kept, and the same command resumes") from None
+    if processes.process_index == 0:
+        print(f"{arguments.output_dir}: {count:,} pairs")

@@ -1,0 +1,96 @@
+"""Sequence-level distillation: what the teacher writes becomes training text, with references and n-best lists."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+from hf_vanilla_transformer.data import train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference import distilled_text
+from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET, TRANSLATIONS, distil
+from hf_vanilla_transformer.inference.translator import Translator
+from tests.model_helpers import tiny_model
+
+ALONE = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
+LINES = ["one two three", "", "two two", "three one one two"]
+
+
+@pytest.fixture
+def teacher() -> Translator:
+    tokenizer = train_tokenizer(["one two three"] * 3, 290)
+    return Translator(tiny_model(vocab_size=len(tokenizer)), tokenizer)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    file = tmp_path / "source.txt"
+    file.write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return file
+
+
+def pairs(folder: Path) -> list[tuple[str, str]]:
+    sides = ((folder / name).read_text(encoding="utf-8").split("\n")[:-1] for name in (SOURCE, TARGET))
+    return list(zip(*sides, strict=True))
+
+
+def test_distilled_text_pairs_each_line_with_its_translation(
+    teacher: Translator, source: Path, tmp_path: Path
+) -> None:
+    count = distil(teacher, source, tmp_path / "out", ALONE, num_beams=2)
+    expected = [(line, text) for line, text in zip(LINES, teacher.translate(LINES, num_beams=2), strict=True) if line]
+    assert pairs(tmp_path / "out") == [pair for pair in expected if pair[1].strip()]
+    assert count == len(pairs(tmp_path / "out")) > 0
+
+
+def test_distilled_text_has_n_best_lists_and_references(teacher: Translator, source: Path, tmp_path: Path) -> None:
+    references = tmp_path / "references.txt"
+    references.write_text("eins zwei drei\n\nzwei zwei\ndrei eins eins zwei\n", encoding="utf-8")
+    distil(teacher, source, tmp_path / "out", ALONE, n_best=3, num_beams=3, references=references)
+    found = pairs(tmp_path / "out")
+    human = [
+        ("one two three", "eins zwei drei"),
+        ("two two", "zwei zwei"),
+        ("three one one two", "drei eins eins zwei"),
+    ]
+    assert found[-3:] == human
+    lists = list(teacher.translate_nbest(LINES, 3, num_beams=3))
+    expected = [(line, each.text) for line, best in zip(LINES, lists, strict=True) for each in best if line]
+    assert found[:-3] == [(line, text.replace("\n", " ")) for line, text in expected if text.strip()]
+
+
+def test_distilled_text_of_a_finished_translation_is_not_translated_again(
+    teacher: Translator, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distil(teacher, source, tmp_path / "out", ALONE, num_beams=1)
+    before = pairs(tmp_path / "out")
+    (tmp_path / "out" / SOURCE).unlink()
+    monkeypatch.setattr(distilled_text, "translate_file", None)
+    distil(teacher, source, tmp_path / "out", ALONE, num_beams=1)
+    assert pairs(tmp_path / "out") == before
+    with pytest.raises(UserError, match="holds translations by another teacher, text or search; name another"):
+        distil(teacher, source, tmp_path / "out", ALONE, num_beams=2)
+
+
+def test_distilled_text_takes_a_foreign_teacher(source: Path, tmp_path: Path) -> None:
+    tokenizer: Any = train_tokenizer(["one two three"] * 3, 290)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    ids = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None}
+    model = MarianMTModel(MarianConfig(vocab_size=len(tokenizer), **sizes, **heads, **ids)).eval()
+    model.generation_config = GenerationConfig(**ids, num_beams=2, bad_words_ids=[[1]])
+    assert distil(Translator(model, tokenizer), source, tmp_path / "out", ALONE) <= 3
+    assert (tmp_path / "out" / TRANSLATIONS).read_text(encoding="utf-8").count("\n") == len(LINES)
+
+
+def test_distilled_text_refuses_references_of_another_length(
+    teacher: Translator, source: Path, tmp_path: Path
+) -> None:
+    references = tmp_path / "references.txt"
+    references.write_text("eins\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"source.txt has 4 lines, .*references.txt has 1: each needs its other"):
+        distil(teacher, source, tmp_path / "out", ALONE, references=references)
+    with pytest.raises(UserError, match="is a file; name a folder"):
+        distil(teacher, source, references, ALONE)

@@ -1,0 +1,145 @@
+"""Word-level distillation: the formula in NumPy, its derivatives, and a student that learns from its teacher."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerTrainer
+from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
+from hf_vanilla_transformer import loss_vanilla_transformer as losses
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training import distillation
+from hf_vanilla_transformer.training.distillation import DistillationObjective, Teacher
+from tests.model_helpers import assert_same_gradients, gradients, tiny_model, translation_batch
+from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs, relative_error
+
+
+def numpy_log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def numpy_loss(student: Any, teacher: Any, labels: Any, smoothing: float, weight: float) -> float:
+    """The sum over positions, term by term, in float64."""
+    total = 0.0
+    for scores, taught, label in zip(student, teacher, labels, strict=True):
+        if label == -100:
+            continue
+        log_p, log_t = numpy_log_softmax(scores), numpy_log_softmax(taught)
+        target = np.full(len(scores), smoothing / len(scores))
+        target[label] += 1 - smoothing
+        total += -(1 - weight) * (target @ log_p) + weight * (np.exp(log_t) @ (log_t - log_p))
+    return total
+
+
+def as_rows(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().double().flatten(0, 1).numpy()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of four positions, differentiated three at a time: several chunks, the last one not full."""
+    for name in ("CPU_CHUNK", "CPU_HALF_CHUNK"):
+        monkeypatch.setattr(losses, name, 4 * 13 + 5)
+    monkeypatch.setattr(distillation, "CPU_CACHE", 3 * 13)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_distillation_loss_matches_its_definition(weight: float, smoothing: float) -> None:
+    torch.manual_seed(0)
+    states, lm_head, teacher_head = torch.randn(3, 7, 8), torch.nn.Linear(8, 13), torch.nn.Linear(6, 13)
+    teacher_states, labels = torch.randn(3, 7, 6), torch.randint(0, 13, (3, 7))
+    labels[0, 3:] = labels[2, 0] = -100
+    objective = DistillationObjective(teacher_states, teacher_head.requires_grad_(False), weight)
+    rows = as_rows(lm_head(states)), as_rows(teacher_head(teacher_states)), labels.flatten().numpy()
+    expected, plain = numpy_loss(*rows, smoothing, weight), numpy_loss(*rows, 0.0, 0.0)
+    collected = []
+    for logits in (lm_head(states), None):
+        hidden = states.clone().requires_grad_()
+        lm_head.zero_grad()
+        given = None if logits is None else lm_head(hidden)
+        loss, logged = objective(hidden, given, lm_head, labels, smoothing, 50)
+        assert loss.item() == pytest.approx(expected / 50, rel=1e-6)
+        assert logged.item() == pytest.approx(plain / 50, rel=1e-6)
+        loss.backward()
+        assert hidden.grad is not None and lm_head.weight.grad is not None and lm_head.bias.grad is not None
+        collected.append(
+            {"hidden": hidden.grad, "weight": lm_head.weight.grad.clone(), "bias": lm_head.bias.grad.clone()}
+        )
+    assert_same_gradients(*collected, tolerance=1e-6)
+
+
+def test_teacher_that_equals_its_student_leaves_only_the_cross_entropy(tmp_path: Path) -> None:
+    student, batch = tiny_model().train(), translation_batch([9, 4], [5, 12])
+    student.save_pretrained(tmp_path)
+    teacher = Teacher(tmp_path, 0.5, student)
+    loss, actual = gradients(student, **teacher.inputs(batch))
+    plain, expected = gradients(student, **batch)
+    assert loss == pytest.approx(plain / 2, rel=1e-5)  # KL(t ‖ t) = 0, and so are its gradients
+    assert_same_gradients(actual, {name: each / 2 for name, each in expected.items()})
+
+
+def update(teacher: Path, size: int, steps: int, folder: Path, model: Any, **settings: Any) -> Any:
+    arguments = Arguments(
+        output_dir=str(folder),
+        teacher=str(teacher),
+        **QUIET,
+        **{**DESCENT, "learning_rate": 0.5, "max_steps": 2, **settings},
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=steps,
+    )
+    data: Any = random_pairs(32)
+    trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
+    trainer.train()
+    return trainer
+
+
+def test_distillation_update_is_the_same_in_1_or_8_batches(tmp_path: Path) -> None:
+    tiny_model(5, d_model=16).save_pretrained(tmp_path / "teacher")
+    before = flat(tiny_model(label_smoothing=0.1))
+    whole, split = (
+        flat(update(tmp_path / "teacher", *sizes, tmp_path, tiny_model(label_smoothing=0.1)).model) - before
+        for sizes in ((32, 1), (4, 8))
+    )
+    assert whole.norm() > 0.01
+    assert relative_error(split, whole) <= 1e-5
+
+
+def test_student_approaches_its_teacher(tmp_path: Path) -> None:
+    teacher, batch = tiny_model(5), collate(random_pairs(32))
+    teacher.save_pretrained(tmp_path / "teacher")
+
+    def divergence(model: Any) -> float:
+        with torch.no_grad():
+            theirs, ours = (each.eval()(**batch).logits.log_softmax(-1) for each in (teacher, model))
+        return float(torch.nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True))
+
+    settings = {"teacher_weight": 1.0, "max_steps": 30, "learning_rate": 0.05, "optim": "adamw_torch"}
+    trainer = update(tmp_path / "teacher", 32, 1, tmp_path, tiny_model(1), **settings)
+    assert divergence(trainer.model) < 0.5 * divergence(tiny_model(1))
+
+
+def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    tiny_model(vocab_size=50).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"vocab_size=50, the student 40: give the student the teacher's tokenizer"):
+        Teacher(tmp_path, 0.5, tiny_model())
+    with pytest.raises(UserError, match="no such folder"):
+        Teacher(tmp_path / "missing", 0.5, tiny_model())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"teacher": "a", "teacher_weight": 1.5}, r"teacher_weight=1\.5: must be from 0 to 1"),
+        ({"teacher": "a", "simcut_alpha": 3.0}, r"simcut_alpha=3\.0 and teacher=a are different objectives"),
+        ({"teacher": "a", "label_smoothing_factor": 0.1}, r"with teacher=a use the label_smoothing"),
+    ],
+)
+def test_distillation_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Arguments(output_dir=str(tmp_path), use_cpu=True, **settings)
