@@ -19,6 +19,7 @@ _MAX_CHARACTERS = 300  # of a library's message
 _MAX_SHOWN = 80  # characters of a value in a message
 _MAX_DEPTH = 50  # of nested lists and mappings in YAML; parsers recurse
 _MAX_ALIASES = 100  # in YAML, each of which repeats a part of the file
+_MAX_PLAIN = 2000  # characters of a YAML scalar without quotes: numbers are slow to read
 _MAX_OPTIONS = 2**20  # bytes of a YAML file of options
 _UNSAFE = re.compile(r"(?:Unsupported (?:global|class)|GLOBAL)\W+(?:GLOBAL )?([A-Za-z_][\w.]+)")
 
@@ -83,7 +84,7 @@ def parse_yaml_mapping(content: bytes, refusal: str, as_text: bool = False) -> d
     loader = getattr(yaml, f"C{kind}", getattr(yaml, kind))
     try:
         text = content.decode("utf-8")
-        _check_nesting(text, loader)
+        _check_nesting(text, loader, as_text)
         value = yaml.load(text, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{refusal} ({one_line(error)})") from None
@@ -92,8 +93,8 @@ def parse_yaml_mapping(content: bytes, refusal: str, as_text: bool = False) -> d
     return value
 
 
-def _check_nesting(text: str, loader: Any) -> None:
-    """Raise a ValueError for YAML that is nested too deeply, or whose aliases multiply its size."""
+def _check_nesting(text: str, loader: Any, as_text: bool) -> None:
+    """Raise a ValueError for YAML that is nested too deeply, whose aliases multiply its size, or with long numbers."""
     depth, aliases, anchor_depth = 0, 0, None
     for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -107,6 +108,10 @@ def _check_nesting(text: str, loader: Any) -> None:
             aliases += 1
             if anchor_depth is not None or aliases > _MAX_ALIASES:
                 raise ValueError("its aliases repeat other aliases, or are too many")
+        elif (
+            isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > _MAX_PLAIN and not as_text
+        ):
+            raise ValueError(f"a scalar of {len(event.value)} characters has no quotes")
         if depth > _MAX_DEPTH:
             raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
 

@@ -12,7 +12,8 @@ from ..atomic_write import new_folder
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .transformers_folders import load_peer
+from ..untrusted import one_line
+from .transformers_folders import check_generation_config, load_peer
 
 #: The formats, and the modules of this package that write them.
 FORMATS = {"ctranslate2": "ctranslate2", "marian": "marian", "onnx": "onnx", "torch": "exported_programs"}
@@ -51,15 +52,17 @@ def export(
     module, note = import_module(f".{FORMATS[target_format]}", __package__), ""
     with new_folder(Path(output), overwrite) as folder:
         model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
+        check_generation_config(model.generation_config)
+        tokenizers = _load_tokenizers(source)
         if target_format == "ctranslate2":
             module.convert(source, folder, quantization, vmap)
             arguments = ", ".join(f"{name}={value}" for name, value in module.search_arguments(model).items())
             note = f"; its search is an argument of translate_batch: {arguments}"
         elif target_format == "marian":
             module.write(model, folder)
-            save_tokenizers(folder, *load_tokenizers(source))
+            save_tokenizers(folder, *tokenizers)
         else:
-            _write_graphs(module.write, model.to(torch.float32), source, folder)
+            _write_graphs(module.write, model.to(torch.float32), tokenizers, folder)
         _name_portable_class(folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{output}: {size / 1e6:.1f} MB{note}"
@@ -72,9 +75,17 @@ def _name_portable_class(folder: Path) -> None:
         path.write_text(text.replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'), encoding="utf-8")
 
 
-def _write_graphs(write: Any, model: Any, source: str | Path, folder: Path) -> None:
+def _load_tokenizers(source: str | Path) -> tuple[Any, Any]:
+    try:
+        return load_tokenizers(source)
+    except UserError:
+        raise
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        raise UserError(f"{source}: cannot load the tokenizer ({one_line(error)})") from None
+
+
+def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: Path) -> None:
     """The graphs, and what translating with them needs: configurations, tokenizers, a script."""
-    tokenizers = load_tokenizers(source)
     folder.mkdir()
     write(model, folder)
     save_tokenizers(folder, *tokenizers)

@@ -7,6 +7,8 @@ from typing import Any
 from ..errors import UserError
 from ..untrusted import shown
 
+_MAX_BITS = 63  # of a whole number
+
 
 class Options:
     """Named options; a value that is None counts as missing.
@@ -38,6 +40,8 @@ class Options:
         value = self._read(name, default, int, "a whole number is needed")
         if value is not None and least is not None and value < least:
             raise self._error(name, f"{least} is the least")
+        if value is not None and value.bit_length() > _MAX_BITS:
+            raise self._error(name, f"more than {_MAX_BITS} bits")
         return value
 
     def number(self, name: str, default: float | None = None, least: float | None = None) -> Any:

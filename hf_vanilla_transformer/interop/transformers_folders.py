@@ -218,6 +218,18 @@ def load_tokenizer(
         raise UserError(f"{source}: cannot load the tokenizer ({one_line(error)})") from None
 
 
+def check_generation_config(generation_config: GenerationConfig) -> None:
+    """Raise a UserError for the types that the class accepts and `generate` does not."""
+    for name, kinds in _SEARCH_TYPES.items():
+        value = getattr(generation_config, name, None)
+        if value is not None and not (isinstance(value, kinds) and value >= 0):
+            raise UserError(f"generation settings: {name}={shown(value)}: a number of at least 0 is needed")
+    try:
+        generation_config.to_json_string()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"generation settings: {one_line(error)}") from None
+
+
 def set_generation_config(model: VanillaTransformerForConditionalGeneration, settings: Mapping[str, Any]) -> None:
     """Let `model` generate with a peer's settings, which have Hugging Face's names and meaning.
 
@@ -228,12 +240,8 @@ def set_generation_config(model: VanillaTransformerForConditionalGeneration, set
     given = {name: value for name, value in settings.items() if not name.startswith(("_", "transformers_version"))}
     try:
         generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | given)
-        for name, kinds in _SEARCH_TYPES.items():
-            value = getattr(generation_config, name, None)
-            if value is not None and not (isinstance(value, kinds) and (value is True or value >= 0)):
-                raise ValueError(f"{name}={shown(value)} is no number of that kind")
-        generation_config.to_json_string()
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"generation settings: {one_line(error)}") from None
+    check_generation_config(generation_config)
     generation_config._from_model_config = False  # otherwise `generate` derives a new one from the model's config
     model.generation_config = generation_config

@@ -1,0 +1,403 @@
+"""Malicious files of other toolkits: each is refused in one line and at once, with little memory, and nothing is run.
+
+The files of tests/interop/test_untrusted.py are damaged; these are complete, and ask for too much.
+"""
+
+import io
+import json
+import re
+import resource
+import shutil
+import struct
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.converting import convert
+from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.interop.state_dicts import read_torch_file
+from tests.interop import test_fairseq, test_joeynmt, test_marian_npz
+from tests.interop.exports import write_model
+from tests.interop.test_fsmt import write_fsmt_folder
+from tests.interop.test_marian import write_opus_folder
+
+SECONDS, BYTES = 60, 2**30
+ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(12)
+)
+
+
+def nested_list(depth: int = 30) -> list:
+    """Small in memory and in a file, 2^depth items as text."""
+    inner: list = ["x"]
+    for _ in range(depth):
+        inner = [inner, inner]
+    return inner
+
+
+@pytest.fixture(autouse=True)
+def limited() -> Iterator[None]:
+    """Less time and memory than the file asks for."""
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    yield
+    assert time.monotonic() - start < SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < BYTES
+
+
+def refused(source_format: str, source: Path, **options: Any) -> str:
+    """The one-line error; nothing is written."""
+    output = source.parent / "converted" / "model"
+    with pytest.raises(UserError) as raised:
+        convert(source_format, source, output, **options)
+    message = str(raised.value)
+    assert message and "\n" not in message and len(message) < 600
+    assert not output.exists()
+    return message
+
+
+@pytest.fixture
+def joey(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A folder of JoeyNMT, and its options to be changed."""
+    tokens = test_joeynmt.named(3, "a"), test_joeynmt.named(2, "b")
+    test_joeynmt.save(tmp_path / "joey", test_joeynmt.weights((7, 6)), tokens)
+    return tmp_path / "joey", test_joeynmt.options()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ALIASES + "model: *m\ndata: *m\n",
+        "&a a: *a\n",
+        "a: " + "[" * 100_000,
+        "{a: " * 5_000,
+        "model: 2024-13-45\n",
+        "model: " + "9" * 5_000 + "\n",
+        "model: " + ":".join(["59"] * 300_000) + "\n",
+        "? [a, b]\n: c\n",
+    ],
+    ids=[
+        "nested aliases",
+        "alias of itself",
+        "deep list",
+        "deep mapping",
+        "no date",
+        "digits",
+        "base 60",
+        "list as key",
+    ],
+)
+def test_malicious_yaml(text: str, joey: tuple, tmp_path: Path) -> None:
+    folder, _ = joey
+    (folder / "config.yaml").write_text(text)
+    assert "no configuration of JoeyNMT" in refused("joeynmt", folder)
+    arrays = test_marian_npz.weights((9, 9))
+    arrays["special:model.yml"] = np.frombuffer(text.encode() + b"\0", dtype=np.int8)
+    np.savez(tmp_path / "model.npz", **arrays)
+    if text[0] not in "?{":  # a mapping without any option of the architecture
+        refused("marian-npz", tmp_path / "model.npz")
+
+
+def test_malicious_yaml_aliases_at_refused_options(joey: tuple, tmp_path: Path) -> None:
+    """Aliases that are permitted, of one list, are not written out in a message."""
+    folder, given = joey
+    repeated = "x: &x [" + ", ".join(["1"] * 50_000) + "]\n"
+    text = repeated + yaml.safe_dump({name: given[name] for name in ("data", "testing", "training")})
+    model = f"{{type: transformer, layer_norm: [{', '.join(['*x'] * 40)}]}}"
+    (folder / "config.yaml").write_text(f"{text}model: {{encoder: {model}, decoder: {model}}}\n")
+    assert "model.encoder.layer_norm=a list: text is needed" in refused("joeynmt", folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model.encoder.num_heads", "four"),
+        ("model.encoder.num_heads", 0),
+        ("model.encoder.num_heads", 10**400),
+        ("model.decoder.activation", ["relu"]),
+        ("model.decoder.activation", "no_such_activation"),
+        ("model.decoder.dropout", "much"),
+        ("model.decoder.embeddings", 7),
+        ("testing.beam_size", "many"),
+        ("testing.beam_size", 0),
+        ("testing.beam_alpha", float("nan")),
+        ("testing.max_output_length", {"a": 1}),
+        ("data.src.tokenizer_cfg", [1]),
+        ("data.src.level", 3),
+        ("data.special_symbols", {"lang_tags": [["x"]]}),
+        ("data.special_symbols", {"unk_token": 5}),
+    ],
+)
+def test_malicious_joeynmt_options(name: str, value: Any, joey: tuple) -> None:
+    folder, given = joey
+    *sections, last = name.split(".")
+    section = given
+    for each in sections:
+        section = section[each]
+    section[last] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(given))
+    assert last in refused("joeynmt", folder) or value == "no_such_activation"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adaptive_softmax_cutoff": nested_list()},
+        {"encoder_embed_dim": nested_list()},
+        {"arch": nested_list()},
+        {"activation_fn": ["relu"]},
+        {"encoder_attention_heads": "four"},
+        {"encoder_attention_heads": 0},
+        {"dropout": "much"},
+        {"source_lang": nested_list()},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_malicious_fairseq_options(options: dict, tmp_path: Path) -> None:
+    test_fairseq.save(tmp_path / "model.pt", test_fairseq.weights(9, 8), **options)
+    assert next(iter(options)).replace("_", "-") in refused("fairseq", tmp_path / "model.pt").replace("_", "-")
+
+
+def test_malicious_fairseq_language_cannot_leave_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    outside = {f"x/../../dict.{side}": [f"{side}{i}" for i in range(count)] for side, count in (("a", 5), ("b", 4))}
+    for name, tokens in outside.items():
+        file = tmp_path / f"dict.{name[-1]}.txt"
+        file.write_text("".join(f"{token} 1\n" for token in tokens))
+    languages = {"source_lang": "x/../../dict.a", "target_lang": "x/../../dict.b"}
+    test_fairseq.save(tmp_path / "in" / "model.pt", test_fairseq.weights(9, 8), **languages)
+    assert "without a tokenizer" in convert("fairseq", tmp_path / "in" / "model.pt", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["encoder.layers.3000000.fc1.bias", f"encoder.layers.{'9' * 5000}.fc1.bias"])
+def test_malicious_layer_numbers(name: str, tmp_path: Path) -> None:
+    model = test_fairseq.weights(9, 8) | {name: torch.ones(test_fairseq.FFN)}
+    test_fairseq.save(tmp_path / "model.pt", model)
+    assert "numbers have gaps" in refused("fairseq", tmp_path / "model.pt")
+
+
+def strided(path: Path, whole: Any) -> None:
+    whole["model"]["encoder.embed_tokens.weight"] = torch.zeros(1).expand(10**13, test_fairseq.D)
+    torch.save(whole, path)
+
+
+def compressed(path: Path, whole: Any) -> None:
+    """A gigabyte of zeros in a megabyte, as `torch.load` would read it."""
+    torch.save(whole, path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def torchscript(path: Path, whole: Any) -> None:
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(path))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (strided, "larger than what the file holds"),
+        (compressed, "compressed members"),
+        (torchscript, r"TorchScript archive holds code; save the state_dict\(\)"),
+    ],
+)
+def test_malicious_torch_archives(write: Callable, message: str, tmp_path: Path) -> None:
+    test_fairseq.save(tmp_path / "model.pt", test_fairseq.weights(9, 8))
+    write(tmp_path / "model.pt", read_torch_file(tmp_path / "model.pt"))
+    found = refused("fairseq", tmp_path / "model.pt")
+    assert re.search(message, found) and "weights_only" not in found
+
+
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    text = str({"descr": "<f4", "fortran_order": False, "shape": shape}).encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+@pytest.mark.parametrize("kind", ["declared", "expanded", "objects"])
+def test_malicious_npz(kind: str, tmp_path: Path) -> None:
+    """Arrays of which the file holds little: of a declared shape, or zeros that shrink by a factor of a thousand."""
+    test_marian_npz.save(tmp_path / "model.npz", test_marian_npz.weights((9, 9)))
+    content = npy_header((10**13, 64)) + b"\0" * 64
+    if kind == "expanded":
+        content = npy_header((10**7,)) + bytes(4 * 10**7)
+    elif kind == "objects":
+        with io.BytesIO() as file:
+            np.save(file, np.array([{}], dtype=object), allow_pickle=True)
+            content = file.getvalue()
+    with zipfile.ZipFile(tmp_path / "model.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("surplus.npy", content)
+    del content
+    messages = {"declared": "larger than", "expanded": "far larger than the file", "objects": "nothing of it was run"}
+    assert messages[kind] in refused("marian-npz", tmp_path / "model.npz")
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "- &a [*a]\n", "a: " + "9" * 5000, "a: b\n", "? {a: b}\n: 0\n", ALIASES]
+)
+def test_malicious_marian_vocabulary(content: str, tmp_path: Path) -> None:
+    test_marian_npz.save(tmp_path / "model.npz", test_marian_npz.weights((9, 9)))
+    (tmp_path / "vocab.yml").write_text(content)
+    assert "no vocabulary of Marian" in refused(
+        "marian-npz", tmp_path / "model.npz", source_vocabulary=tmp_path / "vocab.yml"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transformer_heads": "four"}, "transformer-heads=four: a whole number"),
+        ({"transformer_heads": 0}, "transformer-heads=0: 1 is the least"),
+        ({"transformer_ffn_activation": ["relu"]}, "text is needed"),
+        ({"transformer_dropout": "x"}, "a number is needed"),
+        ({"vocabs": {"a": 1}}, "a list is needed"),
+        ({"version": 7}, "text is needed"),
+    ],
+)
+def test_malicious_marian_options(options: dict, message: str, tmp_path: Path) -> None:
+    extra = {"transformer_ffn_activation": "gelu"} if "version" in options else {}
+    test_marian_npz.save(tmp_path / "model.npz", test_marian_npz.weights((9, 9)), **extra, **options)
+    assert message in refused("marian-npz", tmp_path / "model.npz")
+
+
+def test_malicious_marian_options_of_decoding(tmp_path: Path) -> None:
+    test_marian_npz.save(tmp_path / "in" / "model.npz", test_marian_npz.weights((9, 9)))
+    for text in ("beam-size: many", "normalize: [1]", "models: 3", "models: [a.npz, b.npz]", "models: [../../x.npz]"):
+        (tmp_path / "in" / "decoder.yml").write_text(text)
+        refused("marian-npz", tmp_path / "in")
+
+
+PEERS = {"marian": write_opus_folder, "fsmt": write_fsmt_folder}
+
+
+def write_ours(folder: Path) -> None:
+    write_model(folder, position_encoding_type="learned", max_position_embeddings=64)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders that can be converted or exported, each to be copied and changed."""
+    folders = {name: tmp_path_factory.mktemp(name) / "in" for name in (*PEERS, "ours")}
+    for name, folder in folders.items():
+        PEERS.get(name, write_ours)(folder)
+    return folders
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("encoder_layers", 300_000),
+        ("decoder_layers", 10**400),
+        ("encoder_attention_heads", "four"),
+        ("encoder_attention_heads", 0),
+        ("activation_function", ["relu"]),
+        ("activation_function", "no_such_activation"),
+        ("d_model", -1),
+        ("model_type", ["marian"]),
+    ],
+)
+def test_malicious_configuration_of_transformers(
+    name: str, field: str, value: Any, good: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(good[name], tmp_path / "in")
+    file = tmp_path / "in" / "config.json"
+    fields = json.loads(file.read_text())
+    other = {"encoder_layers": "num_hidden_layers"}.get(field, field)
+    file.write_text(json.dumps({**fields, field: value, other: value}))
+    refused(name, tmp_path / "in")
+
+
+def test_malicious_number_of_positions_allocates_no_table(good: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(good["marian"], tmp_path / "in")
+    file = tmp_path / "in" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 50_000_000}))
+    convert("marian", tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "[" * 100_000),
+        ("config.json", '{"a": ' * 100_000),
+        ("config.json", '{"model_type": ' + "9" * 5000 + "}"),
+        ("generation_config.json", "[" * 100_000),
+        ("generation_config.json", '{"num_beams": "many"}'),
+        ("generation_config.json", '{"max_length": [[1]]}'),
+        ("generation_config.json", '{"early_stopping": {"a": 1}}'),
+        ("generation_config.json", '{"max_new_tokens": -4}'),
+        ("vocab.json", "[" * 100_000),
+        ("vocab.json", '["a"]'),
+        ("tokenizer_config.json", '{"a": ' * 100_000),
+        ("source.spm", ""),
+        ("source.spm", "x" * 1000),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../../secret.safetensors"}}'),
+        ("model.safetensors.index.json", '{"weight_map": [1]}'),
+    ],
+)
+def test_malicious_files_of_an_opus_folder(file: str, content: str, good: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(good["marian"], tmp_path / "in")
+    if "index" in file:
+        (tmp_path / "in" / "model.safetensors").unlink()
+    (tmp_path / "in" / file).write_text(content)
+    refused("marian", tmp_path / "in")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"encoder_layers": 300_000}, "encoder_layers=300000: 1000 is the most"),
+        ({"max_position_embeddings": 5_000_000_000}, "its sizes need a matrix"),
+        ({"encoder_ffn_dim": 10**9}, "its sizes need a matrix"),
+        ({"vocab_size": 10**12}, "its sizes need a matrix"),
+        ({"encoder_attention_heads": 0}, "encoder_attention_heads"),
+        ({"activation_function": ["relu"]}, "activation_function"),
+    ],
+)
+def test_malicious_model_folders_are_not_exported(
+    fields: dict, message: str, good: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(good["ours"], tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    with pytest.raises(UserError, match=message) as raised:
+        export("ctranslate2", tmp_path / "model", tmp_path / "out")
+    assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("tokenizer.json", ""), ("tokenizer.json", "[" * 100_000), ("generation_config.json", '{"num_beams": "many"}')],
+)
+def test_malicious_files_of_a_model_folder_are_not_exported(
+    file: str, content: str, good: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(good["ours"], tmp_path / "model")
+    (tmp_path / "model" / file).write_text(content)
+    with pytest.raises(UserError) as raised:
+        export("marian", tmp_path / "model", tmp_path / "out")
+    assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()
+
+
+def test_malicious_files_are_good_ones_before_the_change(joey: tuple, good: dict[str, Path], tmp_path: Path) -> None:
+    """The tests above fail for what they change, and for nothing else."""
+    folder, given = joey
+    (folder / "config.yaml").write_text(yaml.safe_dump(given))
+    convert("joeynmt", folder, tmp_path / "out1")
+    test_fairseq.save(tmp_path / "model.pt", test_fairseq.weights(9, 8))
+    convert("fairseq", tmp_path / "model.pt", tmp_path / "out2")
+    test_marian_npz.save(tmp_path / "model.npz", test_marian_npz.weights((9, 9)))
+    convert("marian-npz", tmp_path / "model.npz", tmp_path / "out3")
+    for name in PEERS:
+        convert(name, good[name], tmp_path / f"out {name}")
+    export("ctranslate2", good["ours"], tmp_path / "out4")
