@@ -4,6 +4,7 @@ A line of the text is a paragraph. Its sentences are split by sentencex (extra `
 abbreviations for some 300 languages, without data to download, which rather do not split than split wrongly.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from .translator import Translator
+
+logger = logging.getLogger(__name__)
 
 #: Bullets, numbers, letters with a parenthesis, Markdown headings and quotations, at the beginning of a line.
 _LIST_MARK = re.compile(r"\s*(?:(?:[-*+•‣◦–—>]|#{1,6}|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))[^\S\n]+)*")
@@ -76,42 +79,41 @@ def translate_documents(
     translator: Translator,
     lines: Iterable[str],
     language: str | None = None,
-    warn: Callable[[str], None] = lambda message: None,
+    first_line: int = 1,
     **settings: Any,
 ) -> Iterator[str]:
     """Translate paragraphs, one per line; blank lines, indentation, list marks and the space between sentences stay.
 
+    A sentence that is longer than any in training is logged as a warning.
+
     Args:
         language: of the text, for its sentences; see `sentence_splitter`.
-        warn: called with a line for each sentence that is longer than those in training.
+        first_line: the line number of the first line, for messages.
         settings: those of `Translator.translate`.
 
     Returns:
-        An iterator of as many lines. `_LINES_AHEAD` lines are read ahead.
+        An iterator of as many lines. Up to `_LINES_AHEAD` lines are read ahead, and none where `batch_size` is 1.
 
     Raises:
         UserError: what `Translator.translate` and `sentence_splitter` raise.
     """
     split = sentence_splitter(language)
     translator.translate([], **settings)  # checks the arguments before anything is read
-    return _translate_windows(translator, lines, split, warn, settings)
+    ahead = 1 if settings.get("batch_size") == 1 else _LINES_AHEAD
+    return _translate_windows(translator, iter(lines), split, first_line, ahead, settings)
 
 
 def _translate_windows(
-    translator: Translator,
-    lines: Iterable[str],
-    split: Splitter,
-    warn: Callable[[str], None],
-    settings: dict[str, Any],
+    translator: Translator, lines: Iterator[str], split: Splitter, number: int, ahead: int, settings: dict[str, Any]
 ) -> Iterator[str]:
-    number, lines = 0, iter(lines)
-    while window := list(islice(lines, _LINES_AHEAD)):
+    while window := list(islice(lines, ahead)):
         paragraphs = [split_text(line, split) for line in window]
-        for parts in paragraphs:
-            number += 1
+        sentences: list[str] = []
+        for line_number, parts in enumerate(paragraphs, start=number):
+            sentences += sentences_of(parts)
             for tokens in too_long(translator.source_tokenizer, sentences_of(parts)):
-                warn(f"line {number}: a sentence of {tokens} tokens is longer than any in training; split it")
-        sentences = [sentence for parts in paragraphs for sentence in sentences_of(parts)]
+                logger.warning("line %d: a sentence of %d tokens is longer than any in training", line_number, tokens)
+        number += len(window)
         translations = translator.translate(sentences, **settings)
         for parts in paragraphs:
             following = islice(translations, len(sentences_of(parts)))

@@ -16,6 +16,7 @@ from typing import Any
 from ..atomic_write import atomic_file
 from ..errors import UserError
 from .batching import MAX_TOKENS, with_prefixes
+from .documents import translate_documents
 from .text_io import line_writer, open_to_write, read_lines
 from .translator import Hypothesis, Translator
 
@@ -28,6 +29,8 @@ def translated_lines(
     *,
     n_best: int | None = None,
     alignment: bool = False,
+    probabilities: bool = False,
+    paragraphs: str | None = None,
     first_line: int = 1,
     **settings: Any,
 ) -> Iterator[str]:
@@ -37,16 +40,26 @@ def translated_lines(
         n_best: None gives one line per sentence: the translation, then " ||| " and its alignment if asked for. A
             number gives one line per hypothesis: `i ||| text ||| score`, or `i ||| text ||| score ||| alignment`,
             where i counts the sentences from 0.
+        probabilities: adds " ||| " and each token with its probability, as in `Ġhouse:0.9876 </s>:0.9912`.
+        paragraphs: the language of lines that are paragraphs, to be split into sentences; see `translate_documents`.
+            None takes each line as one sentence.
         others: those of `Translator.translate_nbest`.
 
     Raises:
-        UserError: what that raises, and as early; `n_best` with greedy search, which has no scores.
+        UserError: what that raises, and as early; `n_best` with greedy search, which has no scores; `paragraphs` with
+            what belongs to a sentence.
     """
+    if paragraphs is not None:
+        if n_best is not None or alignment or probabilities or settings.get("prefixes") is not None:
+            raise UserError("paragraphs: n_best, alignment, probabilities and prefixes belong to single sentences")
+        settings.pop("prefixes", None)
+        return translate_documents(translator, sentences, paragraphs, first_line, **settings)
     if n_best is not None and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1:
         raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
-    if n_best is None and not alignment:
+    if n_best is None and not alignment and not probabilities:
         return map(_on_one_line, translator.translate(sentences, first_line=first_line, **settings))
-    found = translator.translate_nbest(sentences, n_best or 1, alignment=alignment, first_line=first_line, **settings)
+    settings |= {"alignment": alignment, "probabilities": probabilities, "first_line": first_line}
+    found = translator.translate_nbest(sentences, n_best or 1, **settings)
     return (
         _line(None if n_best is None else number, one)
         for number, hypotheses in enumerate(found, start=first_line - 1)
@@ -57,7 +70,11 @@ def translated_lines(
 def _line(number: int | None, one: Hypothesis) -> str:
     score = "" if one.score is None else f"{one.score:.4f}"
     fields = [_on_one_line(one.text)] if number is None else [str(number), _on_one_line(one.text), score]
-    return " ||| ".join(fields if one.alignment is None else [*fields, one.pharaoh])
+    fields += [] if one.alignment is None else [one.pharaoh]
+    if one.tokens is not None and one.probabilities is not None:
+        pairs = zip(one.tokens, one.probabilities, strict=True)
+        fields.append(" ".join(f"{token}:{probability:.4f}" for token, probability in pairs))
+    return " ||| ".join(fields)
 
 
 def _on_one_line(text: str) -> str:

@@ -1,15 +1,12 @@
 """Log-probabilities that a model gives to existing translations."""
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
-
 from ..errors import check_at_least_one
-from .alignment import decoder_inputs
 from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
+from .token_probabilities import token_log_probabilities
 from .translator import Translator
 
 
@@ -58,24 +55,8 @@ def _score_window(
     lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
     scored: dict[int, ScoredTranslation] = {}
     for batch in length_batches(lengths, *limits):
-        rows = _log_probabilities(translator, [sources[i] for i in batch], [targets[i] for i in batch])
+        pairs = [sources[i] for i in batch], [targets[i] for i in batch]
+        rows = token_log_probabilities(translator.models, translator.source_tokenizer, *pairs)
         for i, row in zip(batch, rows, strict=True):
             scored[i] = ScoredTranslation(translator.target_tokenizer.convert_ids_to_tokens(targets[i]), row)
     return [scored[i] for i in range(len(window))]
-
-
-@torch.inference_mode()
-def _log_probabilities(
-    translator: Translator, sources: list[list[int]], targets: list[list[int]]
-) -> list[list[float]]:
-    source = translator.source_tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(translator.model.device)
-    longest = max(map(len, targets))
-    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in targets], device=translator.model.device)
-    log_probabilities = []
-    for model in translator.models:
-        logits = model.eval()(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False).logits
-        chosen = logits.gather(2, tokens[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
-        log_probabilities.append(chosen - logits.float().logsumexp(dim=2))
-    # the log of the mean probability
-    mean = torch.stack(log_probabilities).logsumexp(dim=0) - math.log(len(log_probabilities))
-    return [row[: len(target)] for row, target in zip(mean.tolist(), targets, strict=True)]

@@ -3,7 +3,7 @@
 import gzip
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -89,3 +89,20 @@ def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
 def _decode(stream: IO[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(stream, start=1):
         yield readers.decode_line(line, name, number, "put `iconv -f {} -t utf-8 |` before")
+
+
+def prompt_lines(prompt: str = "> ") -> Iterator[str]:
+    """Ask a person for lines at a terminal: arrow keys edit a line and bring back earlier ones.
+
+    Ctrl-C gives the line up, Ctrl-D ends. The history lasts as long as the process; what was typed is written nowhere.
+    """
+    with suppress(ImportError):  # on Windows, whose terminal has a history itself
+        import readline  # noqa: F401  `input` uses it once it is imported
+    while True:
+        try:
+            yield input(prompt)
+        except KeyboardInterrupt:
+            print()
+        except EOFError:
+            print()
+            return

@@ -1,5 +1,6 @@
 """Translate sentences with a trained model, in their order, in batches of similar length."""
 
+import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from .batching import BATCHES_AHEAD, MAX_TOKENS, EncodedSentence, SearchJob, sea
 from .ensemble import EnsembleEngine
 from .loading import load_model
 from .optimize import optimize_if_possible
+from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
 
 #: "We set the maximum output length during inference to input length + 50" (§6.1).
@@ -36,12 +38,15 @@ class Hypothesis:
 
     `score` is what the search ranks by: the log-probability over the length penalty; None after greedy search. Tokens
     of a forced prefix count neither for the probability nor for the length. `alignment` has (source word, target word)
-    pairs if asked for, otherwise None.
+    pairs if asked for, otherwise None. `tokens` and `probabilities` are those of each token, with the end-of-sentence
+    token and a forced prefix, if asked for.
     """
 
     text: str
     score: float | None = None
     alignment: list[Link] | None = None
+    tokens: list[str] | None = None
+    probabilities: list[float] | None = None
 
     @property
     def pharaoh(self) -> str:
@@ -56,6 +61,7 @@ class _Request:
     batch_size: int
     max_tokens: int
     alignment_layer: int | None  # None: no alignment
+    probabilities: bool
     settings: dict[str, Any]  # for `generate`
     refill: bool  # whether this package's search runs, which can replace finished sentences
 
@@ -140,6 +146,7 @@ class Translator:
         *,
         alignment: bool = False,
         alignment_layer: int | None = None,
+        probabilities: bool = False,
         scores: bool = True,
         prefixes: Iterable[str] | None = None,
         batch_size: int = 64,
@@ -158,6 +165,8 @@ class Translator:
             alignment: whether to align the words of each hypothesis with the source (`alignment.align`), by the first
                 model of an ensemble.
             alignment_layer: the decoder layer whose attention is used, counted from 1; None is the last but one.
+            probabilities: whether to compute the probability of each token, given the source and the tokens before
+                it, in one more pass of the decoder; an ensemble averages those of its models.
             scores: whether transformers' own search returns scores too, for which it keeps the log-probabilities of
                 the whole vocabulary at every step. It runs for settings that this package's search does not cover.
             prefixes: text that each translation must begin with, one per sentence; "" forces nothing. The last word
@@ -189,7 +198,7 @@ class Translator:
         settings = {name: value for name, value in given.items() if value is not None} | generate_kwargs
         settings, refill = self._search_settings(settings, n_best, scores)
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
-        request = _Request(batch_size, max_tokens_per_batch, layer, settings, refill)
+        request = _Request(batch_size, max_tokens_per_batch, layer, probabilities, settings, refill)
         return self._stream(with_prefixes(sentences, prefixes, first_line), first_line, request)
 
     def describe(self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any) -> dict[str, Any]:
@@ -248,8 +257,9 @@ class Translator:
     def _translate_window(
         self, window: list[tuple[str, str]], line_number: int, request: _Request
     ) -> list[list[Hypothesis]]:
-        no_alignment: list[Link] | None = None if request.alignment_layer is None else []
-        results = [[Hypothesis(prefix, 0.0, no_alignment)] for _, prefix in window]
+        no_alignment: list[Any] | None = None if request.alignment_layer is None else []
+        no_tokens: list[Any] | None = [] if request.probabilities else None
+        results = [[Hypothesis(prefix, 0.0, no_alignment, no_tokens, no_tokens)] for _, prefix in window]
         sentences = {
             i: EncodedSentence(self.encode(line, line_number + i), self.encode_prefix(prefix, line_number + i))
             for i, (line, prefix) in enumerate(window)
@@ -337,10 +347,10 @@ class Translator:
             arguments["decoder_input_ids"] = torch.tensor(rows, device=self.model.device)  # (B, 1 + P)
         length = self._maximum_length(input_ids.shape[1], prefix_length)
         output = self.model.generate(**arguments, **(length | request.settings))
-        return self._hypotheses(sources, output, 1 + prefix_length, request.alignment_layer)
+        return self._hypotheses(sources, output, 1 + prefix_length, request)
 
     def _hypotheses(
-        self, sources: list[list[int]], output: Any, given: int, alignment_layer: int | None
+        self, sources: list[list[int]], output: Any, given: int, request: _Request
     ) -> list[list[Hypothesis]]:
         """What `generate` returned for each source; the first `given` tokens of each sequence were forced."""
         sequences, scores = output.sequences, getattr(output, "sequences_scores", None)  # (B · n_best, T)
@@ -348,26 +358,35 @@ class Translator:
             sequences, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         n_best = len(texts) // len(sources)
-        alignments: list[Any] = [None] * len(texts)
-        if alignment_layer is not None:
+        nothing: list[Any] = [None] * len(texts)
+        alignments, tokens, probabilities = nothing, nothing, nothing
+        if request.alignment_layer is not None or request.probabilities:
             repeated = [source for source in sources for _ in range(n_best)]
-            alignments = self._align(repeated, sequences.tolist(), given, alignment_layer)
+            targets = self._targets(sequences.tolist(), given)
+            if request.alignment_layer is not None:
+                tokenizers = self.source_tokenizer, self.target_tokenizer
+                alignments = align(self.model, *tokenizers, repeated, targets, request.alignment_layer)
+            if request.probabilities:
+                tokens = [self.target_tokenizer.convert_ids_to_tokens(target) for target in targets]
+                rows = token_log_probabilities(self.models, self.source_tokenizer, repeated, targets)
+                probabilities = [[math.exp(log_p) for log_p in row] for row in rows]
         all_scores: list[Any] = [None] * len(texts) if scores is None else scores.tolist()
-        found = list(map(Hypothesis, texts, all_scores, alignments))
+        found = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities))
         grouped = [found[start : start + n_best] for start in range(0, len(found), n_best)]
         return [
             [one for rank, one in enumerate(group) if not rank or one.score is None or one.score > _IMPOSSIBLE]
             for group in grouped
         ]
 
-    def _align(self, sources: list[list[int]], sequences: list[list[int]], given: int, layer: int) -> list[list[Link]]:
+    def _targets(self, sequences: list[list[int]], given: int) -> list[list[int]]:
+        """Sequences up to their end-of-sentence tokens; the first `given` tokens were forced."""
         eos = self.model.generation_config.eos_token_id
         ends = {eos} if isinstance(eos, int) else set(eos or ())
         targets = []
         for row in sequences:
             end = next((i + 1 for i in range(given, len(row)) if row[i] in ends), len(row))
             targets.append(row[1:end])  # without the start token
-        return align(self.model, self.source_tokenizer, self.target_tokenizer, sources, targets, layer)
+        return targets
 
     def _maximum_length(self, source_length: int, prefix_length: int) -> dict[str, int]:
         """Ends decoding where learned positions end; otherwise this package's `generate` applies §6.1 itself."""

@@ -51,7 +51,7 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
 
 
 def _pair_of(folder: Path) -> tuple[str, str]:
-    languages = _card_languages(folder / "README.md")
+    languages = card_languages(folder)
     if len(languages) == 2:
         return languages[0], languages[1]
     name = re.search(r"(?:^|[-_.])([a-z]{2,3})[-_]([a-z]{2,3})$", folder.resolve().name)
@@ -60,10 +60,10 @@ def _pair_of(folder: Path) -> tuple[str, str]:
     return name[1], name[2]
 
 
-def _card_languages(card: Path) -> list[str]:
-    """`language` of a model card's metadata; source and target, in the cards of this package."""
+def card_languages(folder: Path) -> list[str]:
+    """`language` of a model card's metadata, source and target in the cards of this package; empty without a card."""
     try:
-        text = card.read_text(encoding="utf-8")
+        text = (folder / "README.md").read_text(encoding="utf-8")
         metadata = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []

@@ -5,6 +5,8 @@
   vanilla-transformer translate --model runs/numbers_en_de --input source.txt --score translation.txt > scores.tsv
   vanilla-transformer translate --model runs/first runs/second --input source.txt --n_best 4 > best.txt
 
+Without --input in a terminal it asks for sentences; arrow keys bring back earlier ones, Ctrl-D ends.
+
 The output has as many lines as the input, in the same order; an empty line stays empty. Text is UTF-8, and only a line
 feed ends a line. Lines are read some batches ahead and sorted by length; --batch_size 1 answers each line at once.
 Translation into a file survives being killed: the same command resumes. Several processes can share the work:
@@ -15,6 +17,7 @@ accelerate launch --num_processes 4 --module vanilla_transformer_cli translate -
 where i counts the lines of the input from 0 and the score is the log-probability over the length penalty. --alignment
 adds " ||| " and the word alignment in Pharaoh format: 0-0 1-2 links the first word of the source with the first of the
 translation, the second with the third. Words are separated by white space.
+--probabilities adds " ||| " and each token with its probability: Ġhouse:0.9876 </s>:0.9912 (Ġ is a space).
 --score writes, for each pair of lines, the natural log-probability of the translation, a tab, and those of its tokens
 (the last one is the end-of-sentence token).
 """
@@ -42,6 +45,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     )  # fmt: skip
     add("--alignment", action="store_true", help="write the word alignment")
     add("--alignment_layer", type=int, metavar="N", help="its decoder layer, from 1 (default: the last but one)")
+    add("--probabilities", action="store_true", help="write the probability of each token, from 0 to 1")
+    add(
+        "--paragraphs", action="store_true",
+        help="documents: split each line into sentences; blank lines, indentation and list marks stay, and sentences "
+        "longer than any in training are named (extra: documents)",
+    )  # fmt: skip
+    add("--source_lang", metavar="CODE", help="with --paragraphs: language of the text (default: the model card's)")
     add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
     add = parser.add_argument_group("decoding (defaults: the model's generation_config.json)").add_argument
     add("--num_beams", type=int, metavar="N", help="beam size; 1 is greedy decoding")
@@ -70,7 +80,13 @@ def check_combination(arguments: argparse.Namespace) -> None:
     """Refuse flags that would have no effect, and two files from one pipe."""
     from hf_vanilla_transformer.errors import UserError
 
-    asked = [name for name in ("n_best", "prefix", "alignment", "alignment_layer") if getattr(arguments, name)]
+    for_sentences = ("n_best", "prefix", "alignment", "alignment_layer", "probabilities")
+    asked = [name for name in for_sentences if getattr(arguments, name)]
+    if arguments.paragraphs and (asked or arguments.score):
+        raise UserError(f"--paragraphs translates documents; --{(asked or ['score'])[0]} is for single sentences")
+    if arguments.source_lang and not arguments.paragraphs:
+        raise UserError("--source_lang needs --paragraphs; give both, or neither")
+    asked += ["paragraphs"] if arguments.paragraphs else []
     if arguments.score and asked:
         raise UserError(f"--score is for existing translations; --{asked[0]} is for new ones")
     if arguments.alignment_layer is not None and not arguments.alignment:
@@ -91,7 +107,13 @@ def load_translator(arguments: argparse.Namespace, device: str | None = None) ->
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `translated_lines` that are given."""
     decoding = ("num_beams", "length_penalty", "max_new_tokens", "batch_size", "max_tokens_per_batch")
-    given = {name: getattr(arguments, name) for name in (*decoding, "n_best", "alignment", "alignment_layer")}
+    others = ("n_best", "alignment", "alignment_layer", "probabilities")
+    given = {name: getattr(arguments, name) for name in (*decoding, *others)}
+    if arguments.paragraphs:
+        from hf_vanilla_transformer.serving.languages import card_languages
+
+        languages = [arguments.source_lang, *card_languages(Path(arguments.model[0])), "en"]
+        given["paragraphs"] = next(filter(None, languages))
     return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
@@ -133,6 +155,22 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
         yield f"{scored.log_probability:.4f}\t{tokens}"
 
 
+def translate_at_a_prompt(arguments: argparse.Namespace) -> None:
+    """Translate what a person types, line by line."""
+    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.inference.file_translation import translated_lines
+    from hf_vanilla_transformer.inference.text_io import prompt_lines
+
+    translator, settings = load_translator(arguments), output_settings(arguments)
+    translated_lines(translator, [], **settings)  # checks the arguments before anything is asked
+    for line in prompt_lines():
+        try:
+            for translation in translated_lines(translator, [line], **settings):
+                print(translation)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+
+
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.file_translation import translated_lines
     from hf_vanilla_transformer.inference.text_io import line_writer, read_lines, silence_transformers
@@ -142,6 +180,9 @@ def main(arguments: argparse.Namespace) -> None:
     output = Path(arguments.output or "-")
     if arguments.output and not arguments.score and (not output.exists() or output.is_file()):
         return translate_to_file(arguments)
+    asks = not (arguments.input or arguments.output or arguments.score or arguments.prefix)
+    if asks and sys.stdin.isatty() and sys.stdout.isatty():
+        return translate_at_a_prompt(arguments)
     with line_writer(arguments.output) as write:
         translator = load_translator(arguments)
         if arguments.score:

@@ -65,29 +65,30 @@ def test_lines_that_only_look_like_marks_are_sentences() -> None:
     assert split_text("A. Smith", split) == [Part("A. Smith", True)]
 
 
-def test_documents_keep_their_layout() -> None:
-    translator, warnings = echo_translator(), []
+def test_documents_keep_their_layout(caplog: pytest.LogCaptureFixture) -> None:
+    translator = echo_translator()
     lines = TEXT.replace("\r", "").split("\n")
-    found = list(translate_documents(translator, lines, "en", warnings.append, num_beams=1))
+    found = list(translate_documents(translator, lines, "en", num_beams=1))
     expected = [
         join_text(parts, translator.translate(sentences_of(parts), num_beams=1)) for parts in map(_split, lines)
     ]
     assert found == expected and found != lines
     assert [line == "" for line in found] == [line == "" for line in lines]
     assert found[2].startswith("  1. ") and found[4].startswith("\t* (a) ")
-    assert warnings == []
+    assert not caplog.records
 
 
 def _split(line: str) -> list[Part]:
     return split_text(line, sentence_splitter("en"))
 
 
-def test_long_sentences_are_named_with_their_lines() -> None:
-    translator, warnings = echo_translator(), []
+def test_long_sentences_are_named_with_their_lines(caplog: pytest.LogCaptureFixture) -> None:
+    translator = echo_translator()
     long = "seven " * 300 + "seven."
     tokens = len(translator.source_tokenizer(long)["input_ids"])
-    list(translate_documents(translator, ["seven.", f"seven. {long}"], "en", warnings.append, max_new_tokens=2))
-    assert warnings == [f"line 2: a sentence of {tokens} tokens is longer than any in training; split it"]
+    lines = ["seven."] * 300 + [f"seven. {long}", "seven."]
+    list(translate_documents(translator, lines, "en", first_line=11, max_new_tokens=2))
+    assert caplog.messages == [f"line 311: a sentence of {tokens} tokens is longer than any in training"]
 
 
 def test_limit_of_the_tokenizer_wins_over_the_default() -> None:

@@ -1,0 +1,62 @@
+"""Log-probabilities that models give to the tokens of existing translations."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .alignment import decoder_inputs
+
+#: Logits in memory at a time, in numbers: 256 MiB in float32, of which three copies are made.
+_MAX_LOGITS = 2**26
+
+
+@torch.inference_mode()
+def token_log_probabilities(
+    models: Sequence[PreTrainedModel],
+    source_tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[list[int]],
+    targets: Sequence[list[int]],
+) -> list[list[float]]:
+    """The natural log-probability of each target token, given the source and the tokens before it.
+
+    Args:
+        models: in evaluation mode from now on; of several, the token probabilities are averaged.
+        source_tokenizer: pads.
+        sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
+    """
+    found: list[list[float]] = []
+    for rows in _row_batches(targets, models[0].get_output_embeddings().weight.shape[0]):
+        pair = [list(sources[row]) for row in rows], [targets[row] for row in rows]
+        found += _log_probabilities(models, source_tokenizer, *pair)
+    return found
+
+
+def _row_batches(targets: Sequence[list[int]], vocabulary: int) -> Iterator[range]:
+    """Rows in their order, a few at a time, so that their logits stay below `_MAX_LOGITS`."""
+    longest = max(map(len, targets), default=1)
+    step = max(1, _MAX_LOGITS // (longest * vocabulary))
+    for start in range(0, len(targets), step):
+        yield range(start, min(start + step, len(targets)))
+
+
+def _log_probabilities(
+    models: Sequence[PreTrainedModel],
+    source_tokenizer: PreTrainedTokenizerBase,
+    sources: list[list[int]],
+    targets: list[list[int]],
+) -> list[list[float]]:
+    device = models[0].device
+    source = source_tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(device)
+    longest = max(map(len, targets))
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in targets], device=device)
+    log_probabilities: list[Tensor] = []
+    for model in models:
+        logits = model.eval()(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False).logits
+        chosen = logits.gather(2, tokens[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
+        log_probabilities.append(chosen - logits.float().logsumexp(dim=2))
+    # the log of the mean probability
+    mean = torch.stack(log_probabilities).logsumexp(dim=0) - math.log(len(log_probabilities))
+    return [row[: len(target)] for row, target in zip(mean.tolist(), targets, strict=True)]
