@@ -135,7 +135,5 @@ def reading_weights(path: str | Path) -> Iterator[None]:
             f"{path}: it holds {unsafe[1]}, which is neither tensor nor plain data; nothing of it was run. "
             f"If you trust the file, load it where it was made and save only its weights and options"
         ) from None
-    except UserError:
-        raise
     except _DAMAGE as error:
         raise UserError(f"{path}: damaged, or cannot be loaded ({one_line(error)})") from None
