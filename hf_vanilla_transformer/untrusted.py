@@ -125,8 +125,6 @@ def reading_weights(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
-        raise
     except pickle.UnpicklingError as error:
         unsafe = _UNSAFE.search(str(error))
         if unsafe is None:

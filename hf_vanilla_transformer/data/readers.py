@@ -152,12 +152,35 @@ def _parse(text: str, path: Path, line: int) -> Any:
     try:
         # Not strict: control characters in a string are counted later. A number is no sentence, so its value does not
         # matter, and Python refuses to read integers of more than 4,300 digits.
-        return json.loads(text, strict=False, parse_int=float)
+        return json.loads(text, strict=False, parse_int=float, object_pairs_hook=_unique)
+    except _RepeatedName as error:
+        raise UserError(f"{path}, line {line}: its object has {error} twice; give each its own name") from None
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
         raise UserError(f"{path}, {where}: {error.msg}; one JSON object per line is expected") from None
     except RecursionError:
         raise UserError(f"{path}, line {line}: nested too deeply; an object with two sentences is expected") from None
+
+
+class _RepeatedName(ValueError):
+    """A name that occurs twice in a JSON object."""
+
+
+def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(items)  # of equal names it takes the last
+    if len(found) < len(items):
+        raise _RepeatedName(repr(_repeated([name for name, _ in items])))
+    return found
+
+
+def _repeated(names: list[str]) -> str | None:
+    """A name that occurs twice, or None; empty ones have no text."""
+    return next((name for number, name in enumerate(names) if name and name in names[:number]), None)
+
+
+def _require_unique(names: list[str], path: Path) -> None:
+    if (name := _repeated(names)) is not None:
+        raise UserError(f"{path} has two columns {name!r}; give each its own name")
 
 
 def _object(row: Any, where: str) -> Row:
@@ -191,7 +214,7 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
                     raise UserError(f"{path}, line {line}: {error}; a quotation mark is not closed") from None
                 yield line, BadRow("malformed CSV: " + str(error).split(" - ")[0])
 
-    return _rows(cells())
+    return _rows(cells(), path)
 
 
 def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
@@ -201,10 +224,10 @@ def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
         (line number, row), or a `BadRow` for a line with too many tabs.
     """
     lines = enumerate(repaired_lines(path, repairs), start=1)
-    return _rows((line, text.split("\t") if text else []) for line, text in lines)
+    return _rows(((line, text.split("\t") if text else []) for line, text in lines), path)
 
 
-def _rows(records: Iterator[tuple[int, list[str] | BadRow]]) -> Iterator[tuple[int, Row | BadRow]]:
+def _rows(records: Iterator[tuple[int, list[str] | BadRow]], path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     """Name the cells of each record by those of the first."""
     header: list[str] | None = None
     for line, cells in records:
@@ -214,6 +237,7 @@ def _rows(records: Iterator[tuple[int, list[str] | BadRow]]) -> Iterator[tuple[i
             continue
         elif header is None:
             header = cells
+            _require_unique(header, path)
         elif len(cells) > len(header):
             yield line, BadRow("more cells than the header")
         else:
@@ -229,6 +253,7 @@ def read_parquet(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadR
     line = 0
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            _require_unique(file.schema_arrow.names, path)
             for batch in file.iter_batches():
                 for row in _batch_rows(batch):
                     line += 1

@@ -23,6 +23,7 @@ SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 TARGET_FOLDER = "target_tokenizer"
 
 _SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte is a token, so there are no unknown tokens
+_LARGEST_VOCABULARY = 1_000_000  # `tokenizers` allocates for it, and aborts the process if it cannot
 
 
 def train_tokenizer(
@@ -51,12 +52,15 @@ def train_tokenizer(
         The tokenizer, with `<s>` = 0, `<pad>` = 1, `</s>` = 2, `<unk>` = 3.
 
     Raises:
-        UserError: `vocab_size` is smaller than the special tokens and bytes, or `min_frequency` is below 1.
+        UserError: `vocab_size` is smaller than the special tokens and bytes or above a million, or `min_frequency` is
+            below 1.
     """
     if vocab_size < _SMALLEST_VOCABULARY:
         raise UserError(
             f"vocab_size is {vocab_size}; {_SMALLEST_VOCABULARY} is the least: 4 special tokens, 256 bytes"
         )
+    if vocab_size > _LARGEST_VOCABULARY:
+        raise UserError(f"vocab_size is {vocab_size}; {_LARGEST_VOCABULARY} is the most")
     check_at_least_one(min_frequency=min_frequency)
     backend = _trained_backend(texts, vocab_size, min_frequency, lowercase, content)
     bos, pad, eos, unk = SPECIAL_TOKENS
@@ -123,7 +127,12 @@ def save_tokenizers(
         directory: the checkpoint's folder; created if necessary.
         source: tokenizer of the source language, or of both.
         target: tokenizer of the target language; None or `source` for a joint one.
+
+    Raises:
+        UserError: `directory` is a file.
     """
+    if Path(directory).is_file():  # `save_pretrained` would only log it
+        raise UserError(f"{directory} is a file; name a folder for the tokenizer")
     target_folder = Path(directory) / TARGET_FOLDER
     _without_dropout(source).save_pretrained(str(directory))
     if target is not None and target is not source:

@@ -10,7 +10,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.hf_argparser import HfArg
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
-from ..errors import check_at_least_one
+from .argument_checks import check_ranges, check_run_arguments, check_training_arguments
 
 # Configuration fields that the tokenizers decide, or that a translation model does not use.
 _NOT_ARGUMENTS = {"decoder_vocab_size", "is_encoder_decoder", "use_cache"}
@@ -74,6 +74,9 @@ class DataArguments:
     streaming: bool = HfArg(default=False, help="Stream the training data (needs max_steps)")
     max_source_length: int | None = HfArg(default=256, help="Drop (and report) training pairs with more source tokens")
     max_target_length: int | None = HfArg(default=256, help="The same for target tokens")
+    held_out_pairs: int | None = _optional(
+        "Without validation data: validate on this many pairs of the training data (at most a tenth), drawn by seed"
+    )
     max_train_samples: int | None = _optional("Train on the first N pairs only")
     max_eval_samples: int | None = _optional("Validate on the first N pairs only")
     max_test_samples: int | None = _optional("Score the first N pairs of the test sets only")
@@ -84,6 +87,9 @@ class DataArguments:
     bpe_dropout: float = HfArg(default=0.0, help="BPE-dropout while training (Provilkov et al. 2020)")
     bleu_tokenize: str = HfArg(default="13a", help="sacreBLEU's tokenizer: 13a, none, intl, zh …")
     bleu_lowercase: bool = HfArg(default=False, help="Case-insensitive scores")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass
@@ -115,8 +121,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
 
     def __post_init__(self) -> None:
         self._check_objectives()
-        names = "max_tokens_per_batch", "tokens_per_update", "stream_window"
-        check_at_least_one(**{name: getattr(self, name) for name in names})
+        check_training_arguments(self)
         if self.max_tokens_per_batch is None:
             if self.tokens_per_update is not None:
                 raise ValueError(f"tokens_per_update={self.tokens_per_update} needs max_tokens_per_batch")
@@ -197,6 +202,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
         if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"
             self.greater_is_better = True
+        check_run_arguments(self)
         super().__post_init__()
 
 

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
@@ -21,6 +23,7 @@ from ..data import (
     train_tokenizer,
     with_bpe_dropout,
 )
+from ..data.batching import pair_lengths
 from ..errors import UserError
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
@@ -68,7 +71,23 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
             "nothing to train on: give train_file, train_prefix, train_source_file and train_target_file, or "
             "dataset_name"
         )
+    if data_args.held_out_pairs and "validation" not in corpus.pairs:
+        _hold_out(corpus, data_args.held_out_pairs, args.seed)
     return corpus
+
+
+def _hold_out(corpus: Corpus, count: int, seed: int) -> None:
+    """Move pairs of the training split, drawn by seed, to the validation split."""
+    train = corpus.pairs["train"]
+    if isinstance(train, IterableDataset):
+        raise UserError(f"held_out_pairs: {count}: a stream has no length; give validation data")
+    count = min(count, len(train) // 10)
+    if count == 0:
+        raise UserError(f"held_out_pairs: {len(train)} pairs to train on are too few; give validation data")
+    parts = train.train_test_split(test_size=count, seed=seed)
+    # in the order of the file, as when nothing is held out
+    corpus.pairs["train"], corpus.pairs["validation"] = (parts[name] for name in ("train", "test"))
+    print_main(f"validation: {count:,} pairs held out of the training data")
 
 
 def _first(pairs: Any, split: str, data_args: DataArguments) -> Any:
@@ -123,7 +142,11 @@ def choose_tokenizers(
             # Read in batches: row by row, a million rows take 20 s.
             batches = ((column, train.select_columns([column]).iter(_ROWS_READ)) for column in columns)
             texts = (text for column, rows in batches for batch in rows for text in batch[column])
-            content = f"{fingerprint} {' '.join(columns)} {data_args.max_train_samples}" if fingerprint else None
+            content = (
+                f"{fingerprint} {' '.join(columns)} {data_args.max_train_samples} {len(train)}"
+                if fingerprint
+                else None
+            )
             return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase, content)
 
         if data_args.separate_vocabularies:
@@ -158,6 +181,73 @@ def encode_corpus(
         size = min(data_args.max_eval_samples, len(encoded["validation"]))
         encoded["validation"] = encoded["validation"].select(range(size))
     return encoded, reports
+
+
+# What must agree
+
+
+def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
+    """Ignore case in all scores if the target tokenizer lower-cases: it cannot write the capitals of a reference.
+
+    Raises:
+        UserError: `lowercase` with a given tokenizer that keeps capitals.
+    """
+    texts = (each.decode(each("A B C")["input_ids"], skip_special_tokens=True) for each in tokenizers)
+    lowercases = [text.split() == ["a", "b", "c"] for text in texts]
+    if data_args.lowercase and not all(lowercases):
+        raise UserError(
+            f"lowercase: True: the tokenizer {data_args.tokenizer_name or 'of the checkpoint'} keeps capitals; "
+            "leave lowercase out, or train a tokenizer"
+        )
+    if lowercases[1] and not data_args.bleu_lowercase:
+        data_args.bleu_lowercase = True
+        print_main("scores ignore case, because the target tokenizer lower-cases all text")
+
+
+def check_positions(
+    config: VanillaTransformerConfig, encoded: dict[str, Any], tokenizers: Tokenizers, data_args: DataArguments
+) -> None:
+    """Refuse sentences that learned positions cannot represent; sinusoids have no end.
+
+    Raises:
+        UserError: names the field or the lines.
+    """
+    limit = config.max_position_embeddings
+    if config.position_encoding_type != "learned":
+        return
+    remedy = f"the learned positions end at max_position_embeddings={limit}"
+    for name in ("max_source_length", "max_target_length"):
+        value = getattr(data_args, name)
+        if value is None or value > limit:
+            raise UserError(f"{name}: {value}: {remedy}; set it to at most {limit}, or more positions")
+    if "validation" in encoded:
+        data = encoded["validation"]
+        longest = np.maximum(*pair_lengths(data))
+        lines = [data[int(row)]["line"] for row in np.flatnonzero(longest > limit)[:5]]
+        if lines:
+            raise UserError(
+                f"validation data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}"
+            )
+    if data_args.bpe_dropout:
+        longest_text = _longest_without_merges(encoded["train"], tokenizers)
+        if longest_text > limit:
+            raise UserError(
+                f"bpe_dropout: {data_args.bpe_dropout}: without merges a sentence has up to {longest_text} tokens: "
+                f"{remedy}; set more positions, or a lower max_source_length and max_target_length"
+            )
+
+
+def _longest_without_merges(data: Any, tokenizers: Tokenizers) -> float:
+    """The largest number of tokens that BPE-dropout can make of a sentence: each symbol of its tokens is one."""
+    data, longest = getattr(data, "encoded", data), 0
+    if not isinstance(data, Dataset):
+        return math.inf  # a stream is not read before training
+    for side, tokenizer in zip(("input_ids", "labels"), tokenizers, strict=True):
+        tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        symbols = np.array([1 if token in tokenizer.all_special_tokens else len(token) for token in tokens])
+        for batch in data.select_columns([side]).iter(_ROWS_READ):
+            longest = max(longest, *(int(symbols[ids].sum()) for ids in batch[side]))
+    return longest
 
 
 # What identifies data and tokenizers

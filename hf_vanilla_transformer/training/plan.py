@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import run_command
+from ..errors import UserError, run_command
 from ..markdown import markdown_table
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import model_config
@@ -54,6 +54,8 @@ def all_reduce_bytes(parameters: int, devices: int) -> float:
 def table_row(recipe: str, machine: argparse.Namespace) -> list[str]:
     """The cells of a recipe."""
     model_args, _, args = parse_recipe([recipe])
+    if args.tokens_per_update is None or args.max_steps <= 0:
+        raise UserError(f"{recipe}: the estimate needs tokens_per_update and max_steps; add them")
     config = model_config(model_args)
     with torch.device("meta"):
         parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()

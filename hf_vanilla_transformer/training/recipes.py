@@ -1,12 +1,15 @@
 """Parse recipes: YAML files of argument names and values, each of which a command-line flag can override."""
 
+import argparse
 import difflib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
@@ -15,12 +18,55 @@ from ..errors import UserError
 from .arguments import DataArguments, ModelArguments, RunArguments
 
 _ARGUMENTS = (ModelArguments, DataArguments, RunArguments)
+_NULL = "null"  # None, in a recipe and as the value of a flag
+_NULL_TAG = "tag:yaml.org,2002:null"
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """The types of a union, or the one type; a list counts as the type of its items."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return set().union(*map(_kinds, get_args(hint)))
+    return _kinds(get_args(hint)[0]) if get_origin(hint) is list else {hint}
+
+
+_KINDS = {name: _kinds(hint) for each in _ARGUMENTS for name, hint in get_type_hints(each).items()}
+_DEFAULTS = {field.name: field.default for each in _ARGUMENTS for field in fields(each)}
+_OPTIONAL = {name for name in _DEFAULTS if type(None) in _KINDS[name] or _DEFAULTS[name] is None}
+# Fields whose value in a recipe is the text as it stands: YAML 1.1 reads `no` as false and 1.10 as 1.1.
+_TEXT = {
+    name
+    for name in _DEFAULTS
+    if bool not in _KINDS[name]
+    and any(isinstance(kind, type) and issubclass(kind, str | Enum) for kind in _KINDS[name])
+} - {"resume_from_checkpoint"}  # which is a path or true
 
 
 class _Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Report a wrong value in one line, without the usage of three hundred flags."""
-        raise UserError(f"{message} (--help lists all arguments)")
+        raise UserError(f"{' '.join(message.split())} (--help lists all arguments)")
+
+    def add_argument(self, *flags: str, **settings: Any) -> argparse.Action:
+        """As `ArgumentParser`; optional arguments take `null`."""
+        if flags[0].removeprefix("--") in _OPTIONAL and "type" in settings:
+            convert: Callable[[str], Any] = settings["type"]
+
+            def or_none(text: str) -> Any:
+                return None if text == _NULL else convert(text)
+
+            or_none.__name__ = getattr(convert, "__name__", "value")  # argparse: "invalid int value"
+            settings["type"] = or_none
+            if "choices" in settings:
+                settings["choices"] = [*settings["choices"], None]
+        return super().add_argument(*flags, **settings)
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """As `ArgumentParser`; a list of one `null` is None."""
+        namespace, rest = super().parse_known_args(*args, **kwargs)
+        for name, value in vars(namespace).items():
+            if value == [None]:
+                setattr(namespace, name, None)
+        return namespace, rest
 
 
 def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArguments]:
@@ -33,7 +79,8 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
         The arguments of model, data and run.
 
     Raises:
-        UserError: no such file, not YAML, an unknown field (the message names the closest one), a wrong value.
+        UserError: no such file, not YAML, an unknown field (the message names the closest one), a field that is given
+            twice, a wrong value.
     """
     arguments = list(arguments)
     parser = _Parser(_ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe.")
@@ -47,8 +94,9 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
         sys.exit(0)
     try:
         model, data, run = parser.parse_args_into_dataclasses(args=from_file + arguments, look_for_args_file=False)
-    except ValueError as error:  # values that contradict each other
-        raise UserError(" ".join(str(error).split())) from None
+    # What the argument classes of transformers raise for values that contradict each other, or lack a package.
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError, OSError) as error:
+        raise UserError(" ".join(str(error).split()) or repr(error)) from None
     return model, data, run
 
 
@@ -57,29 +105,51 @@ def _read(recipe: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"there is no recipe {recipe}; `vanilla-transformer recipes` lists those that have a name")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode):
+            raise UserError(f"{recipe} must hold lines `field: value`")
+        return _values(root, loader, recipe)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{recipe} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{recipe} must hold lines `field: value`")
+
+
+def _values(root: yaml.MappingNode, loader: yaml.SafeLoader, recipe: str) -> dict[str, Any]:
+    """The fields of a recipe; a `UserError` for an unknown one, or one that is given twice."""
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key, value in root.value:
+        name, line = str(key.value), key.start_mark.line + 1
+        _require_field(name, recipe)
+        if name in values:
+            raise UserError(f"{recipe} gives {name} in the lines {lines[name]} and {line}: keep one")
+        values[name], lines[name] = _value(value, loader, name in _TEXT), line
     return values
+
+
+def _value(node: yaml.Node, loader: yaml.SafeLoader, as_text: bool) -> Any:
+    if isinstance(node, yaml.ScalarNode) and as_text:
+        return None if node.tag == _NULL_TAG else node.value
+    if isinstance(node, yaml.SequenceNode) and as_text:
+        return [_value(each, loader, as_text) for each in node.value]
+    return loader.construct_object(node, deep=True)
 
 
 def _as_flags(values: dict[str, Any], recipe: str) -> Iterator[str]:
     """The recipe as command-line flags, so that both get the same conversions and checks."""
     for name, value in values.items():
-        _require_field(str(name), recipe)  # YAML reads `on:` as True and `7:` as a number
-        if value is None:
-            continue
-        yield f"--{name}"
+        if value is None and name not in _OPTIONAL:
+            raise UserError(f"{recipe} has no value for {name}; leave the line out for the default, {_DEFAULTS[name]}")
         if isinstance(value, list):
+            yield f"--{name}"
             yield from (str(each) for each in value)
         else:
-            yield json.dumps(value) if isinstance(value, dict) else str(value)
+            text = json.dumps(value) if isinstance(value, dict) else _NULL if value is None else str(value)
+            yield f"--{name}={text}"  # a text may begin with a dash
 
 
 def _require_field(name: str, where: str) -> None:
-    known = [each.name for arguments in _ARGUMENTS for each in fields(arguments)]
+    known = list(_DEFAULTS)
     if name in known or name.removeprefix("no_") in known:
         return
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

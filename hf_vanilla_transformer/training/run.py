@@ -15,6 +15,7 @@ from ..evaluation.metrics import translation_metrics
 from ..hub.finished_run import destination, publish_run
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import finishing
+from .argument_checks import check_schedule
 from .arguments import DataArguments, RunArguments, model_config
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
@@ -26,7 +27,16 @@ from .checkpoints import (
     report_full_disk,
     resume_hint,
 )
-from .corpus import Tokenizers, choose_tokenizers, data_facts, encode_corpus, load_corpus, tokenizer_facts
+from .corpus import (
+    Tokenizers,
+    check_positions,
+    choose_tokenizers,
+    data_facts,
+    encode_corpus,
+    load_corpus,
+    match_case,
+    tokenizer_facts,
+)
 from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main, silence_other_ranks
 from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
 from .precision import resolve_precision
@@ -62,6 +72,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
             tokenizers = base.tokenizers
         else:
             tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
+        match_case(tokenizers, data_args)
         with args.main_process_first(desc="encoding"):
             encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
         if base is not None:
@@ -73,6 +84,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         print_main(f"model: {model.num_parameters():,} parameters")
         published = destination(args)
         resolve_arguments(model, args, checkpoint)
+        check_positions(model.config, encoded, tokenizers, data_args)
         facts = {
             "data_facts": data_facts(corpus, data_args, args),
             "fixed_facts": {"fine-tuning": fine_tuned} | tokenizer_facts(tokenizers, model_args, data_args),
@@ -215,6 +227,7 @@ def make_trainer(
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
     """The trainer, which evaluates generated translations, and its time limit. `facts` determine the run, too."""
     check_arguments(encoded, args)
+    check_schedule(args)
     stop = StopWithCheckpoint(args.max_minutes)
     callbacks: list[Any] = [stop]
     if args.early_stopping_patience is not None:

@@ -7,6 +7,7 @@ Give the files of both languages for one joint vocabulary, as in the paper.
 
 import argparse
 from itertools import chain
+from pathlib import Path
 
 from .parsing import make_parser
 
@@ -28,7 +29,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data import read_lines, save_tokenizers, train_tokenizer
+    from hf_vanilla_transformer.errors import UserError
 
+    if Path(arguments.output_dir).is_file():
+        raise UserError(f"output_dir {arguments.output_dir} is a file; name a folder")
     lines = chain.from_iterable(map(read_lines, arguments.files))
     tokenizer = train_tokenizer(lines, arguments.vocab_size, arguments.min_frequency, arguments.lowercase)
     save_tokenizers(arguments.output_dir, tokenizer)

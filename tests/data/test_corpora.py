@@ -5,6 +5,8 @@ import gzip
 import json
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
@@ -296,3 +298,25 @@ def test_multi30k_loads_completely(shared_data):
     with gzip.open(files["de"], "rb") as handle:
         assert [text.encode() for text in pairs["target"][:]] == handle.read().split(b"\n")[:-1]
     assert report.summary() == "kept 29,000 of 29,000 pairs"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pairs.csv", "source,target,target\na,b,c\n"),
+        ("pairs.tsv", "source\ttarget\tsource\na\tb\tc\n"),
+        ("pairs.jsonl", '{"source": "a", "target": "b", "target": "c"}\n'),
+        ("pairs.jsonl", '{"translation": {"source": "a", "target": "b", "source": "c"}}\n'),
+    ],
+)
+def test_repeated_column_is_refused(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match="'(source|target)'.*give each its own name"):
+        load_pairs(file=tmp_path / name)
+
+
+def test_repeated_column_of_parquet_is_refused(tmp_path):
+    columns = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["source", "target", "target"]), tmp_path / "pairs.parquet")
+    with pytest.raises(UserError, match="two columns 'target'"):
+        load_pairs(file=tmp_path / "pairs.parquet")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training import plan
 from tests.model_helpers import tiny_model
 
@@ -47,3 +48,9 @@ def test_plan_prints_a_row_per_recipe(repository, monkeypatch, capsys):
         updates = int(row[2].split("·")[1].replace(",", ""))
         assert fast == pytest.approx(work * updates / (8 * 500 * 0.4) / 3600, abs=0.06)
         assert slow == pytest.approx(2 * fast, abs=0.11)
+
+
+def test_plan_needs_token_updates(repository):
+    recipe = str(repository / "scripts" / "recipes" / "numbers_en_de.yaml")
+    with pytest.raises(UserError, match="numbers_en_de.yaml: the estimate needs tokens_per_update and max_steps"):
+        plan.table_row(recipe, None)

@@ -136,6 +136,30 @@ def test_yaml_values_of_every_type_are_converted(recipe):
     assert data.train_file == "my data/train set.jsonl"
 
 
+def test_null_is_no_value_for_optional_fields(recipe):
+    content = "output_dir: x\nmax_source_length: null\nmax_target_length: ~\nvalidation_file:\nlabel_names: null\n"
+    _, data, run = parse_recipe([recipe(content)])
+    assert data.max_source_length is None and data.max_target_length is None and data.validation_file is None
+    assert run.label_names is None
+    _, data, _ = parse_recipe([recipe(content), "--max_source_length", "12"])
+    assert data.max_source_length == 12 and data.max_target_length is None
+    assert parse_recipe(["--output_dir", "x", "--max_source_length", "null"])[1].max_source_length is None
+    assert "has no value for max_steps; leave the line out" in complaint([recipe("output_dir: x\nmax_steps: null\n")])
+
+
+def test_yaml_text_is_read_as_it_stands(recipe):
+    content = "output_dir: 1.10\nsource_lang: on\ntarget_lang: no\neval_strategy: no\nlogging_strategy: no\n"
+    _, data, run = parse_recipe([recipe(content + "report_to: [none]\n")])
+    assert (data.source_lang, data.target_lang, run.output_dir) == ("on", "no", "1.10")
+    assert run.eval_strategy == "no" == run.logging_strategy and run.report_to == []
+    assert parse_recipe([recipe("output_dir: x\nresume_from_checkpoint: yes")])[2].resume_from_checkpoint == "True"
+
+
+def test_field_that_is_given_twice_is_refused(recipe):
+    message = complaint([recipe("output_dir: x\nmax_steps: 5\nseed: 1\nmax_steps: 9\n")])
+    assert message.endswith("gives max_steps in the lines 2 and 4: keep one")
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("learning_rat", "learning_rate"), ("d_modle", "d_model"), ("train_source", "train_source_file")],
@@ -182,7 +206,7 @@ def test_wrong_value_is_named(recipe, values, parts):
         ("d_model: [1, 2", "is not YAML"),
         ("a: b: c\n", "is not YAML"),
         ("7: 8\n", "unknown field 7"),
-        ("on: 1\n", "unknown field True"),  # YAML 1.1 again
+        ("on: 1\n", "unknown field on"),
     ],
 )
 def test_invalid_recipe_file_is_refused(recipe, content, part):

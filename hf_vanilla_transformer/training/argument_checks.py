@@ -1,0 +1,117 @@
+"""Ranges of the arguments of a run: a wrong value is refused when it is given, and not in the middle of training."""
+
+import difflib
+import importlib.util
+import math
+from typing import Any
+
+import torch
+from transformers import get_scheduler
+from transformers.integrations import get_available_reporting_integrations
+
+from ..errors import UserError
+
+_AT_LEAST_1 = (
+    *("max_tokens_per_batch", "tokens_per_update", "stream_window"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *("save_total_limit", "eval_accumulation_steps", "dataloader_prefetch_factor", "torch_empty_cache_steps"),
+    *("generation_max_length", "generation_num_beams", "test_num_beams", "early_stopping_patience", "ddp_timeout"),
+    *("numbers_size", "numbers_maximum", "max_source_length", "max_target_length", "min_frequency"),
+    *("max_train_samples", "max_eval_samples", "max_test_samples"),
+)
+_AT_LEAST_0 = (
+    *("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "neftune_noise_alpha"),
+    *("eval_delay", "dataloader_num_workers", "average_last", "seed", "data_seed"),
+)
+_ABOVE_0 = "logging_steps", "save_steps", "eval_steps", "max_minutes"
+_SHARES = "adam_beta1", "adam_beta2", "label_smoothing_factor", "bpe_dropout"
+_FINITE = "test_length_penalty", "num_train_epochs"
+_SEEDS = 2**32  # NumPy's
+# What `translation_metrics` and `Trainer` give an evaluation.
+_METRICS = "bleu", "chrf", "exact_match", "loss", "perplexity", "gen_len"
+
+
+def check_ranges(arguments: Any) -> None:
+    """Refuse numbers out of their range; None, and fields that the arguments do not have, are left out.
+
+    Raises:
+        UserError: names the field, its value and the range.
+    """
+    for names, allowed, text in (
+        (_AT_LEAST_1, lambda number: number >= 1, "must be at least 1"),
+        (_AT_LEAST_0, lambda number: number >= 0, "must be at least 0"),
+        (_ABOVE_0, lambda number: number > 0, "must be above 0"),
+        (_SHARES, lambda number: 0 <= number < 1, "must be at least 0 and below 1"),
+        (_FINITE, lambda number: True, "must be a finite number"),
+    ):
+        for name in names:
+            value = getattr(arguments, name, None)
+            # Not a number is neither above nor below anything.
+            if isinstance(value, int | float) and not (math.isfinite(value) and allowed(value)):
+                raise UserError(f"{name}: {text}, not {value}")
+    for name in ("seed", "data_seed"):
+        if (getattr(arguments, name, None) or 0) >= _SEEDS:
+            raise UserError(f"{name}: must be below {_SEEDS}, not {getattr(arguments, name)}")
+
+
+def check_training_arguments(arguments: Any) -> None:
+    """Refuse training arguments that train nothing, or that need a package that is not installed.
+
+    Raises:
+        UserError: names the field, its value and what to do.
+    """
+    check_ranges(arguments)
+    if arguments.max_steps == 0 or arguments.max_steps < -1:
+        raise UserError(f"max_steps: {arguments.max_steps}: give a number of updates, or -1 to train num_train_epochs")
+    if arguments.max_steps == -1 and arguments.num_train_epochs <= 0:
+        raise UserError(f"num_train_epochs: {arguments.num_train_epochs}: must be above 0, or set max_steps")
+    if arguments.deepspeed and importlib.util.find_spec("deepspeed") is None:
+        raise UserError("deepspeed: the package is not installed: pip install deepspeed, or leave the field out")
+    asked = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
+    available = [*get_available_reporting_integrations(), "none", "all"]
+    for name in asked:
+        if name not in available:
+            raise UserError(f"report_to: {name!r} is not installed here; choose among {', '.join(sorted(available))}")
+
+
+def check_run_arguments(arguments: Any) -> None:
+    """Refuse arguments of a whole run that its evaluations would find out about.
+
+    Raises:
+        UserError: names the field, its value and what to do.
+    """
+    metric = arguments.metric_for_best_model
+    if metric is not None and metric.removeprefix("eval_") not in _METRICS:
+        nearest = difflib.get_close_matches(metric.removeprefix("eval_"), _METRICS, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"choose among {', '.join(_METRICS)}"
+        raise UserError(f"metric_for_best_model: {metric!r} is not measured; {hint}")
+    if not arguments.predict_with_generate:
+        raise UserError("predict_with_generate: False: a run scores generated translations; leave it out")
+    if arguments.prediction_loss_only:
+        raise UserError("prediction_loss_only: True: a run scores generated translations; leave it out")
+
+
+def check_schedule(arguments: Any) -> None:
+    """Make the learning rate schedule for a parameter of its own, and take three steps.
+
+    Raises:
+        UserError: the schedule does not exist or refuses its settings.
+    """
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=arguments.learning_rate or 1.0)
+    steps = arguments.max_steps if arguments.max_steps > 0 else 1000
+    try:
+        schedule = get_scheduler(
+            arguments.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=arguments.get_warmup_steps(steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+        )
+        for _ in range(3):
+            optimizer.step()
+            metrics = [1.0] if arguments.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") else []
+            schedule.step(*metrics)
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+        kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
+        reason = " ".join(str(error).split())
+        raise UserError(f"lr_scheduler_type: {kind} with {arguments.lr_scheduler_kwargs or {}}: {reason}") from None

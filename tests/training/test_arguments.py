@@ -1,0 +1,132 @@
+"""Arguments that would fail in the middle of a run, or train nothing, are refused when they are given."""
+
+import pytest
+
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import run_training
+from tests.trainer_helpers import TINY_RUN, as_flags
+
+PAIRS = [
+    ("One dog", "Ein Hund"),
+    ("Two dogs, 345 cats, 17 mice", "Zwei Hunde, 345 Katzen, 17 Mäuse"),
+    ("A cat", "Eine Katze"),
+]
+
+
+def error_of(call, *arguments):
+    with pytest.raises(UserError) as raised:
+        call(*arguments)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("gradient_accumulation_steps", 0, "must be at least 1"),
+        ("per_device_train_batch_size", 0, "must be at least 1"),
+        ("per_device_eval_batch_size", 0, "must be at least 1"),
+        ("generation_max_length", 0, "must be at least 1"),
+        ("test_num_beams", 0, "must be at least 1"),
+        ("max_source_length", 0, "must be at least 1"),
+        ("save_total_limit", 0, "must be at least 1"),
+        ("seed", -1, "must be at least 0"),
+        ("seed", 2**32, "must be below"),
+        ("learning_rate", -1.0, "must be at least 0"),
+        ("learning_rate", "nan", "must be at least 0"),
+        ("weight_decay", "inf", "must be at least 0"),
+        ("adam_beta2", 1.0, "below 1"),
+        ("bpe_dropout", 1.5, "below 1"),
+        ("save_steps", 0, "must be above 0"),
+        ("max_minutes", -3, "must be above 0"),
+        ("num_train_epochs", -1, "must be above 0"),
+        ("num_train_epochs", "nan", "must be a finite number"),
+        ("max_steps", 0, "give a number of updates"),
+        ("max_steps", -7, "give a number of updates"),
+        ("report_to", "wandbb", "is not installed here"),
+        ("metric_for_best_model", "blue", "did you mean bleu?"),
+        ("predict_with_generate", False, "scores generated translations"),
+        ("deepspeed", "ds.json", "not installed"),
+    ],
+)
+def test_wrong_number_is_refused_when_it_is_given(name, value, reason):
+    message = error_of(parse_recipe, ["--output_dir", "x", f"--{name}={value}"])
+    assert name in message and reason in message
+
+
+def write_text(folder, pairs=PAIRS):
+    flags = {}
+    for split in ("train", "validation", "test"):
+        for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+            (folder / f"{split}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            flags[f"{split}_{side}_file"] = folder / f"{split}.{side}"
+    return flags
+
+
+def train(folder, **values):
+    settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_strategy": "no", "warmup_steps": 2}
+    flags = as_flags({**TINY_RUN, **settings, **write_text(folder), **values})
+    return run_training(*parse_recipe(["--output_dir", str(folder / "run"), *flags]))
+
+
+def test_vocabulary_that_cannot_be_allocated_is_refused(tmp_path):
+    assert "vocab_size is 3000000000; 1000000 is the most" in error_of(
+        lambda: train(tmp_path, vocab_size=3_000_000_000)
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings"),
+    [
+        ("reduce_lr", {}),
+        ("cosine_with_min_lr", {}),
+        ("inverse_sqrt", {"timescales": 3}),
+        ("polynomial", {"lr_end": 5.0}),
+    ],
+)
+def test_schedule_that_cannot_be_made_is_refused(tmp_path, schedule, settings):
+    fields = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": str(settings).replace("'", '"')}
+    assert schedule in error_of(lambda: train(tmp_path, **fields))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "max_source_length: 256: the learned positions end at max_position_embeddings=20"),
+        ({"max_source_length": "null", "max_target_length": 20}, "max_source_length: None: the learned positions"),
+        ({"max_source_length": 20, "max_target_length": 21}, "max_target_length: 21: the learned positions"),
+        ({"max_source_length": 20, "max_target_length": 20}, "validation data: the lines 2 have up to 2"),
+        (
+            {"max_source_length": 20, "max_target_length": 20, "bpe_dropout": 0.1, "max_eval_samples": 1}
+            | {"vocab_size": 300},
+            "bpe_dropout: 0.1: without merges a sentence has up to ",
+        ),
+    ],
+)
+def test_sentences_beyond_learned_positions_are_refused_before_training(tmp_path, fields, message):
+    learned = {"position_encoding_type": "learned", "max_position_embeddings": 20}
+    assert message in error_of(lambda: train(tmp_path, **learned, **fields))
+    assert not (tmp_path / "run").exists()
+
+
+def test_lowercase_treats_validation_and_test_alike(tmp_path, monkeypatch):
+    """A model that repeats the references in lower case scores 100 on both."""
+    from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+
+    def repeat(self, model, inputs, *args, **kwargs):
+        return None, inputs["labels"], inputs["labels"]
+
+    monkeypatch.setattr(VanillaTransformerTrainer, "prediction_step", repeat)
+    results = train(tmp_path, lowercase=True, bleu_tokenize="char")
+    assert results["eval_exact_match"] == results["test_exact_match"] == 100
+    assert results["test_bleu"] == pytest.approx(results["eval_bleu"]) and results["test_bleu"] > 99
+    assert "case:lc" in results["test_bleu_signature"]
+
+
+def test_lowercase_with_a_tokenizer_that_keeps_capitals_is_refused(tmp_path):
+    save_tokenizers(tmp_path / "mine", train_tokenizer(["abc abc"] * 5, 270))
+    message = error_of(lambda: train(tmp_path, lowercase=True, tokenizer_name=tmp_path / "mine"))
+    assert message.startswith("lowercase: True: the tokenizer ") and "keeps capitals" in message
