@@ -35,6 +35,15 @@ def test_update_of_two_processes_equals_that_of_one(smoothing: float, two_proces
         assert other_losses == pytest.approx(losses, rel=1e-4)
 
 
+@pytest.mark.parametrize("method", worker.CONSISTENCY)
+def test_consistency_update_of_two_processes_equals_that_of_one(
+    method: str, two_processes: Results, tmp_path: Path
+) -> None:
+    expected = worker.consistency_update(method, worker.SENTENCES, 1, tmp_path)
+    assert expected.norm() > 0.1
+    assert relative_error(two_processes["consistency", method], expected) <= 1e-5
+
+
 @pytest.mark.parametrize("name", worker.FORMATS)
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 def test_ddp_works_without_find_unused_parameters(share: bool, tie: bool, name: str, two_processes: Results) -> None:

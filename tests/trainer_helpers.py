@@ -4,12 +4,15 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hf_vanilla_transformer.training import consistency
 from tests.model_helpers import PAD, padded, sentences
 
 Rows = list[dict[str, list[int]]]
@@ -59,6 +62,28 @@ def collate(rows: Rows) -> dict[str, Tensor]:
 def flat(model: nn.Module) -> Tensor:
     """A copy of all parameters in one vector."""
     return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+@contextmanager
+def fixed_second_pass(model: Any, method: str) -> Iterator[None]:
+    """Make the second pass of SimCut or R-Drop differ from the first one by no random number, so that updates can be
+    compared however a batch is split: SimCut zeroes certain tokens, and in place of dropout R-Drop's is scaled."""
+    random_mask, hook = consistency.random_mask, None
+    if method == "simcut":
+        consistency.random_mask = lambda ids, probability: ids % 7 != 3
+    else:
+
+        def scale(module: Any, ids: Any, embeddings: Tensor) -> Tensor:
+            first, second = embeddings.chunk(2)
+            return torch.cat([first, 0.8 * second])
+
+        hook = model.model.encoder.embed_tokens.register_forward_hook(scale)
+    try:
+        yield
+    finally:
+        consistency.random_mask = random_mask
+        if hook is not None:
+            hook.remove()
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

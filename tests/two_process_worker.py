@@ -14,15 +14,20 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTrainer,
+    VanillaTransformerTrainingArguments,
+)
 from tests.model_helpers import TYING_MODES, tiny_model
-from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs
+from tests.trainer_helpers import DESCENT, QUIET, collate, fixed_second_pass, flat, random_pairs
 
 SENTENCES = 32
 PROCESSES = 2
 # Batch size per process and accumulation steps: two ways to split the 32 sentences of an update.
 SPLITS = [(16, 1), (4, 4)]
 SMOOTHINGS = [0.0, 0.1]
+CONSISTENCY = ["simcut", "r_drop"]
 STEPS = 3
 
 FORMATS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
@@ -80,6 +85,28 @@ def descend(
     return flat(model) - before
 
 
+def consistency_update(method: str, size: int, steps: int, folder: Path) -> Tensor:
+    """`trained_update` with SimCut or R-Drop; the second pass differs in a way that does not depend on the batches."""
+    model = tiny_model(label_smoothing=0.1)
+    before = flat(model)
+    arguments = VanillaTransformerTrainingArguments(
+        output_dir=str(folder),
+        **{f"{method}_alpha": 3.0},
+        **QUIET,
+        **{**DESCENT, "learning_rate": 0.2},
+        max_steps=2,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=steps,
+        ddp_find_unused_parameters=False,
+        ddp_backend="gloo",
+    )
+    data: Any = random_pairs(SENTENCES)
+    trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
+    with fixed_second_pass(model, method):
+        trainer.train()
+    return flat(model) - before
+
+
 class WithUnusedParameter(torch.nn.Module):
     """A control: `DistributedDataParallel` must fail with this."""
 
@@ -102,6 +129,8 @@ def main(folder: Path) -> None:
         for size, steps in SPLITS:
             settings = {"ddp_find_unused_parameters": False, "ddp_backend": "gloo"}
             results["trainer", smoothing, size] = trained_update(smoothing, size, steps, folder, **settings)
+    for method in CONSISTENCY:
+        results["consistency", method] = consistency_update(method, 16, 1, folder)
     assert distributed.get_world_size() == PROCESSES
     rank = distributed.get_rank()
     results["ranks"] = PROCESSES

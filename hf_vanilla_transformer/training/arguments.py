@@ -84,6 +84,9 @@ class DataArguments:
     separate_vocabularies: bool = HfArg(default=False, help="Train one tokenizer per language, not a joint one")
     min_frequency: int = HfArg(default=2, help="How often a pair must occur to become a BPE merge")
     lowercase: bool = HfArg(default=False, help="Lower-case all text")
+    bidirectional: bool = HfArg(
+        default=False, help="Train on each pair in both directions (the first stage of Bi-SimCut, Gao et al. 2022)"
+    )
     bpe_dropout: float = HfArg(default=0.0, help="BPE-dropout while training (Provilkov et al. 2020)")
     bleu_tokenize: str = HfArg(default="13a", help="sacreBLEU's tokenizer: 13a, none, intl, zh …")
     bleu_lowercase: bool = HfArg(default=False, help="Case-insensitive scores")

@@ -50,6 +50,8 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         splits = number_pairs(data_args.numbers_size, args.seed, *languages, maximum=data_args.numbers_maximum)
         return Corpus({split: _first(pairs, split, data_args) for split, pairs in splits.items()}, {})
     corpus = Corpus({}, {})
+    if data_args.bidirectional and data_args.separate_vocabularies:
+        raise UserError("bidirectional=True needs a joint vocabulary: leave out separate_vocabularies")
     for split in SPLITS:
         source = _split_arguments(data_args, split)
         if source is None:
@@ -73,6 +75,9 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         )
     if data_args.held_out_pairs and "validation" not in corpus.pairs:
         _hold_out(corpus, data_args.held_out_pairs, args.seed)
+    if data_args.bidirectional:
+        for split in corpus.pairs.keys() & {"train", "validation"}:
+            corpus.pairs[split] = corpus.pairs[split].map(both_directions, batched=True)
     return corpus
 
 
@@ -88,6 +93,16 @@ def _hold_out(corpus: Corpus, count: int, seed: int) -> None:
     # in the order of the file, as when nothing is held out
     corpus.pairs["train"], corpus.pairs["validation"] = (parts[name] for name in ("train", "test"))
     print_main(f"validation: {count:,} pairs held out of the training data")
+
+
+def both_directions(batch: dict[str, list]) -> dict[str, list]:
+    """Pairs and, behind them, the same with source and target exchanged, for the first stage of Bi-SimCut (Gao et al.
+    2022, arXiv 2206.02368): one model that translates in both directions."""
+    doubled = {name: [*values, *values] for name, values in batch.items()}
+    return doubled | {
+        "source": [*batch["source"], *batch["target"]],
+        "target": [*batch["target"], *batch["source"]],
+    }
 
 
 def _first(pairs: Any, split: str, data_args: DataArguments) -> Any:

@@ -20,6 +20,7 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_full_disk
+from hf_vanilla_transformer.training.corpus import load_corpus
 from hf_vanilla_transformer.training.finishing import choose_weights, load_full_state_dict
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
@@ -360,3 +361,24 @@ def test_tokenizer_from_a_folder_is_saved_with_the_model(tmp_path, parallel):
     train(run, **only_training(parallel), tokenizer_name=tmp_path / "mine", max_steps=1)
     assert AutoTokenizer.from_pretrained(run).get_vocab() == mine.get_vocab()
     assert json.loads((run / "config.json").read_text())["vocab_size"] == len(mine) != TINY["vocab_size"]
+
+
+# 6. Both directions
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_bidirectional_training_reads_each_pair_both_ways(parallel, streaming):
+    flags = as_flags({**parallel, "bidirectional": True, "streaming": streaming, "output_dir": "unused"})
+    _, data_args, args = parse_recipe(flags)
+    pairs = load_corpus(data_args, args).pairs
+    found = [(row["source"], row["target"]) for row in pairs["train"]]
+    forward = list(zip(SOURCES, TARGETS, strict=True))
+    assert found == forward + [pair[::-1] for pair in forward]
+    assert len(list(pairs["validation"])) == 6 and len(list(pairs["test"])) == 4
+
+
+def test_bidirectional_training_needs_a_joint_vocabulary(parallel):
+    flags = as_flags({**parallel, "bidirectional": True, "separate_vocabularies": True, "output_dir": "unused"})
+    _, data_args, args = parse_recipe(flags)
+    with pytest.raises(UserError, match="bidirectional=True needs a joint vocabulary"):
+        load_corpus(data_args, args)
