@@ -17,6 +17,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 FORMATS = {
     "marian": ("marian", "from_marian"),
     "fsmt": ("fsmt", "from_fsmt"),
+    "m2m100": ("m2m100", "from_m2m100"),
     "marian-npz": ("marian_npz", "from_marian_npz"),
     "torch": ("torch_transformer", "from_torch"),
     "fairseq": ("fairseq", "from_fairseq"),

@@ -13,7 +13,7 @@ from ..untrusted import shown
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .options import Options
-from .state_dicts import PRE_NORM, STACKS, Renames
+from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]  # `Dictionary` puts them before the tokens of the file
@@ -23,12 +23,11 @@ _IDS = {**_GENERATION_IDS, "unk_token_id": 3}
 
 # Options of other architectures: the value that is supported, and what other values mean.
 REFUSED = {
-    "encoder_normalize_before": (False, PRE_NORM),
-    "decoder_normalize_before": (False, PRE_NORM),
     "layernorm_embedding": (False, "normalises the embeddings, §3.4 does not"),
     "no_token_positional_embeddings": (False, "leaves out the positions of §3.5"),
     "adaptive_input": (False, "has embeddings of different widths"),
     "adaptive_softmax_cutoff": (None, "has an adaptive softmax"),
+    "no_decoder_final_norm": (False, "has no normalisation after the decoder"),
     "no_cross_attention": (False, "has a decoder without cross-attention"),
     "cross_self_attention": (False, "attends to source and target at once"),
     "layer_wise_attention": (False, "attends to every encoder layer"),
@@ -73,7 +72,7 @@ def from_fairseq(
     sentencepiece: str | Path | None = None,
     target_sentencepiece: str | Path | None = None,
 ) -> Converted:
-    """A checkpoint of fairseq's post-norm `transformer` architectures.
+    """A checkpoint of fairseq's `transformer` architectures, post-norm or pre-norm.
 
     Args:
         checkpoint: such as checkpoint_best.pt.
@@ -189,6 +188,8 @@ def _refuse(options: Options, path: Path) -> None:
         value = options.values.get(name, supported)
         if value not in (supported, None, False, 0, ""):
             raise UserError(f"{path}: --{name.replace('_', '-')}={shown(value)}: such a model {reason}")
+    if len({options.flag(f"{stack}_normalize_before") for stack in STACKS}) > 1:
+        raise UserError(f"{path}: --encoder-normalize-before without --decoder-normalize-before, or the reverse")
     width = options.integer("encoder_embed_dim")
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         if options.integer(name, width) != width:
@@ -231,6 +232,7 @@ def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     activation = options.text("activation_fn", "relu")
     fields: dict[str, Any] = {
         "activation_function": ACTIVATIONS.get(activation, activation),
+        "layer_norm_position": "pre" if options.flag("encoder_normalize_before") else "post",
         "scale_embedding": not options.flag("no_scale_embedding"),
         "attention_bias": "encoder.layers.0.self_attn.q_proj.bias" in tensors,
         "lm_head_bias": "decoder.output_projection.bias" in tensors,

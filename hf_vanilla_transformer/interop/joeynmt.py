@@ -10,7 +10,7 @@ from ..untrusted import parse_yaml_mapping, require_file, shown
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .options import Options
-from .state_dicts import PRE_NORM, STACKS, Renames
+from .state_dicts import STACKS, Renames
 
 EPSILON = 1e-6  # of its LayerNorm
 SIDES = ("src", "trg")
@@ -37,7 +37,7 @@ RENAMES: Renames = (
 
 
 def from_joeynmt(source: str | Path) -> Converted:
-    """A Transformer that JoeyNMT trained with `layer_norm: "post"`.
+    """A Transformer that JoeyNMT trained, with `layer_norm: "post"` or `"pre"`.
 
     Args:
         source: the model_dir, of which best.ckpt is read, or a .ckpt in the folder of config.yaml, src_vocab.txt and
@@ -96,15 +96,22 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _refuse(model: Options) -> None:
-    for stack, default_type, default_norm in (("encoder", "recurrent", "pre"), ("decoder", "transformer", "post")):
+    for stack, default_type in (("encoder", "recurrent"), ("decoder", "transformer")):
         options = model.section(stack)
-        kind, norm = options.text("type", default_type), options.text("layer_norm", default_norm)
+        kind = options.text("type", default_type)
         if kind != "transformer":
             raise UserError(f"{options.where}type={shown(kind)}: only its Transformer can be converted")
-        if norm != "post":
-            raise UserError(f"{options.where}layer_norm={shown(norm)}: such a model {PRE_NORM}")
         if (alpha := options.number("alpha", 1.0)) != 1:
             raise UserError(f"{options.where}alpha={alpha}: §3.1 adds the input once, not alpha times")
+    norms = [
+        model.section(stack).text("layer_norm", default) for stack, default in zip(STACKS, ("", "post"), strict=True)
+    ]
+    if norms not in (["post"] * 2, ["pre"] * 2):
+        # without the option JoeyNMT's encoder is pre-norm, but has no normalisation after its last layer
+        raise UserError(
+            f"{model.where}encoder.layer_norm={shown(norms[0]) or 'missing'}, decoder.layer_norm={shown(norms[1])}: "
+            f"pre in both or post in both is needed"
+        )
     widths = {model.section(stack).integer("hidden_size", 512, 1) for stack in STACKS}
     scales = {_scales_embedding(model, stack) for stack in STACKS[: 1 if model.flag("tied_embeddings") else 2]}
     for name, values in (("hidden_size", widths), ("embeddings.scale", scales)):
@@ -124,6 +131,7 @@ def _fields(model: Options) -> dict[str, Any]:
         "activation_function": activations.pop(),
         "scale_embedding": _scales_embedding(model, "encoder"),
         "layer_norm_eps": EPSILON,
+        "layer_norm_position": model.section("encoder").text("layer_norm"),
         "dropout": float(model.section("decoder").number("dropout", 0.1, 0.0)),
     }
     for stack, heads in (("encoder", 4), ("decoder", 8)):  # JoeyNMT's defaults

@@ -4,6 +4,7 @@ import math
 import re
 import zipfile
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..untrusted import one_line, parse_yaml_mapping, require_file, shown
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .options import Options
-from .state_dicts import PRE_NORM, STACKS, TensorRef
+from .state_dicts import STACKS, TensorRef
 from .transformers_folders import set_generation_config
 
 OPTIONS = "special:model.yml"
@@ -36,10 +37,7 @@ _FILES_OF_TRAINING = (".optimizer.npz", ".orig.npz")
 # Options of other architectures: the supported values, and what others mean.
 REFUSED: dict[str, tuple[tuple, str]] = {
     "type": (("transformer",), "is another kind of model"),
-    "transformer-preprocess": (("", "d"), PRE_NORM),
-    "transformer-postprocess": (("dan", "an"), "is not LayerNorm(x + Sublayer(x)) (§3.1)"),
     "transformer-postprocess-emb": (("", "d"), "normalises the embeddings, §3.4 does not"),
-    "transformer-postprocess-top": (("", "d"), "adds or normalises after each stack, which cannot be expressed here"),
     "transformer-decoder-autoreg": (("self-attention",), "has a decoder without self-attention (§3.2.3)"),
     "transformer-no-projection": ((False,), "leaves out W^O (§3.2.2)"),
     "transformer-ffn-depth": ((2,), "has another number of matrices in a feed-forward network than Eq. 2"),
@@ -54,6 +52,10 @@ REFUSED: dict[str, tuple[tuple, str]] = {
     "transformer-disable-position-embeddings": ((False,), "leaves out the positions of §3.5"),
     "transformer-pool": ((False,), "pools the encoder's states"),
 }
+
+# Options that place the normalisations: before and after each sub-layer, and after each stack.
+_NORMALISATIONS = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
+_POSITIONS = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
 
 # Within a layer: our modules, and Marian's names of their weight and bias.
 _IN_LAYER = {
@@ -75,7 +77,7 @@ def from_marian_npz(
     source_sentencepiece: str | Path | None = None,
     target_sentencepiece: str | Path | None = None,
 ) -> Converted:
-    """A post-norm Transformer that Marian trained.
+    """A Transformer that Marian trained, post-norm or pre-norm.
 
     Its sinusoids have fairseq's wavelengths but start at position 0, so they become `MAX_POSITIONS` rows of "learned"
     positions. (transformers' `MarianMTModel` and CTranslate2 use slightly different ones.) Its decoder starts from a
@@ -110,6 +112,7 @@ def from_marian_npz(
         **{f"{stack}_attention_heads": options.integer("transformer-heads", 8, 1) for stack in STACKS},
         **{f"{stack}_ffn_dim": state_dicts.require_matrix(tensors, f"{stack}_l1_ffn_W1").shape[1] for stack in STACKS},
         "activation_function": _activation(options),
+        "layer_norm_position": _POSITIONS[_normalisations(options)],
         "dropout": options.number("transformer-dropout", 0.0, 0.0),
         "layer_norm_eps": EPSILON,
         "lm_head_bias": True,
@@ -117,7 +120,8 @@ def from_marian_npz(
     paths = _vocabulary_files(path, options, decoder, source_vocabulary, target_vocabulary)
     sides = [_tokens(each) for each in paths]
     ids = _special_ids(sides, pad)
-    model = state_dicts.build_model({**fields, **ids}, tensors, _locate, tying.copies)
+    locate = partial(_locate, pre_norm=fields["layer_norm_position"] == "pre")
+    model = state_dicts.build_model({**fields, **ids}, tensors, locate, tying.copies)
     special = {name: number for name, number in ids.items() if name != "unk_token_id"}
     set_generation_config(model, special | _search(decoder, ids["unk_token_id"]))
     spm_models = source_sentencepiece, target_sentencepiece
@@ -206,11 +210,22 @@ def _read_options(path: Path) -> Options:
     return Options(parse_yaml_mapping(path.read_bytes(), f"{path}: no options of Marian"), f"{path}: --")
 
 
+def _normalisations(options: Options) -> tuple[str, ...]:
+    """The three options without "d", which is dropout."""
+    defaults = ("", "dan", "")
+    return tuple(
+        options.text(name, default).replace("d", "") for name, default in zip(_NORMALISATIONS, defaults, strict=True)
+    )
+
+
 def _refuse(options: Options, path: Path) -> None:
     for name, (supported, reason) in REFUSED.items():
         value = options.values.get(name, supported[0])
         if value not in supported and value is not None:
             raise UserError(f"{path}: --{name} {shown(value)!r}: such a model {reason}")
+    if _normalisations(options) not in _POSITIONS:
+        given = ", ".join(f"--{name} {shown(options.text(name))!r}" for name in _NORMALISATIONS)
+        raise UserError(f"{path}: {given}: such a model is neither post-norm (§3.1) nor pre-norm")
     activation = options.text("transformer-ffn-activation", "swish")
     if activation not in (*ACTIVATIONS, "gelu"):
         known = ", ".join((*ACTIVATIONS, "gelu"))
@@ -263,15 +278,19 @@ def _positions(tensors: dict[str, Tensor], options: Options, width: int) -> tupl
     return tensors, {**fields, "scale_embedding": not learned}
 
 
-def _locate(name: str) -> str | TensorRef:
+def _locate(name: str, pre_norm: bool) -> str | TensorRef:
     if name.startswith("lm_head"):
         return "output" if name.endswith("weight") else "output bias"
     stack, rest = name.removeprefix("model.").split(".", 1)
+    if rest.startswith("layer_norm."):
+        return f"{stack}_top_ln_{'scale' if rest.endswith('weight') else 'bias'}"
     if rest.startswith("embed_"):
         return f"{stack}_Wemb" if rest == "embed_tokens.weight" else f"{stack} positions"
     _, number, module = rest.split(".", 2)
     module, kind = module.rsplit(".", 1)
     theirs = f"{stack}_l{int(number) + 1}_{_IN_LAYER[module][kind == 'bias']}"
+    if pre_norm and "norm" in module:
+        theirs += "_pre"
     return TensorRef(theirs, transposed=kind == "weight" and "norm" not in module)
 
 

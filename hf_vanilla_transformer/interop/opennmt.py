@@ -1,22 +1,198 @@
-"""OpenNMT-py: all of its Transformers are pre-norm, so none can be converted.
+"""OpenNMT-py's Transformers, versions 1 to 3: all of them are pre-norm.
 
-Its option `layer_norm` chooses a formula, "standard" or "rms"; no option chooses post-norm (versions 0.1 to 3.5).
+Their option `layer_norm` chooses a formula, "standard" or "rms"; no option chooses post-norm.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from tokenizers import processors
+from torch import Tensor
 
 from ..errors import UserError
+from ..untrusted import shown
+from . import state_dicts, vocabularies
 from .converting import Converted
-from .state_dicts import PRE_NORM, read_torch_file
+from .options import Options
+from .state_dicts import STACKS, Renames
+from .transformers_folders import set_generation_config
+
+EPSILON = 1e-6  # of its LayerNorm, unless norm_eps says otherwise
+_SPECIAL = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
+_EMBEDDING = "{}.embeddings.make_embedding.emb_luts.0.weight"
+_POSITIONS = "{}.embeddings.make_embedding.pe.pe"
+
+# Options of other architectures: the supported values, and what others mean.
+REFUSED: dict[str, tuple[tuple, str]] = {
+    "encoder_type": (("transformer",), "is another kind of model"),
+    "decoder_type": (("transformer",), "is another kind of model"),
+    "layer_norm": (("standard",), "has no LayerNorm (§3.1)"),
+    "position_encoding": ((True,), "leaves out the positions of §3.5"),
+    "max_relative_positions": ((0,), "has relative positions"),
+    "self_attn_type": (("scaled-dot", "scaled-dot-flash"), "has average attention"),
+    "parallel_residual": ((False,), "adds attention and feed-forward network in parallel"),
+    "multiquery": ((False,), "shares keys and values between heads"),
+    "num_kv": ((0,), "shares keys and values between heads"),
+    "sliding_window": ((0,), "attends to a window"),
+    "num_experts": ((0,), "has experts"),
+    "aan_useffn": ((False,), "has average attention"),
+    "copy_attn": ((False,), "copies source tokens"),
+    "generator_function": (("softmax",), "has another output than a softmax"),
+    "full_context_alignment": ((False,), "attends to the whole target"),
+    "lambda_coverage": ((0, 0.0), "has a coverage attention"),
+    "feat_merge": (("concat", "sum", "mlp"), "has features"),
+}
+
+# Version 1 and 2 pickle the vocabularies as objects of torchtext; only the weights are read.
+_VOCABULARY_CLASSES = (
+    *("torchtext.data.field.Field", "torchtext.data.field.RawField", "torchtext.data.field.NestedField"),
+    *("torchtext.legacy.data.field.Field", "torchtext.vocab.Vocab", "torchtext.legacy.vocab.Vocab"),
+    *("torchtext.data.dataset.Dataset", "torchtext.data.pipeline.Pipeline", "torchtext.data.utils._split_tokenizer"),
+    *("onmt.inputters.text_dataset.TextMultiField", "onmt.inputters.text_dataset._feature_tokenize"),
+    *("functools.partial", "collections.defaultdict", "collections.Counter", "torchtext.vocab._default_unk_index"),
+    *("onmt.inputters.inputter.make_src", "onmt.inputters.inputter.make_tgt", "builtins.slice"),
+)
+
+RENAMES: Renames = (
+    (r"^model\.(en|de)coder\.embed_tokens", r"\1coder.embeddings.make_embedding.emb_luts.0"),
+    (r"^model\.(en|de)coder\.embed_positions$", r"\1coder.embeddings.make_embedding.pe.pe"),
+    ("^lm_head", "generator"),
+    (r"^model\.", ""),
+    (r"encoder\.layers\.", "encoder.transformer."),
+    (r"decoder\.layers\.", "decoder.transformer_layers."),
+    (r"(encoder\.transformer\.\d+)\.self_attn_layer_norm", r"\1.layer_norm"),
+    ("self_attn_layer_norm", "layer_norm_1"),
+    ("cross_attn_layer_norm", "layer_norm_2"),
+    ("final_layer_norm", "feed_forward.layer_norm"),
+    ("cross_attn", "context_attn"),
+    (r"q_proj", "linear_query"),
+    (r"k_proj", "linear_keys"),
+    (r"v_proj", "linear_values"),
+    ("out_proj", "final_linear"),
+    ("fc1", "feed_forward.w_1"),
+    ("fc2", "feed_forward.w_2"),
+)
 
 
 def from_opennmt(checkpoint: str | Path) -> Converted:
-    """Refuse a checkpoint of OpenNMT-py with the reason, always as a UserError."""
-    found = read_torch_file(checkpoint)
+    """A pre-norm Transformer that OpenNMT-py trained.
+
+    Args:
+        checkpoint: a .pt of `onmt_train`.
+
+    Returns:
+        The model with the search of `onmt_translate` and, from version 3 on, a tokenizer for text that is tokenized
+        already; files of version 1 and 2 hold their vocabularies as objects, which are not read.
+
+    Raises:
+        UserError: an architecture that cannot be expressed here, a damaged file.
+    """
+    path = Path(checkpoint)
+    found = state_dicts.read_torch_file(path, ignored=_VOCABULARY_CLASSES)
     if not isinstance(found, Mapping) or not {"model", "generator", "opt"} <= found.keys():
-        raise UserError(f"{checkpoint}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed")
-    kind = getattr(found["opt"], "encoder_type", None)
-    if kind != "transformer":
-        raise UserError(f"{checkpoint}: encoder_type={kind}: only a Transformer could be converted")
-    raise UserError(f"{checkpoint}: encoder_type=transformer: OpenNMT-py's Transformer always {PRE_NORM}")
+        raise UserError(f"{path}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed")
+    options = Options(vars(found["opt"]) if hasattr(found["opt"], "__dict__") else {}, f"{path}: -")
+    _refuse(options)
+    tensors = _tensors(found, path)
+    embeddings = tuple(_EMBEDDING.format(stack) for stack in STACKS)
+    tying = state_dicts.find_tying(tensors, *embeddings, "generator.weight")
+    layers = "encoder.transformer.", "decoder.transformer_layers."
+    sizes = state_dicts.width_and_depth(tensors, embeddings[0], layers)
+    tables = {_POSITIONS.format(stack) for stack in STACKS}
+    if state_dicts.position_layout(tensors[name].flatten(0, -2) for name in tables if name in tensors) == "learned":
+        raise UserError(
+            f"{path}: -position_encoding_type: only SinusoidalInterleaved, the paper's (§3.5), is converted"
+        )
+    sides = _vocabularies(found.get("vocab"))
+    ids = _special_ids(sides)
+    locate = partial(state_dicts.rename, renames=RENAMES)
+    model = state_dicts.build_model(
+        _fields(options, tensors) | tying.fields | sizes | ids, tensors, locate, tying.copies | tables
+    )
+    set_generation_config(
+        model, _search(options) | {name: each for name, each in ids.items() if name != "unk_token_id"}
+    )
+    if not sides:
+        return Converted(model, note="version 1 and 2 hold their vocabularies as objects, which are not read")
+    for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
+        vocabularies.require_size(side, size, path)
+    source, target = vocabularies.whitespace_tokenizers(sides, (_SPECIAL,) * 2)
+    if source is target:
+        source, _ = vocabularies.whitespace_tokenizers(sides, (_SPECIAL,) * 2)
+        _, target = vocabularies.whitespace_tokenizers(sides, (_SPECIAL,) * 2)
+    # its sources do not end with </s>
+    source.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A", pair="$A $B", special_tokens=[]
+    )
+    return Converted(model, source, target, note=vocabularies.PRETOKENIZED)
+
+
+def _refuse(options: Options) -> None:
+    for name, (supported, reason) in REFUSED.items():
+        value = options.values.get(name, supported[0])
+        if value not in supported and value not in (None, ""):
+            raise UserError(f"{options.where}{name}={shown(value)}: such a model {reason}")
+
+
+def _tensors(found: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """Model and generator, which is a Sequential in versions 1 and 2, under one set of names."""
+    tensors = state_dicts.require_tensors(found["model"], f"{path}: model")
+    generator = state_dicts.require_tensors(found["generator"], f"{path}: generator")
+    return tensors | {f"generator.{name.removeprefix('0.')}": tensor for name, tensor in generator.items()}
+
+
+def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    heads = options.integer("heads", 8, 1)
+    ffn = {
+        f"{stack}_ffn_dim": f"{stack}.{layers}.0.feed_forward.w_1.weight"
+        for stack, layers in zip(STACKS, ("transformer", "transformer_layers"), strict=True)
+    }
+    return {
+        "layer_norm_position": "pre",
+        "activation_function": options.text("pos_ffn_activation_fn", "relu"),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        **{name: len(state_dicts.require_matrix(tensors, matrix)) for name, matrix in ffn.items()},
+        "layer_norm_eps": float(options.number("norm_eps", EPSILON, 0.0)),
+        "scale_embedding": True,
+        # version 3 has an option for them
+        "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
+        "lm_head_bias": "generator.bias" in tensors,
+        "dropout": _first_number(options, "dropout"),
+        "attention_dropout": _first_number(options, "attention_dropout"),
+    }
+
+
+def _first_number(options: Options, name: str) -> float:
+    """Of a schedule, such as [0.1], or of a single number."""
+    value = options.values.get(name)
+    first = value[0] if isinstance(value, list) and value else value
+    return float(Options({name: first}, options.where).number(name, 0.1, 0.0))
+
+
+def _search(options: Options) -> dict[str, Any]:
+    """`onmt_translate` by default: 5 beams, the sum of log-probabilities, at most 250 tokens."""
+    return {"num_beams": 5, "length_penalty": 0.0, "early_stopping": True, "max_new_tokens": 250}
+
+
+def _vocabularies(found: Any) -> list[list[str]]:
+    """The tokens of source and target by id, from version 3 on; none before."""
+    if not isinstance(found, Mapping) or not all(isinstance(found.get(side), list) for side in ("src", "tgt")):
+        return []
+    sides = [Options(found, "vocab.").texts(side) for side in ("src", "tgt")]
+    return sides
+
+
+def _special_ids(sides: list[list[str]]) -> dict[str, int]:
+    """Of version 3, in the vocabularies; of versions 1 and 2, the order of torchtext's fields."""
+    ids = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+    for side in sides:
+        for name, token in _SPECIAL.items():
+            if token not in side:
+                raise UserError(f"vocab: {token} is missing there")
+            ids[f"{name}_id"] = side.index(token)
+    if any(side.index(token) != ids[f"{name}_id"] for side in sides for name, token in _SPECIAL.items()):
+        raise UserError("vocab: the special tokens have other ids in the source than in the target")
+    return {**ids, "decoder_start_token_id": ids["bos_token_id"]}

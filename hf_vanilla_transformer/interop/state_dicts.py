@@ -22,7 +22,6 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..untrusted import one_line, reading_weights, require_file, shown
 
 STACKS = ("encoder", "decoder")
-PRE_NORM = "normalises before each sub-layer (pre-norm), this architecture after (§3.1)"
 _MAX_NAMES = 4  # in a message
 _MAX_LAYERS = 1000
 _TABLE_ROUNDING = 2e-3  # float16; float32 at position 5,000 is off by 3e-4

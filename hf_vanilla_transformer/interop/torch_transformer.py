@@ -4,6 +4,7 @@ Such a file holds weights under module names and nothing else: not the number of
 identify the tutorial (`TUTORIALS`); the rest must be given.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import state_dicts
 from .converting import Converted
-from .state_dicts import PRE_NORM, STACKS, Renames, TensorRef
+from .state_dicts import STACKS, Renames, TensorRef
 
 # To `torch.nn.Transformer`; the fused projections are resolved in `_locate_in_layer`.
 TORCH_RENAMES: Renames = (
@@ -42,6 +43,21 @@ TREVETT_RENAMES: Renames = (
     ("out_proj", "fc_o"),
     ("fc1", "positionwise_feedforward.fc_1"),
     ("fc2", "positionwise_feedforward.fc_2"),
+)
+
+# The Annotated Transformer
+ANNOTATED_RENAMES: Renames = (
+    (r"(layers\.\d+)\.self_attn_layer_norm", r"\1.sublayer.0.norm"),
+    (r"(layers\.\d+)\.cross_attn_layer_norm", r"\1.sublayer.1.norm"),
+    (r"(encoder\.layers\.\d+)\.final_layer_norm", r"\1.sublayer.1.norm"),
+    (r"(decoder\.layers\.\d+)\.final_layer_norm", r"\1.sublayer.2.norm"),
+    (r"coder\.layer_norm", "coder.norm"),
+    (r"norm\.weight", "norm.a_2"),
+    (r"norm\.bias", "norm.b_2"),
+    ("cross_attn", "src_attn"),
+    *((rf"attn\.{part}_proj", f"attn.linears.{number}") for number, part in enumerate(("q", "k", "v", "out"))),
+    ("fc1", "feed_forward.w_1"),
+    ("fc2", "feed_forward.w_2"),
 )
 
 
@@ -90,13 +106,24 @@ TUTORIALS = {
         settings={"scale_embedding": True, **_SPECIAL},
         renames=TREVETT_RENAMES,
     ),
+    "The Annotated Transformer": Naming(
+        source="src_embed.0.lut",
+        target="tgt_embed.0.lut",
+        output="generator.proj",
+        positions=("src_embed.1.pe", "tgt_embed.1.pe"),
+        # its text is post-norm, its code pre-norm; ids of its vocabularies: <s>, </s>, <blank>, <unk>
+        settings={
+            **{"scale_embedding": True, "layer_norm_position": "pre", "layer_norm_eps": 1e-12},
+            **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3},
+        },
+        renames=ANNOTATED_RENAMES,
+    ),
 }
 
 _TARGET_TABLE = "the target's table of positions"
 
 # A tensor that identifies a tutorial, and why its models cannot be converted.
 REFUSED = {
-    "encoder.layers.0.sublayer.0.norm.a_2": f"The Annotated Transformer {PRE_NORM}",
     "encoder.layer_stack.0.slf_attn.w_qs.weight": (
         "attention-is-all-you-need-pytorch normalises the embeddings as well (Encoder.layer_norm), which §3.4 does not"
     ),
@@ -127,7 +154,7 @@ def from_torch(
             removed.
         heads: of every attention; a state dictionary does not hold it.
         activation: "relu" or "gelu".
-        norm_first: of `torch.nn.Transformer`; True cannot be converted. A state dictionary does not hold it.
+        norm_first: of `torch.nn.Transformer`: True for pre-norm. A state dictionary does not hold it.
         layer_norm_eps: default: 1e-5.
         positions: one of the sinusoidal `POSITION_ENCODING_TYPES` if no tensor holds them, or the name of a tensor.
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
@@ -143,8 +170,6 @@ def from_torch(
             raise UserError(f"{name}: {reason}")
     if heads is None:
         raise UserError("heads is missing: a state dictionary does not hold the number of attention heads")
-    if norm_first:
-        raise UserError("norm_first=True: this architecture normalises after each sub-layer (§3.1), not before it")
     given = {"layer_norm_eps": layer_norm_eps, "scale_embedding": scale_embedding, "pad_token_id": pad_token_id}
     given |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "unk_token_id": unk_token_id}
     custom = (source_embedding, target_embedding or source_embedding, output_layer)
@@ -153,6 +178,8 @@ def from_torch(
     for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in settings:
             raise UserError(f"{name} is missing: these are no tutorial's names, so it has to be given")
+    if norm_first:
+        settings["layer_norm_position"] = "pre"
     fields = {"activation_function": activation, "decoder_start_token_id": settings["bos_token_id"], **settings}
     fields |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads)
     return Converted(_build(tensors, naming, fields, positions))
@@ -189,6 +216,8 @@ def _build(
     tensors: dict[str, Tensor], naming: Naming, fields: dict[str, Any], positions: str | None
 ) -> VanillaTransformerForConditionalGeneration:
     prefix, renames = "", naming.renames
+    if renames is ANNOTATED_RENAMES:
+        tensors = _with_biased_variance(tensors)
     if renames is None:
         prefix, renames = _prefix(tensors), TORCH_RENAMES
         tensors = _with_biases(tensors, prefix)
@@ -227,7 +256,8 @@ def _sizes(tensors: Mapping[str, Tensor], naming: Naming, prefix: str, renames: 
     for stack in STACKS:
         name = prefix + state_dicts.rename(f"{stack}.layers.0.fc1.weight", renames)
         sizes[f"{stack}_ffn_dim"] = len(state_dicts.require_matrix(tensors, name))
-    norms = [f"{prefix}{stack}.norm.weight" in tensors for stack in STACKS]
+    names = (prefix + state_dicts.rename(f"{stack}.layer_norm.weight", renames) for stack in STACKS)
+    norms = [name in tensors for name in names]
     if any(norms) and not all(norms):
         raise UserError("one stack ends with a normalisation and the other does not: here both do, or neither")
     return sizes | {"final_layer_norm": all(norms)}
@@ -240,6 +270,15 @@ def _locate_in_layer(name: str, width: int) -> str | TensorRef:
         return name
     third = "qkv".index(fused[2])
     return TensorRef(f"{fused[1]}.in_proj_{fused[3]}", slice(third * width, (third + 1) * width))
+
+
+def _with_biased_variance(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The Annotated Transformer divides by the unbiased standard deviation + 1e-6; the gain takes up the factor."""
+
+    def gain(tensor: Tensor) -> Tensor:
+        return tensor * math.sqrt((len(tensor) - 1) / len(tensor))
+
+    return {name: gain(tensor) if name.endswith("norm.a_2") else tensor for name, tensor in tensors.items()}
 
 
 def _prefix(tensors: Mapping[str, Tensor]) -> str:

@@ -20,10 +20,12 @@ FORMATS = """\
   marian-npz  a .npz of Marian itself, or its folder, with the vocabularies that its options name
   torch    a state dictionary with a torch.nn.Transformer, or of a well-known tutorial; it needs --set heads=N, and
            --set activation=gelu or norm_first=true if the model was built with it
-  fairseq  a .pt of a post-norm transformer, with dict.*.txt in its folder or in --set data=FOLDER; give --set
-           codes=FILE (subword-nmt, fastBPE; text then goes through Moses) or sentencepiece=FILE for raw text
-  joeynmt  the model_dir of a Transformer with layer_norm: post, or a .ckpt in it
-  opennmt  a .pt of OpenNMT-py: refused with the reason, as its Transformers are all pre-norm
+  m2m100   a folder of an M2M100ForConditionalGeneration, of M2M-100 or NLLB-200; --set source_language=en and
+           target_language=de choose the languages
+  fairseq  a .pt of a transformer, post-norm or pre-norm, with dict.*.txt in its folder or in --set data=FOLDER; give
+           --set codes=FILE (subword-nmt, fastBPE; text then goes through Moses) or sentencepiece=FILE for raw text
+  joeynmt  the model_dir of a Transformer, post-norm or pre-norm, or a .ckpt in it
+  opennmt  a .pt of a Transformer of OpenNMT-py 1 to 3
 """
 
 

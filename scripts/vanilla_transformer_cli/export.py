@@ -27,6 +27,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument(
         "--quantization", metavar="TYPE", help="ctranslate2 only: int8, float16, bfloat16, ... (its names)"
     )
+    parser.add_argument("--vmap", metavar="FILE", help="ctranslate2 only: a vocabulary mapping to include")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
     return parser.parse_args(arguments)
 
@@ -37,4 +38,4 @@ def main(arguments: argparse.Namespace) -> None:
 
     silence_transformers()
     given = arguments.target_format, arguments.model, arguments.output, arguments.overwrite, arguments.quantization
-    print(export(*given))
+    print(export(*given, vmap=arguments.vmap))

@@ -25,6 +25,7 @@ FOLDER = Path(__file__).parent
 TESTS = {
     "marian": ("a `MarianMTModel` folder", "test_marian.py"),
     "fsmt": ("an `FSMTForConditionalGeneration` folder", "test_fsmt.py"),
+    "m2m100": ("an `M2M100ForConditionalGeneration` folder", "test_m2m100.py"),
     "torch": ("a state dictionary", "test_torch_transformer.py"),
     "fairseq": ("a `.pt` checkpoint", "test_fairseq.py"),
     "marian-npz": ("Marian's own checkpoint", "test_marian_npz.py"),

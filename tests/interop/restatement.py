@@ -1,4 +1,4 @@
-"""A post-norm Transformer restated in NumPy and float64, for toolkits that cannot be installed with the tests.
+"""A Transformer restated in NumPy and float64, for toolkits that cannot be installed with the tests.
 
 Each test gives the toolkit's tensor names, positions, activation and epsilon, as the toolkit's source has them. It
 shares no code with the converters.
@@ -29,6 +29,7 @@ class Restatement:
         embedding: from "source" or "target" to a matrix (V, D).
         position: from the index of a token, from 0, and "source" or "target" to a row (D,).
         layers: of the encoder, of the decoder. heads: of both stacks.
+        pre_norm: LayerNorm comes before each sub-layer instead of after it.
         starts_from_zero: the decoder starts from a zero vector instead of an embedding (Marian).
     """
 
@@ -41,6 +42,7 @@ class Restatement:
     eps: float = 1e-5
     scale: bool = True
     final_norm: bool = False
+    pre_norm: bool = False
     starts_from_zero: bool = False
 
     def logits(self, source: list[int], target: list[int]) -> np.ndarray:
@@ -60,12 +62,19 @@ class Restatement:
         causal = None if memory is None else np.tril(np.ones((len(x), len(x)), dtype=bool))
         for i in range(depth):
             layer = f"{name}.{i}"
-            x = self.norm(f"{layer}.self.norm", x + self.attend(f"{layer}.self", x, x, causal))
+            x = self.sub_layer(f"{layer}.self", x, lambda y, at: self.attend(at, y, y, causal))
             if memory is not None:
-                x = self.norm(f"{layer}.cross.norm", x + self.attend(f"{layer}.cross", x, memory, None))
-            hidden = ACTIVATIONS[self.activation](self.linear(f"{layer}.ffn.1", x))
-            x = self.norm(f"{layer}.ffn.norm", x + self.linear(f"{layer}.ffn.2", hidden))
-        return self.norm(f"{name}.norm", x) if self.final_norm else x
+                x = self.sub_layer(f"{layer}.cross", x, lambda y, at: self.attend(at, y, memory, None))
+            x = self.sub_layer(f"{layer}.ffn", x, self.feed_forward)
+        return self.norm(f"{name}.norm", x) if self.final_norm or self.pre_norm else x
+
+    def sub_layer(self, name: str, x: np.ndarray, function: Callable[[np.ndarray, str], np.ndarray]) -> np.ndarray:
+        if self.pre_norm:
+            return x + function(self.norm(f"{name}.norm", x), name)
+        return self.norm(f"{name}.norm", x + function(x, name))
+
+    def feed_forward(self, x: np.ndarray, name: str) -> np.ndarray:
+        return self.linear(f"{name}.2", ACTIVATIONS[self.activation](self.linear(f"{name}.1", x)))
 
     def attend(self, name: str, x: np.ndarray, y: np.ndarray, visible: np.ndarray | None) -> np.ndarray:
         q, k, v = self.linear(f"{name}.q", x), self.linear(f"{name}.k", y), self.linear(f"{name}.v", y)

@@ -104,13 +104,15 @@ def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool) -> No
     torch.save({"args": None, "cfg": {"model": options, "task": task, "generation": search}, "model": model}, path)
 
 
-def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True) -> Restatement:
+def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True, **settings: Any) -> Restatement:
     arrays = {name: tensor.double().numpy() for name, tensor in model.items()}
     attention = {"self": "self_attn", "cross": "encoder_attn"}
 
     def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
         if name == "output":
             return arrays["decoder.output_projection.weight"].T, np.zeros(1)
+        if name.endswith("coder.norm"):
+            return arrays[name.replace("norm", "layer_norm.weight")], arrays[name.replace("norm", "layer_norm.bias")]
         stack, layer, kind, part = name.split(".")
         theirs = f"{stack}.layers.{layer}."
         if part == "norm":
@@ -128,6 +130,7 @@ def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True)
         layers=LAYERS,
         heads=HEADS,
         scale=scale,
+        **settings,
     )
 
 
@@ -193,6 +196,21 @@ def test_fairseq_checkpoint_gives_logits_of_fsmt(tmp_path: Path, record_property
     save(tmp_path / "model.pt", model)
     ours, _, _ = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours")
     record_property("logits", (PORT, assert_same_logits(ours, port.eval())))
+
+
+def with_final_norms(model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As of a pre-norm model."""
+    generator = torch.Generator().manual_seed(8)
+    names = (f"{stack}.layer_norm.{part}" for stack in ("encoder", "decoder") for part in ("weight", "bias"))
+    return model | {name: torch.randn(D, generator=generator) for name in names}
+
+
+def test_fairseq_pre_norm_checkpoint_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
+    model = with_final_norms(weights(23, 29))
+    save(tmp_path / "model.pt", model, encoder_normalize_before=True, decoder_normalize_before=True)
+    ours, _, _ = converted("fairseq", tmp_path / "model.pt", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(model, pre_norm=True))))
+    assert ours.config.layer_norm_position == "pre"
 
 
 def test_fairseq_checkpoint_of_version_0_12_with_unused_tensors(tmp_path: Path, record_property: Record) -> None:
@@ -340,8 +358,8 @@ def test_fairseq_tokenizer_for_raw_text_with_sentencepiece(tmp_path: Path, recor
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder_normalize_before": True}, "--encoder-normalize-before=True.*pre-norm"),
-        ({"decoder_normalize_before": True}, "--decoder-normalize-before=True"),
+        ({"encoder_normalize_before": True}, "--encoder-normalize-before without --decoder-normalize-before"),
+        ({"no_decoder_final_norm": True}, "--no-decoder-final-norm=True"),
         ({"layernorm_embedding": True}, "--layernorm-embedding"),
         ({"adaptive_softmax_cutoff": "1000,5000"}, "--adaptive-softmax-cutoff=1000,5000"),
         ({"no_token_positional_embeddings": True}, "positions"),

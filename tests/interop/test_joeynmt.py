@@ -14,6 +14,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.joeynmt import from_joeynmt
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, installed, train_sentencepiece
 from tests.interop.restatement import Restatement, assert_restated
+from tests.interop.test_fairseq import with_final_norms
 from tests.paper import paper_position
 
 PEER = "NumPy restatement of JoeyNMT 2.3"
@@ -92,6 +93,8 @@ def restated(model: dict[str, Tensor], **settings: Any) -> Restatement:
     def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
         if name == "output":
             return arrays["decoder.output_layer.weight"].T, np.zeros(1)
+        if name.endswith("coder.norm"):
+            return arrays[name.replace("norm", "layer_norm.weight")], arrays[name.replace("norm", "layer_norm.bias")]
         stack, layer, kind, part = name.split(".")
         theirs = f"{stack}.layers.{layer}."
         if part == "norm":
@@ -130,6 +133,16 @@ def test_joeynmt_folder_gives_its_logits(tied: bool, tmp_path: Path, record_prop
     # ((5 + length) / 6)^alpha is the paper's, and has no length_penalty
     assert (search.num_beams, search.paper_length_penalty, search.max_new_tokens) == (5, 1.0, 40)
     assert search.length_penalty is None and search.decoder_start_token_id == 2
+
+
+def test_joeynmt_pre_norm_folder_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
+    given, model = options(), with_final_norms(weights((23, 29)))
+    for stack in ("encoder", "decoder"):
+        given["model"][stack]["layer_norm"] = "pre"
+    save(tmp_path / "joey", model, (named(19, "a"), named(25, "b")), given)
+    ours, _, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(model, pre_norm=True))))
+    assert ours.config.layer_norm_position == "pre"
 
 
 def test_joeynmt_gelu_and_unscaled_embeddings(tmp_path: Path, record_property: Record) -> None:
@@ -209,8 +222,8 @@ def test_joeynmt_tokenizer_for_sentencepiece(tmp_path: Path, record_property: Re
     ("stack", "change", "message"),
     [
         ("encoder", {"layer_norm": "pre"}, "model.encoder.layer_norm=pre"),
-        ("encoder", {"layer_norm": None}, "model.encoder.layer_norm=pre"),
-        ("decoder", {"layer_norm": "pre"}, "model.decoder.layer_norm=pre"),
+        ("encoder", {"layer_norm": None}, "model.encoder.layer_norm=missing"),
+        ("decoder", {"layer_norm": "pre"}, "decoder.layer_norm=pre: pre in both or post in both"),
         ("decoder", {"alpha": 0.8}, "model.decoder.alpha=0.8"),
         ("encoder", {"type": "recurrent"}, "model.encoder.type=recurrent"),
         ("decoder", {"activation": "gelu"}, "activation is gelu and relu"),

@@ -99,12 +99,16 @@ def restated(arrays: dict[str, np.ndarray], **changes: Any) -> Restatement:
             tied = numbers.get("Wemb", numbers.get("decoder_ff_logit_out_Wt"))
             matrix = numbers.get("decoder_ff_logit_out_W", None if tied is None else tied.T)
             return matrix, numbers["decoder_ff_logit_out_b"]
+        if name.endswith("coder.norm"):
+            stack = name.removesuffix(".norm")
+            return numbers[f"{stack}_top_ln_scale"], numbers[f"{stack}_top_ln_bias"]
         stack, layer, kind, part = name.split(".")
         theirs = f"{stack}_l{int(layer) + 1}_"
         theirs += "ffn" if kind == "ffn" else attention[kind]
         if part == "norm":
             theirs += "_ffn_ln" if kind == "ffn" else "_Wo_ln"
-            return numbers[f"{theirs}_scale"], numbers[f"{theirs}_bias"]
+            pre = "_pre" if f"{theirs}_scale_pre" in numbers else ""
+            return numbers[f"{theirs}_scale{pre}"], numbers[f"{theirs}_bias{pre}"]
         return numbers[f"{theirs}_W{part}"], numbers[f"{theirs}_b{part}"]
 
     stacks = {"source": "encoder", "target": "decoder"}
@@ -149,6 +153,17 @@ def test_marian_npz_gives_its_logits(tying: str, separate: bool, tmp_path: Path,
     shared = tying != "none"
     assert ours.config.share_encoder_decoder_embeddings is shared
     assert ours.config.tie_word_embeddings is (tying == "all")
+
+
+def test_marian_npz_of_task_transformer_base_prenorm(tmp_path: Path, record_property: Record) -> None:
+    arrays = {f"{name}_pre" if "_ln_" in name else name: array for name, array in weights((23, 23)).items()}
+    generator = np.random.default_rng(9)
+    for name in (f"{stack}_top_ln_{part}" for stack in ("encoder", "decoder") for part in ("scale", "bias")):
+        arrays[name] = generator.normal(size=(1, D)).astype(np.float32)
+    options = {"preprocess": "n", "postprocess": "da", "postprocess_top": "n"}
+    save(tmp_path / "model.npz", arrays, **{f"transformer_{name}": value for name, value in options.items()})
+    ours, _, _ = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours")
+    record_property("logits", (PEER, assert_marians_logits(ours, arrays, pre_norm=True)))
 
 
 @pytest.mark.parametrize("name", ["transformer_train_positions", "transformer_train_position_embeddings"])
@@ -300,6 +315,7 @@ def test_marian_npz_with_sentencepiece_vocabularies(tmp_path: Path, record_prope
         ("type", "s2s"),
         ("transformer_preprocess", "n"),
         ("transformer_postprocess", "da"),
+        ("transformer_postprocess", "dar"),
         ("transformer_postprocess_emb", "nd"),
         ("transformer_postprocess_top", "n"),
         ("transformer_decoder_autoreg", "average-attention"),
@@ -318,7 +334,7 @@ def test_marian_npz_refuses_other_architectures(
     option: str, value: Any, tmp_path: Path, record_property: Record
 ) -> None:
     save(tmp_path / "model.npz", weights((9, 9)), **{option: value})
-    with pytest.raises(UserError, match=f"--{option.replace('_', '-')}"):
+    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} "):
         from_marian_npz(tmp_path / "model.npz")
     record_property("refused", f"--{option.replace('_', '-')} {value}")
 

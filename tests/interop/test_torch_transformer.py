@@ -105,8 +105,9 @@ def saved(model: nn.Module, path: Path) -> nn.Module:
         (OWN, {"layer_norm_eps": 1e-3}, OWN_OPTIONS | {"layer_norm_eps": 1e-3}),
         (OWN, {"shared": True}, OWN_OPTIONS),
         (OWN, {"bias": False}, OWN_OPTIONS),
+        (OWN, {"norm_first": True}, OWN_OPTIONS | {"norm_first": True}),
     ],
-    ids=["PyTorch's tutorial", "gelu", "learned positions", "own names", "shared", "no biases"],
+    ids=["PyTorch's tutorial", "gelu", "learned positions", "own names", "shared", "no biases", "pre-norm"],
 )
 def test_torch_transformer_gives_its_logits(
     names: dict, settings: dict, options: dict, tmp_path: Path, record_property: Record
@@ -218,15 +219,54 @@ def test_torch_options_that_are_missing_or_unknown_are_named(names: dict, option
         from_torch(AroundTorch(names).state_dict(), **options)
 
 
-def test_torch_pre_norm_is_refused(record_property: Record) -> None:
-    with pytest.raises(UserError, match="norm_first=True.*§3.1"):
-        from_torch(AroundTorch(PYTORCH_TUTORIAL).state_dict(), heads=4, norm_first=True)
-    record_property("refused", "norm_first=True")
+class AnnotatedNorm(nn.Module):
+    """The Annotated Transformer's LayerNorm: the unbiased standard deviation, and epsilon added to it."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.a_2, self.b_2 = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a_2 * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.b_2
 
 
-@pytest.mark.parametrize(
-    "name", ["encoder.layers.0.sublayer.0.norm.a_2", "encoder.layer_stack.0.slf_attn.w_qs.weight"]
-)
+def annotated(model: AroundTorch) -> dict[str, Tensor]:
+    """The weights of a pre-norm `nn.Transformer` under the names of The Annotated Transformer."""
+    names = {"norm1": "sublayer.0.norm", "linear1": "feed_forward.w_1", "linear2": "feed_forward.w_2"}
+    found = {}
+    for name, tensor in model.state_dict().items():
+        name = name.replace("transformer.", "").replace("multihead_attn", "src_attn")
+        name = name.replace("norm2", "sublayer.1.norm").replace("norm3", "sublayer.2.norm")
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        if "in_proj" in name:
+            kind = name.rpartition("_")[2]
+            stem = name.partition("in_proj")[0]
+            found |= {f"{stem}linears.{i}.{kind}": part for i, part in enumerate(tensor.chunk(3))}
+        else:
+            found[name.replace("out_proj", "linears.3")] = tensor
+    return found | {f"{side}_embed.1.pe": model.sines[None] for side in ("src", "tgt")}  # (1, P, D)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first")
+def test_torch_annotated_transformer_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
+    names = {"source": "src_embed.0.lut", "target": "tgt_embed.0.lut", "output": "generator.proj"}
+    theirs: Any = AroundTorch(names, norm_first=True)
+    for name, module in list(theirs.named_modules()):
+        if isinstance(module, nn.LayerNorm):
+            theirs.get_submodule(name.rpartition(".")[0]).add_module(
+                name.rpartition(".")[2], AnnotatedNorm(SIZES["d_model"])
+            )
+    theirs = randomise(theirs).eval()
+    torch.save(annotated(theirs), tmp_path / "model.pt")
+    for layer in [*theirs.transformer.encoder.layers, *theirs.transformer.decoder.layers]:
+        layer.train()  # its fast path reads the weights of a LayerNorm; there is no dropout
+    ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4)
+    record_property("logits", (f"{PEER}, with the tutorial's LayerNorm", assert_same_logits(ours, theirs)))
+    assert ours.config.layer_norm_position == "pre" and ours.config.bos_token_id == 0
+
+
+@pytest.mark.parametrize("name", ["encoder.layer_stack.0.slf_attn.w_qs.weight"])
 def test_torch_tutorials_with_another_architecture_are_refused(name: str, record_property: Record) -> None:
     with pytest.raises(UserError, match=name.replace(".", r"\.") + ".*normalises") as raised:
         from_torch({name: torch.ones(2)}, 4)

@@ -1,0 +1,68 @@
+"""Hugging Face's `M2M100ForConditionalGeneration`, the pre-norm class of M2M-100 and NLLB-200."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import M2M100Config
+
+from ..errors import UserError
+from ..untrusted import read_json_object, shown
+from .converting import Converted
+from .transformers_folders import from_peer, load_tokenizer, read_folder
+
+# The tokenizer classes that these models have, and the files that each needs.
+_TOKENIZERS = {
+    "M2M100Tokenizer": ("vocab.json", "sentencepiece.bpe.model"),
+    "NllbTokenizer": ("tokenizer.json",),
+}
+
+
+def from_m2m100(
+    folder: str | Path, *, source_language: str | None = None, target_language: str | None = None
+) -> Converted:
+    """A folder of an `M2M100ForConditionalGeneration`, such as facebook/m2m100_418M or nllb-200-distilled-600M.
+
+    A source begins with the token of its language (`tokenizer.src_lang`), a translation with that of the target
+    language, which `generate` forces (`forced_bos_token_id`).
+
+    Args:
+        folder: config.json, the weights and, if it has a tokenizer, sentencepiece.bpe.model and vocab.json
+            (M2M-100) or tokenizer.json (NLLB-200).
+        source_language, target_language: as the tokenizer writes them, "de" or "deu_Latn"; default: the tokenizer's
+            own, and what the generation settings force.
+
+    Raises:
+        UserError: another kind of model, damaged or missing files, a language that the tokenizer lacks.
+    """
+    peer = read_folder(M2M100Config, folder)
+    settings = Path(folder) / "tokenizer_config.json"
+    name = read_json_object(settings).get("tokenizer_class") if settings.is_file() else None
+    name = {"NllbTokenizerFast": "NllbTokenizer"}.get(str(name), name)
+    if name is not None and name not in _TOKENIZERS:
+        raise UserError(f"{settings}: tokenizer_class={shown(name)} is none of {', '.join(_TOKENIZERS)}")
+    tokenizer: Any = None if name is None else load_tokenizer(name, folder, _TOKENIZERS[name], "sentencepiece")
+    converted = from_peer(
+        peer,
+        output="lm_head.weight",
+        tokenizer=tokenizer,
+        other_fields={"position_encoding_type": "sinusoidal_fairseq", "layer_norm_position": "pre"},
+        locate=lambda name: name.replace("cross_attn", "encoder_attn"),
+        unused=set(),
+    )
+    if source_language is not None:
+        _language_id(tokenizer, "source_language", source_language)
+        tokenizer.src_lang = source_language
+    if target_language is not None:
+        number = _language_id(tokenizer, "target_language", target_language)
+        converted.model.generation_config.forced_bos_token_id = number
+        tokenizer.tgt_lang = target_language
+    return converted
+
+
+def _language_id(tokenizer: Any, name: str, language: str) -> int:
+    # M2M-100 writes __de__ for "de"; NLLB-200's tokens are its languages
+    token = getattr(tokenizer, "lang_code_to_token", {}).get(language, language)
+    number = None if tokenizer is None else tokenizer.convert_tokens_to_ids(token)
+    if number is None or number == tokenizer.unk_token_id:
+        raise UserError(f"{name}={language}: the tokenizer has no such language")
+    return number
