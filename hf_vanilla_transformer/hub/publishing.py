@@ -102,12 +102,12 @@ def publish(
         UserError: a problem with the folder, the connection or the permissions of the token.
     """
     api = HfApi(token=token)
-    with prepared_files(folder, repo_id, **choices) as files, _one_line_errors(repo_id):
+    with prepared_files(folder, repo_id, **choices) as files, one_line_errors(repo_id):
         repo_id = make_repository(repo_id, private, token)
         files.chosen[CARD] = _card(files, Path(folder), repo_id, choices.get("license"))  # with the owner's name
         if revision is not None:
-            _with_retries(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True))
-        there = _with_retries(lambda: api.model_info(repo_id, revision=revision or constants.DEFAULT_REVISION))
+            with_retries(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True))
+        there = with_retries(lambda: api.model_info(repo_id, revision=revision or constants.DEFAULT_REVISION))
         if private and there.private is False:
             raise UserError(f"{repo_id} is there already and public; make it private on the Hub, or leave out private")
         old = {sibling.rfilename for sibling in there.siblings or [] if is_model_file(sibling.rfilename)}
@@ -119,7 +119,7 @@ def publish(
             operations += [CommitOperationAdd(*each) for each in sorted(files.chosen.items())]
             return api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
 
-        return _with_retries(commit).commit_url
+        return with_retries(commit).commit_url
 
 
 def make_repository(repo_id: str, private: bool | None = None, token: str | None = None) -> str:
@@ -131,8 +131,8 @@ def make_repository(repo_id: str, private: bool | None = None, token: str | None
     Raises:
         UserError: the Hub refuses.
     """
-    with _one_line_errors(repo_id):
-        return _with_retries(lambda: HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True)).repo_id
+    with one_line_errors(repo_id):
+        return with_retries(lambda: HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True)).repo_id
 
 
 def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) -> bytes:
@@ -167,7 +167,7 @@ def _name_base_model(files: ModelFiles, folder: Path, base_model: str | None) ->
 # Retries and errors
 
 
-def _with_retries(call: Callable[[], Result]) -> Result:
+def with_retries(call: Callable[[], Result]) -> Result:
     """Retry while the Hub is busy or the connection fails, after `Retry-After` seconds if the Hub sets them."""
     for wait in _WAITS:
         try:
@@ -195,7 +195,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def _one_line_errors(repo_id: str) -> Iterator[None]:
+def one_line_errors(repo_id: str) -> Iterator[None]:
     """Raise a one-line `UserError` instead of the errors of `huggingface_hub`."""
     try:
         yield

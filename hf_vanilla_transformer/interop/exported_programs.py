@@ -98,16 +98,21 @@ def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[s
     shapes = {0: batch, 1: t}, {0: batch, 1: s}, [{0: batch, 2: s}] * len(source), [{0: batch, 2: p}] * len(past)
     with eager_attention(model), torch.no_grad():  # no fused kernels, no dropout
         return {
-            "encoder": _export(ExportableEncoder(model), (ids, torch.ones_like(ids)), ({0: batch, 1: s},) * 2),
-            "decoder": _export(ExportableDecoder(model), (target, torch.ones_like(ids), source, past), shapes),
+            "encoder": export_module(ExportableEncoder(model), (ids, torch.ones_like(ids)), ({0: batch, 1: s},) * 2),
+            "decoder": export_module(ExportableDecoder(model), (target, torch.ones_like(ids), source, past), shapes),
         }
 
 
-def _export(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> ExportedProgram:
+def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> ExportedProgram:
+    """`torch.export.export` of a module whose class is named after a part of the model.
+
+    Raises:
+        UserError: torch.export cannot trace it.
+    """
     try:
         program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch.export raises whatever the traced code raises
-        name = type(module).__name__.removeprefix("Exportable").lower()
+        name = type(module).__name__.lstrip("_").removeprefix("Exportable").lower()
         raise UserError(f"torch.export cannot trace the {name}: {one_line(error)}") from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths on this machine

@@ -36,30 +36,81 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     Raises:
         UserError: onnx and onnxscript are not installed, or the model cannot be exported.
     """
+    onnx_ir = require_onnx()
+    function, graphs = model.config.activation_function, {}
+    for name, exported_program in export_programs(model).items():
+        graphs[name] = to_onnx(exported_program, *_names(name, model.config.decoder_layers), function)
+    with (folder / WEIGHTS).open("wb") as file:
+        _move_weights(list(graphs.values()), file, onnx_ir)
+    for name, graph in graphs.items():
+        onnx_ir.save(graph, folder / f"{name}.onnx")
+
+
+def require_onnx() -> Any:
+    """The library onnx_ir; a UserError if what the export needs is not installed."""
     try:
         import onnx_ir
         import onnxscript  # noqa: F401 torch's exporter needs it
     except ImportError as error:
         raise UserError("onnx and onnxscript are needed: pip install onnx onnxscript onnxruntime") from error
-    graphs = {}
-    for name, exported_program in export_programs(model).items():
-        _replace_cosines(exported_program)
-        inputs, outputs = _names(name, model.config.decoder_layers)
-        with _silent_exporter():
-            try:
-                converted: Any = torch.onnx.export(
-                    exported_program, input_names=inputs, output_names=outputs, verbose=False
-                )
-            except torch.onnx.errors.OnnxExporterError as error:
-                function = model.config.activation_function
-                raise UserError(f"activation_function={function}: {one_line(error)}") from error
-        graphs[name] = converted.model
-    with (folder / WEIGHTS).open("wb") as file:
-        _move_weights(list(graphs.values()), file, onnx_ir)
-    for name, graph in graphs.items():
-        for node in graph.graph.all_nodes():
-            node.metadata_props.clear()  # source locations, most of the file
-        onnx_ir.save(graph, folder / f"{name}.onnx")
+    return onnx_ir
+
+
+def to_onnx(exported_program: ExportedProgram, inputs: list[str], outputs: list[str], function: str) -> Any:
+    """An exported program as an `onnx_ir.Model`, with named inputs, outputs and dynamic axes (see `_name_axes`).
+
+    Args:
+        exported_program: is modified.
+        function: the model's activation function, for the error if ONNX has no such operator.
+
+    Raises:
+        UserError: an operator that ONNX lacks.
+    """
+    _replace_cosines(exported_program)
+    with _silent_exporter():
+        try:
+            converted: Any = torch.onnx.export(
+                exported_program, input_names=inputs, output_names=outputs, verbose=False
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise UserError(f"activation_function={function}: {one_line(error)}") from error
+    for node in converted.model.graph.all_nodes():
+        node.metadata_props.clear()  # source locations, most of the file
+    _name_axes(converted.model.graph)
+    return converted.model
+
+
+# Dynamic axes by the beginning of a value's name, with optimum's names, which transformers.js reads.
+_BATCH, _SOURCE, _TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
+_PAST = "past_decoder_sequence_length"
+AXES = {
+    "input_ids": (_BATCH, _TARGET),
+    "attention_mask": (_BATCH, _SOURCE),
+    "encoder_attention_mask": (_BATCH, _SOURCE),
+    "last_hidden_state": (_BATCH, _SOURCE, None),
+    "encoder_hidden_states": (_BATCH, _SOURCE, None),
+    "encoder_cache": (_BATCH, None, _SOURCE, None),
+    "decoder_past": (_BATCH, None, _PAST, None),
+    "decoder_present": (_BATCH, None, f"{_PAST} + {_TARGET}", None),
+    "logits": (_BATCH, _TARGET, None),
+    "cross_attentions": (_BATCH, None, _TARGET, _SOURCE),
+}
+
+
+def _name_axes(graph: Any) -> None:
+    """Replace the exporter's `s0`, `s1` … in the shapes of inputs and outputs; None in `AXES` keeps a static size."""
+    encoder = any(value.name == "attention_mask" for value in graph.inputs)
+    for value in (*graph.inputs, *graph.outputs):
+        kind = value.name.split(".")[0]
+        if kind in ("past_key_values", "present"):
+            stack = value.name.split(".")[2]
+            kind = "encoder_cache" if stack == "encoder" else f"decoder_{kind.split('_')[0]}"
+        names = (_BATCH, _SOURCE) if encoder and kind == "input_ids" else AXES[kind]
+        value.shape = type(value.shape)(name or size for name, size in zip(names, value.shape, strict=True))
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None  # with the exporter's names; whoever needs them infers them again
 
 
 def _replace_cosines(exported_program: ExportedProgram) -> None:

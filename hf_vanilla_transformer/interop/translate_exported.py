@@ -16,8 +16,8 @@ import numpy as np
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-# Settings of generation_config.json that change the arg max and are not supported here, with their neutral values.
-_UNSUPPORTED = {
+#: Settings of generation_config.json that change the arg max and are not supported here, with their neutral values.
+UNSUPPORTED = {
     **{"min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
     **{"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "forced_bos_token_id": None},
     **{"begin_suppress_tokens": None, "sequence_bias": None, "exponential_decay_length_penalty": None},
@@ -88,7 +88,7 @@ class Translator:
         for name in ("decoder_start_token_id", "eos_token_id"):
             if self.settings.get(name) is None:
                 self.settings[name] = self.config.get(name)
-        for name, neutral in _UNSUPPORTED.items():
+        for name, neutral in UNSUPPORTED.items():
             if self.settings.get(name, neutral) not in (neutral, None):
                 raise ValueError(f"generation_config.json: {name}={self.settings[name]} is not supported here")
         bad = self.settings.get("bad_words_ids") or []

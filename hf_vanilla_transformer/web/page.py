@@ -1,8 +1,11 @@
 """The files of the page, for whoever serves them. README.md in this folder describes `site.json` and the engines."""
 
+import base64
+import hashlib
 import json
 from importlib import resources
 from typing import Any
+from urllib.parse import urlsplit
 
 #: Content types by suffix, of every file of the page and of a model beside it.
 CONTENT_TYPES = {
@@ -17,18 +20,59 @@ CONTENT_TYPES = {
     "md": "text/markdown; charset=utf-8",
 }
 
+# Files that only one of the engines needs.
+_OF_ENGINE = {"server": ("server_engine.js",), "browser": ("browser_engine.js", "browser_runtime.js", "search.js")}
+_ANY_POLICY = "default-src 'self'"  # of index.html, replaced by that of the site
+
 
 def page_files(site: dict[str, Any]) -> dict[str, bytes]:
-    """The page for one engine, by file name.
+    """The page for one engine, by file name; each file belongs beside `index.html`.
 
     Args:
         site: the content of `site.json`; `site["engine"]` is "browser" or "server".
-
-    Returns:
-        The files, of which a server needs no others. Each belongs beside `index.html`.
     """
+    others = [name for engine, names in _OF_ENGINE.items() if engine != site["engine"] for name in names]
     folder = resources.files(__package__) / "page"
-    other = {"browser": "server_engine.js", "server": "browser_engine.js"}[site["engine"]]
-    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != other}
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in others}
+    files["index.html"] = _index(files["index.html"].decode(), site).encode()
     files["site.json"] = (json.dumps(site, indent=2, ensure_ascii=False) + "\n").encode()
     return files
+
+
+def _index(html: str, site: dict[str, Any]) -> str:
+    """index.html with its Content-Security-Policy, and the hashes of the modules that another host serves."""
+    modules = [entry for name, entry in site.get("runtime", {}).items() if name != "wasm"]
+    hashes = {entry["url"]: entry["integrity"] for entry in modules if "integrity" in entry}
+    import_map = json.dumps({"integrity": hashes}) if hashes else None
+    if import_map is not None:
+        html = html.replace("<script ", f'<script type="importmap">{import_map}</script>\n  <script ', 1)
+    return html.replace(_ANY_POLICY, content_security_policy(site, import_map), 1)
+
+
+def content_security_policy(site: dict[str, Any], import_map: str | None = None) -> str:
+    """What the page may load: its own files, and where it has one, the runtime's host.
+
+    Trusted types forbid that a script makes HTML of text; a server may send the policy as a header too.
+
+    Args:
+        import_map: the text of the page's import map.
+    """
+    urls = [urlsplit(entry["url"]) for entry in site.get("runtime", {}).values()]
+    hosts = sorted({f"{url.scheme}://{url.netloc}" for url in urls if url.netloc})
+    scripts = ["'self'", *hosts]
+    if site["engine"] == "browser":
+        scripts.append("'wasm-unsafe-eval'")
+    if import_map is not None:
+        scripts.append(f"'sha256-{base64.b64encode(hashlib.sha256(import_map.encode()).digest()).decode()}'")
+    policy = {
+        "default-src": ["'none'"],
+        "script-src": scripts,
+        "style-src": ["'self'"],
+        "img-src": ["'self'"],
+        "connect-src": ["'self'", *hosts],
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+        "require-trusted-types-for": ["'script'"],
+        "trusted-types": ["'none'"],
+    }
+    return "; ".join(f"{name} {' '.join(values)}" for name, values in policy.items())

@@ -7,10 +7,17 @@ FORMAT is one of:
   marian       a folder for transformers' MarianMTModel
   onnx         encoder.onnx and decoder.onnx (with a KV cache) for onnxruntime, one file of weights for both
   torch        encoder.pt2 and decoder.pt2, exported programs of torch.export
+  web          a page that translates in the browser, with the model as transformers.js and optimum load it
 
 DIR gets the tokenizer too, and appears when it is complete. With onnx and torch it also gets translate.py, which
 translates greedily and needs only NumPy, transformers' tokenizers, and onnxruntime or torch. What a format cannot
 express is refused with the reason, and nothing is written.
+
+  vanilla-transformer export --to web runs/quickstart runs/quickstart_web
+  python -m http.server --bind 127.0.0.1 --directory runs/quickstart_web 8000
+
+The page is static: any file server, GitHub Pages or a static Space serves it. It loads onnxruntime-web from a content
+delivery network, checked by a hash, or with --runtime from a copy.
 """
 
 import argparse
@@ -20,7 +27,7 @@ from .parsing import make_parser
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = make_parser(prog, __doc__)
-    formats = ["ctranslate2", "marian", "onnx", "torch"]
+    formats = ["ctranslate2", "marian", "onnx", "torch", "web"]
     parser.add_argument("--to", required=True, dest="target_format", choices=formats, metavar="FORMAT")
     parser.add_argument("model", metavar="MODEL", help="a model folder with its tokenizer")
     parser.add_argument("output", metavar="DIR", help="new folder")
@@ -29,7 +36,21 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     )
     parser.add_argument("--vmap", metavar="FILE", help="ctranslate2 only: a vocabulary mapping to include")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
-    return parser.parse_args(arguments)
+    web = parser.add_argument_group("web only")
+    web.add_argument(
+        "--dtype",
+        nargs="+",
+        metavar="TYPE",
+        help="of the weights: fp32, fp16, q8 (default: q8 fp32)",
+    )
+    web.add_argument("--runtime", metavar="DIR", help="where npm has installed the runtime; for use without a network")
+    web.add_argument("--example", nargs="+", default=[], metavar="TEXT", help="sentences that the page offers")
+    parsed = parser.parse_args(arguments)
+    if parsed.target_format != "web" and (parsed.dtype or parsed.runtime or parsed.example):
+        parser.error("--dtype, --runtime and --example are for --to web")
+    if parsed.target_format == "web" and parsed.quantization:
+        parser.error("--quantization is for --to ctranslate2; give --dtype q8")
+    return parsed
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -37,5 +58,12 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.interop.exporting import export
 
     silence_transformers()
+    if arguments.target_format == "web":
+        from hf_vanilla_transformer.web.site import DEFAULT_DTYPES, write_site
+
+        dtypes = arguments.dtype or DEFAULT_DTYPES
+        choices = {"dtypes": dtypes, "runtime": arguments.runtime, "examples": arguments.example}
+        print(write_site(arguments.model, arguments.output, overwrite=arguments.overwrite, **choices))
+        return
     given = arguments.target_format, arguments.model, arguments.output, arguments.overwrite, arguments.quantization
     print(export(*given, vmap=arguments.vmap))

@@ -2,6 +2,7 @@
 
   vanilla-transformer publish runs/quickstart --repo-id me/numbers-en-de --dry-run
   vanilla-transformer publish runs/quickstart --repo-id me/numbers-en-de --private
+  vanilla-transformer publish runs/quickstart --repo-id me/numbers-en-de --space
 
 Uploads weights, configuration, tokenizers, remote code, card, plots and results; no checkpoints, optimizer state or
 text. After a failure, the same command resumes.
@@ -42,6 +43,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument(
         "--include", nargs="+", default=[], metavar="FILE", help="additional files, by their paths in DIR"
     )
+    parser.add_argument(
+        "--space",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="also make or update a static Space that translates in the browser (default: the model's name)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -57,6 +65,8 @@ def main(arguments: argparse.Namespace) -> None:
             print(f"  {size:>15,}  {name}")
         print(f"  {sum(sizes.values()):>15,}  bytes in {len(sizes)} files")
         print("not uploaded:", ", ".join(files.left) or "nothing")
+        if arguments.space is not None:
+            print(f"and a static Space to {arguments.space or arguments.repo_id}")
         return
     commit = publish(
         arguments.folder,
@@ -67,3 +77,10 @@ def main(arguments: argparse.Namespace) -> None:
         **choices,
     )
     print(commit)
+    if arguments.space is not None:
+        from hf_vanilla_transformer.hub.publishing import make_repository
+        from hf_vanilla_transformer.web.site import publish_site
+
+        private = True if arguments.private else None
+        model_id = make_repository(arguments.repo_id, private)  # with the owner's name
+        print(*publish_site(arguments.folder, model_id, arguments.space or None, private), sep=": ")

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_" + "loopbackTOKEN" * 3
-LFS_ENDINGS = (".safetensors", ".bin", ".png", ".spm", ".model")
+LFS_ENDINGS = (".safetensors", ".bin", ".png", ".spm", ".model", ".onnx", ".wasm")
 
 
 @dataclass
@@ -49,7 +49,7 @@ class LoopbackHub:
     """`with LoopbackHub() as hub:`; the client must use `hub.endpoint`.
 
     Attributes:
-        repositories: by name; each has branches of commits.
+        repositories: by name, Spaces with "spaces/" before it; each has branches of commits.
         requests: (method, kind) of every request; `count(kind)` counts them.
         faults: kind -> faults of the next requests: (status, headers) of an error response, "truncated" to close the
             connection in the middle of the request body, "lost" to close it before the response of a request that
@@ -106,6 +106,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         self.path_parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
+        # the API has models/OWNER/NAME and spaces/OWNER/NAME; a Space's owner is here "spaces/OWNER"
+        if self.path_parts[:2] == ["api", "spaces"]:
+            self.path_parts[1:3] = ["models", "/".join(self.path_parts[1:3])]
+        elif self.path_parts[0] == "spaces":
+            self.path_parts[:2] = ["/".join(self.path_parts[:2])]
         kind, answer = self.route()
         self.hub.requests.append((self.command, kind))
         fault = self.hub.faults.get(kind) or []
@@ -186,7 +191,10 @@ class Handler(BaseHTTPRequestHandler):
     def create(self) -> None:
         asked = json.loads(self.body)
         owner = asked.get("organization") or "me"
-        name = f"{owner}/{asked['name']}"
+        space = asked.get("type") == "space"
+        if space and asked.get("sdk") != "static":
+            return self.reply(400, {"error": "sdk must be static"})
+        name = f"{'spaces/' if space else ''}{owner}/{asked['name']}"
         url = {"url": f"{self.hub.endpoint}/{name}"}
         if owner not in self.hub.writers:
             return self.reply(403, {"error": f"You don't have the rights to create a model under {owner}"})

@@ -10,6 +10,7 @@ import pytest
 from tests.hub import conftest as publishing
 from tests.hub.conftest import PRIVATE
 from tests.hub.loopback_hub import TOKEN
+from tests.interop.exports import require_onnx
 
 hub, saved = publishing.hub, publishing.saved  # the fixtures
 
@@ -85,3 +86,22 @@ def test_script_reads_the_environment(hub, saved, repository, tmp_path):
     assert run.returncode == 0, run.stderr
     assert "me/x/commit/" in run.stdout and "model.safetensors" in hub.files("me/x")
     assert TOKEN not in run.stdout + run.stderr
+
+
+@pytest.mark.slow
+def test_space_is_published_beside_the_model(push, hub, saved):
+    require_onnx()
+    status, printed, errors = push(saved.folder, "--repo-id", "numbers", "--space")
+    assert status == 0, errors
+    model, space = hub.repositories["me/numbers"], hub.repositories["spaces/me/numbers"]
+    assert [len(each.branches["main"]) for each in (model, space)] == [2, 2]
+    files = space.branches["main"][-1].files
+    assert {"index.html", "site.json", "model/config.json", "model/onnx/encoder_model_quantized.onnx"} < files.keys()
+    card, oid = files["README.md"].decode(), space.branches["main"][-1].oid
+    assert "models:\n- me/numbers\n" in card and "sdk: static" in card and "title: en → de" in card
+    assert printed.splitlines()[1] == f"en → de: {hub.endpoint}/spaces/me/numbers/commit/{oid}"
+
+
+def test_dry_run_names_the_space(push, hub, saved):
+    status, printed, _ = push(saved.folder, "--repo-id", "me/x", "--dry-run", "--space", "me/y")
+    assert status == 0 and printed.splitlines()[-1] == "and a static Space to me/y" and hub.requests == []

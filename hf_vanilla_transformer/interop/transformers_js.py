@@ -1,0 +1,334 @@
+"""transformers.js and optimum: a folder as optimum makes it of a `MarianMTModel`, the nearest model that both know.
+
+The graphs hold everything by which a model differs from Marian, such as its positions.
+
+Shapes: B batch, S source length, T target tokens of the call, P target tokens in the KV cache, D d_model, H decoder
+heads, d_k and d_v the widths of a head, V target vocabulary.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from ..data.tokenizer_training import load_tokenizers
+from ..errors import UserError
+from ..inference.alignment import eager_attention
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .exported_programs import export_module, refuse
+from .joint_tokenizer import SourceIds, joint_tokenizer
+from .onnx import AXES, require_onnx, to_onnx
+from .translate_exported import UNSUPPORTED
+
+#: The names of transformers.js, and how the files of each end.
+DTYPES = {"fp32": "", "q8": "_quantized", "fp16": "_fp16"}
+GRAPHS = ("encoder_model", "decoder_model_merged")
+
+_LARGEST = 2**31  # bytes of a file of ONNX
+
+
+def write(
+    model: VanillaTransformerForConditionalGeneration,
+    source: str | Path,
+    folder: Path,
+    dtypes: Sequence[str] = ("fp32", "q8"),
+) -> dict[str, int]:
+    """Write config.json, generation_config.json, the tokenizer and `onnx/` into a new folder.
+
+    Args:
+        model: in float32; its dtype is not changed.
+        source: the model's folder, with its tokenizers.
+        folder: is created.
+        dtypes: keys of `DTYPES`, the default of the folder first. "q8" is onnxruntime's dynamic quantisation of matrix
+            products and embeddings to int8, one scale for each output feature.
+
+    Returns:
+        The bytes of the graphs of each dtype.
+
+    Raises:
+        UserError: an unknown dtype, a missing library, or what transformers.js cannot express.
+    """
+    unknown = [name for name in dtypes if name not in DTYPES]
+    if unknown or not dtypes:
+        raise UserError(f"dtype: {' '.join(unknown) or 'none'}: choose from {', '.join(DTYPES)}")
+    _refuse(model)
+    tokenizer, tokenizer_config, ids = joint_tokenizer(*load_tokenizers(source), model.config)
+    graphs = make_graphs(model, ids)
+    (folder / "onnx").mkdir(parents=True)
+    for name, content in {
+        "config.json": _config(model, ids, dtypes[0]),
+        "generation_config.json": _generation_config(model),
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": tokenizer_config,
+    }.items():
+        text = json.dumps(content, indent=None if name == "tokenizer.json" else 2, ensure_ascii=False)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
+    return {dtype: _save(graphs, folder / "onnx", dtype) for dtype in dtypes}
+
+
+def _refuse(model: VanillaTransformerForConditionalGeneration) -> None:
+    """Refuse quantised weights, and generation settings that the page's search does not have."""
+    refuse(model)
+    settings = model.generation_config.to_diff_dict()
+    for name, neutral in UNSUPPORTED.items():
+        if settings.get(name, neutral) not in (neutral, None):
+            raise UserError(f"generation_config.json: {name}={settings[name]}: the web export has no such setting")
+    if any(len(ids) > 1 for ids in settings.get("bad_words_ids") or []):
+        raise UserError("generation_config.json: bad_words_ids of several tokens: the web export has no such setting")
+    size = sum(weight.numel() * 4 for weight in model.parameters())
+    if size >= _LARGEST:
+        raise UserError(f"the model has {size / 1e9:.1f} GB: a file of ONNX holds at most 2 GB")
+
+
+# Graphs
+
+
+class _Encoder(nn.Module):
+    """The encoder, which takes the ids of the joint tokenizer."""
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration, ids: SourceIds):
+        super().__init__()
+        self.encoder, self.ids = model.model.encoder, ids
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, S) and their mask, to (B, S, D)."""
+        return self.encoder(self.ids.to_model(input_ids), attention_mask).last_hidden_state
+
+
+class _Projections(nn.Module):
+    """The cross-attention keys and values of each decoder layer, computed once for a source."""
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration):
+        super().__init__()
+        layers: Any = model.model.decoder.layers
+        self.attentions = nn.ModuleList(layer.cross_attn for layer in layers)
+
+    def forward(self, encoder_hidden_states: Tensor) -> list[Tensor]:
+        """(B, S, D) to keys (B, H, S, d_k) and values (B, H, S, d_v) of each layer."""
+        attentions: Any = self.attentions
+        return [part for attention in attentions for part in attention._project(encoder_hidden_states)]
+
+
+class _Decoder(nn.Module):
+    """The decoder and the output layer, with both KV caches as inputs, and with its cross-attention weights."""
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration):
+        super().__init__()
+        self.decoder, self.lm_head = model.model.decoder, model.lm_head
+
+    def forward(
+        self, input_ids: Tensor, encoder_attention_mask: Tensor, source: list[Tensor], past: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """`ExportableDecoder.forward`; third, the weights (B, H, T, S) of each layer."""
+        cross, own = (DynamicCache(list(zip(parts[::2], parts[1::2], strict=True))) for parts in (source, past))
+        cache = EncoderDecoderCache(own, cross)
+        cache.is_updated = dict.fromkeys(range(len(own.layers)), True)
+        # The layers read the source from the cache; of these states only B and S are used.
+        states = encoder_attention_mask[..., None].float()  # (B, S, 1)
+        output = self.decoder(
+            *(input_ids, None, states, encoder_attention_mask),
+            past_key_values=cache,
+            use_cache=True,
+            output_attentions=True,
+        )
+        present = [part for layer in own.layers for part in (layer.keys, layer.values)]
+        return self.lm_head(output.last_hidden_state), present, list(output.cross_attentions)
+
+
+def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceIds) -> dict[str, Any]:
+    """The graphs of `GRAPHS` by name, as `onnx_ir.Model`s in float32.
+
+    Args:
+        model: is not changed.
+        ids: of the source, see `joint_tokenizer`.
+
+    Raises:
+        UserError: what `export_programs` and `to_onnx` refuse.
+    """
+    onnx_ir = require_onnx()
+    function, layers = model.config.activation_function, range(model.config.decoder_layers)
+
+    def names(prefix: str, stack: str) -> list[str]:
+        return [f"{prefix}.{i}.{stack}.{part}" for i in layers for part in ("key", "value")]
+
+    past = [*names("past_key_values", "encoder"), *names("past_key_values", "decoder")]
+    weights = [f"cross_attentions.{i}" for i in layers]
+    encoder, projections, decoder = _trace(model, ids)
+    merged = to_onnx(
+        decoder,
+        ["input_ids", "encoder_attention_mask", *past],
+        ["logits", *names("present", "decoder"), *weights],
+        function,
+    )
+    project = to_onnx(projections, ["encoder_hidden_states"], names("present", "encoder"), function)
+    _merge(merged.graph, project.graph, onnx_ir)
+    encode = to_onnx(encoder, ["input_ids", "attention_mask"], ["last_hidden_state"], function)
+    return dict(zip(GRAPHS, (encode, merged), strict=True))
+
+
+def _trace(
+    model: VanillaTransformerForConditionalGeneration, ids: SourceIds
+) -> tuple[ExportedProgram, ExportedProgram, ExportedProgram]:
+    config = model.config
+    heads = config.decoder_attention_heads
+    widths = config.head_dim or config.d_model // heads, config.value_head_dim or config.d_model // heads
+    # Example inputs, of which only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
+    tokens, target = (torch.ones(3, length, dtype=torch.long) for length in (4, 2))
+    # One source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam.
+    source, past = (
+        [torch.zeros(rows, heads, length, width) for width in widths * config.decoder_layers]
+        for rows, length in ((1, 4), (3, 5))
+    )
+    batch, s, t, p = Dim("batch"), Dim("source"), Dim("target"), Dim("past")
+    shapes = {0: batch, 1: t}, {0: batch, 1: s}, [{2: s}] * len(source), [{0: batch, 2: p}] * len(past)
+    with eager_attention(model), torch.no_grad():  # attention that returns its weights, no dropout
+        return (
+            export_module(_Encoder(model, ids), (tokens, torch.ones_like(tokens)), ({0: batch, 1: s},) * 2),
+            export_module(_Projections(model), (torch.zeros(3, 4, config.d_model),), ({0: batch, 1: s},)),
+            export_module(_Decoder(model), (target, torch.ones_like(tokens), source, past), shapes),
+        )
+
+
+def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
+    """One decoder for the first step, which projects the encoder's output, and for the others, which have the cache.
+
+    `use_cache_branch` chooses, as in the graphs that optimum merges: If(use_cache_branch, cached, projected).
+    """
+    for value in _all_values(projections):
+        value.name = value.name if value in projections.inputs else f"projected.{value.name}"
+    (states,) = projections.inputs
+    projections.inputs.clear()
+    use_cache = onnx_ir.Value(
+        name="use_cache_branch", type=onnx_ir.TensorType(onnx_ir.DataType.BOOL), shape=onnx_ir.Shape([1])
+    )
+    cached = [value for value in decoder.inputs if value.name.endswith((".encoder.key", ".encoder.value"))]
+    outputs = [
+        onnx_ir.Value(name=value.name.replace("past_key_values", "present"), type=value.type, shape=value.shape)
+        for value in cached
+    ]
+    onnx_ir.convenience.replace_all_uses_with(cached, outputs)
+    copies = [onnx_ir.node("Identity", [value]) for value in cached]
+    for copy, value in zip(copies, cached, strict=True):
+        copy.outputs[0].name = f"cached.{value.name}"
+        copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+        # optimum's name: the source's length, or 0 at the first step
+        value.shape = onnx_ir.Shape([*value.shape[:2], f"{AXES['encoder_hidden_states'][1]}_out", value.shape[3]])
+    branches = {"then_branch": onnx_ir.Graph([], [copy.outputs[0] for copy in copies], nodes=copies, name="cached")}
+    branches["else_branch"] = projections
+    choice = onnx_ir.Node(
+        "", "If", [use_cache], [onnx_ir.AttrGraph(name, graph) for name, graph in branches.items()], outputs=outputs
+    )
+    decoder.insert_before(decoder[0], choice)
+    decoder.inputs.extend([states, use_cache])
+    decoder.outputs.extend(outputs)
+
+
+def _all_values(graph: Any) -> list[Any]:
+    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+
+
+# Files
+
+
+def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
+    """Write both graphs in a dtype; their bytes."""
+    import onnx_ir
+
+    size = 0
+    for name, graph in graphs.items():
+        path = folder / f"{name}{DTYPES[dtype]}.onnx"
+        if dtype == "fp32":
+            onnx_ir.save(graph, path)
+        else:
+            convert = {"q8": _quantise, "fp16": _halve}[dtype]
+            convert(onnx_ir.to_proto(_with_folded_transposes(graph.clone(), onnx_ir)), path)
+        size += path.stat().st_size
+    return size
+
+
+def _with_folded_transposes(model: Any, onnx_ir: Any) -> Any:
+    """Transposed weights as weights, which the quantiser looks for. The float32 files do without: a tied embedding is
+    stored once, and onnxruntime folds it when it loads the graph."""
+    for node in list(model.graph.all_nodes()):
+        (value, *rest) = node.inputs if node.inputs else (None,)
+        if node.op_type != "Transpose" or rest or value is None or value.const_value is None:
+            continue
+        array = value.const_value.numpy().transpose(node.attributes["perm"].as_ints())
+        folded = onnx_ir.Value(name=f"{value.name}.transposed", const_value=onnx_ir.tensor(array.copy()))
+        folded.type, folded.shape = value.type, onnx_ir.Shape(array.shape)
+        node.graph.register_initializer(folded)
+        onnx_ir.convenience.replace_all_uses_with(node.outputs[0], folded)
+        node.graph.remove(node, safe=True)
+    return model
+
+
+def _quantise(proto: Any, path: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it advises to optimise the graph first, which onnxruntime does when it loads it
+    try:
+        quantize_dynamic(
+            *(proto, str(path)),
+            op_types_to_quantize=["MatMul", "Gather"],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            extra_options={"EnableSubgraph": True, "MatMulConstBOnly": True},
+        )
+    finally:
+        logging.disable(disabled)
+
+
+def _halve(proto: Any, path: Path) -> None:
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(proto, keep_io_types=True), path)
+
+
+# Configurations
+
+
+def _config(model: VanillaTransformerForConditionalGeneration, ids: SourceIds, dtype: str) -> dict[str, Any]:
+    """The configuration of a Marian model with these sizes, by which the libraries name the caches."""
+    config = model.config
+    sizes = (
+        *("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
+        *("encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding"),
+        *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id", "tie_word_embeddings"),
+    )
+    return {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        "is_encoder_decoder": True,
+        "vocab_size": ids.vocab_size,
+        "decoder_vocab_size": config.target_vocab_size,
+        "share_encoder_decoder_embeddings": ids.vocab_size == config.target_vocab_size,
+        "forced_eos_token_id": None,
+        "transformers.js_config": {"dtype": dtype},
+        **{name: getattr(config, name) for name in sizes},
+    }
+
+
+def _generation_config(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+    """Greedy: transformers.js has no beam search, and would ignore all but the first of several beams."""
+    settings, config = model.generation_config, model.config
+    given = settings.to_diff_dict()
+    limit = config.max_position_embeddings if config.position_encoding_type == "learned" else 512
+    return {
+        "num_beams": 1,
+        "max_length": given.get("max_length") or limit,
+        **{name: getattr(settings, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")},
+        "decoder_start_token_id": given.get("decoder_start_token_id", config.decoder_start_token_id),
+        **{
+            name: given[name]
+            for name in ("max_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos_token_id")
+            if given.get(name) is not None
+        },
+    }

@@ -1,0 +1,234 @@
+// The page's engine in a browser: encoder and decoder in onnxruntime-web, in this tab. See README.md, "The interface of
+// an engine". Nothing here needs a browser but what is passed to `createEngine`: Node runs it too.
+//
+// Shapes: K beams, S source length, T tokens of the call, P tokens in the KV cache, H heads, V target vocabulary.
+
+import { beamSearch, logSumExp, topTokens } from "./search.js";
+
+/**
+ * Load a model.
+ *
+ * @param site the content of site.json
+ * @param dtype a key of site.dtypes
+ * @param ort the module onnxruntime-web, or onnxruntime-node
+ * @param Tokenizer of @huggingface/tokenizers
+ * @param read `await read(path)` returns a file's bytes, a Uint8Array
+ */
+export async function createEngine({ site, dtype, ort, Tokenizer, read }) {
+  const tokenizer = await loadTokenizer(site, Tokenizer, read);
+  const { encoder, decoder } = site.dtypes[dtype];
+  const sessions = [];
+  for (const path of [encoder, decoder]) {
+    const bytes = await read(path);
+    sessions.push(
+      await ort.InferenceSession.create(bytes).catch(() => {
+        throw new Error(`${path} is damaged, or made for another version: export the site again.`);
+      }),
+    );
+  }
+  const model = new Model(ort, ...sessions, site);
+  return { translate: (text, options) => translate(site, tokenizer, model, text, options ?? {}) };
+}
+
+async function translate(site, tokenizer, model, text, options) {
+  const { num_beams = site.search.num_beams, alternatives = 5, prefix = [], signal, onStep } = options;
+  const source = tokenizer.encode(text);
+  if (source === null) return emptyTranslation();
+  const longest = site.search.max_positions ?? Infinity; // learned positions end
+  if (source.length > longest) {
+    throw new Error(`The text has ${source.length} tokens, but the model has positions for ${longest}.`);
+  }
+  const { max_new_tokens: given, max_length_over_source: over } = site.search;
+  const limit = Math.min(given ?? Math.max(source.length + over - prefix.length, 1), longest - prefix.length);
+  if (limit < 1) throw new Error(`The beginning has ${prefix.length} tokens, but the model has positions for ${longest}.`);
+
+  await model.encode(source);
+  const settings = { ...site.search, num_beams, max_new_tokens: limit };
+  settings.suppressed_tokens = new Set(site.search.suppressed_tokens ?? []);
+  const start = [site.search.decoder_start_token_id, ...prefix];
+  const hooks = { signal, onStep: onStep && ((nodes) => onStep(withText(nodes, tokenizer, prefix))) };
+  const { hypotheses, nodes } = await beamSearch(model, start, settings, hooks);
+
+  const best = [...prefix, ...hypotheses[0].tokens];
+  const { logits, attention } = await model.score([start[0], ...best.slice(0, -1)]);
+  const detokenize = (ids) => tokenizer.decode(ids).trim();
+  return {
+    source: tokenizer.surfaces(source),
+    text: detokenize(best),
+    tokens: tokenizer.surfaces(best),
+    ...probabilities(logits, best, alternatives, tokenizer),
+    attention,
+    hypotheses: hypotheses.map(({ tokens, score }) => {
+      const ids = [...prefix, ...tokens];
+      return { text: detokenize(ids), score, tokens: ids };
+    }),
+    tree: withText(nodes, tokenizer, prefix),
+  };
+}
+
+function emptyTranslation() {
+  return { source: [], text: "", tokens: [], probabilities: [], attention: [], alternatives: [], hypotheses: [], tree: [] };
+}
+
+/** P of each token and of its best alternatives, from the logits before each. */
+function probabilities(logits, ids, count, tokenizer) {
+  const found = { probabilities: [], alternatives: [] };
+  logits.forEach((row, position) => {
+    const normalizer = logSumExp(row);
+    const probability = (id) => Math.exp(row[id] - normalizer);
+    const before = ids.slice(0, position);
+    found.probabilities.push(probability(ids[position]));
+    found.alternatives.push(
+      topTokens(row, count).map((id) => ({ id, text: tokenizer.surface(before, id), probability: probability(id) })),
+    );
+  });
+  return found;
+}
+
+/** The tree's nodes with the text of their tokens. */
+function withText(nodes, tokenizer, prefix) {
+  const ids = (index) => (index < 0 ? prefix : [...ids(nodes[index].parent), nodes[index].id]);
+  return nodes.map((node) => (node.text ??= tokenizer.surface(ids(node.parent), node.id), { ...node }));
+}
+
+async function loadTokenizer(site, Tokenizer, read) {
+  const [content, config] = await Promise.all(
+    site.tokenizer.map(async (path) => {
+      try {
+        return JSON.parse(new TextDecoder().decode(await read(path)));
+      } catch (error) {
+        throw error instanceof SyntaxError ? new Error(`${path} is damaged: export the site again.`) : error;
+      }
+    }),
+  );
+  try {
+    return new TextTokenizer(Tokenizer, content, config);
+  } catch {
+    throw new Error(`${site.tokenizer[0]} is damaged, or made for another version: export the site again.`);
+  }
+}
+
+/** Text to ids and back, and the part of a text that each token is. */
+class TextTokenizer {
+  constructor(Tokenizer, content, config) {
+    // A special token that somebody types is ordinary text, as in Python with split_special_tokens.
+    const added = config.split_special_tokens ? content.added_tokens.filter((token) => !token.special) : content.added_tokens;
+    this.encoder = new Tokenizer({ ...content, added_tokens: added }, config);
+    this.decoder = new Tokenizer(content, config);
+    this.special = new Map(content.added_tokens.filter((token) => token.special).map(({ id, content }) => [id, content]));
+  }
+
+  /** The ids of a text with its end token; null if there is nothing to translate. */
+  encode(text) {
+    const line = text.replace(/\s*\n\s*/g, " ");
+    return line.trim() === "" ? null : this.encoder.encode(line).ids;
+  }
+
+  decode(ids) {
+    const ordinary = ids.filter((id) => !this.special.has(id) && this.decoder.id_to_token(id) !== undefined);
+    return ordinary.length === 0 ? "" : this.decoder.decode(ordinary, { skip_special_tokens: true });
+  }
+
+  /** What `id` adds to the text of the ids before it, white space included; "" for a part of a character. */
+  surface(before, id) {
+    if (this.special.has(id)) return this.special.get(id);
+    const text = whole(this.decode(before));
+    const longer = whole(this.decode([...before, id]));
+    return longer.startsWith(text) ? longer.slice(text.length) : longer;
+  }
+
+  surfaces(ids) {
+    return ids.map((id, position) => ({ id, text: this.surface(ids.slice(0, position), id) }));
+  }
+}
+
+/** Without the character at the end of which some bytes are missing. */
+function whole(text) {
+  return text.replace(/\uFFFD+$/, "");
+}
+
+/** The two graphs, and the KV cache of one sentence's beams. */
+class Model {
+  constructor(ort, encoder, decoder, site) {
+    Object.assign(this, { ort, encoder, decoder, layers: site.layers });
+    this.ownNames = decoder.outputNames.filter((name) => /^present\..*\.decoder\./.test(name));
+    this.sourceNames = decoder.outputNames.filter((name) => /^present\..*\.encoder\./.test(name));
+  }
+
+  integers(rows) {
+    const data = BigInt64Array.from(rows.flat(), BigInt);
+    return new this.ort.Tensor("int64", data, [rows.length, rows[0].length]);
+  }
+
+  /** Read a source; its beams are then those of `step`. */
+  async encode(ids) {
+    this.mask = ids.map(() => 1);
+    const feeds = { input_ids: this.integers([ids]), attention_mask: this.integers([this.mask]) };
+    this.states = (await this.encoder.run(feeds)).last_hidden_state;
+    this.source = null; // cross-attention keys and values, which the first call of the decoder computes
+    this.own = null;
+  }
+
+  /** `beamSearch`'s decoder: K rows of logits after the last of each beam's tokens. */
+  async step(tokens, parents) {
+    if (this.own) this.own = this.own.map((tensor) => selectRows(this.ort, tensor, parents));
+    const outputs = await this.run(tokens, this.own, ["logits", ...this.ownNames]);
+    this.own = this.ownNames.map((name) => outputs[name]);
+    const { data, dims } = outputs.logits; // (K, T, V)
+    const [beams, length, vocabulary] = dims;
+    return Array.from({ length: beams }, (_, beam) => {
+      const end = (beam + 1) * length * vocabulary;
+      return data.subarray(end - vocabulary, end);
+    });
+  }
+
+  /** The logits (T rows of V) after each of these tokens, and the cross-attention weights, layers × H × T × S. */
+  async score(tokens) {
+    const names = Array.from({ length: this.layers }, (_, layer) => `cross_attentions.${layer}`);
+    const outputs = await this.run([tokens], null, ["logits", ...names]);
+    const [logits] = nested(outputs.logits, Number);
+    const attention = names.map((name) => nested(outputs[name], (weight) => Math.round(weight * 1000) / 1000)[0]);
+    return { logits, attention };
+  }
+
+  async run(tokens, own, names) {
+    const feeds = {
+      input_ids: this.integers(tokens),
+      encoder_attention_mask: this.integers(tokens.map(() => this.mask)),
+      encoder_hidden_states: this.states,
+      use_cache_branch: new this.ort.Tensor("bool", [this.source !== null], [1]),
+    };
+    // One source serves all beams: its keys and values are (1, H, S, ·), and are broadcast over K.
+    this.sourceNames.forEach((name, i) => (feeds[pastOf(name)] = this.source?.[i] ?? this.empty(pastOf(name))));
+    this.ownNames.forEach((name, i) => (feeds[pastOf(name)] = own?.[i] ?? this.empty(pastOf(name))));
+    const outputs = await this.decoder.run(feeds, this.source ? names : [...names, ...this.sourceNames]);
+    this.source ??= this.sourceNames.map((name) => outputs[name]);
+    return outputs;
+  }
+
+  /** An input of the cache with no tokens, (1, H, 0, ·). */
+  empty(name) {
+    const { shape } = this.decoder.inputMetadata.find((each) => each.name === name);
+    return new this.ort.Tensor("float32", new Float32Array(0), [1, shape[1], 0, shape[3]]);
+  }
+}
+
+const pastOf = (name) => name.replace("present", "past_key_values");
+
+/** The rows of a tensor (K, …) that the beams go on from. */
+function selectRows(ort, { data, dims }, rows) {
+  if (rows.length === dims[0] && rows.every((row, i) => row === i)) return new ort.Tensor("float32", data, dims);
+  const size = data.length / dims[0];
+  const selected = new Float32Array(rows.length * size);
+  rows.forEach((row, i) => selected.set(data.subarray(row * size, (row + 1) * size), i * size));
+  return new ort.Tensor("float32", selected, [rows.length, ...dims.slice(1)]);
+}
+
+/** A tensor as nested arrays; the innermost rows stay typed arrays unless `convert` changes their numbers. */
+function nested({ data, dims }, convert) {
+  if (dims.length === 1) return convert === Number ? data : Array.from(data, convert);
+  const size = data.length / dims[0];
+  return Array.from({ length: dims[0] }, (_, i) =>
+    nested({ data: data.subarray(i * size, (i + 1) * size), dims: dims.slice(1) }, convert),
+  );
+}

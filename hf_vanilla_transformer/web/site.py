@@ -1,0 +1,215 @@
+"""A static folder that translates in the browser: the page, the model in transformers.js's layout, the runtime."""
+
+import base64
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from huggingface_hub import ModelCard
+
+from ..atomic_write import new_folder
+from ..errors import UserError
+from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
+from ..hub.space import publish_space
+from ..interop.transformers_folders import load_peer
+from ..interop.transformers_js import DTYPES, GRAPHS, write
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .page import page_files
+
+# What the page runs, pinned: the npm package with its version, the file in it, and the hash (SRI) of that file.
+_HOST = "https://cdn.jsdelivr.net/npm"
+_RUNTIME = {
+    "onnxruntime": (
+        *("onnxruntime-web@1.30.0", "dist/ort.wasm.bundle.min.mjs"),
+        "sha384-PLWz+nHEVHpjwBsO0YVdvQj6n5814Iv8E3b8FG0Rp/uIAtjFMCKOpP66iPzedrIG",
+    ),
+    "wasm": (
+        *("onnxruntime-web@1.30.0", "dist/ort-wasm-simd-threaded.wasm"),
+        "sha384-vjBJ1z7qrhkTyYsNqKeF6c7N+nOJSU94czEo+tvZcu8G75JparGq9kB+kTnEUNVM",
+    ),
+    "tokenizers": (
+        *("@huggingface/tokenizers@0.2.0", "dist/tokenizers.min.mjs"),
+        "sha384-Tl2lMbeE3RCGFLOUGQ7LhvaagysxiOw/9dulz2sD6jxNa1MckRJQBbYdVHhOoqEs",
+    ),
+}
+_WASM_BYTES = 14_239_897
+
+#: transformers.js begins with q8 in a browser, and with fp32 in Node.
+DEFAULT_DTYPES = ("q8", "fp32")
+PACKAGES = sorted({package for package, _, _ in _RUNTIME.values()})
+
+
+def write_site(
+    source: str | Path,
+    output: str | Path,
+    *,
+    overwrite: bool = False,
+    dtypes: Sequence[str] = DEFAULT_DTYPES,
+    runtime: str | Path | None = None,
+    examples: Sequence[str] = (),
+) -> str:
+    """Write a model folder as a site, and return lines about it.
+
+    Args:
+        source: a model folder with its tokenizer.
+        output: a new folder; it appears when it is complete.
+        overwrite: replace a folder that exists already.
+        dtypes: of the weights, keys of `interop.transformers_js.DTYPES`; the page begins with the first.
+        runtime: the folder in which `npm install` of `PACKAGES` was run, to copy the runtime from, so that the site
+            works without a network; None: the page loads it from a content delivery network, checked by its hash.
+        examples: sentences that the page offers.
+
+    Raises:
+        UserError: a folder that is not empty, a damaged model, a runtime of another version, or what
+            `interop.transformers_js.write` refuses.
+    """
+    source, output = Path(source), Path(output)
+    if output.resolve() in (source.resolve(), *source.resolve().parents):
+        raise UserError(f"output {output} holds the model itself; name a new folder")
+    files = None if runtime is None else _local_runtime(Path(runtime))
+    with new_folder(output, overwrite) as folder:
+        model = load_peer(VanillaTransformerForConditionalGeneration, source).to(torch.float32)
+        sizes = write(model, source, folder / "model", dtypes)
+        site = describe(model, source, sizes, list(examples), local=files is not None)
+        for name, content in page_files(site).items():
+            (folder / name).write_bytes(content)
+        if files is not None:
+            (folder / "runtime").mkdir()
+            for path in files.values():
+                shutil.copyfile(path, folder / "runtime" / path.name)
+        total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    listed = ", ".join(f"{dtype} {size / 1e6:.1f} MB" for dtype, size in sizes.items())
+    return (
+        f"{output}: {total / 1e6:.1f} MB (model: {listed})\n"
+        f"to try it: python -m http.server --bind 127.0.0.1 --directory {output} 8000, then http://127.0.0.1:8000/"
+    )
+
+
+def publish_site(
+    source: str | Path, model_id: str, repo_id: str | None = None, private: bool | None = None
+) -> tuple[str, str]:
+    """Make or update the static Space that translates with a model, beside the model on the Hub.
+
+    Args:
+        source: the model's folder.
+        model_id: the model's name on the Hub, where it is already.
+        repo_id: the Space's name; None for the model's.
+        private: create a private Space.
+
+    Returns:
+        The Space's title, and the URL of the commit.
+
+    Raises:
+        UserError: what `write_site` and `hub.space.publish_space` refuse.
+    """
+    names = languages(Path(source))
+    title = f"{names[0]} → {names[1]}" if None not in names else model_id.rpartition("/")[2]
+    with TemporaryDirectory(prefix="site_") as temporary:
+        folder = Path(temporary) / "site"
+        write_site(source, folder)
+        return title, publish_space(folder, repo_id or model_id, model_id, title=title, private=private)
+
+
+def describe(
+    model: VanillaTransformerForConditionalGeneration,
+    source: Path,
+    sizes: dict[str, int],
+    examples: list[str],
+    local: bool,
+) -> dict[str, Any]:
+    """The content of `site.json`; README.md in this folder describes it.
+
+    Args:
+        sizes: bytes of the graphs by dtype. local: whether the site holds the runtime.
+    """
+    source_language, target_language = languages(source)
+    return {
+        "engine": "browser",
+        "title": source.resolve().name,
+        "source_language": source_language,
+        "target_language": target_language,
+        "examples": examples,
+        "parameters": model.num_parameters(),
+        "layers": model.config.decoder_layers,
+        "heads": model.config.decoder_attention_heads,
+        "search": search_settings(model),
+        "tokenizer": ["model/tokenizer.json", "model/tokenizer_config.json"],
+        "dtypes": {
+            dtype: {
+                **{
+                    part: f"model/onnx/{name}{DTYPES[dtype]}.onnx"
+                    for part, name in zip(("encoder", "decoder"), GRAPHS, strict=True)
+                },
+                "bytes": size,
+            }
+            for dtype, size in sizes.items()
+        },
+        "runtime": _runtime(local),
+    }
+
+
+def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+    """The page's search: that of `generate` with the model's generation config."""
+    given, config = model.generation_config.to_diff_dict(), model.config
+    ends = given.get("eos_token_id", config.eos_token_id)
+    settings: dict[str, Any] = {
+        "num_beams": given.get("num_beams", BEAMS),
+        "length_penalty": given.get("length_penalty", given.get("paper_length_penalty", ALPHA)),
+        "formula": "power" if "length_penalty" in given else "gnmt",
+        "early_stopping": given.get("early_stopping", False),
+        "max_length_over_source": given.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE),
+        "decoder_start_token_id": given.get("decoder_start_token_id", config.decoder_start_token_id),
+        "eos_token_ids": ends if isinstance(ends, list) else [ends],
+        "suppressed_tokens": sorted(
+            {*(ids[0] for ids in given.get("bad_words_ids") or []), *(given.get("suppress_tokens") or [])}
+        ),
+    }
+    if given.get("max_new_tokens") is not None or given.get("max_length") is not None:
+        settings["max_new_tokens"] = given.get("max_new_tokens") or given["max_length"] - 1  # without the start token
+    if given.get("forced_eos_token_id") is not None:
+        settings["forced_eos_token_id"] = given["forced_eos_token_id"]
+    if config.position_encoding_type == "learned":
+        settings["max_positions"] = config.max_position_embeddings
+    return settings
+
+
+def languages(source: Path) -> tuple[str | None, str | None]:
+    """Source and target language, where the model's card names these two."""
+    card = source / "README.md"
+    named = ModelCard.load(card, ignore_metadata_errors=True).data.get("language") if card.is_file() else None
+    if not isinstance(named, list) or len(named) != 2:
+        return None, None
+    return str(named[0]), str(named[1])
+
+
+def _runtime(local: bool) -> dict[str, dict[str, Any]]:
+    if local:
+        found: dict[str, dict[str, Any]] = {
+            name: {"url": f"runtime/{Path(file).name}"} for name, (_, file, _) in _RUNTIME.items()
+        }
+    else:
+        found = {
+            name: {"url": f"{_HOST}/{package}/{file}", "integrity": integrity}
+            for name, (package, file, integrity) in _RUNTIME.items()
+        }
+    found["wasm"]["bytes"] = _WASM_BYTES
+    return found
+
+
+def _local_runtime(folder: Path) -> dict[str, Path]:
+    """The files of the runtime in an npm folder, checked against their hashes."""
+    install = f"npm install {' '.join(PACKAGES)}"
+    found = {}
+    for name, (package, file, integrity) in _RUNTIME.items():
+        path = folder / "node_modules" / package.rpartition("@")[0] / file
+        if not path.is_file():
+            raise UserError(f"runtime {folder}: {path.relative_to(folder)} is missing; run there: {install}")
+        digest = base64.b64encode(hashlib.sha384(path.read_bytes()).digest()).decode()
+        if f"sha384-{digest}" != integrity:
+            raise UserError(f"runtime {folder}: {path.relative_to(folder)} is not that of {package}; run: {install}")
+        found[name] = path
+    return found

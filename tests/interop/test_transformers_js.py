@@ -1,0 +1,204 @@
+"""The folder for transformers.js and optimum: its graphs in onnxruntime give our logits, attention and tokens.
+(An export takes about ten seconds.)
+
+Shapes: B batch, S source length, T target length, V target vocabulary.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS, write
+from tests.interop.exports import CASES, LINES, require_onnx, write_model
+from tests.model_helpers import PAD, assert_near, padded, sentences
+
+require_onnx()
+
+
+class Graphs:
+    """Both graphs in onnxruntime, called as transformers.js calls them."""
+
+    def __init__(self, folder: Path, dtype: str = "fp32"):
+        import onnxruntime
+
+        paths = [str(folder / "onnx" / f"{name}{DTYPES[dtype]}.onnx") for name in GRAPHS]
+        self.encoder, self.decoder = (onnxruntime.InferenceSession(path) for path in paths)
+        self.outputs = [each.name for each in self.decoder.get_outputs()]
+
+    def encode(self, ids: Tensor, mask: Tensor) -> np.ndarray:
+        feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+        return self.encoder.run(["last_hidden_state"], feeds)[0]
+
+    def decode(
+        self, tokens: Tensor, mask: Tensor, states: np.ndarray, past: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """All outputs after the tokens (B, T); `past` is empty at the first step."""
+        feeds = {"input_ids": tokens.numpy(), "encoder_attention_mask": mask.numpy(), "encoder_hidden_states": states}
+        feeds["use_cache_branch"] = np.array([bool(past)])
+        for given in self.decoder.get_inputs():
+            if given.name.startswith("past_key_values"):
+                # transformers.js: "batch_size" is known, other names are 0
+                sizes = [len(tokens) if size == "batch_size" else size for size in given.shape]
+                empty = np.zeros([size if isinstance(size, int) else 0 for size in sizes], np.float32)
+                feeds[given.name] = past.get(given.name, empty)
+        return dict(zip(self.outputs, self.decoder.run(self.outputs, feeds), strict=True))
+
+    def all_logits(self, ids: Tensor, mask: Tensor, target: Tensor, at_once: list[int]) -> Tensor:
+        """(B, T, V), so many tokens in each call, with the KV caches."""
+        states, past, found = self.encode(ids, mask), {}, []
+        for tokens in target.split(at_once, dim=1):
+            outputs = self.decode(tokens, mask, states, past)
+            past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
+            found.append(torch.from_numpy(outputs["logits"]))
+        return torch.cat(found, dim=1)
+
+
+class Exported(NamedTuple):
+    """A tiny model, its folder for transformers.js, and the bytes of the graphs by dtype."""
+
+    model: VanillaTransformerForConditionalGeneration
+    folder: Path
+    sizes: dict[str, int]
+
+
+def write_folder(tmp_path: Path, dtypes: tuple[str, ...] = ("fp32",), **fields: Any) -> Exported:
+    model = write_model(tmp_path / "model", **fields)
+    sizes = write(model, tmp_path / "model", tmp_path / "out", dtypes)
+    return Exported(model, tmp_path / "out", sizes)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """In every dtype, and so wide that its matrices are most of the files."""
+    wide = {"d_model": 128, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512}
+    return write_folder(tmp_path_factory.mktemp("exported"), ("q8", "fp32", "fp16"), **wide)
+
+
+CASES_WITH_PRE_NORM = CASES | {"pre": {"layer_norm_position": "pre", "final_layer_norm": True}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES_WITH_PRE_NORM)
+@torch.no_grad()
+def test_graphs_give_our_logits_and_attention(case: str, tmp_path: Path) -> None:
+    fields = CASES_WITH_PRE_NORM[case]
+    model, folder, _ = write_folder(tmp_path, **fields)
+    graphs = Graphs(folder)
+    for lengths, left in (([7, 3, 5], False), ([2, 9], True), ([1], False)):
+        ids, target = padded(sentences(lengths, 320), left=left), padded(sentences([6] * len(lengths), 320, seed=1))
+        mask = ids.ne(PAD).long()
+        model.set_attn_implementation("eager")
+        expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target, output_attentions=True)
+        assert_near(graphs.all_logits(ids, mask, target, [1, 1, 3, 1]), expected.logits, 1e-5, f"{case} {lengths}")
+        outputs = graphs.decode(target, mask, graphs.encode(ids, mask), {})
+        for layer, weights in enumerate(expected.cross_attentions):
+            assert_near(torch.from_numpy(outputs[f"cross_attentions.{layer}"]), weights, 1e-5, f"layer {layer}")
+
+
+@pytest.mark.slow
+def test_graphs_broadcast_one_source_over_several_beams(exported: Exported) -> None:
+    model, folder, _ = exported
+    graphs, beams = Graphs(folder), padded(sentences([6, 6, 6], 320, seed=1))
+    ids = padded(sentences([5], 320))
+    mask = torch.ones_like(ids)
+    states = graphs.encode(ids, mask)
+    first = graphs.decode(beams[:1, :1], mask, states, {})
+    past = {name.replace("present", "past_key_values"): value for name, value in first.items()}
+    own = {name: value.repeat(3, axis=0) for name, value in past.items() if ".decoder." in name}
+    logits = graphs.decode(beams[:, 1:], mask.expand(3, -1), states, past | own)["logits"]
+    with torch.no_grad():
+        decoder_input_ids = torch.cat([beams[:1, :1].expand(3, -1), beams[:, 1:]], dim=1)
+        expected = model(input_ids=ids.expand(3, -1), decoder_input_ids=decoder_input_ids).logits[:, 1:]
+    assert_near(torch.from_numpy(logits), expected, 1e-5)
+
+
+@pytest.mark.slow
+def test_other_dtypes_are_smaller_and_near(exported: Exported) -> None:
+    model, folder, sizes = exported
+    assert list(sizes) == ["q8", "fp32", "fp16"]
+    assert sizes["q8"] < 0.4 * sizes["fp32"] and sizes["fp16"] < 0.6 * sizes["fp32"]
+    for dtype, size in sizes.items():
+        assert size == sum((folder / "onnx" / f"{name}{DTYPES[dtype]}.onnx").stat().st_size for name in GRAPHS)
+    assert sizes["fp32"] < 1.1 * (4 * model.num_parameters() + 4 * 320 * 128 + 200_000)  # a tied matrix once a graph
+    ids, target = padded(sentences([7, 3], 320)), padded(sentences([6, 6], 320, seed=1))
+    mask = ids.ne(PAD).long()
+    exact = Graphs(folder).all_logits(ids, mask, target, [6])
+    for dtype, tolerance in (("fp16", 0.01), ("q8", 0.15)):
+        found = Graphs(folder, dtype).all_logits(ids, mask, target, [1, 5])
+        assert (found - exact).abs().mean() < tolerance * exact.std(), dtype
+    assert json.loads((folder / "config.json").read_text())["transformers.js_config"] == {"dtype": "q8"}
+
+
+@pytest.mark.slow
+def test_names_are_those_of_optimum_with_named_axes(exported: Exported) -> None:
+    graphs = Graphs(exported.folder)
+    pairs = [f"{i}.{stack}.{part}" for i in (0, 1) for stack in ("encoder", "decoder") for part in ("key", "value")]
+    inputs = {given.name: given.shape for given in graphs.decoder.get_inputs()}
+    assert set(inputs) == {
+        *("input_ids", "encoder_attention_mask", "encoder_hidden_states", "use_cache_branch"),
+        *(f"past_key_values.{pair}" for pair in pairs),
+    }
+    assert set(graphs.outputs) == {
+        "logits",
+        "cross_attentions.0",
+        "cross_attentions.1",
+        *(f"present.{pair}" for pair in pairs),
+    }
+    assert inputs["past_key_values.0.encoder.key"] == ["batch_size", 4, "encoder_sequence_length_out", 32]
+    assert inputs["past_key_values.0.decoder.key"] == ["batch_size", 4, "past_decoder_sequence_length", 32]
+    assert inputs["encoder_hidden_states"] == ["batch_size", "encoder_sequence_length", 128]
+    assert [each.shape for each in graphs.encoder.get_inputs()] == [["batch_size", "encoder_sequence_length"]] * 2
+
+
+@pytest.mark.slow
+def test_two_vocabularies_keep_the_target_ids(tmp_path: Path) -> None:
+    from tests.interop.test_joint_tokenizer import write_two_tokenizers
+
+    fields = {"share_encoder_decoder_embeddings": False, "vocab_size": 320, "decoder_vocab_size": 330}
+    model = write_model(tmp_path / "model", **fields)
+    source, target = write_two_tokenizers(tmp_path / "model")
+    write(model, tmp_path / "model", tmp_path / "out")
+    from tokenizers import Tokenizer
+
+    joint, graphs = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")), Graphs(tmp_path / "out")
+    for line in LINES:
+        ids = torch.tensor([joint.encode(line).ids])
+        expected = model.generate(**source(line, return_tensors="pt"), num_beams=1, max_new_tokens=9)[0]
+        states, tokens, past = graphs.encode(ids, torch.ones_like(ids)), [0], {}
+        while len(tokens) < len(expected):
+            outputs = graphs.decode(torch.tensor([tokens[-1:]]), torch.ones_like(ids), states, past)
+            past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
+            tokens.append(int(outputs["logits"][0, -1].argmax()))
+        assert tokens == expected.tolist()
+        assert joint.decode(tokens) == target.decode(expected, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3"),
+        ({"bad_words_ids": [[4, 5]]}, "bad_words_ids of several tokens"),
+    ],
+    ids=str,
+)
+def test_settings_that_the_web_lacks_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    model.generation_config.update(**settings)
+    with pytest.raises(UserError, match=message):
+        write(model, tmp_path / "model", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
+    model: VanillaTransformerForConditionalGeneration = write_model(tmp_path / "model")
+    with pytest.raises(UserError, match="dtype: int3: choose from fp32, q8, fp16"):
+        write(model, tmp_path / "model", tmp_path / "out", ["fp32", "int3"])
+    assert load_tokenizers(tmp_path / "model")

@@ -1,0 +1,134 @@
+"""In Node: transformers.js's stock pipeline and the page's engine translate a site's model as `generate` does."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.generation_vanilla_transformer import LengthPenalty
+from hf_vanilla_transformer.web.site import write_site
+from tests.interop.exports import LINES, require_onnx, write_model
+from tests.interop.test_joint_tokenizer import write_two_tokenizers
+from tests.web.conftest import Site
+from tests.web.tools import require_npm, run_node
+
+pytestmark = pytest.mark.slow
+
+TEXTS = [*LINES, "  two   hundred ", "Größe </s> <pad> 東京", "a", "x y z " * 20]
+
+
+def translate(folder: Path, lines: list[str], dtype: str = "fp32", **options) -> list[dict]:
+    answer = run_node("page_engine.mjs", str(folder), dtype, json.dumps(options), lines=lines)
+    assert "error" not in answer, answer["error"]
+    return answer["found"]
+
+
+def generated(site: Site, line: str, **settings) -> tuple[list[int], torch.Tensor]:
+    """Tokens of the best hypothesis without the start token, and its score."""
+    source, _ = load_tokenizers(site.source)
+    output = site.model.generate(**source(line, return_tensors="pt"), return_dict_in_generate=True, **settings)
+    return output.sequences[0, 1:].tolist(), getattr(output, "sequences_scores", [None])[0]
+
+
+def test_stock_pipeline_gives_our_greedy_translations(site: Site) -> None:
+    _, target = load_tokenizers(site.source)
+    lines = [line for line in TEXTS if "</s>" not in line]  # which the library takes for a special token
+    answer = run_node("stock_pipeline.mjs", str(site.folder / "model"), "fp32", '{"max_new_tokens": 12}', lines=lines)
+    expected = [target.decode(generated(site, line, num_beams=1)[0], skip_special_tokens=True) for line in lines]
+    assert answer["found"] == expected and len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_engine_finds_our_best_hypothesis(site: Site, beams: int) -> None:
+    for line, found in zip(TEXTS, translate(site.folder, TEXTS, num_beams=beams), strict=True):
+        tokens, score = generated(site, line, num_beams=beams)
+        assert [token["id"] for token in found["tokens"]] == tokens, line
+        if score is not None:
+            assert found["hypotheses"][0]["score"] == pytest.approx(float(score), abs=1e-4)
+
+
+@torch.no_grad()
+def test_engine_gives_our_probabilities_and_attention(site: Site) -> None:
+    source, target = load_tokenizers(site.source)
+    (found,) = translate(site.folder, [LINES[2]], num_beams=2, alternatives=3)
+    ids = [token["id"] for token in found["tokens"]]
+    site.model.set_attn_implementation("eager")
+    batch, decoder_input_ids = source(LINES[2], return_tensors="pt"), torch.tensor([[0, *ids[:-1]]])
+    output = site.model(**batch, decoder_input_ids=decoder_input_ids, output_attentions=True)
+    probabilities = output.logits[0].softmax(dim=-1)  # (T, V)
+    own = probabilities.gather(1, torch.tensor(ids)[:, None])[:, 0]
+    assert torch.tensor(found["probabilities"]).sub(own).abs().max() < 1e-4
+    values, best = probabilities.topk(3)
+    assert [[each["id"] for each in row] for row in found["alternatives"]] == best.tolist()
+    shown = torch.tensor([[each["probability"] for each in row] for row in found["alternatives"]])
+    assert (shown - values).abs().max() < 1e-4
+    attention = torch.tensor(found["attention"])  # (L, H, T, S)
+    assert (attention - torch.cat(output.cross_attentions)).abs().max() < 6e-4  # three decimals
+    assert [token["id"] for token in found["source"]] == batch["input_ids"][0].tolist()
+    assert "".join(token["text"] for token in found["source"][:-1]) == LINES[2]
+    assert found["text"] == target.decode(ids, skip_special_tokens=True).strip()
+
+
+def test_engine_goes_on_from_a_prefix(site: Site) -> None:
+    prefix = [17, 23, 42]
+    (found,) = translate(site.folder, LINES[:1], num_beams=4, prefix=prefix)
+    settings = {"num_beams": 4, "decoder_input_ids": torch.tensor([[0, *prefix]]), "max_new_tokens": 12}
+    tokens, score = generated(site, LINES[0], **settings)
+    assert [token["id"] for token in found["tokens"]] == tokens and tokens[:3] == prefix
+    assert found["hypotheses"][0]["score"] == pytest.approx(float(score), abs=1e-4)
+
+
+def test_engine_tree_holds_the_hypotheses(site: Site) -> None:
+    (found,) = translate(site.folder, LINES[:1], num_beams=4)
+    nodes = found["tree"]
+
+    def path(index: int) -> list[int]:
+        return [] if index < 0 else [*path(nodes[index]["parent"]), nodes[index]["id"]]
+
+    best = next(index for index, node in enumerate(nodes) if node["state"] == "best")
+    tokens = found["hypotheses"][0]["tokens"]
+    assert path(best) == tokens and all(node["parent"] < index for index, node in enumerate(nodes))
+    penalty = float(LengthPenalty(0.6, "gnmt")(torch.tensor(float(len(tokens)))))
+    assert found["hypotheses"][0]["score"] == pytest.approx(nodes[best]["log_probability"] / penalty, abs=1e-6)
+    widths = [sum(len(path(index)) == length for index in range(len(nodes))) for length in range(1, 4)]
+    assert all(width >= 4 for width in widths)
+
+
+def test_engine_ignores_blank_text(site: Site) -> None:
+    for found in translate(site.folder, ["", "  \n "]):
+        assert found["text"] == "" and found["tokens"] == [] and found["hypotheses"] == []
+
+
+def test_two_vocabularies_and_learned_positions_translate_in_both_engines(tmp_path: Path) -> None:
+    require_onnx()
+    fields = {"share_encoder_decoder_embeddings": False, "vocab_size": 320, "decoder_vocab_size": 330}
+    positions = {"position_encoding_type": "learned", "max_position_embeddings": 24}
+    model = write_model(tmp_path / "model", **fields, **positions)
+    model.generation_config.update(num_beams=4)
+    model.generation_config.save_pretrained(tmp_path / "model")
+    _, target = write_two_tokenizers(tmp_path / "model")
+    write_site(tmp_path / "model", tmp_path / "site", runtime=require_npm(), dtypes=["fp32"])
+    site = Site(model, tmp_path / "model", tmp_path / "site")
+    lines = [LINES[0], "a dog"]
+    for line, found in zip(lines, translate(site.folder, lines), strict=True):
+        tokens, _ = generated(site, line, num_beams=4)
+        assert [token["id"] for token in found["tokens"]] == tokens, line
+    answer = run_node("stock_pipeline.mjs", str(site.folder / "model"), "fp32", '{"max_new_tokens": 9}', lines=lines)
+    expected = [generated(site, line, num_beams=1, max_new_tokens=9)[0] for line in lines]
+    assert answer["found"] == target.batch_decode(expected, skip_special_tokens=True)
+    answer = run_node("page_engine.mjs", str(site.folder), "fp32", "{}", lines=["two hundred " * 40])
+    assert "but the model has positions for 24." in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "name", ["model/onnx/decoder_model_merged.onnx", "model/tokenizer.json", "model/tokenizer_config.json"]
+)
+def test_damaged_file_is_named(site: Site, tmp_path: Path, name: str) -> None:
+    shutil.copytree(site.folder, tmp_path / "site")
+    file = tmp_path / "site" / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    answer = run_node("page_engine.mjs", str(tmp_path / "site"), "fp32", "{}", lines=LINES)
+    assert answer["error"].startswith(f"{name} is damaged") and answer["found"] == []

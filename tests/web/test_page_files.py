@@ -1,0 +1,77 @@
+"""The files of the page: what each engine gets, and what the page may load."""
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hf_vanilla_transformer import web
+from hf_vanilla_transformer.web.page import content_security_policy
+from hf_vanilla_transformer.web.site import _runtime
+
+FOLDER = Path(web.__file__).parent / "page"
+SERVER = {"engine": "server", "search": {"num_beams": 4}}
+
+
+def browser(local: bool) -> dict:
+    return {"engine": "browser", "runtime": _runtime(local)}
+
+
+def policy_of(html: str) -> dict[str, list[str]]:
+    text = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    assert text is not None
+    return {part.split()[0]: part.split()[1:] for part in text[1].split("; ")}
+
+
+@pytest.mark.parametrize("site", [SERVER, browser(True), browser(False)], ids=["server", "local", "remote"])
+def test_page_files_are_complete(site: dict) -> None:
+    files = web.page_files(site)
+    assert json.loads(files["site.json"]) == site
+    for name, content in files.items():
+        assert name.rpartition(".")[2] in web.CONTENT_TYPES
+        named = re.findall(rb'(?:from|import|href=|src=|import\() ?"([^"#]+)"', content)
+        missing = {each.decode().removeprefix("./") for each in named} - files.keys()
+        # page.js names the engines of both; only one is loaded
+        assert missing <= ({"browser_runtime.js", "server_engine.js"} if name == "page.js" else set()), name
+    both = {"browser_engine.js", "server_engine.js"} & files.keys()
+    assert both == {f"{site['engine']}_engine.js"}
+
+
+def test_page_allows_only_its_own_files() -> None:
+    for site in (SERVER, browser(local=True)):
+        html = web.page_files(site)["index.html"].decode()
+        policy = policy_of(html)
+        assert policy["default-src"] == ["'none'"] and policy["trusted-types"] == ["'none'"]
+        extra = ["'wasm-unsafe-eval'"] if site["engine"] == "browser" else []
+        assert policy["script-src"] == ["'self'", *extra] and policy["connect-src"] == ["'self'"]
+        assert not re.search(r"https?://(?!www\.w3\.org)", html) and "unsafe-inline" not in html
+
+
+def test_remote_runtime_has_pinned_versions_and_hashes() -> None:
+    site = browser(local=False)
+    html = web.page_files(site)["index.html"].decode()
+    import_map = re.search(r'<script type="importmap">(.*?)</script>', html)
+    assert import_map is not None
+    hashes = json.loads(import_map[1])["integrity"]
+    modules = {name: entry for name, entry in site["runtime"].items() if name != "wasm"}
+    assert hashes == {entry["url"]: entry["integrity"] for entry in modules.values()} and len(hashes) == 2
+    assert all(re.search(r"@\d+\.\d+\.\d+/", entry["url"]) for entry in site["runtime"].values())
+    own = base64.b64encode(hashlib.sha256(import_map[1].encode()).digest()).decode()
+    policy = policy_of(html)
+    (host,) = [source for source in policy["script-src"] if source.startswith("https://")]
+    assert f"'sha256-{own}'" in policy["script-src"] and policy["connect-src"] == ["'self'", host]
+    assert all(entry["url"].startswith(f"{host}/") for entry in site["runtime"].values())
+    assert html.index("importmap") < html.index('type="module"')  # a map must come before the first module
+
+
+def test_policy_of_a_server_has_no_webassembly() -> None:
+    assert "wasm" not in content_security_policy(SERVER)
+
+
+def test_page_never_makes_html_of_text() -> None:
+    ways = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextual|eval\(")
+    for path in FOLDER.iterdir():
+        assert not ways.search(path.read_text(encoding="utf-8")), path.name

@@ -1,0 +1,67 @@
+"""`export --to web`: what the site says about its model, and what is refused before anything is written."""
+
+from pathlib import Path
+
+import pytest
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.web.site import PACKAGES, _local_runtime, languages, search_settings, write_site
+from tests.interop.exports import write_model
+from tests.model_helpers import tiny_model
+
+
+def test_search_settings_are_those_of_generate() -> None:
+    model = tiny_model()
+    paper = {"num_beams": 4, "length_penalty": 0.6, "formula": "gnmt", "max_length_over_source": 50}
+    found = search_settings(model)
+    assert paper.items() <= found.items() and "max_new_tokens" not in found and "max_positions" not in found
+    assert (found["decoder_start_token_id"], found["eos_token_ids"], found["suppressed_tokens"]) == (0, [2], [])
+
+    model = tiny_model(position_encoding_type="learned", max_position_embeddings=64)
+    model.generation_config.update(length_penalty=1.0, num_beams=6, bad_words_ids=[[1]], forced_eos_token_id=2)
+    model.generation_config.update(max_length=40, suppress_tokens=[3], early_stopping=True)
+    found = search_settings(model)
+    other = {"num_beams": 6, "length_penalty": 1.0, "formula": "power", "early_stopping": True, "max_new_tokens": 39}
+    assert other.items() <= found.items() and found["suppressed_tokens"] == [1, 3]
+    assert found["forced_eos_token_id"] == 2 and found["max_positions"] == 64
+
+
+def test_languages_are_those_of_the_card(tmp_path: Path) -> None:
+    assert languages(tmp_path) == (None, None)
+    (tmp_path / "README.md").write_text("---\nlanguage:\n- en\n- de\n---\n# A translator\n")
+    assert languages(tmp_path) == ("en", "de")
+    (tmp_path / "README.md").write_text("---\nlanguage: en\n---\n")
+    assert languages(tmp_path) == (None, None)
+
+
+def test_site_does_not_replace_the_model(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    for output in (tmp_path / "model", tmp_path):
+        with pytest.raises(UserError, match="holds the model itself"):
+            write_site(tmp_path / "model", output, overwrite=True)
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_site_overwrites_only_when_asked(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="--overwrite"):
+        write_site(tmp_path / "model", tmp_path / "site")
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["thesis.tex"]
+
+
+def test_runtime_of_the_tests_is_the_pinned_one(repository: Path) -> None:
+    installed = (repository / "tests" / "web" / "npm_packages.txt").read_text(encoding="utf-8").split()
+    assert set(PACKAGES) <= set(installed)
+
+
+def test_runtime_must_be_the_pinned_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is missing; run there: npm install") as missing:
+        _local_runtime(tmp_path)
+    assert all(package in str(missing.value) for package in PACKAGES)
+    file = tmp_path / "node_modules" / "onnxruntime-web" / "dist" / "ort.wasm.bundle.min.mjs"
+    file.parent.mkdir(parents=True)
+    file.write_text("another version")
+    with pytest.raises(UserError, match=r"is not that of onnxruntime-web@1\.30\.0"):
+        _local_runtime(tmp_path)
