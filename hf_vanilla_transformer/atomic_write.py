@@ -1,5 +1,6 @@
 """Atomic writing: a file or folder is written under a temporary name beside its target and renamed when complete."""
 
+import errno
 import os
 import tempfile
 import uuid
@@ -7,7 +8,53 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import UserError
+from .errors import DiskFull, UserError
+
+_FULL = {
+    errno.ENOSPC: "no space left on the disk",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would exceed the allowed size (ulimit -f)",
+}
+# The messages of libraries that do not pass an OSError on: Rust (tokenizers, safetensors), Arrow, torch.save.
+_SIGNS = {
+    errno.ENOSPC: ("No space left", "os error 28", "code: 28", "unexpected pos", "PytorchStreamWriter failed"),
+    errno.EDQUOT: ("Disk quota exceeded", "os error 122"),
+    errno.EFBIG: ("File too large", "os error 27"),
+}
+
+
+@contextmanager
+def report_full_disk(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn the error of any library about a full disk, a quota or a limit into one line that names the folder.
+
+    Args:
+        folder: where the block writes; an error that names its file has precedence.
+
+    Raises:
+        DiskFull: from the error.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = full_disk_reason(error)
+        if reason is None:
+            raise
+        file = getattr(error, "filename", None)
+        raise DiskFull(f"{Path(os.fsdecode(file)).parent if file else folder}: {reason}") from error
+
+
+def full_disk_reason(error: BaseException | None) -> str | None:
+    """Why a write failed, if the disk is the reason, by an error and those that it comes from; else None."""
+    reasons: list[int] = []
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            reasons.append(error.errno)
+        reasons += [number for number, signs in _SIGNS.items() if any(sign in str(error) for sign in signs)]
+        error = error.__cause__ or error.__context__
+    # The last is the first that was raised: torch.save hides the operating system's error behind its own.
+    return _FULL[reasons[-1]] if reasons else None
 
 
 @contextmanager
@@ -16,6 +63,9 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     It ends like `path`, for libraries that choose a format by the suffix. A device or a named pipe cannot be replaced:
     for those it is `path` itself.
+
+    Raises:
+        DiskFull: the file could not be written for want of space.
     """
     target = Path(path)
     if target.exists() and not target.is_file():
@@ -24,8 +74,9 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     # Not mkstemp: its files have mode 0600 whatever the umask is.
     temporary = target.with_name(f".{uuid.uuid4().hex[:8]}.{target.name}")
     try:
-        yield temporary
-        os.replace(temporary, target)
+        with report_full_disk(target.parent):
+            yield temporary
+            os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -35,14 +86,15 @@ def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
     """A temporary path beside `output` to write a folder to: renamed to `output` when the block ends.
 
     Raises:
-        UserError: see `require_new`.
+        UserError: see `require_new`; `DiskFull` for want of space.
     """
     require_new(output, overwrite)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
         folder = Path(temporary) / "new"
-        yield folder
-        replace_folder(folder, output)
+        with report_full_disk(output.parent):
+            yield folder
+            replace_folder(folder, output)
 
 
 def require_new(output: Path, overwrite: bool) -> None:

@@ -1,6 +1,8 @@
 """User errors: one line on standard error and an exit status, without a traceback."""
 
 import errno
+import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -10,7 +12,19 @@ class UserError(ValueError):
 
 
 class Interrupted(UserError):
-    """Ctrl-C, after the state was saved."""
+    """A signal ended the command after its state was saved.
+
+    Attributes:
+        status: exit status by the convention of shells, 128 + the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
+    """
+
+    def __init__(self, message: str, received: int = signal.SIGINT):
+        super().__init__(message)
+        self.status = 128 + received
+
+
+class DiskFull(UserError):
+    """A file was not written because of a full disk, a quota or a limit; the message names the folder."""
 
 
 def check_at_least_one(**values: int | None) -> None:
@@ -28,23 +42,36 @@ def run_command(main: Callable[[], int | None]) -> None:
     """Run a script's `main` and exit with the status that it returns; None is 0.
 
     Raises:
-        SystemExit: always. Status 2 after a `UserError` or a file that cannot be read or written,
-            130 after Ctrl-C; any other exception is a bug and keeps its traceback.
+        SystemExit: always. Status 2 after a `UserError` or a file that cannot be read or written, 130 after Ctrl-C,
+            143 after SIGTERM; any other exception is a bug and keeps its traceback.
     """
     try:
         status = main() or 0
     except UserError as error:
-        status = _report(str(error), 130 if isinstance(error, Interrupted) else 2)
+        status = _report(str(error), error.status if isinstance(error, Interrupted) else 2)
     except KeyboardInterrupt:
-        status = _report("interrupted", 130)
+        # Ctrl-C reaches every process of a distributed run; one message is enough.
+        status = 130 if int(os.environ.get("RANK", "0")) else _report("interrupted", 130)
     except BrokenPipeError:  # the reader closed the pipe (`… | head`), which is no error
         sys.stderr.close()
         status = 0
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENOSPC, errno.EISDIR, errno.ENOTDIR, errno.EROFS):
+        if error.errno not in _OF_THE_USER:
             raise
         status = _report(str(error), 2)
     raise SystemExit(status)
+
+
+_OF_THE_USER = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)
 
 
 def _report(message: str, status: int) -> int:

@@ -1,36 +1,43 @@
-"""Stop training at Ctrl-C or after a time limit, with a complete checkpoint in both cases."""
+"""Stop training at a signal or after a time limit, with a complete checkpoint in both cases."""
 
 import math
-import signal
 import time
-from types import FrameType
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from .distributed import any_rank, print_main
+from ..errors import Interrupted
+from .signals import StopSignals
+
+IN_TRAINING = "the current update is finished and a checkpoint saved first"
 
 
 class StopWithCheckpoint(TrainerCallback, ExportableState):
-    """Stop after `max_minutes` or at the first Ctrl-C: finish the step, save a checkpoint, end training.
+    """Stop after `max_minutes`, or at Ctrl-C or SIGTERM: finish the update, save a checkpoint, end training.
 
-    A second Ctrl-C stops immediately.
+    A signal ends an evaluation, too, at its next batch; the resumed run begins with it (`evaluation_due`). The end of
+    training is saved whatever `save_strategy` is, so that nothing is lost if scoring fails.
 
     Args:
         max_minutes: limit of the training time, including evaluations and the time before a resume; None for none.
+        signals: of a run, which are noted also after training; None notes them while training only.
 
     Attributes:
-        interrupted: whether Ctrl-C was pressed.
+        evaluation_due: whether a signal prevented the evaluation of the last update.
         spent: seconds of training before the resume, from the checkpoint.
+        saved_step: the last update of which a checkpoint was saved.
+        saved_for_scoring: whether that is the end of training, against `save_strategy`.
     """
 
-    def __init__(self, max_minutes: float | None = None):
+    def __init__(self, max_minutes: float | None = None, signals: StopSignals | None = None):
         self.max_seconds = None if max_minutes is None else 60 * max_minutes
-        self.interrupted = False
+        self.signals = signals or StopSignals()
+        self.evaluation_due = self.saved_for_scoring = False
         self.spent = 0.0
-        self._previous: Any = None
+        self.saved_step: int | None = None
         self._start: float | None = None
+        self._training = False
 
     def seconds(self) -> float:
         """Training time so far, including the time before a resume."""
@@ -42,29 +49,81 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """The state that `Trainer` saves in a checkpoint."""
-        return {"args": {}, "attributes": {"spent": self.seconds()}}
+        return {"args": {}, "attributes": {"spent": self.seconds(), "evaluation_due": self.evaluation_due}}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Restore the attributes that `state` returned, from a checkpoint's `stateful_callbacks`."""
+        attributes = saved.get("StopWithCheckpoint", {}).get("attributes", {})
+        self.spent = attributes.get("spent", 0.0)
+        self.evaluation_due = attributes.get("evaluation_due", False)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal was received, at the last update on any rank."""
+        return self.signals.received is not None
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._start = time.monotonic()
-        self._previous = signal.signal(signal.SIGINT, self._interrupt)
+        self._training = True
+        self.signals.message = IN_TRAINING
+        self.signals.__enter__()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.interrupted = True
-        print_main("\nstopping: this step is finished and saved first (Ctrl-C again stops at once)")
-        signal.signal(signal.SIGINT, self._previous)
+        if self._training:
+            self._training = False
+            self.signals.__exit__(None, None, None)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        # Clocks and signals differ between ranks, but all ranks must stop after the same step.
+        # Clocks and signals differ between ranks, but all ranks must stop after the same update.
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
-        self.interrupted, over = any_rank(self.interrupted, over, device=args.device)
+        (over,) = self.signals.agree(args.device, over)
+        if self.interrupted:
+            self.evaluation_due, control.should_evaluate = control.should_evaluate, False
+        elif over:
+            control.should_evaluate = args.eval_strategy != "no"
         if over or self.interrupted:
             control.should_training_stop = control.should_save = True
-            # Evaluate at the time limit; after Ctrl-C leave without it.
-            control.should_evaluate = over and not self.interrupted and args.eval_strategy != "no"
+        return control
+
+    def on_prediction_step(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+        self.signals.agree(args.device)
+        if self.interrupted:
+            self.evaluation_due = True
+            raise Interrupted("the evaluation was interrupted", self.signals.received or 0)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        self.evaluation_due = False
+        if control.should_training_stop and self.saved_step != state.global_step:  # early stopping
+            control.should_save = True
+        return control
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        self.saved_step = state.global_step
+        self.signals.agree(args.device)
+        if self.interrupted:
+            control.should_training_stop = True
+        return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        unsaved = self.saved_step != state.global_step
+        self.signals.agree(args.device)
+        if self.interrupted:
+            # The epoch is over, or was left after an update of its middle. What is due at its end is not lost.
+            at_its_end = state.epoch is not None and state.epoch == round(state.epoch)
+            due = control.should_evaluate and at_its_end and args.eval_strategy == "epoch"
+            self.evaluation_due = self.evaluation_due or due
+            control.should_training_stop = True
+            control.should_log = control.should_evaluate = False
+            control.should_save = unsaved or due
+        elif unsaved and (control.should_training_stop or state.global_step >= state.max_steps):
+            self.saved_for_scoring = not control.should_save
+            control.should_save = True
         return control

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..atomic_write import atomic_file, replace_folder
-from ..errors import UserError
+from ..atomic_write import atomic_file, replace_folder, report_full_disk
+from ..errors import DiskFull, UserError
+from .run_folder import has_other_files, record_all_files, remove_written_folder, set_aside
 from .run_state import on_branch
 
 WEIGHTS = "model.safetensors"
@@ -56,57 +57,56 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 def move_into_place(staged: Path, target: Path) -> None:
-    """Sync a finished folder to disk, then rename it to `target`, replacing an earlier checkpoint of the same step."""
+    """Sync a finished folder to disk, then rename it to `target`.
+
+    A complete checkpoint of the same step is replaced. One that was pruned, or has files of the user, is set aside.
+    """
+    record_all_files(staged)
     for path in (*staged.rglob("*"), staged):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+    if os.path.lexists(target) and (target.is_symlink() or not _is_complete(target) or has_other_files(target)):
+        set_aside(target)
     replace_folder(staged, target)
 
 
 def remove_old_checkpoints(run: Path, limit: int, newest: Path, best: str | Path | None = None) -> None:
     """Keep the `limit` youngest complete checkpoints, and in any case the newest and the best.
 
-    `newest` is named because checkpoints of an abandoned run may have higher step numbers.
+    `newest` is named because checkpoints of an abandoned run may have higher step numbers. Files that no run wrote
+    stay.
     """
     kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
     others = [path for path in complete_checkpoints(run) if path.resolve() not in kept]
     others.sort(key=lambda path: (path / TRAINER_STATE).stat().st_mtime)
     for path in others[: max(0, len(others) + len(kept) - limit)]:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_written_folder(path)
 
 
-def remove_incomplete_checkpoints(run: Path) -> None:
-    """Delete the partial checkpoints that a crash or a full disk left."""
+def remove_staging_folder(run: Path) -> None:
+    """Delete the partial checkpoint that a crash or a full disk left. Checkpoints that were pruned later stay."""
     shutil.rmtree(run / STAGING_FOLDER, ignore_errors=True)
-    complete = set(complete_checkpoints(run))
-    for path in run.glob("checkpoint-*"):
-        if _step(path) and path not in complete:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-# The messages of the operating system, safetensors and torch.save when the disk is full.
-_DISK_FULL = "No space left", "code: 28", "unexpected pos", "PytorchStreamWriter failed"
 
 
 @contextmanager
-def report_full_disk(run: Path, consequence: str) -> Iterator[None]:
-    """Turn a failed write of any library into a one-line error, and delete partial checkpoints.
+def report_failed_save(run: Path, consequence: str, hint: Callable[[], str] | None = None) -> Iterator[None]:
+    """Turn a failed write of any library into a one-line error, and delete the partial checkpoint.
+
+    Args:
+        run: where the block writes. consequence: what is not saved. hint: what to do; None is `resume_hint`.
 
     Raises:
         UserError: the disk is full, or the folder is not writable.
     """
     try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        full = any(sign in str(error) for sign in _DISK_FULL) or shutil.disk_usage(run).free < 2**20
-        if not (full or isinstance(error, PermissionError)):
-            raise
-        remove_incomplete_checkpoints(run)
-        reason = "no space left on the disk" if full else str(error)
-        raise UserError(f"{reason}: {consequence}; {resume_hint(run)}") from error
+        with report_full_disk(run):
+            yield
+    except (DiskFull, PermissionError) as error:
+        remove_staging_folder(run)
+        raise DiskFull(f"{error}: {consequence}; {hint() if hint else resume_hint(run)}") from error
 
 
 def resume_hint(run: Path) -> str:

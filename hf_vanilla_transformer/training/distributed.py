@@ -10,7 +10,7 @@ from accelerate.utils import broadcast_object_list
 from datasets.utils.logging import disable_progress_bar as disable_progress_bars
 from torch import distributed
 
-from ..errors import UserError
+from ..errors import Interrupted, UserError
 from ..inference.text_io import silence_transformers
 
 Value = TypeVar("Value")
@@ -55,7 +55,7 @@ def errors_on_main_rank_only() -> Iterator[None]:
     """Report a `UserError` that all ranks raise alike only once: the other ranks exit silently."""
     try:
         yield
-    except UserError:
+    except UserError as error:
         if is_main_rank():
             raise
-        raise SystemExit(2) from None
+        raise SystemExit(error.status if isinstance(error, Interrupted) else 2) from None

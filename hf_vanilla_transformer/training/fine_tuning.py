@@ -18,8 +18,9 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..untrusted import one_line, read_json_object
 from .arguments import DataArguments, RunArguments
 from .corpus import Corpus, Tokenizers
-from .distributed import is_main_rank, print_main
+from .distributed import print_main
 from .finishing import score_test_split, set_decoding
+from .run_folder import record_files
 
 # What fine-tuning may change: regularisation. All other configuration fields decide the shapes or meaning of weights.
 _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
@@ -173,7 +174,11 @@ def score_before(
             found = score_test_split(trainer, tokenizers[1], corpus, encoded[split], data_args, split)
             scores |= {f"before_{name}": value for name, value in found.items()}
     trainer.model.generation_config = own
-    if is_main_rank() and scores:
-        with atomic_file(path) as temporary:
-            temporary.write_text(json.dumps(scores, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return scores
+
+
+def save_scores_before(run: Path, scores: dict[str, Any]) -> None:
+    """Keep the scores of the base model in the run's folder, for a resumed run."""
+    with atomic_file(run / SCORES_BEFORE) as temporary:
+        temporary.write_text(json.dumps(scores, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    record_files(run, [SCORES_BEFORE])

@@ -1,32 +1,106 @@
-"""The end of a run: select the weights, score the test split, write the model folder with card and plots."""
+"""The end of a run: select the weights, save the model, score the test split, write results, card and plots."""
 
+import filecmp
 import json
-import shutil
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import wait_for_everyone
 from datasets import Dataset
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import PreTrainedTokenizerBase
 
-from ..atomic_write import atomic_file, move_files
 from ..data import save_tokenizers
-from ..errors import UserError
+from ..errors import DiskFull, Interrupted, UserError
 from ..evaluation.attention_maps import cross_attention, plot_attention
 from ..evaluation.metrics import score_translations
 from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..system_info import describe_hardware, versions
 from .arguments import DataArguments, RunArguments, chosen_values
-from .checkpoints import STAGING_FOLDER, average_weights, branch_checkpoints, report_full_disk
+from .callbacks import StopWithCheckpoint
+from .checkpoints import (
+    STAGING_FOLDER,
+    TRAINER_STATE,
+    average_weights,
+    branch_checkpoints,
+    remove_staging_folder,
+    report_failed_save,
+    resume_hint,
+)
 from .corpus import Corpus, Tokenizers
 from .curve import plot_curve
 from .distributed import is_main_rank, print_main
+from .run_folder import make_way, move_into_run, record_files, remove_written_folder, written_files
 from .trainer import VanillaTransformerTrainer, original_class
+
+CARD_FILES = ("attention.png", "curve.png", "README.md")
+RESULTS = ("all_results.json", "trainer_state.json", *CARD_FILES)  # of the weights beside them
+
+
+def score_and_save(
+    trainer: VanillaTransformerTrainer,
+    stop: StopWithCheckpoint,
+    tokenizers: Tokenizers,
+    corpus: Corpus,
+    encoded: dict[str, Any],
+    data_args: DataArguments,
+    results: dict[str, Any],
+) -> dict[str, Any]:
+    """Choose the weights, save the model folder, then score the test split and save the results.
+
+    The end of training is saved as a checkpoint before this: whatever fails here, nothing is lost.
+
+    Returns:
+        `results` with the scores.
+
+    Raises:
+        UserError: a split cannot be scored, or the disk is full.
+        Interrupted: by a signal; a resumed run goes on with the scoring.
+    """
+    args: Any = trainer.args
+    run, signals = Path(args.output_dir), stop.signals
+    saved = f"the last update is saved, and a resumed run goes on with the scores: {resume_hint(run)}"
+    signals.message = f"the scores are left out; {saved}"
+    with _scoring("the validation split", stop, args.device, saved):
+        results |= choose_weights(trainer, run, args)
+    set_decoding(trainer.model, args)
+    save_model_folder(trainer, tokenizers, run)
+    saved = f"the model is saved in {run}, and a resumed run scores it: {resume_hint(run)}"
+    signals.message = f"the scores are left out; {saved}"
+    with _scoring("the test split", stop, args.device, saved):
+        for split in ("test", "base_test"):
+            if split in encoded:
+                results |= score_test_split(trainer, tokenizers[1], corpus, encoded[split], data_args, split)
+    if is_main_rank():
+        save_results(trainer, run, results)
+        if stop.saved_for_scoring:
+            remove_written_folder(run / f"checkpoint-{stop.saved_step}")
+    return results
+
+
+@contextmanager
+def _scoring(name: str, stop: StopWithCheckpoint, device: torch.device, saved: str) -> Iterator[None]:
+    """Say in one line what is saved if scoring fails or is interrupted."""
+    try:
+        yield
+        stop.signals.agree(device)
+    except Interrupted:
+        pass
+    except DiskFull:
+        raise
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise UserError(f"{name} cannot be scored: {' '.join(str(error).split())}; {saved}") from error
+    if stop.interrupted:
+        raise Interrupted(f"interrupted before {name} was scored; {saved}", stop.signals.received or signal.SIGINT)
+
 
 # Selecting the weights
 
@@ -64,15 +138,16 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
 
 def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, Any]:
     """The mean of checkpoints, made by the main process in the run's folder."""
-    file = run / f"average-of-{len(checkpoints)}.safetensors"
+    file = run / STAGING_FOLDER / "average.safetensors"
     if is_main_rank():
-        with report_full_disk(run, "the average was not made"):
+        with report_failed_save(run, "the average was not made"):
+            file.parent.mkdir(exist_ok=True)
             average_weights(checkpoints, file)
     wait_for_everyone()
     weights = load_file(file)
     wait_for_everyone()
     if is_main_rank():
-        file.unlink()
+        remove_staging_folder(run)
     return weights
 
 
@@ -133,26 +208,43 @@ def score_test_split(
     return metrics | {f"{split}_{name}": value for name, value in scores.items()} | {f"{split}_seconds": seconds}
 
 
-def save_model_folder(
-    trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path, results: dict[str, Any]
-) -> None:
-    """Write the model, tokenizers and results into the run's folder, each file atomically."""
+def save_model_folder(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path) -> None:
+    """Write model and tokenizers into the run's folder, each file atomically; delete the results of other weights."""
     model, staging = trainer.model, run / STAGING_FOLDER
     weights = full_state_dict(model) if trainer.is_fsdp_enabled else None
     if not is_main_rank():
         return
-    shutil.rmtree(staging, ignore_errors=True)
+    remove_staging_folder(run)
     try:
         model.config.use_cache = True  # the trainer switches it off
-        with report_full_disk(run, "the model was not saved"), original_class(model):
+        with report_failed_save(run, "the model was not saved"), original_class(model):
             model.save_pretrained(staging, state_dict=weights)
             save_tokenizers(staging, *tokenizers)
-        move_files(staging, run)
+            if not _same_weights(staging, run):
+                for name in set(RESULTS) & set(written_files(run)):
+                    (run / name).unlink()
+            move_into_run(staging, run)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    trainer.save_state()
-    with atomic_file(run / "all_results.json") as temporary:
-        temporary.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        remove_staging_folder(run)
+
+
+def _same_weights(first: Path, second: Path) -> bool:
+    names = {path.name for folder in (first, second) for path in folder.glob("model*.safetensors")}
+    return all((second / name).is_file() and filecmp.cmp(first / name, second / name, shallow=False) for name in names)
+
+
+def save_results(trainer: VanillaTransformerTrainer, run: Path, results: dict[str, Any]) -> None:
+    """Write `trainer_state.json` and `all_results.json` into the run's folder, atomically."""
+    staging = run / STAGING_FOLDER
+    try:
+        with report_failed_save(run, "the model is saved, its scores are not"):
+            staging.mkdir()
+            trainer.state.save_to_json(str(staging / TRAINER_STATE))
+            text = json.dumps(results, indent=2, sort_keys=True)
+            (staging / "all_results.json").write_text(text + "\n", encoding="utf-8")
+            move_into_run(staging, run)
+    finally:
+        remove_staging_folder(run)
 
 
 # The attention map of a longer sentence is unreadable in a model card.
@@ -170,12 +262,15 @@ def draw_attention(
     try:
         source, target, weights = cross_attention(model, *tokenizers, row["source"], row["target"])
         print_main(f"attention map: {plot_attention(source, target, weights, run / 'attention.png')}")
+    except DiskFull:
+        raise
     except UserError as error:
         print(f"no attention map: {error}", file=sys.stderr)
 
 
-def write_card_and_curve(
+def write_card(
     trainer: VanillaTransformerTrainer,
+    tokenizers: Tokenizers,
     corpus: Corpus,
     results: dict[str, Any],
     model_args: Any,
@@ -183,17 +278,40 @@ def write_card_and_curve(
     args: RunArguments,
     command: str,
 ) -> None:
-    """Write the training curve, if matplotlib is installed, and the model card."""
+    """Write the attention map and the training curve, if matplotlib is installed, and the model card."""
     run = Path(args.output_dir)
-    try:
-        print_main(f"curve: {plot_curve(trainer.state.log_history, run / 'curve.png')}")
-    except UserError as error:
-        print(f"no curve: {error}", file=sys.stderr)
+    if not is_main_rank():
+        return
+    make_way(run, CARD_FILES)
+    with report_failed_save(run, "the model and its scores are saved, its card is not"):
+        if not trainer.is_fsdp_enabled:  # a forward pass of a sharded model would need all ranks
+            draw_attention(trainer.model, tokenizers, corpus, run)
+        try:
+            print_main(f"curve: {plot_curve(trainer.state.log_history, run / 'curve.png')}")
+        except DiskFull:
+            raise
+        except UserError as error:
+            print(f"no curve: {error}", file=sys.stderr)
+        facts = _card_facts(trainer, corpus, results, model_args, data_args, args, command)
+        print_main(f"model card: {write_model_card(run, facts)}")
+        record_files(run, [name for name in CARD_FILES if (run / name).is_file()])
+
+
+def _card_facts(
+    trainer: VanillaTransformerTrainer,
+    corpus: Corpus,
+    results: dict[str, Any],
+    model_args: Any,
+    data_args: DataArguments,
+    args: RunArguments,
+    command: str,
+) -> CardFacts:
+    run = Path(args.output_dir)
     source, target = data_args.source_lang, data_args.target_lang
     files = data_args.train_file or data_args.train_source_file or data_args.train_prefix
     base = args.model_name_or_path
     from_hub = data_args.dataset_name and not files and not Path(data_args.dataset_name).exists()
-    facts = CardFacts(
+    return CardFacts(
         model_name=run.resolve().name,
         languages=(source, target) if source and target else None,
         recipe=chosen_values(model_args, data_args, args),
@@ -211,4 +329,3 @@ def write_card_and_curve(
         datasets=[str(data_args.dataset_name)] if from_hub else [],
         example=corpus.pairs["test"][0]["source"] if "test" in corpus.pairs else None,
     )
-    print_main(f"model card: {write_model_card(run, facts)}")

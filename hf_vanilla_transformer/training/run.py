@@ -1,15 +1,19 @@
-"""A training run from arguments to a model folder: load data, train, select weights, test, save."""
+"""A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
-import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import wait_for_everyone
+from datasets import config as datasets_config
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
 
+from ..atomic_write import report_full_disk
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data import save_tokenizers
 from ..errors import Interrupted, UserError
 from ..evaluation.metrics import translation_metrics
 from ..hub.finished_run import destination, publish_run
@@ -19,15 +23,14 @@ from .argument_checks import check_schedule
 from .arguments import DataArguments, RunArguments, model_config
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
-    INDEX,
-    WEIGHTS,
     branch_checkpoints,
     complete_checkpoints,
-    remove_incomplete_checkpoints,
-    report_full_disk,
+    remove_staging_folder,
+    report_failed_save,
     resume_hint,
 )
 from .corpus import (
+    Corpus,
     Tokenizers,
     check_positions,
     choose_tokenizers,
@@ -38,8 +41,18 @@ from .corpus import (
     tokenizer_facts,
 )
 from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main, silence_other_ranks
-from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
+from .fine_tuning import (
+    describe_defaults,
+    load_base_model,
+    prepare_model,
+    resumed_model,
+    save_scores_before,
+    score_before,
+)
 from .precision import resolve_precision
+from .run_folder import RunLock, check_new_run, remove_run
+from .run_state import RUN_STATE
+from .signals import StopSignals
 from .trainer import VanillaTransformerTrainer
 
 
@@ -55,111 +68,137 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
 
     Raises:
         UserError: anything that the user can correct.
-        Interrupted: Ctrl-C; a checkpoint is saved.
+        Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved, or nothing was trained yet.
     """
     run = Path(args.output_dir)
     silence_other_ranks()
-    with errors_on_main_rank_only():
-        checkpoint = find_checkpoint(run, args)
-        set_seed(args.seed)
-        fine_tuned = args.model_name_or_path is not None
-        base = load_base_model(args.model_name_or_path) if args.model_name_or_path and checkpoint is None else None
-        if base is not None:
-            prepare_model(base, model_args, data_args)
-        with args.main_process_first(desc="reading"):  # the other ranks read the cache
-            corpus = load_corpus(data_args, args)
-        if base is not None:
-            tokenizers = base.tokenizers
-        else:
-            tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
-        match_case(tokenizers, data_args)
-        with args.main_process_first(desc="encoding"):
-            encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
-        if base is not None:
-            model = base.model
-        elif fine_tuned and checkpoint is not None:
-            model = resumed_model(checkpoint, model_args, data_args)
-        else:
-            model = build_model(model_args, tokenizers, checkpoint)
-        print_main(f"model: {model.num_parameters():,} parameters")
-        published = destination(args)
-        resolve_arguments(model, args, checkpoint)
-        check_positions(model.config, encoded, tokenizers, data_args)
-        facts = {
-            "data_facts": data_facts(corpus, data_args, args),
-            "fixed_facts": {"fine-tuning": fine_tuned} | tokenizer_facts(tokenizers, model_args, data_args),
-        }
-        trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, facts)
-    if checkpoint is None and is_main_rank():
-        prepare_output_dir(run, tokenizers)
-    wait_for_everyone()
-    before: dict[str, Any] = {}
-    if fine_tuned:
-        print_main(describe_defaults(args))
+    signals = StopSignals()
+    with one_run_at_a_time(run):
         with errors_on_main_rank_only():
-            before = score_before(trainer, tokenizers, corpus, encoded, data_args, args, checkpoint is not None)
-    results = before | train(trainer, stop, run, checkpoint)
-    if data_args.streaming:
-        print_main(f"train (streamed, last pass): {corpus.reports['train'].summary()}; {encoding['train'].summary()}")
-    with errors_on_main_rank_only():
-        results |= finishing.choose_weights(trainer, run, args)
-        finishing.set_decoding(trainer.model, args)
-        for split in ("test", "base_test"):
-            if split in encoded:
-                results |= finishing.score_test_split(trainer, tokenizers[1], corpus, encoded[split], data_args, split)
-        finishing.save_model_folder(trainer, tokenizers, run, results)
-        if is_main_rank():
-            if not trainer.is_fsdp_enabled:  # a forward pass of a sharded model would need all ranks
-                finishing.draw_attention(model, tokenizers, corpus, run)
-            finishing.write_card_and_curve(trainer, corpus, results, model_args, data_args, args, command)
-            if published is not None:
-                print_main(f"published: {publish_run(run, published)}")
+            checkpoint = find_checkpoint(run, args)
+            set_seed(args.seed)
+            with report_full_disk(datasets_config.HF_DATASETS_CACHE):
+                corpus, tokenizers, encoded, encoding, model = load_data_and_model(
+                    model_args, data_args, args, checkpoint
+                )
+            print_main(f"model: {model.num_parameters():,} parameters")
+            published = destination(args)
+            resolve_arguments(model, args, checkpoint)
+            check_positions(model.config, encoded, tokenizers, data_args)
+            fixed = {"fine-tuning": args.model_name_or_path is not None}
+            facts = {
+                "data_facts": data_facts(corpus, data_args, args),
+                "fixed_facts": fixed | tokenizer_facts(tokenizers, model_args, data_args),
+            }
+            trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, facts, signals)
+        before: dict[str, Any] = {}
+        if args.model_name_or_path is not None:
+            print_main(describe_defaults(args))
+            with errors_on_main_rank_only():
+                before = score_before(trainer, tokenizers, corpus, encoded, data_args, args, checkpoint is not None)
+        if not continues(run, checkpoint):
+            trainer.before_first_save = partial(begin_run, run, before)
+        with signals:
+            results = before | train(trainer, stop, run, checkpoint)
+            if data_args.streaming:
+                last_pass = f"{corpus.reports['train'].summary()}; {encoding['train'].summary()}"
+                print_main(f"train (streamed, last pass): {last_pass}")
+            with errors_on_main_rank_only():
+                results = finishing.score_and_save(trainer, stop, tokenizers, corpus, encoded, data_args, results)
+                finishing.write_card(trainer, tokenizers, corpus, results, model_args, data_args, args, command)
+        if published is not None:
+            print_main(f"published: {publish_run(run, published)}")
     return results
 
 
+def load_data_and_model(
+    model_args: Any, data_args: DataArguments, args: RunArguments, checkpoint: Path | None
+) -> tuple[Corpus, Tokenizers, dict[str, Any], dict[str, Any], VanillaTransformerForConditionalGeneration]:
+    """The corpus, the tokenizers, the encoded splits with their reports, and the model: a new one, that of
+    `model_name_or_path`, or one for the checkpoint to resume from."""
+    fine_tuned = args.model_name_or_path is not None
+    base = load_base_model(args.model_name_or_path) if args.model_name_or_path and checkpoint is None else None
+    if base is not None:
+        prepare_model(base, model_args, data_args)
+    with args.main_process_first(desc="reading"):  # the other ranks read the cache
+        corpus = load_corpus(data_args, args)
+    if base is not None:
+        tokenizers = base.tokenizers
+    else:
+        tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
+    match_case(tokenizers, data_args)
+    with args.main_process_first(desc="encoding"):
+        encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
+    if base is not None:
+        model = base.model
+    elif fine_tuned and checkpoint is not None:
+        model = resumed_model(checkpoint, model_args, data_args)
+    else:
+        model = build_model(model_args, tokenizers, checkpoint)
+    return corpus, tokenizers, encoded, encoding, model
+
+
 # 1. The output folder
+
+
+@contextmanager
+def one_run_at_a_time(run: Path) -> Iterator[None]:
+    """Lock the output folder, which is created if necessary.
+
+    Raises:
+        UserError: it is no folder for a run, cannot be written, or another process trains in it.
+    """
+    lock = RunLock(run)
+    with errors_on_main_rank_only():
+        if run.exists() and not run.is_dir():
+            raise UserError(f"output_dir {run} is a file; name a folder")
+        if (run / ".git").exists() or run.resolve() in (Path.home(), Path.cwd(), *Path.cwd().parents):
+            raise UserError(f"output_dir {run} is no folder for a run; name a separate one")
+        refusal = broadcast_from_main(lock.acquire)
+        if refusal is not None:
+            raise UserError(refusal)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def find_checkpoint(run: Path, args: RunArguments) -> Path | None:
     """The checkpoint to resume from, or None for a new run. Checks the output folder without changing it.
 
     Raises:
-        UserError: the folder already contains a run or cannot be used, or there is no checkpoint to resume from.
+        UserError: the folder has a run or files that would be replaced, or there is no checkpoint to resume from.
     """
-    if run.exists() and not run.is_dir():
-        raise UserError(f"output_dir {run} is a file; name a folder")
     resume = str(args.resume_from_checkpoint or "false")
-    if resume.lower() == "true":
+    if resume.lower() in ("true", "auto"):
         checkpoints = branch_checkpoints(run)
-        if not checkpoints:
+        if checkpoints:
+            print_main(f"resuming from {checkpoints[-1]}")
+            return checkpoints[-1]
+        if resume.lower() == "true":
             raise UserError(f"output_dir {run} has no complete checkpoint to resume from; start without it")
-        print_main(f"resuming from {checkpoints[-1]}")
-        return checkpoints[-1]
-    if resume.lower() != "false":
-        if Path(resume) not in complete_checkpoints(Path(resume).parent):
+    elif resume.lower() != "false":
+        checkpoint = Path(resume)
+        if checkpoint not in complete_checkpoints(checkpoint.parent):
             raise UserError(f"resume_from_checkpoint {resume} is no complete checkpoint; `true` takes the run's last")
-        return Path(resume)
-    if holds_run(run) and not args.overwrite_output_dir:
-        raise UserError(
-            f"output_dir {run} already has a run: resume it (--resume_from_checkpoint true), "
-            f"replace it (--overwrite_output_dir true) or choose another folder"
-        )
-    if (run / ".git").exists() or run.resolve() in (Path.home(), Path.cwd(), *Path.cwd().parents):
-        raise UserError(f"output_dir {run} is no folder for a run; name a separate one")
+        if not continues(run, checkpoint):
+            check_new_run(run, args.overwrite_output_dir)
+        return checkpoint
+    check_new_run(run, args.overwrite_output_dir)
     return None
 
 
-def holds_run(run: Path) -> bool:
-    """Whether the folder contains weights or checkpoints."""
-    return (run / WEIGHTS).exists() or (run / INDEX).exists() or any(run.glob("checkpoint-*"))
+def continues(run: Path, checkpoint: Path | None) -> bool:
+    """Whether a checkpoint is one of this folder's run, rather than the beginning of a new run in it."""
+    return checkpoint is not None and checkpoint.resolve().parent == run.resolve()
 
 
-def prepare_output_dir(run: Path, tokenizers: Tokenizers) -> None:
-    """Create the folder of a new run. With `overwrite_output_dir` the old run is deleted here, after all checks."""
-    if holds_run(run):
-        shutil.rmtree(run)
-    run.mkdir(parents=True, exist_ok=True)
-    save_tokenizers(run, *tokenizers)
+def begin_run(run: Path, scores_before: dict[str, Any]) -> None:
+    """Delete the old run, whose place the first checkpoint of the new one takes."""
+    remove_run(run)
+    (run / RUN_STATE).unlink(missing_ok=True)
+    if scores_before:
+        save_scores_before(run, scores_before)
 
 
 # 2. Model and trainer
@@ -224,14 +263,16 @@ def make_trainer(
     data_args: DataArguments,
     args: RunArguments,
     facts: dict[str, Any],
+    signals: StopSignals,
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
     """The trainer, which evaluates generated translations, and its time limit. `facts` determine the run, too."""
     check_arguments(encoded, args)
     check_schedule(args)
-    stop = StopWithCheckpoint(args.max_minutes)
-    callbacks: list[Any] = [stop]
+    stop = StopWithCheckpoint(args.max_minutes, signals)
+    callbacks: list[Any] = []
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    callbacks.append(stop)  # last, because it saves what the others end
     bleu: dict[str, Any] = {"tokenize": data_args.bleu_tokenize, "lowercase": data_args.bleu_lowercase}
     trainer = VanillaTransformerTrainer(
         model=model,
@@ -260,16 +301,23 @@ def train(
 ) -> dict[str, Any]:
     """Train. However it ends, the last complete checkpoint stays and can be resumed from."""
     if is_main_rank():
-        remove_incomplete_checkpoints(run)
+        remove_staging_folder(run)
     wait_for_everyone()
+
+    def hint() -> str:
+        return resume_hint(run) if trainer.before_first_save is None else f"what was in {run} before is unchanged"
+
     try:
-        with report_full_disk(run, "training stopped"):
+        with report_failed_save(run, "training stopped", hint):
             outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except Interrupted:  # in an evaluation before the first update
+        pass
     finally:
-        stop.on_train_end()  # `Trainer` omits it after an error, which would leave Ctrl-C without effect
+        stop.on_train_end()  # `Trainer` omits it after an error
     seconds, step = stop.seconds(), trainer.state.global_step
     if stop.interrupted:
-        raise Interrupted(f"interrupted at step {step}; {resume_hint(run)}")
+        with errors_on_main_rank_only():
+            raise Interrupted(f"interrupted at step {step}; {hint()}", stop.signals.received or signal.SIGINT)
     print_main(f"trained {step:,} updates in {seconds / 60:.1f} minutes")
     metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}

@@ -1,10 +1,9 @@
 """`Seq2SeqTrainer` for sentence pairs: token batches, exact updates, atomic checkpoints."""
 
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -16,7 +15,7 @@ from accelerate.utils import wait_for_everyone
 from datasets import Dataset
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_callback import ExportableState
 from transformers.utils import CONFIG_NAME
 
@@ -30,7 +29,6 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerPreTrainedModel,
 )
 from ..untrusted import read_json_object, reading_weights
-from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     DATA_POSITION,
     STAGING_FOLDER,
@@ -45,10 +43,13 @@ from .distributed import print_main
 from .ema import WeightAverage
 from .progress import ThroughputMeter, perplexities
 from .resuming import checkpoint_path, require_training_state
-from .run_state import RunState, plain_values, require_same, state_to_resume
+from .run_folder import record_files
+from .run_state import RUN_STATE, RunState, plain_values, require_same, state_to_resume
+from .signals import leave_signals_to_main_process
+from .stoppable_trainer import StoppableTrainer
 
 
-class VanillaTransformerTrainer(Seq2SeqTrainer):
+class VanillaTransformerTrainer(StoppableTrainer):
     """`Seq2SeqTrainer` with token batches (§5.1) and atomically written checkpoints.
 
     With `max_tokens_per_batch` (see `VanillaTransformerTrainingArguments`) each item of the training loader is the
@@ -93,6 +94,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         self._warned = False
         self._staging: Path | None = None
         self.consistency: ConsistencyObjective | None = consistency_objective(self.args)
+        # Called before the first checkpoint appears in `output_dir`; a run deletes the old run there.
+        self.before_first_save: Callable[[], None] | None = None
         if self.by_tokens:
             self._check_token_batches()
         if self.consistency is not None:
@@ -162,7 +165,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
     def get_train_dataloader(self) -> DataLoader:
         """As `Seq2SeqTrainer`; with `max_tokens_per_batch` each item is the list of batches of an update."""
         if not self.by_tokens:
-            return super().get_train_dataloader()
+            return leave_signals_to_main_process(super().get_train_dataloader())
         if self.train_dataset is None:
             raise ValueError("Trainer: training requires a train_dataset.")
         args, dataset, collator = self.args, self.train_dataset, self.data_collator
@@ -196,7 +199,8 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         self._warn_of_long_pairs(int(sampler.lengths.max()), f"{too_long:,}")
         for name in ("num_workers", "persistent_workers", "prefetch_factor"):
             options[name] = getattr(args, f"dataloader_{name}")
-        return DataLoader(TokenBatchDataset(dataset), batch_sampler=sampler, **options)
+        loader = DataLoader(TokenBatchDataset(dataset), batch_sampler=sampler, **options)
+        return leave_signals_to_main_process(loader)
 
     def _warn_of_long_pairs(self, longest: int, count: str = "some") -> None:
         limit = self.args.max_tokens_per_batch
@@ -215,9 +219,6 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         return super().set_initial_training_values(args, dataloader)
 
     def _run_epoch(self, *, epoch: int, steps_trained_in_current_epoch: int, **kwargs: Any) -> None:
-        if self._training_is_over():  # `Trainer` asks only after an update
-            self.control.should_training_stop = True
-            return
         seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
         for each in seeded_by_epoch:
             if hasattr(each, "set_epoch"):
@@ -226,23 +227,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         resumed = epoch == kwargs["epochs_trained"] and kwargs["resume_from_checkpoint"] is not None
         skipped = steps_trained_in_current_epoch // self.args.gradient_accumulation_steps if resumed else 0
         self._epoch_start = self.state.global_step - skipped
-        super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
-
-    def _training_is_over(self) -> bool:
-        """Whether a resumed run had ended before: at its last update, by early stopping or by the time limit."""
-        if self.state.global_step == 0:
-            return False
-        callbacks = self.callback_handler.callbacks
-        stopping = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
-        return (
-            self.state.global_step >= self.state.max_steps
-            or any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stopping)
-            or self._minutes_left() == 0
-        )
-
-    def _minutes_left(self) -> float:
-        stops = [each for each in self.callback_handler.callbacks if isinstance(each, StopWithCheckpoint)]
-        return min((stop.minutes_left() for stop in stops), default=math.inf)
+        self._evaluate_if_due(kwargs["start_time"])
+        if self._training_is_over():  # `Trainer` asks only after an update
+            self.control.should_training_stop = True
+        if not self.control.should_training_stop:
+            super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
 
     # The update
 
@@ -394,7 +383,7 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             checkpoint = checkpoint_path(resume_from_checkpoint)
         if self.is_world_process_zero():
             shutil.rmtree(run / STAGING_FOLDER, ignore_errors=True)
-        self._resume_position, self._run_state = None, RunState()
+        self._resume_position, self._run_state, self._resumed_from = None, RunState(), checkpoint
         if checkpoint is not None:
             self._check_checkpoint(checkpoint)
             if self.ema is not None:
@@ -453,9 +442,13 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
         prepared = super()._prepare_for_training(*args, **kwargs)
         # Everything is loaded: a new branch begins here, also if the run ends before its first checkpoint.
         self._run_state = self._run_state.next(self._data(), self._fixed())
-        if self.args.should_save:
-            self._run_state.write(Path(self.args.output_dir))
+        if self.args.should_save and self.before_first_save is None:
+            self._write_run_state(Path(self.args.output_dir))
         return prepared
+
+    def _write_run_state(self, run: Path) -> None:
+        self._run_state.write(run)
+        record_files(run, [RUN_STATE])
 
     def _load_callback_state(self) -> None:
         """Restore the callbacks' counters in place.
@@ -536,8 +529,11 @@ class VanillaTransformerTrainer(Seq2SeqTrainer):
             if self.ema is not None:
                 self.ema.save(staged)
             self.state.save_to_json(str(staged / TRAINER_STATE))
+            if self.before_first_save is not None:
+                self.before_first_save()
+                self.before_first_save = None
             move_into_place(staged, run / name)
-            self._run_state.write(run)
+            self._write_run_state(run)
             if self.args.save_total_limit:
                 remove_old_checkpoints(run, self.args.save_total_limit, run / name, self.state.best_model_checkpoint)
         wait_for_everyone()

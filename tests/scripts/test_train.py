@@ -145,9 +145,32 @@ def earlier_run(folder):
 
 
 def finished_run(folder):
+    """A run of a version that listed no files."""
     (folder / "run").mkdir()
     (folder / "run" / "model.safetensors").write_bytes(b"precious")
+    (folder / "run" / "trainer_state.json").write_text("{}")
     return write_parallel(folder)
+
+
+def card_of_the_user(folder):
+    (folder / "run").mkdir()
+    (folder / "run" / "README.md").write_text("my notes")
+    return write_parallel(folder)
+
+
+def model_of_another_tool(folder):
+    (folder / "run").mkdir()
+    (folder / "run" / "model.safetensors").write_bytes(b"precious")
+    (folder / "run" / "config.json").write_text("{}")
+    return [*write_parallel(folder), "--overwrite_output_dir", "true"]
+
+
+def checkpoint_elsewhere(folder):
+    """Resume from another folder's checkpoint into the folder of a finished run."""
+    (folder / "other" / "checkpoint-4").mkdir(parents=True)
+    (folder / "other" / "checkpoint-4" / "model.safetensors").write_bytes(b"precious")
+    (folder / "other" / "checkpoint-4" / "trainer_state.json").write_text("{}")
+    return [*finished_run(folder), "--resume_from_checkpoint", "other/checkpoint-4"]
 
 
 def output_is_a_file(folder):
@@ -166,6 +189,9 @@ USER_ERRORS = [
     (latin1, "train.target, line 1, byte 2 (0xe4) is not UTF-8: convert it: iconv"),
     (earlier_run, "run already has a run: resume it (--resume_from_checkpoint true)"),
     (finished_run, "run already has a run"),
+    (card_of_the_user, "output_dir run: its README.md would be replaced"),
+    (model_of_another_tool, "output_dir run has a model that no run wrote"),
+    (checkpoint_elsewhere, "output_dir run already has a run"),
     (output_is_a_file, "output_dir run is a file"),
     (lambda _: [], "nothing to train on"),
     (and_flags("--resume_from_checkpoint", "true"), "no complete checkpoint to resume from"),
@@ -216,6 +242,7 @@ def test_user_error_in_a_new_process_is_one_line(repository, tmp_path):
 def test_overwrite_output_dir_replaces_the_old_run(train, tmp_path):
     flags = [*TINY, "--output_dir", "run", *finished_run(tmp_path), "--overwrite_output_dir", "true"]
     (tmp_path / "run" / "checkpoint-77").mkdir()
+    (tmp_path / "run" / "checkpoint-77" / "trainer_state.json").write_text("{}")
     status, _, errors = train(*flags)
     assert status == 0, errors
     assert (tmp_path / "run" / "model.safetensors").read_bytes() != b"precious"

@@ -5,12 +5,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.training import checkpoints
 from hf_vanilla_transformer.training.checkpoints import (
     average_weights,
     complete_checkpoints,
-    remove_incomplete_checkpoints,
+    remove_staging_folder,
 )
 from tests.model_helpers import TYING_MODES, tiny_model
 
@@ -25,7 +25,7 @@ def checkpoint(run, name, state='{"global_step": 1}', weights=b"x"):
     return folder
 
 
-def test_incomplete_checkpoints_are_ignored_and_removed(tmp_path):
+def test_incomplete_and_pruned_checkpoints_are_ignored_and_stay(tmp_path):
     complete = [checkpoint(tmp_path, f"checkpoint-{step}") for step in (2, 10, 9)]
     incomplete = [
         checkpoint(tmp_path, "checkpoint-11", state=None),
@@ -35,14 +35,15 @@ def test_incomplete_checkpoints_are_ignored_and_removed(tmp_path):
     ]
     others = [checkpoint(tmp_path, "checkpoint-best", state=None), checkpoint(tmp_path, "my-checkpoint-3", state=None)]
     assert complete_checkpoints(tmp_path) == [complete[0], complete[2], complete[1]]
-    remove_incomplete_checkpoints(tmp_path)
-    assert not any(path.exists() for path in incomplete)
-    assert all((path / "model.safetensors").exists() for path in complete + others)
+    before = sorted(tmp_path.rglob("*"))
+    checkpoint(tmp_path / ".saving", "checkpoint-15")
+    remove_staging_folder(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before and all(path.exists() for path in incomplete + others)
 
 
 def test_complete_checkpoints_of_a_missing_run_are_none(tmp_path):
     assert complete_checkpoints(tmp_path / "nowhere") == []
-    remove_incomplete_checkpoints(tmp_path / "nowhere")
+    remove_staging_folder(tmp_path / "nowhere")
 
 
 def saved(path, **tensors):
@@ -164,7 +165,7 @@ def test_average_leaves_the_target_unchanged_when_writing_fails(tmp_path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskFull, match=f"{tmp_path}: no space left"):
         average_weights([file], target)
     assert target.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.safetensors", "mean.safetensors"]

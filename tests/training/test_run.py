@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_full_disk
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_failed_save
 from hf_vanilla_transformer.training.corpus import load_corpus
 from hf_vanilla_transformer.training.finishing import choose_weights, load_full_state_dict
 from hf_vanilla_transformer.training.recipes import parse_recipe
@@ -92,7 +92,7 @@ def test_recipes_end_in_a_model_folder(finished, name):
     files = {path.name for path in folder.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= files
     assert {"tokenizer_config.json", "trainer_state.json", "all_results.json", "curve.png", "README.md"} <= files
-    assert not {file for file in files if file.startswith(".") or file.startswith("average")}
+    assert {file for file in files if file.startswith(".") or file.startswith("average")} == {".files.json"}
     written = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
     assert written == json.loads(json.dumps(results))
     for metric in ("eval_bleu", "eval_loss", "test_bleu", "test_chrf", "test_exact_match", "train_loss"):
@@ -167,7 +167,7 @@ def test_resumed_run_ends_with_the_same_weights(tmp_path, parallel, capsys):
     train(tmp_path / "uninterrupted", **settings, max_steps=5)
     train(tmp_path / "stopped", **settings, max_steps=3)
     run = tmp_path / "stopped"
-    # incomplete checkpoints of a crash, which must be neither resumed from nor kept
+    # incomplete checkpoints: not resumed from; the user may have pruned them, so that they are kept
     for name, state in (("checkpoint-4", None), ("checkpoint-9", '{"global_step": 9, "log_hi')):
         (run / name).mkdir()
         (run / name / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
@@ -177,7 +177,11 @@ def test_resumed_run_ends_with_the_same_weights(tmp_path, parallel, capsys):
     capsys.readouterr()
     results = train(run, **settings, max_steps=5, resume_from_checkpoint=True)
     assert f"resuming from {run}/checkpoint-3\n" in capsys.readouterr().out
-    assert not (run / "checkpoint-9").exists()
+    assert sorted(path.name for path in (run / "checkpoint-9").iterdir()) == [
+        "model.safetensors",
+        "trainer_state.json",
+    ]
+    assert [path.name for path in (run / "checkpoint-4.bak").iterdir()] == ["model.safetensors"]
     assert [path.name for path in complete_checkpoints(run)] == [f"checkpoint-{step}" for step in range(1, 6)]
     assert results["train_updates"] == 5
     assert_same_weights(final_weights(run), final_weights(tmp_path / "uninterrupted"))
@@ -241,7 +245,7 @@ def fill(monkeypatch, error):
 
 @pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
 def test_full_disk_is_a_one_line_error(tmp_path, monkeypatch, error):
-    with pytest.raises(UserError) as raised, report_full_disk(tmp_path, "training stopped"):
+    with pytest.raises(UserError) as raised, report_failed_save(tmp_path, "training stopped"):
         fill(monkeypatch, error)
     message = str(raised.value)
     assert "no space left on the disk" in message and "training stopped" in message
@@ -250,7 +254,7 @@ def test_full_disk_is_a_one_line_error(tmp_path, monkeypatch, error):
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(errno.EIO, "I/O error"), KeyError("x")])
 def test_other_errors_are_raised_unchanged(tmp_path, error):
-    with pytest.raises(type(error)) as raised, report_full_disk(tmp_path, "training stopped"):
+    with pytest.raises(type(error)) as raised, report_failed_save(tmp_path, "training stopped"):
         raise error
     assert raised.value is error
 

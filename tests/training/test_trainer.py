@@ -319,7 +319,7 @@ def test_failed_save_keeps_earlier_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(VanillaTransformerTrainer, "_save_optimizer_and_scheduler", full)
     with pytest.raises(OSError, match="No space"):
         trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=3, save_total_limit=1, **SAVING)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "run_state.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "run_state.json", ".files.json"}
     assert not (tmp_path / ".saving").exists()
     assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
 

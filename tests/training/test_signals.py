@@ -1,0 +1,274 @@
+"""SIGINT and SIGTERM: a complete checkpoint, then the exit status 130 or 143; no evaluation is lost or repeated."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vanilla_transformer.errors import Interrupted
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.training.signals import StopSignals
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from tests.trainer_helpers import TINY_RUN, TORCHRUN, as_flags
+
+FLAGS = TINY_RUN | {
+    "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 2,
+    "max_steps": 4,
+    "learning_rate": 0.01,
+    "warmup_steps": 1,
+    "dropout": 0.3,
+    "save_strategy": "no",
+    "eval_strategy": "no",
+}
+
+
+@pytest.fixture(autouse=True)
+def default_handlers():
+    """Those of a terminal, also where the tests run in the background."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL), "not restored"
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """40 pairs to train on, four to validate on and four to test."""
+    folder = tmp_path_factory.mktemp("data")
+    rows = [f"{number} and {number + 1}\t{number} und {number + 1}\n" for number in range(40)]
+    for name, count in (("train", 40), ("validation", 4), ("test", 4)):
+        (folder / f"{name}.tsv").write_text("source\ttarget\n" + "".join(rows[:count]))
+    return {f"{name}_file": folder / f"{name}.tsv" for name in ("train", "validation", "test")}
+
+
+@pytest.fixture
+def train(pairs):
+    def train(folder, **values):
+        return run_training(*parse_recipe(["--output_dir", str(folder), *as_flags({**FLAGS, **pairs, **values})]))
+
+    return train
+
+
+def patch(monkeypatch, name, send_at, number):
+    """Send a signal to this process in a method of the trainer, when `send_at(trainer)` holds for the first time."""
+    original, sent = getattr(VanillaTransformerTrainer, name), []
+
+    def patched(self, *arguments, **settings):
+        if not sent and send_at(self):
+            sent.append(self.state.global_step)
+            signal.raise_signal(number)
+        return original(self, *arguments, **settings)
+
+    monkeypatch.setattr(VanillaTransformerTrainer, name, patched)
+    return sent
+
+
+def assert_same_model(first, second):
+    expected, found = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_in_an_update_saves_a_checkpoint(train, tmp_path, monkeypatch, capfd, number):
+    with monkeypatch.context() as context, pytest.raises(Interrupted) as raised:
+        patch(context, "training_step", lambda trainer: trainer.state.global_step == 1, number)
+        train(tmp_path / "run")
+    assert raised.value.status == 128 + number
+    assert str(raised.value).startswith(f"interrupted at step 2; {tmp_path}/run/checkpoint-2 is complete: resume")
+    assert capfd.readouterr().out.count("stopping: the current update is finished and a checkpoint saved first") == 1
+    assert [path.name for path in complete_checkpoints(tmp_path / "run")] == ["checkpoint-2"]
+    assert not (tmp_path / "run" / "model.safetensors").exists()  # nothing looks finished
+    if number == signal.SIGTERM:
+        train(tmp_path / "run", resume_from_checkpoint=True)
+        train(tmp_path / "undisturbed")
+        assert_same_model(tmp_path / "undisturbed", tmp_path / "run")
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path, monkeypatch, strategy):
+    settings = {"eval_strategy": strategy, "eval_steps": 2, "save_strategy": "no", "max_steps": 10}
+
+    def second_batch(trainer):
+        return trainer.is_in_train and trainer.state.global_step in (2, 5) and next(batches) == 1
+
+    batches = iter(range(1000))
+    with monkeypatch.context() as context, pytest.raises(Interrupted, match=r"interrupted at step (2|5); .*-\1 is c"):
+        patch(context, "prediction_step", second_batch, signal.SIGTERM)
+        train(tmp_path, **settings)
+    (checkpoint,) = complete_checkpoints(tmp_path)
+    step = 2 if strategy == "steps" else 5
+    assert checkpoint.name == f"checkpoint-{step}"
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    assert not any("eval_loss" in entry for entry in state["log_history"])
+    train(tmp_path, **settings, resume_from_checkpoint=True)
+    log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    steps = [entry["step"] for entry in log if "eval_loss" in entry]
+    assert steps[:-1] == ([2, 4, 6, 8, 10] if strategy == "steps" else [5, 10])  # and the chosen weights
+    assert steps[-1] == 10
+
+
+def test_signal_before_a_due_evaluation_leaves_it_to_the_resumed_run(train, tmp_path, monkeypatch):
+    settings = {"eval_strategy": "epoch"}  # 5 updates each
+    with monkeypatch.context() as context, pytest.raises(Interrupted, match="step 5"):
+        patch(context, "training_step", lambda trainer: trainer.state.global_step == 4, signal.SIGINT)
+        train(tmp_path, **settings, max_steps=10)
+    attributes = json.loads((tmp_path / "checkpoint-5" / "trainer_state.json").read_text())["stateful_callbacks"]
+    assert attributes["StopWithCheckpoint"]["attributes"]["evaluation_due"] is True
+
+
+def test_signal_in_a_save_stops_after_it(train, tmp_path, monkeypatch):
+    with monkeypatch.context() as context, pytest.raises(Interrupted, match="interrupted at step 2"):
+        patch(context, "_save_rng_state", lambda trainer: trainer.state.global_step == 2, signal.SIGTERM)
+        train(tmp_path, save_strategy="steps", save_steps=2)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize("phase", ["last evaluation", "validation", "test"])
+def test_ctrl_c_after_the_last_update_loses_nothing(train, tmp_path, monkeypatch, phase, capfd):
+    """With `save_strategy: no` nothing was saved before."""
+    settings = {"eval_strategy": "steps" if phase == "last evaluation" else "no", "eval_steps": 4}
+
+    def in_phase(trainer):
+        scored = (tmp_path / "model.safetensors").exists()
+        return trainer.state.global_step == 4 and scored is (phase == "test")
+
+    with monkeypatch.context() as context, pytest.raises(Interrupted) as raised:
+        sent = patch(context, "prediction_step", in_phase, signal.SIGINT)
+        train(tmp_path, **settings)
+    assert sent == [4] and raised.value.status == 130
+    message, printed = str(raised.value), capfd.readouterr().out
+    assert f"{tmp_path}/checkpoint-4 is complete: resume with --resume_from_checkpoint true" in message
+    assert ("interrupted before the test split was scored; the model is saved" in message) is (phase == "test")
+    assert ("saved first" in printed) is (phase == "last evaluation")
+    assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-4"]
+    assert not (tmp_path / "all_results.json").exists()
+
+
+def test_finished_results_stay_while_the_same_weights_are_scored_again(train, tmp_path, monkeypatch):
+    train(tmp_path, save_strategy="steps")
+    before = (tmp_path / "all_results.json").read_bytes()
+
+    def in_test(trainer):
+        return "model.safetensors" in {path.name for path in tmp_path.iterdir()} and next(batches) > 2
+
+    batches = iter(range(1000))
+    with monkeypatch.context() as context, pytest.raises(Interrupted):
+        patch(context, "prediction_step", in_test, signal.SIGTERM)
+        train(tmp_path, save_strategy="steps", resume_from_checkpoint=True)
+    assert (tmp_path / "all_results.json").read_bytes() == before
+
+
+def test_ignored_signals_stay_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGINT)
+            assert signals.received is None
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_second_signal_acts_at_once():
+    with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
+        signals.message = "later"
+        signal.raise_signal(signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_signal_repeated_by_torchrun_is_no_second_one(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "0")
+    now = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_training_in_a_thread_has_no_handlers(train, tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(train(tmp_path, max_steps=1)))
+    thread.start()
+    thread.join(300)
+    assert results and results[0]["train_updates"] == 1
+
+
+def test_command_exits_with_143_after_sigterm(pairs, tmp_path, monkeypatch, repository, capfd):
+    patch(monkeypatch, "training_step", lambda trainer: True, signal.SIGTERM)
+    flags = ["--output_dir", str(tmp_path), *as_flags(FLAGS | pairs)]
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+    with pytest.raises(SystemExit) as leaving:
+        runpy.run_path(str(repository / "scripts" / "train.py"), run_name="__main__")
+    assert leaving.value.code == 143 and "error: interrupted at step 1; " in capfd.readouterr().err
+
+
+# Real processes
+
+
+def start(repository, folder, *flags, processes=1, **values):
+    flags = [*as_flags({**FLAGS, "max_steps": 1_000_000, **values}), *flags]
+    first = [*TORCHRUN, "--nproc_per_node=2"] if processes == 2 else [sys.executable]
+    return subprocess.Popen(
+        [*first, repository / "scripts" / "train.py", "--output_dir", folder, *flags], start_new_session=True,
+        cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+
+
+def signal_group_in_training(process, number):
+    for line in process.stdout:
+        if "'loss'" in line:
+            os.killpg(process.pid, number)  # as a terminal and a scheduler do
+            break
+    printed, errors = process.communicate(timeout=120)
+    assert "Traceback" not in errors.replace("torch.distributed.elastic", ""), errors
+    return printed, errors
+
+
+@pytest.mark.slow
+def test_workers_of_the_data_loader_survive_a_signal_to_all_processes(repository, tmp_path, pairs):
+    process = start(repository, tmp_path, **pairs, dataloader_num_workers=2)
+    _, errors = signal_group_in_training(process, signal.SIGTERM)
+    assert process.returncode == 143 and len(complete_checkpoints(tmp_path)) == 1, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_two_processes_stop_at_the_same_update_with_one_message(repository, tmp_path, pairs, number):
+    process = start(repository, tmp_path, processes=2, **pairs, max_tokens_per_batch=100)
+    for line in process.stdout:
+        if "'loss'" in line:
+            os.killpg(process.pid, number)
+            break
+    printed, errors = process.communicate(timeout=120)
+    (checkpoint,) = complete_checkpoints(tmp_path)
+    assert (printed + errors).count("stopping: ") == 1, errors
+    assert errors.count("error: interrupted at step") == 1, errors
+    assert f"interrupted at step {checkpoint.name.removeprefix('checkpoint-')}; " in errors
+    assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_training_is_reported_once_by_two_processes(repository, tmp_path):
+    process = start(repository, tmp_path, processes=2, numbers_size=20_000, vocab_size=5000)
+    time.sleep(12)  # the libraries are imported, the numbers are being spelled
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert errors.count("error: interrupted") <= 1, errors
