@@ -5,8 +5,13 @@ The tokenizer is a `PreTrainedTokenizerFast`, so that loading it needs no code o
 
 import copy
 import hashlib
+import json
+import logging
+import re
 import shutil
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from ..atomic_write import atomic_file
 from ..errors import UserError, check_at_least_one
-from .corpora import cache_file
+from .corpora import cache_file, remove_leftovers
 
 # ids 0, 1, 2, 3
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -24,6 +29,14 @@ TARGET_FOLDER = "target_tokenizer"
 
 _SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte is a token, so there are no unknown tokens
 _LARGEST_VOCABULARY = 1_000_000  # `tokenizers` allocates for it, and aborts the process if it cannot
+
+#: A merge takes time proportional to the length of each word that contains it, so one word of 1 MB (base64, a DNA
+#: sequence, a line of dashes) would take hours. Longer runs of one kind of character are left out of the training.
+_LONGEST_WORD = 1000
+_LONG_WORD = re.compile("|".join(rf"{kind}{{{_LONGEST_WORD + 1},}}" for kind in (r"\w", r"[^\w\s]", r"\s")))
+_SECONDS_BETWEEN_SIGNALS = 0.2
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def train_tokenizer(
@@ -41,8 +54,8 @@ def train_tokenizer(
 
     Args:
         texts: sentences of both languages for a joint vocabulary (§3.4 shares one embedding matrix).
-        vocab_size: number of tokens, including 4 special tokens and 256 bytes. The result is smaller if too few
-            pairs of tokens occur `min_frequency` times.
+        vocab_size: number of tokens, including 4 special tokens and 256 bytes; at most a million. The result is
+            smaller if too few pairs of tokens occur `min_frequency` times.
         min_frequency: how often a pair must occur to be merged.
         lowercase: lower-case all text.
         content: a hash of the texts, by which the tokenizer is cached in the cache of `datasets`, so that `texts` are
@@ -91,20 +104,57 @@ def _trained_backend(
     file = cache_file(f"{hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest()}.tokenizer.json")
     if content is not None and file.is_file():
         return Tokenizer.from_file(str(file))
-    backend.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            min_frequency=min_frequency,
-            special_tokens=list(SPECIAL_TOKENS),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
+    _train_interruptibly(backend, without_long_words(texts), trainer)
     if content is not None:
+        remove_leftovers()
         with atomic_file(file) as temporary:
             backend.save(str(temporary))
     return backend
+
+
+def without_long_words(texts: Iterable[str]) -> Iterator[str]:
+    """The texts without runs of more than 1,000 letters and digits, other signs or spaces; logs a warning with their
+    number."""
+    left_out = 0
+    for text in texts:
+        if len(text) > _LONGEST_WORD:
+            text, count = _LONG_WORD.subn(" ", text)
+            left_out += count
+        yield text
+    if left_out:
+        _LOGGER.warning(
+            "tokenizer training left out %d words of more than %d characters, which are no language",
+            *(left_out, _LONGEST_WORD),
+        )
+
+
+def _train_interruptibly(backend: Tokenizer, texts: Iterator[str], trainer: Any) -> None:
+    """Train in another thread: in the main thread, Python would see a Ctrl-C only after Rust has returned."""
+    errors: list[BaseException] = []
+    stopped = threading.Event()
+
+    def run() -> None:
+        try:
+            backend.train_from_iterator(takewhile(lambda _: not stopped.is_set(), texts), trainer)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # daemon: exiting does not wait for it
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_SECONDS_BETWEEN_SIGNALS)
+    finally:
+        stopped.set()
+    if errors:
+        raise errors[0]
 
 
 def _untrained_backend(lowercase: bool) -> Tokenizer:
@@ -134,11 +184,22 @@ def save_tokenizers(
     if Path(directory).is_file():  # `save_pretrained` would only log it
         raise UserError(f"{directory} is a file; name a folder for the tokenizer")
     target_folder = Path(directory) / TARGET_FOLDER
-    _without_dropout(source).save_pretrained(str(directory))
+    _save(source, Path(directory))
     if target is not None and target is not source:
-        _without_dropout(target).save_pretrained(str(target_folder))
+        _save(target, target_folder)
     elif target_folder.is_dir():
         shutil.rmtree(target_folder)  # of an earlier save; `load_tokenizers` would load it
+
+
+def _save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save under the class name that transformers 4 knows, too, which many servers and exporters still have."""
+    _without_dropout(tokenizer).save_pretrained(str(folder))
+    config = folder / "tokenizer_config.json"
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        with atomic_file(config) as temporary:
+            temporary.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _without_dropout(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -163,13 +224,13 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
         UserError: there is no tokenizer.
     """
     source = _load(directory)
-    target = Path(directory) / TARGET_FOLDER
+    target = Path(directory).expanduser() / TARGET_FOLDER
     return source, _load(target) if target.is_dir() else source
 
 
 def _load(directory: str | Path) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(str(directory))
+        return AutoTokenizer.from_pretrained(str(Path(directory).expanduser()))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"no tokenizer in {str(directory)!r}: {reason}") from error

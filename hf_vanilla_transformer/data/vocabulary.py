@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, check_at_least_one
+from .tokenizer_training import without_long_words
 
 
 def extend_tokenizer(
@@ -60,7 +61,7 @@ def extend_tokenizer(
 def _count_words(backend: Tokenizer, texts: Iterable[str]) -> Counter[tuple[str, ...]]:
     """Frequencies of the words of the texts, each word as its tokens."""
     words: Counter[str] = Counter()
-    for text in texts:
+    for text in without_long_words(texts):
         text = backend.normalizer.normalize_str(text) if backend.normalizer else text
         words.update(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
     frequencies: Counter[tuple[str, ...]] = Counter()

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .converting import Converted
@@ -72,10 +73,12 @@ def from_marian(folder: str | Path) -> Converted:
     """A folder of a `MarianMTModel`, such as every OPUS-MT model on the Hub.
 
     Matrices that config.json ties but the weights keep apart, as in some opus-mt-tc folders, stay apart; the note says
-    so. Its tokenizer stays a `MarianTokenizer`, so that ids and text are the same; that needs sentencepiece.
+    so. Its tokenizer stays a `MarianTokenizer`, so that ids and text are the same; that needs sentencepiece. A folder
+    without one, but with a tokenizer.json, such as `write` makes, keeps that.
 
     Args:
-        folder: config.json, the weights and, if it has a tokenizer, source.spm, target.spm and vocab.json.
+        folder: config.json, the weights and, if it has a tokenizer, source.spm, target.spm and vocab.json, or
+            tokenizer.json.
 
     Raises:
         UserError: another kind of model, damaged or missing files.
@@ -85,14 +88,19 @@ def from_marian(folder: str | Path) -> Converted:
     tables = [peer.tensors[name] for name in sorted(POSITION_TABLES) if name in peer.tensors]
     positions = position_layout(tables) if tables else "sinusoidal_split"
     bias = peer.tensors.get("final_logits_bias")
-    return from_peer(
+    tokenizer, target_tokenizer = load_tokenizer("MarianTokenizer", folder, files, "sentencepiece"), None
+    if tokenizer is None and (Path(folder) / "tokenizer.json").is_file():
+        tokenizer, target_tokenizer = load_tokenizers(folder)
+    converted = from_peer(
         peer,
         output="lm_head.weight",
-        tokenizer=load_tokenizer("MarianTokenizer", folder, files, "sentencepiece"),
+        tokenizer=tokenizer,
         other_fields={"position_encoding_type": positions, "lm_head_bias": bias is not None and bool(bias.any())},
         locate=_locate,
         unused={"final_logits_bias"},
     )
+    converted.target_tokenizer = None if target_tokenizer is tokenizer else target_tokenizer
+    return converted
 
 
 def _locate(name: str) -> str | TensorRef:

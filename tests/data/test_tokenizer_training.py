@@ -193,3 +193,88 @@ def test_cached_tokenizer_does_not_read_the_texts(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(AssertionError, match="were read"):
             train_tokenizer(unread(), **{"vocab_size": 300, "content": "these", **others})
     assert [path.name.endswith(".tokenizer.json") for path in tmp_path.rglob("*.*")] == [True]
+
+
+LONG_WORD = """
+import random, signal, threading, time
+from hf_vanilla_transformer.data import train_tokenizer
+dice = random.Random(0)
+word = "".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=2**20))
+start = time.monotonic()
+train_tokenizer([f"two hundred {word} zwei {'-' * 2**20}"] * 2, 2000)
+print(time.monotonic() - start)
+"""
+
+
+def test_words_of_a_megabyte_are_left_out_of_training():
+    done = subprocess.run([sys.executable, "-c", LONG_WORD], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and float(done.stdout) < 30
+    assert "left out 4 words of more than 1000 characters" in done.stderr
+
+
+def test_words_of_a_thousand_characters_are_learned():
+    tokenizer = train_tokenizer(["ab" * 500] * 2, vocab_size=262)
+    assert {"ab", "abab"} <= set(tokenizer.get_vocab())
+    assert "ab" not in train_tokenizer(["ab" * 501] * 2, vocab_size=262).get_vocab()
+
+
+INTERRUPTED = """
+import os, random, signal, threading, time
+from hf_vanilla_transformer.data import train_tokenizer
+dice = random.Random(0)
+texts = [" ".join("".join(dice.choices("abcdefghij", k=900)) for _ in range(30)) for _ in range(300)]
+def interrupt():
+    time.sleep(1)
+    interrupt.time = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    train_tokenizer(texts, 30_000)
+except KeyboardInterrupt:
+    print(time.monotonic() - interrupt.time)
+"""
+
+
+def test_ctrl_c_ends_tokenizer_training():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and float(done.stdout) < 5, done.stderr
+
+
+def test_error_while_reading_texts_is_raised():
+    def texts():
+        yield "two hundred"
+        raise UserError("line 2 is damaged")
+
+    with pytest.raises(UserError, match="line 2 is damaged"):
+        train_tokenizer(texts(), 300)
+
+
+def test_saved_tokenizer_has_a_class_of_transformers_4_and_5(tokenizer, tmp_path):
+    save_tokenizers(tmp_path, tokenizer, train_tokenizer(CORPUS, vocab_size=270))
+    for folder in (tmp_path, tmp_path / "target_tokenizer"):
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    save_tokenizers(tmp_path / "again", load_tokenizers(tmp_path)[0])
+    settings = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+TRANSFORMERS_4 = """
+import json, sys, transformers
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
+ids = [tokenizer(text)["input_ids"] for text in json.loads(sys.argv[2])]
+print(json.dumps([transformers.__version__, ids]))
+"""
+
+
+def test_transformers_4_gives_the_same_ids(tokenizer, tmp_path):
+    python = os.environ.get("TRANSFORMERS_4_PYTHON")
+    if not python:
+        pytest.skip("TRANSFORMERS_4_PYTHON: name a Python that has transformers 4 (it needs no torch)")
+    save_tokenizers(tmp_path, tokenizer)
+    texts = [text for text in NASTY if "\x00" not in text]
+    done = subprocess.run(
+        [python, "-c", TRANSFORMERS_4, str(tmp_path), json.dumps(texts)], capture_output=True, text=True, check=True
+    )
+    version, ids = json.loads(done.stdout)
+    assert version.startswith("4.") and ids == tokenizer(texts)["input_ids"]
