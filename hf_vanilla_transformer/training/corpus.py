@@ -90,7 +90,6 @@ def _hold_out(corpus: Corpus, count: int, seed: int) -> None:
     if count == 0:
         raise UserError(f"held_out_pairs: {len(train)} pairs to train on are too few; give validation data")
     parts = train.train_test_split(test_size=count, seed=seed)
-    # in the order of the file, as when nothing is held out
     corpus.pairs["train"], corpus.pairs["validation"] = (parts[name] for name in ("train", "test"))
     print_main(f"validation: {count:,} pairs held out of the training data")
 

@@ -40,6 +40,34 @@ _TEXT = {
     and any(isinstance(kind, type) and issubclass(kind, str | Enum) for kind in _KINDS[name])
 } - {"resume_from_checkpoint"}  # which is a path or true
 
+# Names in other toolkits, which are far from ours in spelling.
+_OTHER_NAMES = {
+    "batch_size": "per_device_train_batch_size",
+    "beam_size": "test_num_beams",
+    "epochs": "num_train_epochs",
+    "eval_batch_size": "per_device_eval_batch_size",
+    "lr": "learning_rate",
+    "max_epochs": "num_train_epochs",
+    "max_predict_samples": "max_test_samples",
+    "max_tokens": "max_tokens_per_batch",
+    "max_updates": "max_steps",
+    "model": "model_name_or_path",
+    "num_beams": "test_num_beams",
+    "output": "output_dir",
+    "patience": "early_stopping_patience",
+    "resume": "resume_from_checkpoint",
+    "src_lang": "source_lang",
+    "steps": "max_steps",
+    "tgt_lang": "target_lang",
+    "tokenize": "bleu_tokenize",
+    "tokenizer": "tokenizer_name",
+    "train_batch_size": "per_device_train_batch_size",
+    "train_source": "train_source_file",
+    "train_target": "train_target_file",
+    "update_freq": "tokens_per_update",
+    "warmup": "warmup_steps",
+}
+
 
 class _Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -152,6 +180,7 @@ def _require_field(name: str, where: str) -> None:
     known = list(_DEFAULTS)
     if name in known or name.removeprefix("no_") in known:
         return
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    usual = _OTHER_NAMES.get(name)
+    nearest = [usual] if usual else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise UserError(f"{where} has an unknown field {name}{hint}")

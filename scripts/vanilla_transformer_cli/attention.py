@@ -8,11 +8,11 @@ target token. A low line is the space that a token begins with.
 
 import argparse
 
-from .parsing import make_parser
+from .parsing import Parser
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     parser.add_argument("--model", required=True, metavar="DIR", help="folder of the trained model")
     parser.add_argument("--sentence", required=True, help="the sentence to translate")
     parser.add_argument("--translation", help="the translation (default: the model's)")

@@ -11,7 +11,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from .parsing import make_parser
+from .parsing import Parser
 
 # Files of a checkpoint that do not apply to averaged weights: results, and the state for resuming.
 RESULTS = ("README.md", "all_results.json", "*.png", "runs")
@@ -22,7 +22,7 @@ TRAINING_STATE = (
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="folders or .safetensors files")
     parser.add_argument("--run", metavar="DIR", help="average the checkpoints of this run")
     parser.add_argument(

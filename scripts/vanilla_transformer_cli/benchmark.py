@@ -30,11 +30,11 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
-from .parsing import make_parser
+from .parsing import Parser
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     texts: dict[str, Any] = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add_decode(commands.add_parser("decode", help="translate the same sentences with every engine", **texts))
@@ -65,8 +65,8 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
         "--cache_beams", type=int, default=8, metavar="N",
         help="measure the KV caches with N beams and the largest batch; 0 does not (default: %(default)s)",
     )  # fmt: skip
-    add("--tokenize", default="13a", metavar="NAME", help="sacreBLEU's tokenizer (default: 13a)")
-    add("--lowercase", action="store_true", help="case-insensitive BLEU")
+    add("--bleu_tokenize", default="13a", metavar="NAME", help="sacreBLEU's tokenizer (default: 13a)")
+    add("--bleu_lowercase", action="store_true", help="case-insensitive BLEU")
     add_common(parser)
 
 
@@ -121,7 +121,7 @@ def decode(arguments: argparse.Namespace, found: list[Any], caches: dict[str, in
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
     from hf_vanilla_transformer.inference.text_io import read_lines
 
-    check_tokenizer(arguments.tokenize)
+    check_tokenizer(arguments.bleu_tokenize)
     sentences = list(read_lines(arguments.source))[: arguments.sentences]
     references = list(read_lines(arguments.reference))[: arguments.sentences] if arguments.reference else None
     model, engines = arguments.model, arguments.engines
@@ -129,7 +129,7 @@ def decode(arguments: argparse.Namespace, found: list[Any], caches: dict[str, in
     for one in compare(
         model, sentences, engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds, **common,
         orders=ORDERS if arguments.order == "both" else [arguments.order], references=references,
-        tokenize=arguments.tokenize, lowercase=arguments.lowercase,
+        tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase,
     ):  # fmt: skip
         found.append(one)
     if arguments.cache_beams > 0:

@@ -12,7 +12,7 @@ checkpoint is run.
 import argparse
 from typing import Any
 
-from .parsing import make_parser
+from .parsing import Parser
 
 FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
@@ -31,7 +31,7 @@ FORMATS = """\
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     description = (__doc__ or "").replace("@@FORMATS@@\n", FORMATS)
-    parser = make_parser(prog, description)
+    parser = Parser(prog, description)
     names = [line.split()[0] for line in FORMATS.splitlines() if line[2] != " "]
     parser.add_argument("--from", required=True, dest="source_format", choices=names, metavar="FORMAT")
     parser.add_argument("source", metavar="SRC", help="the checkpoint, a folder or a file")

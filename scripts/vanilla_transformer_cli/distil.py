@@ -12,11 +12,11 @@ from the teacher's probabilities too, train with --teacher DIR; that needs the t
 import argparse
 import sys
 
-from .parsing import make_parser
+from .parsing import Parser
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     add = parser.add_argument
     add("--teacher", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
     add("--source_file", required=True, metavar="F", help="text to translate, one sentence per line, .gz too")

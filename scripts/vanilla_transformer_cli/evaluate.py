@@ -1,7 +1,7 @@
 """Score a model on parallel text, or an existing translation against its reference.
 
   vanilla-transformer evaluate --model runs/numbers_en_de --source test.en --reference test.de
-  vanilla-transformer evaluate --hypothesis translation.txt --reference test.de --tokenize none
+  vanilla-transformer evaluate --hypothesis translation.txt --reference test.de --bleu_tokenize none
 
 Prints BLEU and chrF with sacreBLEU's signatures, and the percentage of lines that equal their reference.
 """
@@ -12,7 +12,7 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from .parsing import make_parser
+from .parsing import Parser
 
 #: type and help of the flags that `translate` has too; what is not given is left to the package
 TRANSLATION_FLAGS: dict[str, tuple[type, str]] = {
@@ -30,7 +30,7 @@ LOADING_FLAGS: dict[str, tuple[type, str]] = {
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", nargs="+", metavar="DIR", help="model folder, or several; needs --source")
     what.add_argument("--hypothesis", metavar="F", help="an existing translation, one sentence per line")
@@ -38,11 +38,11 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--reference", required=True, metavar="F", help="references, one per line, .gz too")
     parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
     parser.add_argument(
-        "--tokenize", default="13a", metavar="NAME",
+        "--bleu_tokenize", default="13a", metavar="NAME",
         help="sacreBLEU's tokenizer for BLEU: 13a for plain text, none for text that is tokenised already, "
         "intl, char, zh and others (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--lowercase", action="store_true", help="case-insensitive scores")
+    parser.add_argument("--bleu_lowercase", action="store_true", help="case-insensitive scores")
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
     for name, (kind, text) in (TRANSLATION_FLAGS | LOADING_FLAGS).items():
         group.add_argument(f"--{name}", type=kind, metavar={int: "N", float: "A"}.get(kind), help=text)
@@ -97,7 +97,7 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.text_io import line_writer, read_lines, silence_transformers
 
     silence_transformers()
-    check_tokenizer(arguments.tokenize)  # before the model translates for an hour
+    check_tokenizer(arguments.bleu_tokenize)  # before the model translates for an hour
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:
         references = list(read_lines(arguments.reference))
         if arguments.model is not None:
@@ -105,7 +105,9 @@ def main(arguments: argparse.Namespace) -> None:
         else:
             hypotheses, origin = list(read_lines(arguments.hypothesis)), {"hypothesis": arguments.hypothesis}
             check_lengths(arguments.hypothesis, len(hypotheses), arguments.reference, len(references))
-        scores = score_translations(hypotheses, references, tokenize=arguments.tokenize, lowercase=arguments.lowercase)
+        scores = score_translations(
+            hypotheses, references, tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase
+        )
         results = scores | origin | {"reference": arguments.reference}
         print_scores(results)
         if write:

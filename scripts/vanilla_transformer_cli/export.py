@@ -22,11 +22,11 @@ delivery network, checked by a hash, or with --runtime from a copy.
 
 import argparse
 
-from .parsing import make_parser
+from .parsing import Parser
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     formats = ["ctranslate2", "marian", "onnx", "torch", "web"]
     parser.add_argument("--to", required=True, dest="target_format", choices=formats, metavar="FORMAT")
     parser.add_argument("model", metavar="MODEL", help="a model folder with its tokenizer")

@@ -9,6 +9,8 @@ import difflib
 import importlib
 import sys
 
+from .parsing import Parser
+
 # subcommand, which is also the name of its module -> what it does
 SUBCOMMANDS = {
     "train": "train a translation model from a recipe",
@@ -40,12 +42,11 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments and arguments[0] in SUBCOMMANDS:
         run_subcommand(arguments[0], arguments[1:], f"vanilla-transformer {arguments[0]}")
     width = max(map(len, SUBCOMMANDS))
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="vanilla-transformer",
         usage="vanilla-transformer SUBCOMMAND [ARGUMENT ...]",
         description="subcommands:\n" + "\n".join(f"  {name:{width}}  {text}" for name, text in SUBCOMMANDS.items()),
         epilog="vanilla-transformer SUBCOMMAND --help lists the arguments of one.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("subcommand", nargs="?", help=argparse.SUPPRESS)

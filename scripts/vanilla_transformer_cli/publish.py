@@ -15,20 +15,20 @@ import argparse
 import re
 from typing import NoReturn
 
+from .parsing import Parser
 
-class Parser(argparse.ArgumentParser):
+
+class SecretiveParser(Parser):
     """A parser whose error messages do not repeat unknown arguments, which may be tokens."""
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments"):
-            message = "there is an unknown flag or a second folder; --help lists the flags (there is none for a token)"
+        if message.startswith("unrecognized arguments") or "unknown flag" in message:
+            message = "there is an unknown flag or a second folder; there is no flag for a token"
         super().error(re.sub(r"hf_\w+", "hf_...", message))
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = SecretiveParser(prog, __doc__)
     parser.add_argument("folder", metavar="DIR", help="a run's output_dir, or what save_pretrained wrote")
     parser.add_argument(
         "--repo-id", required=True, metavar="NAME", help="name on the Hub: model or organisation/model"

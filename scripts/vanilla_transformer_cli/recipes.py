@@ -10,11 +10,11 @@ import argparse
 from pathlib import Path
 
 from .installed_recipes import installed_recipes
-from .parsing import make_parser
+from .parsing import Parser
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     parser.add_argument("name", nargs="?", metavar="RECIPE", help="print this one")
     parsed = parser.parse_args(arguments)
     if parsed.name is not None and parsed.name not in installed_recipes():

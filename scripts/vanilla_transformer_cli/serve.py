@@ -13,11 +13,11 @@ answers what it has taken.
 import argparse
 from pathlib import Path
 
-from .parsing import make_parser
+from .parsing import Parser
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     add = parser.add_argument
     add(
         "--model", required=True, nargs="+", metavar="DIR",

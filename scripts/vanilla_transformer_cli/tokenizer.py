@@ -9,11 +9,11 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from .parsing import make_parser
+from .parsing import Parser
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     parser.add_argument("files", nargs="+", help="text files, UTF-8, one sentence a line, plain or gzip")
     parser.add_argument("--output_dir", required=True, help="folder of the tokenizer; created if necessary")
     parser.add_argument(

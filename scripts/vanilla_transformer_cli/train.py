@@ -1,24 +1,50 @@
-"""Train a translation model from a recipe. Every recipe field is also a command-line flag.
+"""Train a translation model, or fine-tune one.
 
-vanilla-transformer train numbers_en_de --output_dir runs/numbers --max_steps 500
+  vanilla-transformer train numbers_en_de --output_dir runs/numbers
+  vanilla-transformer train small_corpus --train_source_file train.en --train_target_file train.de
+  vanilla-transformer train --model_name_or_path opus-mt-en-de --train_source_file train.en \\
+    --train_target_file train.de --output_dir runs/tuned
+
+A recipe is a YAML file of fields. Each field is also a flag, and flags win. The common fields are below; --help-all
+lists every field with its default.
 """
 
 import shlex
 import sys
 
 from .installed_recipes import recipe_path
+from .parsing import Parser
+from .train_fields import COMMON_FIELDS
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> list[str]:
-    """The arguments as given: the fields of a recipe are parsed by the package, which defines them."""
-    return sys.argv[1:] if arguments is None else arguments
+    """The arguments as given, for the package defines the fields; `--help` is answered here."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or {"-h", "--help"} & set(given):
+        help_parser(prog).print_help()
+        sys.exit(0)
+    return given
+
+
+def help_parser(prog: str | None) -> Parser:
+    """A parser that only prints the help on the common fields."""
+    parser = Parser(prog, __doc__, usage="%(prog)s [RECIPE] [--FIELD VALUE ...]")
+    parser.add_argument(
+        "RECIPE", nargs="?", help="name (`vanilla-transformer recipes` lists them), or path of a YAML file"
+    )
+    parser.add_argument("--help-all", action="store_true", help="list every field and exit")
+    for title, fields in COMMON_FIELDS.items():
+        group = parser.add_argument_group(title)
+        for name, (placeholder, text) in fields.items():
+            group.add_argument(f"--{name}", metavar=placeholder, help=text)
+    return parser
 
 
 def main(arguments: list[str]) -> None:
     from hf_vanilla_transformer.training.recipes import parse_recipe
     from hf_vanilla_transformer.training.run import run_training
 
-    given = list(arguments)
-    if given and not given[0].startswith("-"):
+    given = ["--help" if argument == "--help-all" else argument for argument in arguments]
+    if not given[0].startswith("-"):
         given[0] = recipe_path(given[0])
     run_training(*parse_recipe(given), command=shlex.join(["vanilla-transformer", "train", *arguments]))

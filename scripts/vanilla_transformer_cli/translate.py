@@ -28,11 +28,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .parsing import make_parser
+from .parsing import Parser
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = make_parser(prog, __doc__)
+    parser = Parser(prog, __doc__)
     add = parser.add_argument
     add("--model", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
     add("--input", metavar="F", help="text to translate, .gz too (default: standard input)")

@@ -52,7 +52,7 @@ def run(repository, tmp_path, monkeypatch, capfd):
 def test_decoding_figures_are_printed_and_written(run, model_folder, tmp_path):
     pytest.importorskip("matplotlib")
     status, printed, errors = run(
-        "--model", model_folder, "--source", "source", "--reference", "reference", "--tokenize", "none",
+        "--model", model_folder, "--source", "source", "--reference", "reference", "--bleu_tokenize", "none",
         "--engines", "ours_fp32", "--batch_sizes", 2, "--num_beams", 1, 4, "--rounds", 1, "--threads", 1,
         "--order", "both", "--output", "found.json", "--plot", "found.png",
     )  # fmt: skip
@@ -102,7 +102,7 @@ def test_unknown_device_is_refused_in_one_line(run, model_folder):
         (("--rounds", "0"), "rounds: must be at least 1"),
         (("--source", "missing"), "missing is not there"),
         (("--reference", "short"), "references: 1 of them for 3 sentences"),
-        (("--tokenize", "13b"), "no tokenizer '13b'"),
+        (("--bleu_tokenize", "13b"), "no tokenizer '13b'"),
         (("--output", "."), "is a folder"),
         (("--plot", "found.xyz"), "found.xyz: matplotlib cannot write this format"),
     ],

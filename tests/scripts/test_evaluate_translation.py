@@ -74,7 +74,7 @@ def in_new_process(repository):
 def test_existing_translation_is_scored(run, repository, work, new_process):
     run = in_new_process(repository) if new_process else run
     status, printed, errors = run(
-        "--tokenize", "none", "--lowercase", "--hypothesis", "hypotheses", "--reference", "references",
+        "--bleu_tokenize", "none", "--bleu_lowercase", "--hypothesis", "hypotheses", "--reference", "references",
         "--output", "results.json",
     )  # fmt: skip
     assert status == 0, errors
@@ -132,7 +132,7 @@ def test_results_can_be_written_to_standard_output(run, work):
         ("--model {model} --source short --reference references", "short has 2 lines, references has 3"),
         ("--hypothesis empty --reference empty", "empty: it is empty"),
         ("--hypothesis hypotheses --reference missing", "missing is not there"),
-        ("--hypothesis hypotheses --reference references --tokenize 13b", "no tokenizer '13b'; choose one of"),
+        ("--hypothesis hypotheses --reference references --bleu_tokenize 13b", "no tokenizer '13b'; choose one of"),
         ("--model missing --source short --reference short", "missing: no such folder"),
         ("--model {model} --source short --reference short --num_beams 0", "num_beams: must be at least 1"),
         ("--model {model} --source short --reference short --output .", "is a folder"),
@@ -147,11 +147,11 @@ def test_wrong_arguments_are_refused_in_one_line(run, work, model_folder, argume
 def test_wrong_arguments_are_refused_before_translation(run, work, model_folder, monkeypatch):
     monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("it translated"))
     files = ("--model", model_folder, "--source", "short", "--reference", "short")
-    for mistake in (("--tokenize", "13b"), ("--output", "no/such/folder.json")):
+    for mistake in (("--bleu_tokenize", "13b"), ("--output", "no/such/folder.json")):
         assert run(*files, *mistake)[0] == 2
 
 
 @pytest.mark.parametrize("arguments", ["--hypothesis a --source b", "--model a", "--model a --hypothesis b", ""])
-def test_incompatible_flags_show_the_usage(run, work, arguments):
+def test_incompatible_flags_are_one_line(run, work, arguments):
     status, _, errors = run("--reference", "references", *arguments.split())
-    assert status == 2 and errors.startswith("usage: ")
+    assert status == 2 and errors.startswith("error: ") and errors.count("\n") == 1

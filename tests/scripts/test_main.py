@@ -1,16 +1,18 @@
 """The command `vanilla-transformer`: its subcommands, their help, and the recipes that come with it."""
 
+import dataclasses
+import re
+import resource
 import subprocess
 import sys
 
 import pytest
 import yaml
 
+from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from vanilla_transformer_cli.installed_recipes import installed_recipes, recipe_path
 from vanilla_transformer_cli.main import SUBCOMMANDS, main
-
-# its fields are defined by the package
-WITHOUT_TORCH = sorted(SUBCOMMANDS.keys() - {"train"})
+from vanilla_transformer_cli.train_fields import COMMON_FIELDS
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_version_is_that_of_the_package(command):
     assert command("--version") == (0, f"{hf_vanilla_transformer.__version__}\n", "")
 
 
-@pytest.mark.parametrize("subcommand", WITHOUT_TORCH)
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
 def test_help_imports_neither_torch_nor_the_package(subcommand, repository, tmp_path):
     code = (
         "import sys\nfrom vanilla_transformer_cli.main import main\n"
@@ -62,10 +64,83 @@ def test_help_imports_neither_torch_nor_the_package(subcommand, repository, tmp_
     assert process.stderr == "set()\n"
 
 
-@pytest.mark.parametrize("subcommand", [name for name in SUBCOMMANDS if name not in ("train", "recipes")])
+@pytest.mark.parametrize("subcommand", [None, *SUBCOMMANDS])
+def test_help_takes_less_than_a_second(subcommand, repository, tmp_path):
+    # CPU time, which other processes do not change
+    command = [sys.executable, "-m", "vanilla_transformer_cli", *([subcommand] if subcommand else []), "--help"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(repository / "scripts")}, check=True, stdout=subprocess.DEVNULL
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+
+
+def test_common_fields_of_train_are_fields_of_a_recipe():
+    known = {
+        each.name for group in (ModelArguments, DataArguments, RunArguments) for each in dataclasses.fields(group)
+    }
+    shown = [name for group in COMMON_FIELDS.values() for name in group]
+    assert len(shown) == len(set(shown)) > 30
+    assert sorted(set(shown) - known) == []
+    named = {
+        name for group in COMMON_FIELDS.values() for _, text in group.values() for name in re.findall(r"\w+_\w+", text)
+    }
+    assert sorted(named - known) == []
+
+
+def test_help_of_train_has_groups_a_recipe_and_an_example(command):
+    status, printed, _ = command("train", "--help")
+    assert status == 0 and printed.startswith("usage: vanilla-transformer train [RECIPE] [--FIELD VALUE ...]\n")
+    for title in COMMON_FIELDS:
+        assert f"\n{title}:\n" in printed
+    assert "vanilla-transformer train numbers_en_de" in printed and "--help-all" in printed
+    assert "--fsdp" not in printed
+
+
+def test_help_all_of_train_has_every_field(command):
+    status, printed, _ = command("train", "--help-all")
+    assert status == 0 and {"--fsdp", "--d_model", "--train_source_file"} <= set(re.findall(r"--\w+", printed))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        # an unknown flag before a missing one
+        (["translate", "--beam_size", "4"], "--beam_size: unknown flag; did you mean --num_beams?"),
+        (["translate", "--modle", "x"], "--modle: unknown flag; did you mean --model?"),
+        (["evaluate", "--tokenize", "none"], "--tokenize: unknown flag; did you mean --bleu_tokenize?"),
+        (["benchmark", "decode", "--lowercase"], "--lowercase: unknown flag; did you mean --bleu_lowercase?"),
+        (["average", "--qqqq"], "--qqqq: unknown flag ("),
+        (["convert", "a", "b"], "the following arguments are required: --from"),
+    ],
+)
+def test_wrong_flag_is_one_line_with_a_hint(command, arguments, message):
+    status, printed, errors = command(*arguments)
+    assert status == 2 and printed == "" and errors.count("\n") == 1
+    assert errors.startswith(f"error: {message}") and "--help lists the flags" in errors
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [("batch_size", "per_device_train_batch_size"), ("epochs", "num_train_epochs"), ("lr", "learning_rate"),
+     ("num_beams", "test_num_beams"), ("lerning_rate", "learning_rate")],
+)  # fmt: skip
+def test_wrong_field_of_train_is_one_line_with_a_hint(command, flag, field):
+    status, _, errors = command("train", f"--{flag}", "1")
+    assert status == 2 and errors.count("\n") == 1 and f"did you mean {field}?" in errors
+
+
+def test_flag_may_be_spelt_with_dashes_or_underscores(command, tmp_path):
+    for flags in (["--repo-id", "x", "--dry-run"], ["--repo_id=x", "--dry_run"]):
+        status, _, errors = command("publish", str(tmp_path), *flags)
+        assert status == 2 and "holds no model" in errors
+
+
+@pytest.mark.parametrize("subcommand", [name for name in SUBCOMMANDS if name not in ("train", "recipes", "serve")])
 def test_missing_arguments_are_refused_before_torch_is_imported(subcommand, command):
     status, printed, errors = command(subcommand)
-    assert status == 2 and printed == "" and f"vanilla-transformer {subcommand}" in errors
+    assert status == 2 and printed == "" and f"vanilla-transformer {subcommand}" in errors and errors.count("\n") == 1
 
 
 def test_recipes_are_listed_with_what_they_train(command, repository):
