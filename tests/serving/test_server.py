@@ -1,0 +1,234 @@
+"""A server in a process of its own, over sockets: many clients, abuse, SIGTERM, and LibreTranslate's client."""
+
+import asyncio
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+pytest.importorskip("uvicorn", reason="needs the extra `serve`")
+pytest.importorskip("psutil", reason="measures the memory of the server with it")
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.serving import ServeOptions, serve
+from tests.serving.running_server import (
+    RunningServer,
+    ask,
+    ask_all,
+    post,
+    read_answer,
+    running_server,
+)
+from tests.serving_helpers import CORPUS, echo_folder
+
+GOOD = {"q": CORPUS[0], "source": "en", "target": "de"}
+LINES = [f"{CORPUS[i % 4].split('.')[0]} {CORPUS[i % 3]} {i}" for i in range(640)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return echo_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[str]:
+    return list(Translator.from_pretrained(folder, device="cpu", dtype="float32").translate(LINES))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One server that all abuse is tried on, and that must stay healthy and silent."""
+    with running_server(folder, tmp_path_factory.mktemp("server"), "--lines") as server:
+        yield server
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+        assert "Traceback" not in server.errors.read_text()
+
+
+def assert_healthy(server: RunningServer, expected: list[str]) -> None:
+    found, _ = asyncio.run(ask_all(server.port, LINES[:5], clients=2))
+    assert found == expected[:5]
+
+
+@pytest.mark.slow
+def test_many_clients_get_the_translations_of_translate(server: RunningServer, expected: list[str]) -> None:
+    found, seconds = asyncio.run(ask_all(server.port, LINES, clients=64))
+    assert found == expected and len(set(found)) > 100
+    assert max(seconds) < 60
+
+
+@pytest.mark.slow
+def test_client_of_libretranslate_works_unchanged(server: RunningServer, expected: list[str]) -> None:
+    libretranslatepy = pytest.importorskip("libretranslatepy", reason="LibreTranslate's own client")
+    client = libretranslatepy.LibreTranslateAPI(server.url)
+    assert client.translate(LINES[0], "en", "de") == expected[0]
+    assert client.languages()[0] == {"code": "en", "name": "English", "targets": ["de"]}
+
+
+@pytest.mark.slow
+def test_large_bodies_are_refused_in_bounded_memory(server: RunningServer, expected: list[str]) -> None:
+    before, chunk = server.megabytes(), b" " * 2**20
+
+    async def send(head: str, chunked: bool) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head.encode())
+        for _ in range(100):
+            writer.write(b"100000\r\n" + chunk + b"\r\n" if chunked else chunk)
+            await writer.drain()
+        status, _, answer = await read_answer(reader)
+        writer.close()
+        assert "at most" in answer["error"] or "limit" in answer["error"]
+        return status
+
+    async def send_all() -> list[int]:
+        head = "POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        declared = [send(head + f"Content-Length: {100 * 2**20}\r\n\r\n", False) for _ in range(4)]
+        streamed = [send(head + "Transfer-Encoding: chunked\r\n\r\n", True) for _ in range(4)]
+        return await asyncio.gather(*declared, *streamed)
+
+    assert asyncio.run(send_all()) == [413] * 8
+    assert server.megabytes() < before + 50
+    assert_healthy(server, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (post({"q": 7, "source": "en", "target": "de"}), 400),
+        (post([GOOD]), 400),
+        (post(GOOD | {"q": "x" * 20_000}), 413),
+        (post(GOOD).replace(b"application/json", b"text/plain"), 415),
+        (post(GOOD)[:-1], 408),
+        (b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"GET /%2e%2e/page.py HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"DELETE /translate HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + b"X: " + b"a" * 100_000 + b"\r\n\r\n", 400),
+    ],
+)
+def test_wrong_requests_have_their_status(
+    folder: Path, server: RunningServer, tmp_path: Path, request_: bytes, status: int
+) -> None:
+    if status == 408:  # after the time limit, so on a server with a short one
+        with running_server(folder, tmp_path, "--timeout", "1") as impatient:
+            assert asyncio.run(ask(impatient.port, request_))[0] == status
+        return
+
+    async def first_line() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request_)
+        line = await reader.readline()
+        writer.close()
+        return line
+
+    assert asyncio.run(asyncio.wait_for(first_line(), 30)).split()[1] == str(status).encode()
+
+
+@pytest.mark.slow
+def test_silent_connections_are_closed_and_others_answered(server: RunningServer, expected: list[str]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count, before = min(10_000, hard - 500), server.megabytes()
+    silent: list[socket.socket] = []
+    try:
+        for number in range(count):
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+            if number % 2:
+                connection.sendall(b"POST /translate HTTP/1.1\r\nHo")  # and no more
+            silent.append(connection)
+            if number % 2_500 == 0:
+                assert_healthy(server, expected)
+        assert server.megabytes() < before + 400
+        assert_healthy(server, expected)
+        closed, end = 0, time.monotonic() + 40
+        while silent and time.monotonic() < end:
+            connection = silent.pop()
+            connection.settimeout(max(0.1, end - time.monotonic()))
+            try:
+                closed += connection.recv(1) == b""
+            except ConnectionResetError:
+                closed += 1
+            connection.close()
+        assert closed == count
+    finally:
+        for connection in silent:
+            connection.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert_healthy(server, expected)
+
+
+@pytest.mark.slow
+def test_clients_that_leave_give_their_sentences_up(server: RunningServer, expected: list[str]) -> None:
+    async def leave() -> None:
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(post(GOOD | {"q": LINES[:100]}))
+            await writer.drain()
+            writer.transport.abort()
+
+    asyncio.run(leave())
+    assert_healthy(server, expected)
+    metrics = asyncio.run(ask(server.port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"))[2]
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
+    assert values['vanilla_transformer_sentences_waiting{pair="en-de"}'] == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_signal_ends_the_server_after_what_it_has_taken(
+    folder: Path, expected: list[str], tmp_path: Path, name: str
+) -> None:
+    with running_server(folder, tmp_path, "--lines", "--batch_size", "4") as server:
+        running = 'vanilla_transformer_sentences_running{pair="en-de"} '
+
+        async def interrupted() -> tuple[list[list[str]], bool]:
+            asked = []
+            for start in range(0, 400, 40):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(post(GOOD | {"q": LINES[start : start + 40]}))
+                asked.append((reader, writer))
+            while True:  # until all are taken and some are being translated
+                _, _, metrics = await ask(server.port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                waiting = metrics.split('sentences_waiting{pair="en-de"} ')[1].split("\n")[0]
+                done = metrics.split('sentences_translated_total{pair="en-de"} ')[1].split("\n")[0]
+                if int(waiting) + int(done) + int(metrics.split(running)[1].split("\n")[0]) >= 390:
+                    break
+            server.process.send_signal(getattr(signal, name))
+            answers = [await read_answer(reader) for reader, _ in asked]
+            assert [status for status, _, _ in answers] == [200] * len(asked)
+            return [answer["translatedText"] for _, _, answer in answers], int(waiting) > 0
+
+        found, was_busy = asyncio.run(interrupted())
+        assert server.process.wait(timeout=60) == (0 if name == "SIGTERM" else 130)
+        assert [text for texts in found for text in texts] == expected[:400]
+        assert was_busy, "the signal came in the middle"
+        assert "Traceback" not in server.errors.read_text()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"port": 99_999}, "--port 99999"),
+        ({"host": "256.0.0.1"}, "--host 256.0.0.1"),
+        ({"models": ["en-de=missing"]}, "missing: no such folder"),
+        ({"engine": {"max_queue": 0}}, "max_queue: must be at least 1"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(folder: Path, changed: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        serve(ServeOptions(**({"models": [f"en-de={folder}"], "port": 0, "device": "cpu"} | changed)))
+    assert "\n" not in str(error.value)
+
+
+def test_port_that_is_taken_is_refused_before_models_are_loaded(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="Address already in use"):
+        serve(ServeOptions(models=["en-de=missing"], port=taken.getsockname()[1]))
