@@ -50,6 +50,7 @@ from .fine_tuning import (
     score_before,
 )
 from .precision import resolve_precision
+from .report import show_progress
 from .run_folder import RunLock, check_new_run, remove_run
 from .run_state import RUN_STATE
 from .signals import StopSignals
@@ -91,6 +92,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
                 "fixed_facts": fixed | tokenizer_facts(tokenizers, model_args, data_args),
             }
             trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, facts, signals)
+            show_progress(trainer, stop, corpus.pairs.get("validation"), tokenizers[1])
         before: dict[str, Any] = {}
         if args.model_name_or_path is not None:
             print_main(describe_defaults(args))

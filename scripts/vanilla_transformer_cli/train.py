@@ -42,7 +42,10 @@ def help_parser(prog: str | None) -> Parser:
 
 def main(arguments: list[str]) -> None:
     from hf_vanilla_transformer.training.recipes import parse_recipe
+    from hf_vanilla_transformer.training.report import hide_bars_without_terminal
     from hf_vanilla_transformer.training.run import run_training
+
+    hide_bars_without_terminal()
 
     given = ["--help" if argument == "--help-all" else argument for argument in arguments]
     if not given[0].startswith("-"):

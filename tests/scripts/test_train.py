@@ -271,7 +271,7 @@ def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(train, repository, tmp_pa
     process = script(repository, tmp_path, *flags, "--max_steps", "1000000")
     try:
         for line in process.stdout:
-            if "'loss'" in line:  # training has begun
+            if "  loss " in line:  # training has begun
                 process.send_signal(signal.SIGINT)
                 break
         printed, errors = process.communicate(timeout=300)

@@ -234,7 +234,7 @@ def start(repository, folder, *flags, processes=1, **values):
 
 def signal_group_in_training(process, number):
     for line in process.stdout:
-        if "'loss'" in line:
+        if "  loss " in line:
             os.killpg(process.pid, number)  # as a terminal and a scheduler do
             break
     printed, errors = process.communicate(timeout=120)
@@ -254,7 +254,7 @@ def test_workers_of_the_data_loader_survive_a_signal_to_all_processes(repository
 def test_two_processes_stop_at_the_same_update_with_one_message(repository, tmp_path, pairs, number):
     process = start(repository, tmp_path, processes=2, **pairs, max_tokens_per_batch=100)
     for line in process.stdout:
-        if "'loss'" in line:
+        if "  loss " in line:
             os.killpg(process.pid, number)
             break
     printed, errors = process.communicate(timeout=120)

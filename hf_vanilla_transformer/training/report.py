@@ -1,0 +1,180 @@
+"""What a user reads while training: a line for each log entry, sample translations, and a bar on a terminal."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import disable_progress_bars
+from tqdm import tqdm
+from transformers import EvalPrediction, PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.utils import logging
+
+from ..loss_vanilla_transformer import IGNORED
+from .callbacks import StopWithCheckpoint
+from .trainer import VanillaTransformerTrainer
+
+_SAMPLES = 3
+_MAX_CHARACTERS = 150  # of a sample sentence
+
+# Names in the log of `Trainer`: format. What is not listed is in trainer_state.json and in the logs of report_to.
+_TRAINING = {
+    "loss": "loss {:.3f}",
+    "nll_loss": "nll {:.3f}",
+    "perplexity": "perplexity {:.2f}",
+    "tokens_per_second": "{:,.0f} target tokens/s",
+    "learning_rate": "learning rate {:.2e}",
+    "minutes_left": "{:,.1f} min left",
+}
+_EVALUATION = {
+    "eval_loss": "loss {:.3f}",
+    "eval_perplexity": "perplexity {:.2f}",
+    "eval_bleu": "BLEU {:.2f}",
+    "eval_chrf": "chrF {:.2f}",
+    "eval_exact_match": "exact match {:.1f} %",
+    "eval_runtime": "{:.1f} s",
+}
+
+
+@dataclass
+class SampleTranslations:
+    """The translations of a few fixed validation sentences, taken from the predictions of each evaluation.
+
+    Attributes:
+        rows: of the validation split. sources, references: their text.
+        translations: of the last evaluation; None before it.
+    """
+
+    rows: list[int]
+    sources: list[str]
+    references: list[str]
+    translations: list[str] | None = None
+
+    @classmethod
+    def of(cls, pairs: Any, count: int) -> "SampleTranslations":
+        """Rows at equal distances among the first `count` pairs.
+
+        Args:
+            pairs: columns `source` and `target`. count: number of pairs that are evaluated.
+        """
+        rows = sorted({count * (2 * number + 1) // (2 * _SAMPLES) for number in range(_SAMPLES)}) if count else []
+        chosen = [pairs[row] for row in rows]
+        return cls(rows, [row["source"] for row in chosen], [row["target"] for row in chosen])
+
+    def taken_from(
+        self, compute_metrics: Callable[[EvalPrediction], dict[str, float]], tokenizer: PreTrainedTokenizerBase
+    ) -> Callable[[EvalPrediction], dict[str, float]]:
+        """`compute_metrics`, which also keeps the translations of the sample."""
+
+        def compute(prediction: EvalPrediction) -> dict[str, float]:
+            ids = prediction.predictions
+            if self.rows and len(ids) > self.rows[-1]:
+                chosen = np.array(ids[self.rows])  # (rows, T)
+                chosen[chosen == IGNORED] = tokenizer.pad_token_id
+                self.translations = tokenizer.batch_decode(chosen, skip_special_tokens=True)
+            return compute_metrics(prediction)
+
+        return compute
+
+    def lines(self) -> list[str]:
+        """Source, reference and translation of each sample sentence."""
+        if self.translations is None:
+            return []
+        texts = zip(self.sources, self.references, self.translations, strict=True)
+        names = ("source", "reference", "translation")
+        return [f"  {name:11}  {_short(text)}" for row in texts for name, text in zip(names, row, strict=True)]
+
+
+class TrainingReport(TrainerCallback):
+    """Print a readable line for each log entry, and the sample translations after each evaluation.
+
+    Args:
+        samples: None prints no translations.
+    """
+
+    def __init__(self, samples: SampleTranslations | None = None):
+        self.samples = samples
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        if state.is_world_process_zero and (line := log_line(logs or {}, state)):
+            _write(line)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero and self.samples is not None:
+            for line in self.samples.lines():
+                _write(line)
+
+
+class TrainingBar(ProgressCallback):
+    """A bar over the updates, of which `max_minutes` may allow fewer than `max_steps`; it prints no log entries.
+
+    Args:
+        stop: knows the time limit.
+    """
+
+    def __init__(self, stop: StopWithCheckpoint):
+        super().__init__()
+        self.stop = stop
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and self.training_bar is not None and self.stop.max_seconds is not None:
+            in_time = round(state.global_step * self.stop.max_seconds / max(self.stop.seconds(), 1e-9))
+            self.training_bar.total = max(state.global_step, min(state.max_steps, in_time))
+        super().on_step_end(args, state, control, **kwargs)
+
+    def on_log(self, *_: Any, **__: Any) -> None:
+        """`TrainingReport` prints it."""
+
+
+def show_progress(
+    trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, validation: Any, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Replace the dictionaries that `Trainer` prints by readable lines, and show a bar if there is a terminal.
+
+    Args:
+        stop: the time limit of the run. validation: the evaluated pairs, `source` and `target`; None for none.
+        tokenizer: of the target.
+    """
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    samples = None
+    if validation is not None and trainer.args.predict_with_generate and trainer.compute_metrics is not None:
+        samples = SampleTranslations.of(validation, len(trainer.eval_dataset))
+        trainer.compute_metrics = samples.taken_from(trainer.compute_metrics, tokenizer)
+    trainer.add_callback(TrainingReport(samples))
+    if sys.stderr.isatty() and not trainer.args.disable_tqdm:
+        trainer.add_callback(TrainingBar(stop))
+
+
+def hide_bars_without_terminal() -> None:
+    """Switch off the bars of datasets and transformers where they would fill a log file."""
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+        logging.disable_progress_bar()
+
+
+def log_line(logs: dict[str, Any], state: TrainerState) -> str:
+    """A log entry of `Trainer` as one line; empty for the summary at the end, which the run prints."""
+    if "eval_loss" in logs or "eval_bleu" in logs:
+        return f"update {state.global_step:,}  validation  {_fields(logs, _EVALUATION)}"
+    if "loss" not in logs:
+        return ""
+    total = f" of {state.max_steps:,}" if state.max_steps > 0 else ""
+    return f"update {state.global_step:,}{total}  {_fields(logs, _TRAINING)}"
+
+
+def _write(line: str) -> None:
+    tqdm.write(line)  # above the bar, if there is one
+    sys.stdout.flush()  # a log file is read while it grows
+
+
+def _fields(logs: dict[str, Any], formats: dict[str, str]) -> str:
+    return "  ".join(text.format(logs[name]) for name, text in formats.items() if name in logs)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."

@@ -1,0 +1,111 @@
+"""What a user reads while training: lines, sample translations, and a bar that knows the time limit."""
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import EvalPrediction, TrainerState
+
+from hf_vanilla_transformer.data import train_tokenizer
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.report import SampleTranslations, TrainingBar, log_line
+from hf_vanilla_transformer.training.run import run_training
+from tests.trainer_helpers import TINY_RUN, as_flags
+
+LOG = {
+    "loss": 3.2104,
+    "grad_norm": 1.5,
+    "learning_rate": 0.004,
+    "tokens_per_second": 12345.6,
+    "padding": 0.04,
+    "minutes_left": 23.04,
+    "nll_loss": 2.984,
+    "perplexity": 19.766,
+    "epoch": 1.5,
+}
+
+
+def test_log_line_has_units_and_no_dictionary() -> None:
+    line = log_line(LOG, TrainerState(global_step=1000, max_steps=8000))
+    assert line == (
+        "update 1,000 of 8,000  loss 3.210  nll 2.984  perplexity 19.77  12,346 target tokens/s  "
+        "learning rate 4.00e-03  23.0 min left"
+    )
+
+
+def test_log_line_of_an_evaluation_has_the_scores() -> None:
+    logs = {"eval_loss": 2.5, "eval_bleu": 23.456, "eval_chrf": 50.0, "eval_exact_match": 1.25, "eval_runtime": 12.34}
+    line = log_line(logs, TrainerState(global_step=500, max_steps=8000))
+    assert line == "update 500  validation  loss 2.500  BLEU 23.46  chrF 50.00  exact match 1.2 %  12.3 s"
+
+
+def test_log_line_of_the_summary_is_empty() -> None:
+    assert log_line({"train_runtime": 3.0, "train_loss": 2.0}, TrainerState()) == ""
+
+
+@pytest.mark.parametrize(("count", "rows"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (600, [100, 300, 500])])
+def test_samples_are_at_equal_distances(count: int, rows: list[int]) -> None:
+    pairs = [{"source": f"s{row}", "target": f"t{row}"} for row in range(count)]
+    samples = SampleTranslations.of(pairs, count)
+    assert samples.rows == rows and samples.sources == [f"s{row}" for row in rows]
+    assert samples.references == [f"t{row}" for row in rows] and samples.lines() == []
+
+
+def test_samples_are_decoded_from_the_predictions_without_padding() -> None:
+    texts = ["eins", "zwei", "drei"]
+    tokenizer = train_tokenizer(texts * 3, 280)
+    samples = SampleTranslations.of([{"source": f"s{row}", "target": f"t{row}"} for row in range(3)], 3)
+    compute = samples.taken_from(lambda prediction: {"bleu": 1.0}, tokenizer)
+    rows = [tokenizer(text)["input_ids"] for text in texts]
+    ids = np.full((3, max(map(len, rows)) + 2), -100)
+    for row, found in zip(ids, rows, strict=True):
+        row[: len(found)] = found
+    before = ids.copy()
+    assert compute(EvalPrediction(predictions=ids, label_ids=ids)) == {"bleu": 1.0}
+    assert samples.translations == texts and (ids == before).all()
+    assert samples.lines()[:3] == ["  source       s0", "  reference    t0", "  translation  eins"]
+
+
+def test_bar_counts_the_updates_that_the_time_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop: Any = SimpleNamespace(max_seconds=60.0, seconds=lambda: 6.0)
+    bar = TrainingBar(stop)
+    state = TrainerState(global_step=0, max_steps=1000, is_world_process_zero=True)
+    bar.on_train_begin(None, state, None)
+    state.global_step = 20  # in 6 of 60 seconds
+    bar.on_step_end(None, state, None)
+    assert bar.training_bar.total == 200 and bar.training_bar.n == 20
+    stop.seconds = lambda: 0.1
+    bar.on_step_end(None, state, None)
+    assert bar.training_bar.total == 1000, "max_steps comes first"
+    bar.on_train_end(None, state, None)
+
+
+def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = ["one dog", "two dogs", "three cats", "a ball", "one cat"]
+    targets = ["ein Hund", "zwei Hunde", "drei Katzen", "ein Ball", "eine Katze"]
+    fields: dict[str, Any] = {
+        "max_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "output_dir": tmp_path / "run",
+    }
+    for side, lines in (("source", sources), ("target", targets)):
+        (tmp_path / side).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        fields |= {f"{split}_{side}_file": tmp_path / side for split in ("train", "validation")}
+    fields = TINY_RUN | fields | {"disable_tqdm": False}
+    run_training(*parse_recipe(as_flags(fields)))
+    printed, errors = capfd.readouterr()
+    assert re.search(r"^update 1 of 2  loss [\d.]+  nll .* target tokens/s  learning rate ", printed, re.MULTILINE)
+    assert re.search(r"^update 2  validation  loss [\d.]+  perplexity .* BLEU [\d.]+ ", printed, re.MULTILINE)
+    for source, target in zip(sources[0:5:2], targets[0:5:2], strict=True):
+        assert re.search(
+            rf"^  source       {source}\n  reference    {target}\n  translation  ?", printed, re.MULTILINE
+        )
+    assert "{'" not in printed and "'loss'" not in errors
+    assert not sys.stderr.isatty() and "0/2 [" not in errors
