@@ -385,8 +385,8 @@ FAULTS = {
         f"{RESUME} -k abandoned",
     ),
     "finished run is trained further": Fault(
-        "training/trainer",
-        "VanillaTransformerTrainer._training_is_over",
+        "training/stoppable_trainer",
+        "StoppableTrainer._training_is_over",
         "self.state.global_step >= self.state.max_steps",
         "False",
         f"{RESUME} -k finished_run",

@@ -3,12 +3,16 @@
 import difflib
 import importlib.util
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import get_scheduler
+from transformers import Trainer, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 
 _AT_LEAST_1 = (
@@ -26,7 +30,14 @@ _AT_LEAST_0 = (
 _ABOVE_0 = "logging_steps", "save_steps", "eval_steps", "max_minutes"
 _SHARES = "adam_beta1", "adam_beta2", "label_smoothing_factor", "bpe_dropout"
 _FINITE = "test_length_penalty", "num_train_epochs"
-_SEEDS = 2**32  # NumPy's
+# Beyond these something would be allocated that no machine has: tables of positions, hypotheses, processes.
+_AT_MOST = {
+    "generation_max_length": 100_000,
+    **dict.fromkeys(("generation_num_beams", "test_num_beams", "dataloader_num_workers"), 1000),
+    "dataloader_prefetch_factor": 1000,
+    "numbers_size": 10**8,
+    **dict.fromkeys(("seed", "data_seed"), 2**32 - 1),  # NumPy's
+}
 # What `translation_metrics` and `Trainer` give an evaluation.
 _METRICS = "bleu", "chrf", "exact_match", "loss", "perplexity", "gen_len"
 
@@ -49,9 +60,9 @@ def check_ranges(arguments: Any) -> None:
             # Not a number is neither above nor below anything.
             if isinstance(value, int | float) and not (math.isfinite(value) and allowed(value)):
                 raise UserError(f"{name}: {text}, not {value}")
-    for name in ("seed", "data_seed"):
-        if (getattr(arguments, name, None) or 0) >= _SEEDS:
-            raise UserError(f"{name}: must be below {_SEEDS}, not {getattr(arguments, name)}")
+    for name, most in _AT_MOST.items():
+        if (getattr(arguments, name, None) or 0) > most:
+            raise UserError(f"{name}: must be at most {most:,}, not {getattr(arguments, name):,}")
 
 
 def check_training_arguments(arguments: Any) -> None:
@@ -87,19 +98,72 @@ def check_run_arguments(arguments: Any) -> None:
         raise UserError(f"metric_for_best_model: {metric!r} is not measured; {hint}")
     if not arguments.predict_with_generate:
         raise UserError("predict_with_generate: False: a run scores generated translations; leave it out")
+    if arguments.use_liger_kernel:
+        raise UserError("use_liger_kernel: True: there are no Liger kernels for this model; leave it out")
     if arguments.prediction_loss_only:
         raise UserError("prediction_loss_only: True: a run scores generated translations; leave it out")
 
 
-def check_schedule(arguments: Any) -> None:
-    """Make the learning rate schedule for a parameter of its own, and take three steps.
+def check_size(config: VanillaTransformerConfig) -> None:
+    """Refuse a model whose weights alone need more than the memory of this machine, before it is made.
 
     Raises:
-        UserError: the schedule does not exist or refuses its settings.
+        UserError: names the numbers of parameters and bytes.
+    """
+    d = config.d_model
+
+    def layer(heads: int, ffn_dim: int, attentions: int) -> int:
+        widths = (config.head_dim or d // heads) + (config.value_head_dim or d // heads)
+        return attentions * 2 * d * heads * widths + 2 * d * ffn_dim
+
+    parameters = config.vocab_size * d + config.encoder_layers * layer(
+        config.encoder_attention_heads, config.encoder_ffn_dim, 1
+    )
+    parameters += config.decoder_layers * layer(config.decoder_attention_heads, config.decoder_ffn_dim, 2)
+    if config.position_encoding_type == "learned":
+        parameters += 2 * config.max_position_embeddings * d
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * parameters > memory:
+        raise UserError(
+            f"the model would have {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.0f} GB: make its fields smaller (d_model={d}, …)"
+        )
+
+
+@contextmanager
+def refused_as_one_line(what: str) -> Iterator[None]:
+    """Turn what a library raises for wrong settings into a `UserError` that begins with their name."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, ImportError, RuntimeError) as error:
+        raise UserError(f"{what}: {' '.join(str(error).split()) or repr(error)}") from None
+
+
+def check_optimizer(arguments: Any) -> None:
+    """Make the optimizer for one parameter.
+
+    Raises:
+        UserError: it does not exist, its package is not installed, or it refuses its settings.
+    """
+    kind = getattr(arguments.optim, "value", arguments.optim)
+    with refused_as_one_line(f"optim: {kind} with optim_args={arguments.optim_args}"):
+        make, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
+        if settings.keys() <= {"lr", "betas", "eps", "momentum", "fused", "scale_parameter", "relative_step"}:
+            make([torch.zeros(1, requires_grad=True)], **settings)
+
+
+def check_schedule(arguments: Any) -> None:
+    """Make the learning rate schedule for one parameter, and take three steps.
+
+    Raises:
+        UserError: it does not exist or refuses its settings.
     """
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=arguments.learning_rate or 1.0)
     steps = arguments.max_steps if arguments.max_steps > 0 else 1000
-    try:
+    kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
+    with refused_as_one_line(f"lr_scheduler_type: {kind} with lr_scheduler_kwargs={arguments.lr_scheduler_kwargs}"):
         schedule = get_scheduler(
             arguments.lr_scheduler_type,
             optimizer,
@@ -109,9 +173,4 @@ def check_schedule(arguments: Any) -> None:
         )
         for _ in range(3):
             optimizer.step()
-            metrics = [1.0] if arguments.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") else []
-            schedule.step(*metrics)
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
-        kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
-        reason = " ".join(str(error).split())
-        raise UserError(f"lr_scheduler_type: {kind} with {arguments.lr_scheduler_kwargs or {}}: {reason}") from None
+            schedule.step(*([1.0] if kind in ("reduce_lr_on_plateau", "greedy") else []))

@@ -202,6 +202,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
         if self.warmup_steps is None:
             self.warmup_steps = 0.05 if fine_tuning else 4000
         selects = self.load_best_model_at_end or self.early_stopping_patience is not None
+        selects = selects or getattr(self.save_strategy, "value", self.save_strategy) == "best"
         if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"
             self.greater_is_better = True

@@ -19,7 +19,7 @@ from ..evaluation.metrics import translation_metrics
 from ..hub.finished_run import destination, publish_run
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import finishing
-from .argument_checks import check_schedule
+from .argument_checks import check_optimizer, check_schedule, check_size, refused_as_one_line
 from .arguments import DataArguments, RunArguments, model_config
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
@@ -221,6 +221,7 @@ def build_model(
         config = model_config(model_args, **chosen)
     except ValueError as error:
         raise UserError(str(error)) from None
+    check_size(config)
     if checkpoint is not None:
         old = VanillaTransformerConfig.from_pretrained(checkpoint)
         for name in VanillaTransformerConfig.__annotations__:
@@ -269,6 +270,7 @@ def make_trainer(
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
     """The trainer, which evaluates generated translations, and its time limit. `facts` determine the run, too."""
     check_arguments(encoded, args)
+    check_optimizer(args)
     check_schedule(args)
     stop = StopWithCheckpoint(args.max_minutes, signals)
     callbacks: list[Any] = []
@@ -276,18 +278,19 @@ def make_trainer(
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last, because it saves what the others end
     bleu: dict[str, Any] = {"tokenize": data_args.bleu_tokenize, "lowercase": data_args.bleu_lowercase}
-    trainer = VanillaTransformerTrainer(
-        model=model,
-        args=args,
-        train_dataset=encoded["train"],
-        eval_dataset=encoded.get("validation"),
-        data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=model),
-        processing_class=tokenizers[0],
-        target_tokenizer=tokenizers[1],
-        compute_metrics=translation_metrics(tokenizers[1], **bleu),
-        callbacks=callbacks,
-        **facts,
-    )
+    with refused_as_one_line("training arguments"):
+        trainer = VanillaTransformerTrainer(
+            model=model,
+            args=args,
+            train_dataset=encoded["train"],
+            eval_dataset=encoded.get("validation"),
+            data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=model),
+            processing_class=tokenizers[0],
+            target_tokenizer=tokenizers[1],
+            compute_metrics=translation_metrics(tokenizers[1], **bleu),
+            callbacks=callbacks,
+            **facts,
+        )
     if args.average_last > 1 and trainer.is_fsdp_enabled:
         kind = trainer.accelerator.state.fsdp_plugin.state_dict_type
         if "FULL" not in str(kind):

@@ -12,6 +12,7 @@ PAIRS = [
     ("One dog", "Ein Hund"),
     ("Two dogs, 345 cats, 17 mice", "Zwei Hunde, 345 Katzen, 17 Mäuse"),
     ("A cat", "Eine Katze"),
+    ("dog dog dog dog dog dog", "Hund Hund Hund Hund Hund"),
 ]
 
 
@@ -33,7 +34,8 @@ def error_of(call, *arguments):
         ("max_source_length", 0, "must be at least 1"),
         ("save_total_limit", 0, "must be at least 1"),
         ("seed", -1, "must be at least 0"),
-        ("seed", 2**32, "must be below"),
+        ("seed", 2**32, "must be at most 4,294,967,295"),
+        ("generation_max_length", 10**12, "must be at most 100,000"),
         ("learning_rate", -1.0, "must be at least 0"),
         ("learning_rate", "nan", "must be at least 0"),
         ("weight_decay", "inf", "must be at least 0"),
@@ -49,6 +51,7 @@ def error_of(call, *arguments):
         ("metric_for_best_model", "blue", "did you mean bleu?"),
         ("predict_with_generate", False, "scores generated translations"),
         ("deepspeed", "ds.json", "not installed"),
+        ("use_liger_kernel", True, "leave it out"),
     ],
 )
 def test_wrong_number_is_refused_when_it_is_given(name, value, reason):
@@ -69,6 +72,21 @@ def train(folder, **values):
     settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_strategy": "no", "warmup_steps": 2}
     flags = as_flags({**TINY_RUN, **settings, **write_text(folder), **values})
     return run_training(*parse_recipe(["--output_dir", str(folder / "run"), *flags]))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"optim": "adamw_bnb_8bit"}, {"optim": "sgd", "optim_args": "x"}, {"optim": "galore_adamw", "optim_args": "x=1"}],
+)
+def test_optimizer_that_cannot_be_made_is_refused(tmp_path, fields):
+    message = error_of(lambda: train(tmp_path, **fields))
+    assert message.startswith(f"optim: {fields['optim']} with optim_args=")
+    assert not (tmp_path / "run").exists()
+
+
+def test_model_beyond_the_memory_is_refused(tmp_path):
+    for field in ("d_model", "encoder_layers", "value_head_dim"):
+        assert "this machine has" in error_of(lambda field=field: train(tmp_path, **{field: 2**31}))
 
 
 def test_vocabulary_that_cannot_be_allocated_is_refused(tmp_path):
