@@ -85,7 +85,7 @@ def descend(
     return flat(model) - before
 
 
-def consistency_update(method: str, size: int, steps: int, folder: Path) -> Tensor:
+def consistency_update(method: str, size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
     """`trained_update` with SimCut or R-Drop; the second pass differs in a way that does not depend on the batches."""
     model = tiny_model(label_smoothing=0.1)
     before = flat(model)
@@ -97,8 +97,7 @@ def consistency_update(method: str, size: int, steps: int, folder: Path) -> Tens
         max_steps=2,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=steps,
-        ddp_find_unused_parameters=False,
-        ddp_backend="gloo",
+        **settings,
     )
     data: Any = random_pairs(SENTENCES)
     trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
@@ -125,12 +124,12 @@ def parallel(module: torch.nn.Module) -> DistributedDataParallel:
 
 def main(folder: Path) -> None:
     results: dict[Any, Any] = {}
+    settings = {"ddp_find_unused_parameters": False, "ddp_backend": "gloo"}
     for smoothing in SMOOTHINGS:
         for size, steps in SPLITS:
-            settings = {"ddp_find_unused_parameters": False, "ddp_backend": "gloo"}
             results["trainer", smoothing, size] = trained_update(smoothing, size, steps, folder, **settings)
     for method in CONSISTENCY:
-        results["consistency", method] = consistency_update(method, 16, 1, folder)
+        results["consistency", method] = consistency_update(method, 16, 1, folder, **settings)
     assert distributed.get_world_size() == PROCESSES
     rank = distributed.get_rank()
     results["ranks"] = PROCESSES

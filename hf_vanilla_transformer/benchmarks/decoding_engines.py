@@ -190,8 +190,8 @@ def _marian(folder: str, work: str, device: str, dtype: torch.dtype) -> Engine:
     return GenerateEngine(to_marian(load_model(folder, device, torch.float32)).to(dtype))
 
 
-_DTYPES: dict[str, Any] = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": INT8}
-_QUANTIZATIONS = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+_DTYPES: dict[str, Any] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": INT8}
+_QUANTIZATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
 
 #: Engine by name, made from the model folder, a folder for converted models, and the device. With `workers` an engine
 #: runs one search per thread in parallel; with `compiled` it compiles the decoder for single sentences.
@@ -199,7 +199,7 @@ ENGINES: dict[str, Callable[[str, str, str], Engine]] = {
     **{f"ours_{name}": partial(_ours, dtype=dtype) for name, dtype in _DTYPES.items()},
     **{f"ours_workers_{name}": partial(_ours, dtype=dtype, workers=True) for name, dtype in _DTYPES.items()},
     **{f"ours_compiled_{name}": partial(_ours, dtype=_DTYPES[name], compiled=True) for name in ("bf16", "int8")},
-    **{f"marian_{name}": partial(_marian, dtype=_DTYPES[name]) for name in ("fp32", "bf16")},
+    **{f"marian_{name}": partial(_marian, dtype=_DTYPES[name]) for name in ("fp32", "bf16", "fp16")},
     **{f"ctranslate2_{name}": partial(CTranslate2Engine, quantization=q) for name, q in _QUANTIZATIONS.items()},
     **{
         f"ctranslate2_workers_{name}": partial(CTranslate2Engine, quantization=_QUANTIZATIONS[name], workers=True)

@@ -19,6 +19,10 @@ weights, tokenizer, pairs, optimizer, dropout and label smoothing, and on averag
 Only target tokens without padding count, after start-up and --warm_up updates. To compare memory leave out --source:
 then random pairs of 32 tokens per side, without padding, give every update as many tokens.
 
+  vanilla-transformer benchmark gpu OUT
+
+measures all that needs a GPU, a JSON file per section; the same command goes on where a time limit ended it.
+
 Ctrl-C, and the SIGTERM of `timeout`, end a benchmark early: the rounds finished by then are printed and written.
 """
 
@@ -39,7 +43,18 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     texts: dict[str, Any] = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add_decode(commands.add_parser("decode", help="translate the same sentences with every engine", **texts))
     add_train(commands.add_parser("train", help="train the same model with every engine", **texts))
+    add_gpu(commands.add_parser("gpu", help="all measurements that need a GPU, in ten minutes", **texts))
     return parser.parse_args(arguments)
+
+
+def add_gpu(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("output", metavar="OUT", help="folder for a JSON file per section; existing ones are kept")
+    add("--device", choices=["cuda", "cpu"], default="cuda", help="(default: %(default)s)")
+    add("--source", metavar="F", help="text to train on and to translate (default: generated number words)")
+    add("--target", metavar="F", help="its translations, line by line")
+    add("--peak", type=float, default=989.0, metavar="X", help="bf16 TFLOP/s of the GPU (default: %(default)s)")
+    add("--quick", action="store_true", help="tiny sizes, to try the command on a CPU; the figures say nothing")
 
 
 def add_decode(parser: argparse.ArgumentParser) -> None:
@@ -138,12 +153,31 @@ def decode(arguments: argparse.Namespace, found: list[Any], caches: dict[str, in
             caches[engine] = size
 
 
+def check_gpu(arguments: argparse.Namespace) -> int:
+    """Measure, section by section, and print the tables."""
+    from pathlib import Path
+
+    from hf_vanilla_transformer.benchmarks import gpu_check
+    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.inference.text_io import silence_transformers
+
+    silence_transformers()
+    if (arguments.source is None) != (arguments.target is None):
+        raise UserError("--source and --target go together; one of them is missing")
+    files = [None if name is None else Path(name) for name in (arguments.source, arguments.target)]
+    check = gpu_check.Check(Path(arguments.output), arguments.device, *files, arguments.quick, arguments.peak)
+    print(gpu_check.report(gpu_check.run(check)))
+    return 0
+
+
 def main(arguments: argparse.Namespace) -> int:
     from hf_vanilla_transformer.benchmarks import report
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.system_info import describe_hardware, versions
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the signal of `timeout` ends a benchmark like Ctrl-C
+    if arguments.command == "gpu":
+        return check_gpu(arguments)
     check(arguments)
     settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output", "plot")}
     found: list[Any] = []

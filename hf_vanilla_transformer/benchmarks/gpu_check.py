@@ -1,0 +1,231 @@
+"""All measurements that one GPU is needed for, in about ten minutes: `vanilla-transformer benchmark gpu OUT`.
+
+Each section writes its figures to a JSON file as soon as it has them, so that a time limit loses only the section that
+runs, and the same command goes on with those that are missing. What cannot run is recorded with its reason.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ..atomic_write import atomic_file
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data import number_pairs
+from ..errors import UserError
+from ..inference.loading import load_model
+from ..inference.optimize import optimize_for_inference
+from ..markdown import markdown_table
+from ..system_info import describe_hardware, versions
+from ..training.plan import forward_flops
+from ..training.recipes import parse_recipe
+from ..training.run import run_training
+from . import decoding, training
+from .training import RANDOM_LENGTH, TINY
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What to measure.
+
+    Attributes:
+        output: folder of the JSON files and of the models that are trained on the way.
+        device: "cuda", or "cpu" to try the command where there is no GPU.
+        source, target: parallel text to train on and to translate; None takes generated number words.
+        quick: sizes for two minutes on a CPU; its figures say nothing.
+        peak: bf16 TFLOP/s of the device, for the utilisation.
+    """
+
+    output: Path
+    device: str
+    source: Path | None = None
+    target: Path | None = None
+    quick: bool = False
+    peak: float = 989.0
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        return ("tiny",) if self.quick else ("base", "big")
+
+    @property
+    def sizes(self) -> Figures:
+        """Arguments of the training benchmark."""
+        if self.quick:
+            return {"vocab_size": 500, "tokens": 256, "updates": 1, "rounds": 1, "warm_up": 1}
+        return {"vocab_size": 37_000, "tokens": 16_384, "updates": 10, "rounds": 3, "warm_up": 5}
+
+    def text(self) -> tuple[Path, Path]:
+        """Files of source and target sentences."""
+        if self.source is not None and self.target is not None:
+            return self.source, self.target
+        files = self.output / "numbers.en", self.output / "numbers.de"
+        pairs = number_pairs(400 if self.quick else 50_000, 1, "en", "de")["train"]
+        for file, side in zip(files, ("source", "target"), strict=True):
+            file.write_text("\n".join(pairs[side]) + "\n", encoding="utf-8")
+        return files
+
+
+def run(check: Check) -> dict[str, Figures]:
+    """Run every section that has no file yet; return the figures of all.
+
+    Raises:
+        UserError: the device is missing.
+    """
+    if check.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "device: 'cuda' cannot be used here: torch sees no GPU; --device cpu --quick tries the command"
+        )
+    check.output.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for name, section in sections(check).items():
+        file = check.output / f"{name}.json"
+        if not file.exists():
+            start = time.monotonic()
+            try:
+                figures = section()
+            except (UserError, ImportError, RuntimeError) as error:  # of a missing library, or out of memory
+                figures = {"not measured": " ".join(str(error).split())[:300]}
+            figures["seconds"] = round(time.monotonic() - start, 1)
+            with atomic_file(file) as temporary:
+                temporary.write_text(json.dumps(figures, indent=2, default=str) + "\n", encoding="utf-8")
+            print(f"{name}: {figures.get('not measured', 'measured')} ({figures['seconds']} s)", flush=True)
+        found[name] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def sections(check: Check) -> dict[str, Callable[[], Figures]]:
+    """The sections in the order of what is needed most, should the time not suffice."""
+    named: dict[str, Callable[[], Figures]] = {"machine": machine}
+    for preset in check.presets:
+        named[f"training_{preset}"] = lambda preset=preset: train_on_text(check, preset)  # type: ignore[misc]
+        named[f"memory_{preset}"] = lambda preset=preset: train_on_random_pairs(check, preset)  # type: ignore[misc]
+    size = check.presets[0]
+    named[f"model_{size}"] = lambda: train_model(check, size)
+    named[f"decoding_{size}"] = lambda: decode(check, size)
+    named["profile"] = lambda: profile_search(check, size)
+    return named
+
+
+def machine() -> Figures:
+    """The hardware and the versions of what lies there."""
+    return {"hardware": describe_hardware(), **versions("ctranslate2", "flash-attn", "evaluate")}
+
+
+def train_on_text(check: Check, preset: str) -> Figures:
+    """Target tokens per second in bf16, against transformers' trainer in random order and grouped by length."""
+    engines = ["ours_bf16", "marian_bf16", "marian_grouped_bf16"]
+    source, target = check.text()
+    measured = list(training.compare(engines, source, target, preset, device=check.device, **check.sizes))
+    return {one.engine: one.as_dict() for one in measured}
+
+
+def train_on_random_pairs(check: Check, preset: str) -> Figures:
+    """Peak memory of an update without padding, and the share of the device's peak arithmetic."""
+    measured = list(training.compare(["ours_bf16", "marian_bf16"], preset=preset, device=check.device, **check.sizes))
+    fields = {"vocab_size": check.sizes["vocab_size"]}
+    tiny = preset == "tiny"
+    config = (
+        VanillaTransformerConfig(**TINY, **fields) if tiny else VanillaTransformerConfig.from_preset(preset, **fields)
+    )
+    pair = 3 * forward_flops(config, RANDOM_LENGTH, RANDOM_LENGTH)  # forward, and twice that backward
+    figures: Figures = {one.engine: one.as_dict() for one in measured}
+    for one in measured:
+        achieved = one.tokens_per_second / RANDOM_LENGTH * pair
+        figures[one.engine]["share_of_peak_arithmetic"] = achieved / (check.peak * 1e12)
+    return figures
+
+
+def train_model(check: Check, preset: str) -> Figures:
+    """A model that ends its sentences, for the decoding: trained on the text for a minute."""
+    source, target = check.text()
+    fields: Figures = TINY if preset == "tiny" else {"preset": preset, "label_smoothing": 0.1}
+    fields = fields | {
+        "output_dir": check.output / preset, "train_source_file": source, "train_target_file": target,
+        "vocab_size": 500 if check.quick else 10_000, "max_steps": 5 if check.quick else 1500,
+        "max_tokens_per_batch": 512 if check.quick else 8192, "learning_rate": 0.001, "warmup_steps": 200,
+        "eval_strategy": "no", "save_strategy": "no", "bf16": check.device == "cuda",
+        "use_cpu": check.device == "cpu", "disable_tqdm": True, "overwrite_output_dir": True,
+    }  # fmt: skip
+    results = run_training(
+        *parse_recipe([part for name, value in fields.items() for part in (f"--{name}", str(value))])
+    )
+    return {name: results[name] for name in ("train_updates", "train_seconds", "train_loss") if name in results}
+
+
+def decode(check: Check, preset: str) -> Figures:
+    """Target tokens per second, greedy and with 4 beams, of one sentence and of batches."""
+    source, _ = check.text()
+    sentences = source_lines(source)[: 8 if check.quick else 1024]
+    engines = ["ours_bf16", "ours_fp16", "marian_bf16", "marian_fp16", "ctranslate2_fp16"]
+    if check.device == "cpu":
+        engines = ["ours_fp32", "marian_fp32"]
+    measured = decoding.compare(
+        check.output / preset, sentences, engines, (1, 4) if check.quick else (1, 64, 512), (1, 4),
+        rounds=1 if check.quick else 2, device=check.device, limit_single=2 if check.quick else 20,
+    )  # fmt: skip
+    return {f"{one.engine}, batch {one.batch_size}, beams {one.num_beams}": one.as_dict() for one in measured}
+
+
+@torch.inference_mode()
+def profile_search(check: Check, preset: str) -> Figures:
+    """Share of the time that kernels run, and synchronisations per step, of a search with 64 × 4 beams."""
+    on_gpu = check.device == "cuda"
+    model = load_model(check.output / preset, check.device, "bfloat16" if on_gpu else "float32").eval()
+    optimize_for_inference(model)
+    batch, steps = (4, 4) if check.quick else (64, 32)
+    ids = torch.randint(4, model.config.vocab_size, (batch, 20), device=model.device)  # (B, S)
+    settings: Figures = {"num_beams": 4, "min_new_tokens": steps, "max_new_tokens": steps}
+    model.generate(ids, **settings)  # warm-up
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as recorded:
+        start = time.perf_counter()
+        model.generate(ids, **settings)
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+    events = recorded.key_averages()
+    waits = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"}
+    kernels = sum(event.self_device_time_total for event in events) / 1e6
+    return {
+        "seconds": seconds,
+        "steps": steps,
+        "share_of_time_in_kernels": kernels / seconds if on_gpu else None,
+        "synchronisations_per_step": sum(event.count for event in events if event.key in waits) / steps,
+    }
+
+
+def source_lines(file: Path) -> list[str]:
+    """The sentences to translate."""
+    from ..data.readers import read_lines
+
+    return list(read_lines(file))
+
+
+def report(found: dict[str, Figures]) -> str:
+    """The figures as Markdown tables."""
+    lines = [f"{found['machine']['hardware']}; torch {found['machine']['torch']}", ""]
+    rows = []
+    for name, figures in found.items():
+        if "not measured" in figures:
+            rows.append([name, "", "", f"not measured: {figures['not measured']}"])
+        for engine, one in figures.items():
+            if isinstance(one, dict) and "tokens_per_second" in one:
+                share = one.get("share_of_peak_arithmetic")
+                memory = one.get("peak_mib")
+                notes = [f"{share:.0%} of the peak arithmetic"] if share else []
+                notes += [f"{memory:,.0f} MiB"] if memory else []
+                rows.append([name, engine, f"{one['tokens_per_second']:,.0f}", ", ".join(notes)])
+    lines.append(markdown_table(["section", "engine", "target tokens/s", "others"], rows))
+    profiled = found.get("profile", {})
+    if "steps" in profiled:
+        share, waits = profiled["share_of_time_in_kernels"], profiled["synchronisations_per_step"]
+        kernels = "not known on a CPU" if share is None else f"{share:.0%}"
+        lines += ["", f"Search, 4 beams: time in kernels {kernels}, {waits:.2f} synchronisations per step."]
+    return "\n".join(lines)

@@ -1,0 +1,51 @@
+"""The command for a GPU, on a CPU with tiny sizes: every section ends in a file, and existing files are kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.benchmarks import gpu_check
+from hf_vanilla_transformer.benchmarks.gpu_check import Check, report, run
+from hf_vanilla_transformer.errors import UserError
+
+
+@pytest.mark.slow
+def test_gpu_check_measures_every_section_on_a_cpu(tmp_path: Path) -> None:
+    check = Check(tmp_path / "out", "cpu", quick=True)
+    found = run(check)
+    assert list(found) == list(gpu_check.sections(check))
+    for name, figures in found.items():
+        assert "not measured" not in figures, (name, figures)
+        assert json.loads((tmp_path / "out" / f"{name}.json").read_text(encoding="utf-8")) == figures
+    assert found["training_tiny"]["ours_bf16"]["tokens_per_second"] > 0
+    assert 0 < found["memory_tiny"]["ours_bf16"]["share_of_peak_arithmetic"] < 1
+    assert found["profile"]["steps"] == 4
+    table = report(found)
+    assert table.count("| decoding_tiny |") == 8  # two engines, two batch sizes, two numbers of beams
+
+
+def test_gpu_check_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+
+    def fails() -> dict:
+        done.append("fails")
+        raise ImportError("there is no\nctranslate2")
+
+    def works() -> dict:
+        done.append("works")
+        return {"hardware": "a", "torch": "b"}
+
+    monkeypatch.setattr(gpu_check, "sections", lambda check: {"machine": works, "other": fails})
+    check = Check(tmp_path, "cpu")
+    first, second = run(check), run(check)
+    assert done == ["works", "fails"] and first == second
+    assert first["other"]["not measured"] == "there is no ctranslate2"
+    assert "not measured: there is no ctranslate2" in report(first)
+
+
+def test_gpu_check_needs_a_gpu_or_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="device: 'cuda' cannot be used here: torch sees no GPU; --device cpu --quick"):
+        run(Check(tmp_path, "cuda"))

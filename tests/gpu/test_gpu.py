@@ -1,0 +1,212 @@
+"""A GPU gives what a CPU gives: `python -m pytest -m gpu` on a machine with one.
+
+Each test has a CPU variant, which holds the test's own code to what it says where there is no GPU.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import GenerationMixin
+
+from hf_vanilla_transformer import VanillaTransformerTrainer
+from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
+from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
+from hf_vanilla_transformer.loss_vanilla_transformer import fused_translation_loss, translation_loss
+from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
+from tests.search_helpers import LENGTHS, batches, source, varied_model
+from tests.trainer_helpers import collate, flat, random_pairs
+
+NO_GPU = "needs a CUDA GPU, which this machine lacks"
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)])
+
+
+@pytest.fixture(params=["cpu", GPU])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Without TF32, which has three digits only."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    yield request.param
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+    accelerate.state.AcceleratorState._reset_state(True)
+
+
+def moved(batch: dict[str, Tensor], device: str) -> dict[str, Tensor]:
+    return {name: each.to(device) for name, each in batch.items()}
+
+
+# The model
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_gpu_logits_loss_and_gradients_are_those_of_the_cpu(device: str, attention: str) -> None:
+    batch = translation_batch([9, 4, 30], [5, 12, 30])
+    expected = tiny_model(label_smoothing=0.1).train()
+    actual = tiny_model(label_smoothing=0.1, attn_implementation=attention).train().to(device)
+    (loss, theirs), (found, ours) = gradients(expected, **batch), gradients(actual, **moved(batch, device))
+    assert found == pytest.approx(loss, rel=1e-5)
+    for name, gradient in theirs.items():
+        assert_near(ours[name].cpu(), gradient, 1e-5, name)
+    with torch.no_grad():
+        logits = actual.eval()(**moved(batch, device)).logits.cpu()
+        assert_near(logits, expected.eval()(**batch).logits, 1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.02)])
+def test_gpu_autocast_is_near_float32(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    batch, expected = translation_batch([9, 4], [5, 12]), tiny_model(label_smoothing=0.1).train()
+    model = tiny_model(label_smoothing=0.1).train().to(device)
+    scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16 and device == "cuda")
+    with torch.autocast(device, dtype=dtype):
+        loss = model(**moved(batch, device)).loss
+    scaler.scale(loss).backward()
+    scale = scaler.get_scale()
+    theirs, gradient = gradients(expected, **batch)
+    assert loss.item() == pytest.approx(theirs, rel=2e-2)
+    for name, parameter in model.named_parameters():
+        error = (parameter.grad.float().cpu() / scale - gradient[name]).norm()
+        assert error <= tolerance * gradient[name].norm() + 1e-3, name
+
+
+def test_gpu_fused_loss_of_a_large_vocabulary_is_the_formula(device: str) -> None:
+    size = 37_000 if device == "cuda" else 3_000
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(300, 64, generator=generator), torch.randn(size, 64, generator=generator) / 8
+    labels = torch.randint(0, size, (300,), generator=generator)
+    labels[::7] = -100
+    results = []
+    for fused in (True, False):
+        states, matrix = (each.to(device, copy=True).requires_grad_() for each in (hidden, weight))
+        target = labels.to(device)
+        if fused:
+            loss, _ = fused_translation_loss(states, matrix, None, target, 0.1)
+        else:
+            loss = translation_loss(states @ matrix.T, target, 0.1)
+        loss.backward()
+        results.append((loss.detach().cpu(), states.grad.cpu(), matrix.grad.cpu()))
+    for actual, wanted in zip(*results, strict=True):
+        assert_near(actual, wanted, 1e-5)
+
+
+# Search
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("optimized", [False, True])
+def test_gpu_search_returns_the_tokens_of_transformers(device: str, beams: int, optimized: bool) -> None:
+    model, batch = varied_model().to(device), moved(source(LENGTHS), device)
+    settings: dict[str, Any] = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 20}
+    expected = GenerationMixin.generate(model, **batch, **settings, early_stopping=False)
+    if optimized:
+        optimize_for_inference(model)
+    assert model.generate(**batch, **settings).tolist() == expected.tolist()
+
+
+def test_gpu_search_refills_and_ensembles_as_on_the_cpu(device: str) -> None:
+    def translate(where: str) -> tuple[list, list]:
+        model, other = varied_model(seed=2).to(where), varied_model(seed=1).to(where)
+        optimize_for_inference(model)
+        bring = batches([4, 7, 2, 5], [])
+
+        def next_batch(count: int) -> Any:
+            brought = bring(count)
+            return brought and tuple(each.to(where) for each in brought)
+
+        refilled = model.generate(
+            **moved(source([3, 6]), where), next_batch=next_batch, num_beams=4, max_new_tokens=12
+        )
+        model.inference_engine = EnsembleEngine(model, [other])
+        together = model.generate(**moved(source(LENGTHS), where), num_beams=4, max_new_tokens=12)
+        return refilled.tolist(), together.tolist()
+
+    assert translate(device) == translate("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
+def test_gpu_search_rarely_synchronises(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, steps = varied_model(end=-1e4).to("cuda"), 64
+    optimize_for_inference(model)
+    batch = moved(source(LENGTHS), "cuda")
+    settings: dict[str, Any] = {"num_beams": 4, "min_new_tokens": steps, "max_new_tokens": steps}
+    model.generate(**batch, **settings)  # warm-up
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning) as caught:
+            model.generate(**batch, **settings)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [each for each in caught if "synchroniz" in str(each.message)]
+    assert len(waits) <= steps / 8 + 8, "the last eight are those of `generate` before and after the search"
+
+
+# Training
+
+
+def trained(folder: Path, device: str, steps: int, resume: Path | None = None, **settings: Any) -> Any:
+    arguments = Arguments(
+        output_dir=str(folder), use_cpu=device == "cpu", report_to="none", disable_tqdm=True, logging_steps=1,
+        max_tokens_per_batch=60, max_steps=steps, learning_rate=0.01, seed=3, **settings,
+    )  # fmt: skip
+    data: Any = random_pairs(64)
+    model = tiny_model(dropout=0.3, label_smoothing=0.1)
+    trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return trainer
+
+
+@pytest.mark.parametrize("objective", [{}, {"simcut_alpha": 3.0}])
+def test_gpu_run_resumes_to_the_same_bytes(device: str, objective: dict, tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2, "bf16": device == "cuda", **objective}
+    trained(tmp_path / "whole", device, 4, **saving)
+    trained(tmp_path / "resumed", device, 4, tmp_path / "whole" / "checkpoint-2", **saving)
+    whole, resumed = (
+        load_file(tmp_path / name / "checkpoint-4" / "model.safetensors") for name in ("whole", "resumed")
+    )
+    assert all(torch.equal(resumed[name], each) for name, each in whole.items())
+
+
+def test_gpu_update_waits_for_the_device_in_the_log_only(device: str, tmp_path: Path) -> None:
+    if device == "cpu":
+        before = flat(tiny_model(dropout=0.3, label_smoothing=0.1))
+        assert not torch.equal(flat(trained(tmp_path, device, 2, save_strategy="no").model), before)
+        return
+    model = tiny_model(dropout=0.3, label_smoothing=0.1).train().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batch = moved(translation_batch([9, 4], [5, 12]), device)
+    tokens = batch["labels"].ne(-100).sum()
+
+    def update() -> None:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            model(**batch, num_items_in_batch=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    update()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
+def test_gpu_compiled_training_step_has_the_gradients_of_the_plain_one() -> None:
+    batch = moved(translation_batch([9, 4], [5, 12]), "cuda")
+    model = tiny_model(label_smoothing=0.1).train().to("cuda")
+    loss, expected = gradients(model, **batch)
+    model.forward = torch.compile(model.forward)
+    found, actual = gradients(model, **batch)
+    assert found == pytest.approx(loss, rel=1e-5)
+    for name, gradient in expected.items():
+        assert_near(actual[name], gradient, 1e-4, name)
