@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..atomic_write import new_folder
+from ..atomic_write import atomic_file, new_folder
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -16,7 +17,13 @@ from ..untrusted import one_line
 from .transformers_folders import check_generation_config, load_peer
 
 #: The formats, and the modules of this package that write them.
-FORMATS = {"ctranslate2": "ctranslate2", "marian": "marian", "onnx": "onnx", "torch": "exported_programs"}
+FORMATS = {
+    "argos": "argos",
+    "ctranslate2": "ctranslate2",
+    "marian": "marian",
+    "onnx": "onnx",
+    "torch": "exported_programs",
+}
 
 _SCRIPT = "translate_exported.py"
 
@@ -28,6 +35,7 @@ def export(
     overwrite: bool = False,
     quantization: str | None = None,
     vmap: str | Path | None = None,
+    languages: Sequence[str] | None = None,
 ) -> str:
     """Write a model folder in another library's format, with the tokenizer, and return one line about it.
 
@@ -36,6 +44,7 @@ def export(
         source: a model folder with its tokenizer.
         output: a new folder; it appears when it is complete.
         overwrite: replace a folder that exists already.
+        languages: for argos, the codes of source and target; its output is a file.
         quantization, vmap: see `ctranslate2.convert`; the other formats are float32 and have no vocabulary mapping.
 
     Raises:
@@ -43,12 +52,16 @@ def export(
     """
     if target_format not in FORMATS:
         raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
-    if quantization is not None and target_format != "ctranslate2":
+    if quantization is not None and target_format not in ("ctranslate2", "argos"):
         raise UserError(f"quantization={quantization}: only ctranslate2 has it; {target_format} is written in float32")
     if vmap is not None and target_format != "ctranslate2":
         raise UserError(f"vmap={vmap}: only ctranslate2 has a vocabulary mapping")
     if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise UserError(f"output {output} holds the model itself; name a new folder")
+    if target_format == "argos":
+        return _write_argos(source, Path(output), overwrite, languages, quantization)
+    if languages is not None:
+        raise UserError(f"languages={languages}: only argos needs them")
     module, note = import_module(f".{FORMATS[target_format]}", __package__), ""
     with new_folder(Path(output), overwrite) as folder:
         model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
@@ -66,6 +79,22 @@ def export(
         _name_portable_class(folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{output}: {size / 1e6:.1f} MB{note}"
+
+
+def _write_argos(
+    source: str | Path, output: Path, overwrite: bool, languages: Sequence[str] | None, quantization: str | None
+) -> str:
+    module = import_module(".argos", __package__)
+    load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
+    _load_tokenizers(source)
+    if output.suffix != ".argosmodel" or output.is_dir():
+        raise UserError(f"output {output}: name a file that ends with .argosmodel")
+    if output.exists() and not overwrite:
+        raise UserError(f"output {output} exists already; name a new file, or give --overwrite")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(output) as temporary:
+        module.write(source, temporary, languages, quantization)
+    return f"{output}: {output.stat().st_size / 1e6:.1f} MB"
 
 
 def _name_portable_class(folder: Path) -> None:

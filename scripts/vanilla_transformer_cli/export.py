@@ -3,6 +3,7 @@
   vanilla-transformer export --to onnx runs/quickstart runs/quickstart_onnx
 
 FORMAT is one of:
+  argos        an .argosmodel for Argos Translate and LibreTranslate; --languages en de names its languages
   ctranslate2  a folder for ctranslate2.Translator; smaller and faster with --quantization int8
   marian       a folder for transformers' MarianMTModel
   onnx         encoder.onnx and decoder.onnx (with a KV cache) for onnxruntime, one file of weights for both
@@ -27,14 +28,15 @@ from .parsing import Parser
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    formats = ["ctranslate2", "marian", "onnx", "torch", "web"]
+    formats = ["argos", "ctranslate2", "marian", "onnx", "torch", "web"]
     parser.add_argument("--to", required=True, dest="target_format", choices=formats, metavar="FORMAT")
     parser.add_argument("model", metavar="MODEL", help="a model folder with its tokenizer")
-    parser.add_argument("output", metavar="DIR", help="new folder")
+    parser.add_argument("output", metavar="DIR", help="new folder; with argos a new file, NAME.argosmodel")
     parser.add_argument(
-        "--quantization", metavar="TYPE", help="ctranslate2 only: int8, float16, bfloat16, ... (its names)"
+        "--quantization", metavar="TYPE", help="ctranslate2 and argos: int8, float16, bfloat16, ... (its names)"
     )
     parser.add_argument("--vmap", metavar="FILE", help="ctranslate2 only: a vocabulary mapping to include")
+    parser.add_argument("--languages", nargs=2, metavar="CODE", help="argos only: of source and target")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
     web = parser.add_argument_group("web only")
     web.add_argument(
@@ -49,7 +51,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     if parsed.target_format != "web" and (parsed.dtype or parsed.runtime or parsed.example):
         parser.error("--dtype, --runtime and --example are for --to web")
     if parsed.target_format == "web" and parsed.quantization:
-        parser.error("--quantization is for --to ctranslate2; give --dtype q8")
+        parser.error("--quantization is for --to ctranslate2 and argos; give --dtype q8")
     return parsed
 
 
@@ -66,4 +68,4 @@ def main(arguments: argparse.Namespace) -> None:
         print(write_site(arguments.model, arguments.output, overwrite=arguments.overwrite, **choices))
         return
     given = arguments.target_format, arguments.model, arguments.output, arguments.overwrite, arguments.quantization
-    print(export(*given, vmap=arguments.vmap))
+    print(export(*given, vmap=arguments.vmap, languages=arguments.languages))

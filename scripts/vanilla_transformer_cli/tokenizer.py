@@ -23,18 +23,29 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="number of tokens, including 4 special tokens and 256 bytes (default 37000)",
     )
     parser.add_argument("--min_frequency", type=int, default=2, help="least frequency of a merged pair (default 2)")
+    parser.add_argument(
+        "--sentencepiece",
+        action="store_true",
+        help="a SentencePiece vocabulary, for models to be used in Argos Translate",
+    )
     parser.add_argument("--lowercase", action="store_true", help="lower-case all text; the case is lost")
     return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data import read_lines, save_tokenizers, train_tokenizer
+    from hf_vanilla_transformer.data.sentencepiece_training import train_sentencepiece_tokenizer
     from hf_vanilla_transformer.errors import UserError
 
     if Path(arguments.output_dir).is_file():
         raise UserError(f"output_dir {arguments.output_dir} is a file; name a folder")
     lines = chain.from_iterable(map(read_lines, arguments.files))
-    tokenizer = train_tokenizer(lines, arguments.vocab_size, arguments.min_frequency, arguments.lowercase)
+    if arguments.sentencepiece and (arguments.lowercase or arguments.min_frequency != 2):
+        raise UserError("sentencepiece: it has neither --lowercase nor --min_frequency")
+    if arguments.sentencepiece:
+        tokenizer = train_sentencepiece_tokenizer(lines, arguments.vocab_size)
+    else:
+        tokenizer = train_tokenizer(lines, arguments.vocab_size, arguments.min_frequency, arguments.lowercase)
     save_tokenizers(arguments.output_dir, tokenizer)
     print(f"{len(tokenizer):,} tokens learned from {', '.join(arguments.files)}; saved in {arguments.output_dir}")
     if len(tokenizer) < arguments.vocab_size:

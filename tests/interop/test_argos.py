@@ -1,0 +1,137 @@
+"""A package of Argos Translate: its tokens, its translations, and what it refuses."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.sentencepiece_training import train_sentencepiece_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.exporting import export
+from tests.interop.exports import CORPUS
+from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, converted
+from tests.interop.test_marian import write_opus_folder
+from tests.model_helpers import tiny_model
+
+ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+DATA = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
+TEXTS = [*SOURCES, "Ünknown žluťoučký 漢字 text …", "a dog  sleeps"]
+
+
+def write_own(folder: Path, **fields: Any) -> None:
+    """A model with a SentencePiece vocabulary of this package."""
+    tokenizer = train_sentencepiece_tokenizer(SOURCES * 5 + TARGETS * 5, 340)
+    ids = {f"{name}_token_id": number for number, name in enumerate(("bos", "pad", "eos", "unk"))}
+    ids["decoder_start_token_id"] = 0
+    model = tiny_model(vocab_size=len(tokenizer), **ids, **fields)
+    model.generation_config.suppress_tokens = [0, 1, 3]
+    model.save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
+
+
+def installed_package(file: Path, folder: Path) -> Path:
+    """As `package.install_from_path` unpacks it."""
+    with zipfile.ZipFile(file) as archive:
+        assert all(name.startswith("translate-en_de-1_0/") and ".." not in name for name in archive.namelist())
+        archive.extractall(folder)
+    return folder / "translate-en_de-1_0"
+
+
+def argos_translations(package: Path, texts: list[str], beams: int) -> list[str]:
+    """What argostranslate's tokenizer.py and translate.py do, of version 1.11, without its sentence splitter."""
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
+    engine = ctranslate2.Translator(str(package / "model"), "cpu")
+    results = engine.translate_batch(
+        [processor.encode(text, out_type=str) for text in texts],
+        replace_unknowns=True,
+        beam_size=beams,
+        length_penalty=0.2,
+        max_decoding_length=12,
+    )
+    decoded = (processor.decode_pieces(result.hypotheses[0]) for result in results)
+    return [text.replace("▁", " ").replace("_", " ").strip() for text in decoded]
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("kind", ["own", "opus"])
+def test_argos_package_translates_like_the_model(kind: str, beams: int, tmp_path: Path) -> None:
+    if kind == "own":
+        write_own(tmp_path / "ours")
+    else:
+        write_opus_folder(tmp_path / "opus", decoder_attention_heads=4)
+        converted("marian", tmp_path / "opus", tmp_path / "ours")
+    export("argos", tmp_path / "ours", tmp_path / "en_de.argosmodel", languages=("en", "de"))
+    package = installed_package(tmp_path / "en_de.argosmodel", tmp_path / "packages")
+    metadata = json.loads((package / "metadata.json").read_text())
+    assert (metadata["from_code"], metadata["to_code"], metadata["type"]) == ("en", "de", "translate")
+    export("ctranslate2", tmp_path / "ours", tmp_path / "ct2")
+    source, target = load_tokenizers(tmp_path / "ours")
+    engine = ctranslate2.Translator(str(tmp_path / "ct2"), "cpu")
+    tokens = [source.convert_ids_to_tokens(source(text)["input_ids"]) for text in TEXTS]
+    results = engine.translate_batch(
+        tokens, beam_size=beams, length_penalty=0.2, max_decoding_length=12, replace_unknowns=True
+    )
+    rows = [target.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+    expected = [text.strip() for text in target.batch_decode(rows, skip_special_tokens=True)]
+    assert argos_translations(package, TEXTS, beams) == expected
+    assert all(expected)
+
+
+def test_argos_package_of_the_same_model_is_the_same_file(tmp_path: Path) -> None:
+    write_own(tmp_path / "ours")
+    files = [tmp_path / f"{number}.argosmodel" for number in (1, 2)]
+    for file in files:
+        export("argos", tmp_path / "ours", file, languages=("en", "de"), quantization="int8")
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_argos_refuses_other_tokenizers_languages_and_outputs(tmp_path: Path) -> None:
+    write_own(tmp_path / "ours")
+    for languages in (None, ("en",), ("../x", "de"), ("en", "deutsch")):
+        with pytest.raises(UserError, match="languages=.*two codes are needed"):
+            export("argos", tmp_path / "ours", tmp_path / "a.argosmodel", languages=languages)
+    with pytest.raises(UserError, match=r"ends with \.argosmodel"):
+        export("argos", tmp_path / "ours", tmp_path / "a.zip", languages=("en", "de"))
+    with pytest.raises(UserError, match="only argos needs them"):
+        export("marian", tmp_path / "ours", tmp_path / "a", languages=("en", "de"))
+    (tmp_path / "a.argosmodel").touch()
+    with pytest.raises(UserError, match="exists already"):
+        export("argos", tmp_path / "ours", tmp_path / "a.argosmodel", languages=("en", "de"))
+    save_tokenizers(tmp_path / "ours", train_tokenizer(CORPUS, vocab_size=320))
+    with pytest.raises(UserError, match="no SentencePiece model gives the tokens of a"):
+        export("argos", tmp_path / "ours", tmp_path / "b.argosmodel", languages=("en", "de"))
+    assert not (tmp_path / "b.argosmodel").exists()
+
+
+def multi30k(count: int) -> list[str]:
+    import gzip
+
+    if not DATA.is_dir():
+        pytest.skip("the corpus Multi30k is not there")
+    lines: list[str] = []
+    for language in ("en", "de"):
+        with gzip.open(DATA / f"train.{language}.gz", "rt", encoding="utf-8") as file:
+            lines += [line.rstrip("\n") for _, line in zip(range(count // 2), file, strict=False)]
+    return lines
+
+
+def test_sentencepiece_tokenizer_is_exact_on_10000_lines(tmp_path: Path) -> None:
+    """Its ids are those of the pieces that Argos computes, and its text is the one that Argos joins."""
+    lines = multi30k(10_000)
+    save_tokenizers(tmp_path, train_sentencepiece_tokenizer(lines[::2], 4000))
+    tokenizer, _ = load_tokenizers(tmp_path)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "source.spm"))
+    for line in [*lines, *UNSEEN[1:], "漢字 ▁ _ \u00a0 x"]:
+        ids = tokenizer(line)["input_ids"]
+        assert ids == [*processor.encode(line), tokenizer.eos_token_id], line
+        assert tokenizer.decode(ids, skip_special_tokens=True).strip() == processor.decode(ids[:-1]).strip(), line
+    assert len(lines) == 10_000 and tokenizer.convert_tokens_to_ids(["<s>", "<pad>", "</s>", "<unk>"]) == [0, 1, 2, 3]
+
+
+def test_sentencepiece_tokenizer_names_an_impossible_size() -> None:
+    with pytest.raises(UserError, match="vocab_size=100: "):
+        train_sentencepiece_tokenizer(["two hundred"] * 3, 100)
