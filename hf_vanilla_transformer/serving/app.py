@@ -26,11 +26,9 @@ _BYTES_PER_CHARACTER, _OTHER_FIELDS = 12, 4096
 
 _SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
-# The page brings its own scripts and styles, and talks to this server alone; no other page may frame it.
-_PAGE_POLICY = (
-    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+# The page brings its scripts and styles, and talks to this server alone; no other page may frame it. It has a stricter
+# policy in index.html; browsers apply both.
+_PAGE_POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 @dataclass(frozen=True)
@@ -138,18 +136,11 @@ class Server:
 
 
 def create_app(server: Server) -> Any:
-    """The FastAPI application of a server, which closes it at its end.
-
-    Raises:
-        UserError: FastAPI is not installed.
-    """
-    try:
-        from fastapi import FastAPI, Request
-        from fastapi.middleware.cors import CORSMiddleware
-        from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-        from starlette.exceptions import HTTPException
-    except ImportError as error:
-        raise UserError("fastapi is missing; install the extra `serve`") from error
+    """The FastAPI application of a server, which closes it at its end."""
+    from fastapi import FastAPI, Request
+    from fastapi.middleware.cors import CORSMiddleware
+    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+    from starlette.exceptions import HTTPException
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> Any:

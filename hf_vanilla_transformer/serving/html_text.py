@@ -9,6 +9,8 @@ No text of a translation becomes a tag: it is escaped.
 
 import html
 import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -26,6 +28,9 @@ _VOID = frozenset(["img", "wbr"])
 _KEPT = frozenset(["script", "style", "pre", "textarea", "svg", "math", "template", "noscript", "iframe"])
 
 _SPACES = re.compile(r"[ \t\n\r\f]+")  # what HTML collapses; not the no-break space
+
+_MAX_UNITS = 16  # of a word; a longer one, such as an address, is a unit
+_MAX_DEPTH = 64  # of inline elements; tags of deeper ones stand alone
 
 _UNIT = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")  # a word without its punctuation, or one punctuation mark
 
@@ -192,13 +197,18 @@ def _matching_ends(run: list[_Event]) -> dict[int, int]:
     """Index of a start tag -> that of its end tag, for the elements that are nested properly."""
     ends: dict[int, int] = {}
     stack: list[int] = []
+    open_tags: Counter[str] = Counter()  # of the stack
     for index, event in enumerate(run):
         if event.kind == "start" and event.tag not in _VOID:
             stack.append(index)
-        elif event.kind == "end" and any(run[start].tag == event.tag for start in stack):
+            open_tags[event.tag] += 1
+        elif event.kind == "end" and open_tags[event.tag]:
             while run[stack[-1]].tag != event.tag:
-                stack.pop()
-            ends[stack.pop()] = index
+                open_tags[run[stack.pop()].tag] -= 1
+            start = stack.pop()
+            open_tags[event.tag] -= 1
+            if len(stack) < _MAX_DEPTH:
+                ends[start] = index
     return ends
 
 
@@ -226,6 +236,7 @@ class _Placement:
             self._add(part, source_start, target_start)
             source_start, target_start = source_start + len(part.source), target_start + len(part.target)
         self.source_length = len(source)
+        self.starts, self.ends = [unit.start for unit in self.sources], [unit.end for unit in self.sources]
 
     def _add(self, part: TranslatedPart, source_start: int, target_start: int) -> None:
         """The units of a part, and the links between them."""
@@ -234,13 +245,16 @@ class _Placement:
         self.targets += [unit for word in targets for unit in word]
         for number, unit in enumerate(self.targets[first:], start=first):
             numbers[unit] = number
-        links = [(i, i) for i in range(len(sources))] if part.links is None else part.links
+        links: dict[int, list[int]] = {}
+        for i, j in [(i, i) for i in range(len(sources))] if part.links is None else part.links:
+            links.setdefault(i, []).append(j)
         for i, word in enumerate(sources):
-            others = [targets[j] for k, j in links if k == i and j < len(targets)]
-            for unit in word:
-                same = [other for units in others for other in units if _correspond(unit, other, word, units)]
-                self.sources.append(unit)
-                self.linked.append({numbers[other] for other in same})
+            found: list[set[int]] = [set() for _ in word]
+            for j in links.get(i, []):
+                for linked, others in zip(found, _corresponding(word, targets[j : j + 1]), strict=True):
+                    linked.update(numbers[other] for other in others)
+            self.sources += word
+            self.linked += found
         # the full stop of a sentence, which is often attached to another word
         if sources and targets and not targets[-1][-1].is_word and sources[-1][-1].text == targets[-1][-1].text:
             self.linked[-1].add(numbers[targets[-1][-1]])
@@ -286,34 +300,38 @@ class _Placement:
             found.append((parent.children[order], start, stop))
         return found
 
-    def _units_within(self, element: _Element) -> list[int]:
-        return [
-            index for index, unit in enumerate(self.sources) if unit.start < element.end and element.start < unit.end
-        ]
+    def _units_within(self, element: _Element) -> range:
+        """The source units that have a character of an element."""
+        return range(bisect_right(self.ends, element.start), bisect_left(self.starts, element.end))
 
     def _next_target(self, position: int, first: int, last: int) -> int:
         """The target unit of the first aligned source unit from a position on; `last` where there is none."""
-        for unit, linked in zip(self.sources, self.linked, strict=True):
+        for linked in self.linked[bisect_left(self.starts, position) :]:
             targets = [target for target in linked if first <= target < last]
-            if unit.start >= position and targets:
+            if targets:
                 return min(targets)
         return last
 
 
 def _units_of_words(text: str, start: int) -> list[list[_TextUnit]]:
     """For each word, as white space separates them, its units."""
+    words = []
+    for word in re.finditer(r"\S+", text):
+        units = [(word.start() + unit.start(), unit[0]) for unit in _UNIT.finditer(word[0])]
+        if not 0 < len(units) <= _MAX_UNITS:
+            units = [(word.start(), word[0])]
+        words.append([_TextUnit(start + at, start + at + len(unit), unit) for at, unit in units])
+    return words
+
+
+def _corresponding(word: list[_TextUnit], others: list[list[_TextUnit]]) -> list[list[_TextUnit]]:
+    """For each unit of a word, those of a word aligned with it: words, or the same punctuation.
+
+    Args:
+        others: the aligned word, or nothing. Where one of both has punctuation only, all its units belong together.
+    """
+    other = others[0] if others else []
+    alone = not any(each.is_word for each in word) or not any(each.is_word for each in other)
     return [
-        [
-            _TextUnit(start + word.start() + unit.start(), start + word.start() + unit.end(), unit[0])
-            for unit in _UNIT.finditer(word[0])
-        ]
-        for word in re.finditer(r"\S+", text)
+        [each for each in other if alone or (unit.is_word and each.is_word) or unit.text == each.text] for unit in word
     ]
-
-
-def _correspond(unit: _TextUnit, other: _TextUnit, word: list[_TextUnit], other_word: list[_TextUnit]) -> bool:
-    """Whether units of aligned words belong together: punctuation with the same, unless a word has nothing else."""
-    if unit.is_word and other.is_word:
-        return True
-    alone = not any(each.is_word for each in word) or not any(each.is_word for each in other_word)
-    return alone or unit.text == other.text

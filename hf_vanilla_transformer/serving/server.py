@@ -98,11 +98,17 @@ def serve(options: ServeOptions) -> None:
         UserError: uvicorn is not installed, an address that is taken, or what `load_server` raises.
     """
     try:
-        import uvicorn
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError("uvicorn is missing; install the extra `serve`") from error
-    socket = _bound_socket(options.host, options.port)
-    server = load_server(options)
+        raise UserError(f"{error.name} is missing; install the extra `serve`") from error
+    with _bound_socket(options.host, options.port) as socket:
+        _serve_on(socket, load_server(options), options)
+
+
+def _serve_on(socket: Any, server: Server, options: ServeOptions) -> None:
+    import uvicorn
+
     host, port = socket.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     names = ", ".join("-".join(pair) for pair in server.pairs)

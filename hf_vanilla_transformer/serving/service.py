@@ -72,8 +72,9 @@ class LanguagePair:
             UserError: a sentence that is longer than the learned positions of the model.
             TooLong: more sentences than the queue holds. QueueFull: more than it holds now.
         """
-        documents = [split_html(text) if html else [] for text in texts]
-        if html:
+        documents: list[list[str | Passage]] = []
+        if html:  # in the other thread: Python's parser takes seconds for some malformed text
+            documents = await self.inspector.run(list, map(split_html, texts))
             found = [
                 _Text(split_text(piece.text, self.split), piece)
                 for pieces in documents
@@ -138,7 +139,7 @@ class LanguagePair:
         if pairs:
             found = await self.inspector.run(self.inspector.align, *map(list, zip(*pairs, strict=True)))
             links = dict(zip(owners, found, strict=True))
-        number, results = 0, []
+        number, results = 0, list[tuple[Passage, list[TranslatedPart]]]()
         for text in passages:
             parts = []
             for part in text.parts:
@@ -149,5 +150,5 @@ class LanguagePair:
                 parts.append(TranslatedPart(part.text, translation, links.get(number, [])))
                 number += 1
             assert text.passage is not None
-            results.append(text.passage.html(parts))
-        return results
+            results.append((text.passage, parts))
+        return await self.inspector.run(lambda: [passage.html(parts) for passage, parts in results])

@@ -1,6 +1,7 @@
 """The HTTP interface, by FastAPI's own client: LibreTranslate's answers, the page, limits, and what is refused."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -261,7 +262,11 @@ def test_metrics_are_prometheus_text(translator: Translator) -> None:
     )
 
 
-def test_page_is_sent_with_a_policy(client: Any) -> None:
+def test_page_and_what_it_loads_are_sent_with_a_policy(client: Any) -> None:
+    index = client.get("/")
+    assert index.headers["content-type"].startswith("text/html") and "<script" in index.text
+    for name in re.findall(r'(?:src|href)="([\w.]+)"', index.text):
+        assert client.get(f"/{name}").status_code == 200, name
     site = client.get("/site.json")
     assert site.json() == {"engine": "server", "title": "test"}
     assert "default-src 'self'" in site.headers["content-security-policy"]

@@ -82,6 +82,11 @@ def test_translations_are_escaped(text: str) -> None:
         assert "&amp;" in found or "&" not in text
 
 
+@pytest.mark.parametrize("document", ["<b>" * 1400 + "x" + "</b>" * 1400, "<b>x</b> " * 1000, "<i>" + "x.!" * 3000])
+def test_extreme_documents_keep_their_tags(document: str) -> None:
+    assert Tags(copied(document)).found == Tags(document).found
+
+
 class Tags(HTMLParser):
     def __init__(self, document: str):
         super().__init__()
