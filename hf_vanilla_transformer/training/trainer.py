@@ -1,9 +1,8 @@
 """`Seq2SeqTrainer` for sentence pairs: token batches, exact updates, atomic checkpoints."""
 
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -16,7 +15,6 @@ from datasets import Dataset
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_callback import ExportableState
 from transformers.utils import CONFIG_NAME
 
 from ..data.batching import LengthGroupedSampler, TokenBatchSampler, pair_lengths
@@ -28,9 +26,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerPreTrainedModel,
 )
-from ..untrusted import read_json_object, reading_weights
 from .checkpoints import (
-    DATA_POSITION,
     STAGING_FOLDER,
     TRAINER_STATE,
     branch_checkpoints,
@@ -42,14 +38,13 @@ from .distillation import Teacher
 from .distributed import print_main
 from .ema import WeightAverage
 from .progress import ThroughputMeter, perplexities
-from .resuming import checkpoint_path, require_training_state
-from .run_folder import record_files
-from .run_state import RUN_STATE, RunState, plain_values, require_same, state_to_resume
+from .resumable_trainer import ResumableTrainer
+from .resuming import checkpoint_path
+from .run_state import RunState
 from .signals import leave_signals_to_main_process
-from .stoppable_trainer import StoppableTrainer
 
 
-class VanillaTransformerTrainer(StoppableTrainer):
+class VanillaTransformerTrainer(ResumableTrainer):
     """`Seq2SeqTrainer` with token batches (§5.1) and atomically written checkpoints.
 
     With `max_tokens_per_batch` (see `VanillaTransformerTrainingArguments`) each item of the training loader is the
@@ -63,9 +58,7 @@ class VanillaTransformerTrainer(StoppableTrainer):
 
     Args:
         target_tokenizer: saved in each checkpoint beside `processing_class`, for separate vocabularies.
-        data_facts, fixed_facts: what determines the run, apart from `args` (name → JSON value), such as a digest of
-            the data: kept in each checkpoint, compared on resume. `data_facts` may change with `ignore_data_skip`.
-        others: as for `Seq2SeqTrainer`.
+        others: as for `ResumableTrainer`.
 
     Raises:
         UserError: settings that do not go with `max_tokens_per_batch`.
@@ -75,27 +68,14 @@ class VanillaTransformerTrainer(StoppableTrainer):
         self,
         *args: Any,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
-        data_facts: Mapping[str, Any] | None = None,
-        fixed_facts: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.target_tokenizer = target_tokenizer
-        self.data_facts, self.fixed_facts = dict(data_facts or {}), dict(fixed_facts or {})
         self.meter = ThroughputMeter()
-        # Batches per update without `tokens_per_update`; a resumed run takes it from the checkpoint.
-        self.batches_per_update = self.args.world_size
-        # The plan of the loader that trains; None without token batches.
-        self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
-        self._resume_position: dict[str, Any] | None = None  # `DATA_POSITION` of the checkpoint to resume from
-        self._epoch = 0
-        self._epoch_start = 0  # the number of updates before this epoch
-        self._run_state = RunState()  # of the last checkpoint
         self._warned = False
         self._staging: Path | None = None
         self.consistency: ConsistencyObjective | None = consistency_objective(self.args)
-        # Called before the first checkpoint appears in `output_dir`; a run deletes the old run there.
-        self.before_first_save: Callable[[], None] | None = None
         if self.by_tokens:
             self._check_token_batches()
         if self.consistency is not None:
@@ -110,11 +90,6 @@ class VanillaTransformerTrainer(StoppableTrainer):
             if self.is_fsdp_enabled:
                 raise UserError(f"ema_decay={self.args.ema_decay} does not go with FSDP, which shards the weights")
             self.add_callback(self.ema)
-
-    @property
-    def by_tokens(self) -> bool:
-        """Whether batches are limited by tokens (`max_tokens_per_batch`)."""
-        return getattr(self.args, "max_tokens_per_batch", None) is not None
 
     def _check_token_batches(self) -> None:
         args, why = self.args, None
@@ -161,6 +136,15 @@ class VanillaTransformerTrainer(StoppableTrainer):
             return super()._get_eval_sampler(eval_dataset)
         # With several processes accelerate shards the dataset.
         return torch.utils.data.SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+
+    def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
+        """As `Seq2SeqTrainer`; `dataloader_drop_last` is for training: evaluations count every sentence."""
+        drop_last = self.args.dataloader_drop_last
+        self.args.dataloader_drop_last = drop_last and is_training
+        try:
+            return super()._get_dataloader(*args, is_training=is_training, **kwargs)
+        finally:
+            self.args.dataloader_drop_last = drop_last
 
     def get_train_dataloader(self) -> DataLoader:
         """As `Seq2SeqTrainer`; with `max_tokens_per_batch` each item is the list of batches of an update."""
@@ -394,103 +378,6 @@ class VanillaTransformerTrainer(StoppableTrainer):
             raise UserError(_NOTHING_TRAINED)
         return outcome
 
-    def _check_checkpoint(self, checkpoint: Path) -> None:
-        """Refuse a checkpoint that is incomplete or of another run; read its state and its position in the data."""
-        if not self.is_deepspeed_enabled:
-            require_training_state(checkpoint, self.args.world_size)
-        self._run_state = state_to_resume(checkpoint)
-        remedy = "optimizer and model continue with that; give it again, or start a new run in another output_dir"
-        require_same(checkpoint, self._run_state.fixed, self._fixed(), remedy)
-        if self.args.ignore_data_skip:
-            return
-        file = checkpoint / DATA_POSITION
-        self._resume_position = read_json_object(file) if file.is_file() else None
-        saved = {**(self._resume_position or {}), **self._run_state.data}
-        remedy = "resume with that, or restart the epoch with ignore_data_skip=True"
-        require_same(checkpoint, saved, self._data(), remedy)
-        self.batches_per_update = saved.get("batches_per_update", self.batches_per_update)
-
-    def _fixed(self) -> dict[str, Any]:
-        """What cannot change within a run."""
-        precision = {"no": "float32"}.get(self.accelerator.mixed_precision, self.accelerator.mixed_precision)
-        return {**plain_values(self.args, _OPTIMIZATION), "precision": precision, **self.fixed_facts}
-
-    def _data(self) -> dict[str, Any]:
-        """What determines the batches."""
-        args, streaming = self.args, isinstance(self.train_dataset, torch.utils.data.IterableDataset)
-        pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        return {
-            **plain_values(args, _PLAN),
-            "stream_window": args.stream_window if self.by_tokens and streaming else None,
-            "pairs per update": None if self.by_tokens else pairs,
-            "train_sampling_strategy": None if self.by_tokens or streaming else args.train_sampling_strategy,
-            **self.data_facts,
-        }
-
-    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        epochs, updates = super()._init_training_state(max_steps, *args, **kwargs)
-        self.state.compute_steps(self.args, max_steps)  # those of the arguments, not of the checkpoint
-        position = self._resume_position or {}
-        if isinstance(self._updates, StreamingTokenBatches) and "stream" in position:
-            self._updates.load_state_dict(position["stream"])
-            return position["stream"]["epoch"], 0
-        if "stream_pass" in position:
-            return position["stream_pass"], position["updates"] * self.args.gradient_accumulation_steps
-        return epochs, updates
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        prepared = super()._prepare_for_training(*args, **kwargs)
-        # Everything is loaded: a new branch begins here, also if the run ends before its first checkpoint.
-        self._run_state = self._run_state.next(self._data(), self._fixed())
-        if self.args.should_save and self.before_first_save is None:
-            self._write_run_state(Path(self.args.output_dir))
-        return prepared
-
-    def _write_run_state(self, run: Path) -> None:
-        self._run_state.write(run)
-        record_files(run, [RUN_STATE])
-
-    def _load_callback_state(self) -> None:
-        """Restore the callbacks' counters in place.
-
-        The base class does so only if asked, and replaces the callbacks by new ones with the arguments of the
-        checkpoint: Ctrl-C and the time limit would reach objects that take no part in training.
-        """
-        saved = self.state.stateful_callbacks
-        kept: dict[str, Any] = {}
-        for each in [*self.callback_handler.callbacks, self.control]:
-            if not isinstance(each, ExportableState):
-                continue
-            name, count = type(each).__name__, len(kept.get(type(each).__name__, ()))
-            states = saved.get(name, [])
-            states = states if isinstance(states, list) else [states]
-            if each is not self.control and count < len(states):
-                for attribute, value in states[count].get("attributes", {}).items():
-                    setattr(each, attribute, value)
-            kept.setdefault(name, []).append(each.state())
-        # `Trainer` needs an entry for each callback, also for those that the checkpoint does not know.
-        self.state.stateful_callbacks = {name: all_[0] if len(all_) == 1 else all_ for name, all_ in kept.items()}
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with reading_weights(resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        with reading_weights(self.state.best_model_checkpoint):
-            super()._load_best_model()
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with reading_weights(f"optimizer and schedule of {checkpoint}"):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As `Trainer`; tied weights, which are saved once, are not missing, and others are an error."""
-        tied = set(getattr(self.model, "all_tied_weights_keys", ()))
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        if missing and isinstance(self.model, VanillaTransformerPreTrainedModel):
-            raise UserError(f"the checkpoint lacks {missing[0]}: it is of another model")
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
     # Checkpoints
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -544,27 +431,8 @@ class VanillaTransformerTrainer(StoppableTrainer):
         if self._staging is None:  # `_save_checkpoint` pushes after the rename
             super()._push_from_checkpoint(checkpoint_folder)
 
-    def _write_position(self, checkpoint: Path) -> None:
-        """Save what locates the next batch in the data, apart from the number of updates."""
-        position: dict[str, Any] = {}
-        if self.by_tokens:
-            position["batches_per_update"] = self.batches_per_update
-            if isinstance(self._updates, StreamingTokenBatches):
-                position["stream"] = self._updates.state_dict()
-        elif not hasattr(self.train_dataset, "__len__"):
-            position = {"stream_pass": self._epoch, "updates": self.state.global_step - self._epoch_start}
-        if position:
-            (checkpoint / DATA_POSITION).write_text(json.dumps(position), encoding="utf-8")
-
 
 _NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
-# The arguments that decide which pairs an update contains.
-_PLAN = "max_tokens_per_batch", "tokens_per_update", "seed", "data_seed"
-# The arguments of optimizer and schedule, whose states in a checkpoint would win over other values.
-_OPTIMIZATION = (
-    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-)
 
 
 def shard_tied_modules(model: torch.nn.Module, **settings: Any) -> None:

@@ -214,6 +214,13 @@ def test_public_names_are_imported_lazily():
         _ = hf_vanilla_transformer.VanillaTransformerTrainee
 
 
+def test_evaluation_counts_every_sentence_with_drop_last(tmp_path):
+    settings = {"dataloader_drop_last": True, "per_device_eval_batch_size": 4, "per_device_train_batch_size": 4}
+    made = trainer(tmp_path, random_pairs(6), **settings)
+    assert len(made.predict(random_pairs(6)).label_ids) == 6
+    assert len(made.get_eval_dataloader(random_pairs(6))) == 2 and len(made.get_train_dataloader()) == 1
+
+
 # 3. Resuming
 
 
