@@ -52,6 +52,8 @@ def _register() -> None:
 _register()
 
 __all__ = [
+    "TranslationPipeline",
+    "Translator",
     "VanillaTransformerConfig",
     "VanillaTransformerEncoderModel",
     "VanillaTransformerForConditionalGeneration",
@@ -62,15 +64,20 @@ __all__ = [
     "VanillaTransformerTrainingArguments",
 ]
 
-# Imported on first use: they need datasets and accelerate, which a model does not.
-_TRAINING = {"VanillaTransformerTrainer": "trainer", "VanillaTransformerTrainingArguments": "arguments"}
+# Imported on first use: training needs datasets and accelerate, which a model does not. name -> module
+_LAZY = {
+    "TranslationPipeline": "pipeline_vanilla_transformer",
+    "Translator": "inference.translator",
+    "VanillaTransformerTrainer": "training.trainer",
+    "VanillaTransformerTrainingArguments": "training.arguments",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _TRAINING:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".training.{_TRAINING[name]}", __name__), name)
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_TRAINING})
+    return sorted({*globals(), *_LAZY})

@@ -1,13 +1,20 @@
 """Every README and CONTRIBUTING: Python blocks run, commands parse, and the files, flags and names in them exist."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import json
+import os
 import re
 import runpy
 import shlex
+import socket
+import subprocess
 import sys
+import time
+import urllib.request
 from collections import defaultdict
 from pathlib import Path
 
@@ -118,11 +125,71 @@ def run_python(name, capsys):
 
 def test_python_of_readme_runs(quickstart, tmp_path, capsys):
     namespace, printed = run_python("README.md", capsys)
-    assert [set(each) for each in eval(printed[0])] == [{"translation_text", "score"}] * 2
+    translations = eval(printed[0])
+    assert len(translations) == 2 and all(isinstance(each, str) for each in translations)
+    assert [each["translation_text"] for each in eval(printed[1])] == translations
     assert (tmp_path / "runs" / "fine_tuned" / "model.safetensors").is_file()
     assert namespace["trainer"].state.global_step == 20
     lines = [line for line in blocks(README, "python")[0].splitlines() if line]
     assert len(lines) <= 5
+
+
+# What makes the training of the first screen short, by the number of its command.
+SHORTER = {
+    0: "--numbers_size 40 --max_steps 2 --eval_steps 2 --save_steps 2 --d_model 16 --encoder_layers 1 "
+    "--decoder_layers 1 --encoder_ffn_dim 16 --decoder_ffn_dim 16 --max_eval_samples 2 --max_test_samples 2",
+    2: "--max_steps 2 --per_device_train_batch_size 2",
+}
+
+
+def run_first_screen(last, tmp_path, capfd):
+    """Run the first commands of the README's first screen, as in an empty folder with two text files."""
+    for name, lines in (
+        ("input.en", "seven\ntwo hundred\n"),
+        ("train.en", "seven\ntwo\n"),
+        ("train.de", "sieben\nzwei\n"),
+    ):
+        (tmp_path / name).write_text(lines, encoding="utf-8")
+    for number, (executable, *arguments) in enumerate(commands(section(README, "Install"))[1 : last + 1]):
+        assert executable == "vanilla-transformer"
+        with pytest.raises(SystemExit) as leaving:
+            vanilla_transformer([*arguments, *SHORTER.get(number, "").split()])
+        assert leaving.value.code == 0, capfd.readouterr().err
+
+
+def test_first_screen_trains_translates_and_fine_tunes(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    run_first_screen(3, tmp_path, capfd)
+    assert len((tmp_path / "output.de").read_text(encoding="utf-8").splitlines()) == 2
+    for run in ("quickstart", "tuned"):
+        assert (tmp_path / "runs" / run / "model.safetensors").is_file()
+        assert (tmp_path / "runs" / run / "README.md").is_file()
+
+
+@pytest.mark.slow  # a process that imports torch
+def test_first_screen_serves(quickstart, tmp_path):
+    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+    pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    command = commands(section(README, "Install"))[4]
+    assert command[:2] == ["vanilla-transformer", "serve"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = [sys.executable, "-m", "vanilla_transformer_cli", *command[1:], "--port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}"}
+    quickstart.rename(quickstart.with_name("en-de"))  # the name of a folder without a card gives the languages
+    code[code.index("runs/quickstart")] = "en-de=runs/en-de"
+    with subprocess.Popen(code, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            for _ in range(120):
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                    found = json.loads(answer.read())
+                    break
+                assert server.poll() is None, server.stderr.read()
+                time.sleep(1)
+            assert found == {"status": "ok"}
+        finally:
+            server.terminate()
 
 
 def test_python_of_package_readme_runs(quickstart, capsys):
