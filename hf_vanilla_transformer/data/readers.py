@@ -291,6 +291,11 @@ def file_format(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).suffix.lower()
 
 
+def is_readable(path: Path) -> bool:
+    """Whether `read_rows` knows the format of a file, by its suffix."""
+    return file_format(path) in _READERS
+
+
 def read_rows(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
     """Read a file of rows in the format of its suffix; all but Parquet may also be gzipped, with the suffix `.gz`.
 

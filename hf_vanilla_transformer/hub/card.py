@@ -221,12 +221,13 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
 def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
     """Description of a split's text, and its dataset name on the Hub or None; files take precedence over a dataset."""
     recipe = facts.recipe
-    files = [recipe.get(f"{split}{side}_file") for side in ("", "_source", "_target")]
+    files = [recipe.get(f"{split}_{name}") for name in ("file", "source_file", "target_file", "prefix")]
+    files += recipe.get(f"{split}_mixture") or []
     if any(files):
         return ", ".join(_public_value("file", str(file)) for file in files if file), None
     if recipe.get("numbers_size"):
         return "number words made by num2words", None
-    if recipe.get("train_file") or recipe.get("train_source_file"):
+    if any(recipe.get(f"train_{name}") for name in ("file", "source_file", "prefix", "mixture")):
         return None, None  # the files for training take precedence over the dataset
     name = recipe.get("dataset_name") or next(iter(facts.datasets), None)
     if not name:

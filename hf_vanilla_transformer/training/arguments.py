@@ -65,6 +65,10 @@ class DataArguments:
     train_prefix: str | None = _optional("Parallel text train_prefix.source_lang and train_prefix.target_lang (Moses)")
     validation_prefix: str | None = _optional("The same, for evaluation during training")
     test_prefix: str | None = _optional("The same, scored once after training")
+    train_mixture: list[str] | None = _optional("Several inputs to train on: files, prefixes or datasets")
+    train_weights: list[int] | None = _optional(
+        "How often each pair of each input occurs in an epoch; of streams, the pairs that are read in turn"
+    )
     dataset_name: str | None = _optional("A dataset on the Hub or in a folder, with splits train, validation and test")
     dataset_config_name: str | None = _optional("Configuration of that dataset")
     source_column: str | None = _optional("Column of the source sentences")
@@ -78,6 +82,11 @@ class DataArguments:
         "Without validation data: validate on this many pairs of the training data (at most a tenth), drawn by seed"
     )
     max_train_samples: int | None = _optional("Train on the first N pairs only")
+    max_eval_length: int | None = HfArg(
+        default=1024,
+        help="Leave out (and report) validation and test pairs with more tokens on a side: the memory of a "
+        "batch grows with its longest pair",
+    )
     max_eval_samples: int | None = _optional("Validate on the first N pairs only")
     max_test_samples: int | None = _optional("Score the first N pairs of the test sets only")
     tokenizer_name: str | None = _optional("A folder with a tokenizer, and optionally target_tokenizer/ in it")
@@ -137,6 +146,10 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             name = "dataloader_drop_last" if self.dataloader_drop_last else "auto_find_batch_size"
             raise ValueError(f"{name}=True does not go with max_tokens_per_batch")
         super().__post_init__()
+        if self.accelerator_config.dispatch_batches is None:
+            # Every rank reads a stream and takes its share of the batches. accelerate's default would let the main
+            # rank read for all, and concatenate batches that are padded to different lengths.
+            self.accelerator_config.dispatch_batches = False
 
     def _check_objectives(self) -> None:
         for name in ("simcut_alpha", "r_drop_alpha"):

@@ -15,8 +15,10 @@ from transformers import PreTrainedTokenizerBase
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import (
     EncodingReport,
+    MixtureReport,
     PairReport,
     encode_pairs,
+    load_mixture,
     load_pairs,
     load_tokenizers,
     number_pairs,
@@ -24,6 +26,8 @@ from ..data import (
     with_bpe_dropout,
 )
 from ..data.batching import pair_lengths
+from ..data.corpora import REPORTED_LINES, describe_dropped, moses_files
+from ..data.mixtures import input_files
 from ..errors import UserError
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
@@ -40,7 +44,7 @@ class Corpus:
     """Sentence pairs by split, and a report on the rows that were dropped."""
 
     pairs: dict[str, Dataset | IterableDataset]
-    reports: dict[str, PairReport]
+    reports: dict[str, PairReport | MixtureReport]
 
 
 def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
@@ -57,7 +61,8 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         if source is None:
             continue
         streaming = data_args.streaming and split == "train"
-        pairs, report = load_pairs(
+        load = load_mixture if "inputs" in source else load_pairs
+        pairs, report = load(
             **source,
             source_lang=data_args.source_lang,
             target_lang=data_args.target_lang,
@@ -70,8 +75,8 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         corpus.pairs[split], corpus.reports[split] = _first(pairs, split, data_args), report
     if "train" not in corpus.pairs:
         raise UserError(
-            "nothing to train on: give train_file, train_prefix, train_source_file and train_target_file, or "
-            "dataset_name"
+            "nothing to train on: give train_file, train_prefix, train_source_file and train_target_file, "
+            "train_mixture or dataset_name"
         )
     if data_args.held_out_pairs and "validation" not in corpus.pairs:
         _hold_out(corpus, data_args.held_out_pairs, args.seed)
@@ -117,19 +122,30 @@ def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | N
     a recipe other data."""
     file, prefix = getattr(data_args, f"{split}_file"), getattr(data_args, f"{split}_prefix")
     source, target = (getattr(data_args, f"{split}_{side}_file") for side in ("source", "target"))
-    if sum(map(bool, (file, prefix, source or target))) > 1:
-        raise UserError(f"give one of {split}_file, {split}_prefix, or {split}_source_file and {split}_target_file")
+    mixture = data_args.train_mixture if split == "train" else None
+    if sum(map(bool, (file, prefix, source or target, mixture))) > 1:
+        names = f"{split}_file, {split}_prefix, {split}_source_file with {split}_target_file"
+        raise UserError(f"give one of {names}" + (", train_mixture" if mixture else ""))
+    if mixture:
+        return {"inputs": mixture, "weights": data_args.train_weights}
+    if split == "train" and data_args.train_weights:
+        raise UserError(f"train_weights: {data_args.train_weights}: they belong to train_mixture, which is not given")
     if file or prefix:
         return {"file": file} if file else {"prefix": prefix}
     if source or target:
         if not (source and target):
             raise UserError(f"{split}_source_file and {split}_target_file go together; one of them is missing")
         return {"source_file": source, "target_file": target}
-    train_files = data_args.train_file or data_args.train_source_file or data_args.train_prefix
-    if data_args.dataset_name and split != "base_test" and not train_files:
+    if data_args.dataset_name and split != "base_test" and not has_train_files(data_args):
         name, config = data_args.dataset_name, data_args.dataset_config_name
         return {"dataset_name": name, "dataset_config_name": config, "split": split}
     return None
+
+
+def has_train_files(data_args: DataArguments) -> bool:
+    """Whether the training data are given otherwise than by `dataset_name`."""
+    names = "train_file", "train_prefix", "train_source_file", "train_mixture"
+    return any(getattr(data_args, name) for name in names)
 
 
 def choose_tokenizers(
@@ -188,6 +204,8 @@ def encode_corpus(
         )
         if report.too_long:
             print_main(f"{split}: {report.summary()}")
+        if not training:
+            data = _leave_out_long(corpus, split, data, data_args.max_eval_length)
         if training and data_args.bpe_dropout:
             data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
         encoded[split], reports[split] = data, report
@@ -195,6 +213,28 @@ def encode_corpus(
         size = min(data_args.max_eval_samples, len(encoded["validation"]))
         encoded["validation"] = encoded["validation"].select(range(size))
     return encoded, reports
+
+
+def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | None) -> Dataset:
+    """Leave out evaluation pairs over a limit, also of the corpus, whose references are scored.
+
+    A single sentence of 8,000 tokens makes its whole batch that long, in memory that training never needs.
+    """
+    lengths = encoded.with_format("numpy")["length"][:]
+    short = np.flatnonzero(lengths <= (limit or np.inf))
+    if len(short) == len(encoded):
+        return encoded
+    lines = [encoded[int(row)]["line"] for row in np.flatnonzero(lengths > limit)]
+    reason = f"longer than max_eval_length={limit} tokens"
+    left_out = describe_dropped(reason, len(lines), lines[:REPORTED_LINES])
+    if not len(short):
+        raise UserError(f"{split}: all {len(lines):,} pairs are {left_out}; raise it, or split them into sentences")
+    print_main(f"{split}: left out {len(lines):,} of {len(encoded):,} pairs: {left_out}")
+    if (report := corpus.reports.get(split)) is not None:  # the model card says what was scored
+        report.kept -= len(lines)
+        report.dropped[reason], report.first_lines[reason] = len(lines), lines[:REPORTED_LINES]
+    corpus.pairs[split] = corpus.pairs[split].select(short)
+    return encoded.select(short)
 
 
 # What must agree
@@ -307,9 +347,15 @@ def _digest_of_split(corpus: Corpus, data_args: DataArguments, split: str) -> st
 def _digest_of_stream(data_args: DataArguments) -> str:
     """Of the sizes and ends of the files, because reading a stream to its end could take hours."""
     names = data_args.train_file, data_args.train_source_file, data_args.train_target_file
-    files = [Path(name) for name in names if name]
+    files = [Path(name).expanduser() for name in names if name]
+    languages = data_args.source_lang, data_args.target_lang
+    if data_args.train_prefix:
+        files = moses_files(data_args.train_prefix, *languages)
     digest = hashlib.blake2b(digest_size=8)
-    if not files:
+    if data_args.train_mixture:
+        digest.update(json.dumps([data_args.train_mixture, data_args.train_weights]).encode())
+        files = [file for name in data_args.train_mixture for file in input_files(name, *languages)]
+    elif not files:
         digest.update(json.dumps([data_args.dataset_name, data_args.dataset_config_name]).encode())
     for file in files:
         with file.open("rb") as handle:

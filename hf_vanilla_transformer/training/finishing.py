@@ -35,7 +35,7 @@ from .checkpoints import (
     report_failed_save,
     resume_hint,
 )
-from .corpus import Corpus, Tokenizers
+from .corpus import Corpus, Tokenizers, has_train_files
 from .curve import plot_curve
 from .distributed import is_main_rank, print_main
 from .run_folder import make_way, move_into_run, record_files, remove_written_folder, written_files
@@ -308,7 +308,7 @@ def _card_facts(
 ) -> CardFacts:
     run = Path(args.output_dir)
     source, target = data_args.source_lang, data_args.target_lang
-    files = data_args.train_file or data_args.train_source_file or data_args.train_prefix
+    files = has_train_files(data_args)
     base = args.model_name_or_path
     from_hub = data_args.dataset_name and not files and not Path(data_args.dataset_name).exists()
     return CardFacts(

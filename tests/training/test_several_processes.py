@@ -95,3 +95,24 @@ def test_user_errors_are_printed_by_the_main_rank_only(repository, tmp_path):
     recipe = ["scripts/train.py", "scripts/recipes/numbers_en_de.yaml", *FLAGS, "--output_dir", str(tmp_path / "run")]
     run = launch(repository, *TORCHRUN, "--nproc_per_node=2", *recipe, succeeds=False)
     assert run.stderr.count("already has a run") == 1
+
+
+def test_stream_without_token_batches_trains_in_two_processes(repository, tmp_path):
+    numbers = [("two hundred", "zweihundert"), ("seven", "sieben"), ("thirty-four thousand", "vierunddreißigtausend")]
+    (tmp_path / "train.tsv").write_text(
+        "source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in numbers * 20), encoding="utf-8"
+    )
+    settings = {"train_file": tmp_path / "train.tsv", "streaming": True, "max_steps": 3, "save_strategy": "no"}
+    settings |= {"per_device_train_batch_size": 2, "optim": "sgd", "learning_rate": 0.5, "warmup_steps": 0}
+    settings |= {"train_sampling_strategy": "random", "lr_scheduler_type": "constant", "dropout": 0.0}
+    flags = as_flags(TINY_RUN | settings)
+    two = tmp_path / "two"
+    command = [*TORCHRUN, "--nproc_per_node=2", "scripts/train.py", *flags, "--output_dir", str(two)]
+    printed = launch(repository, *command).stdout
+    assert "trained 3 updates" in printed
+    # the same updates in one process with batches twice as large
+    one = ["scripts/train.py", *flags, "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "one")]
+    launch(repository, sys.executable, *one)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, tensor in first.items():
+        assert torch.allclose(second[name], tensor, rtol=1e-4, atol=1e-5), name

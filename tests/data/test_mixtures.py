@@ -1,0 +1,107 @@
+"""Mixtures: every pair as often as its input's weight says, in every epoch; streams read in turn."""
+
+from collections import Counter
+
+import pytest
+from datasets import Dataset
+from torch.utils.data import DataLoader
+
+from hf_vanilla_transformer.data import encode_pairs, load_mixture, train_tokenizer
+from hf_vanilla_transformer.data.token_batches import StreamingTokenBatches
+from hf_vanilla_transformer.errors import UserError
+
+LANGUAGES = {"source_lang": "en", "target_lang": "de"}
+COUNTS = {"table": 5, "prefix": 3, "memory": 2, "saved": 4}
+
+
+def pairs_of(name):
+    return [(f"{name} {number}", f"{name} Nummer {number}") for number in range(COUNTS[name])]
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """A TSV, two files of parallel text, a TMX and a dataset in a folder."""
+    (tmp_path / "table.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in pairs_of("table")))
+    for side, language in enumerate(("en", "de")):
+        (tmp_path / f"prefix.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs_of("prefix")))
+    units = "".join(
+        f'<tu><tuv xml:lang="en"><seg>{a}</seg></tuv><tuv xml:lang="de"><seg>{b}</seg></tuv></tu>'
+        for a, b in pairs_of("memory")
+    )
+    (tmp_path / "memory.tmx").write_text(f"<tmx><body>{units}</body></tmx>")
+    Dataset.from_list([{"en": a, "de": b} for a, b in pairs_of("saved")]).save_to_disk(str(tmp_path / "saved"))
+    return [str(tmp_path / name) for name in ("table.tsv", "prefix", "memory.tmx", "saved")]
+
+
+def text_of(pairs):
+    return [(row["source"], row["target"]) for row in pairs]
+
+
+def test_weights_are_occurrences_per_epoch(inputs):
+    pairs, report = load_mixture(inputs, [1, 3, 2, 1], **LANGUAGES)
+    expected = Counter()
+    for name, weight in zip(COUNTS, (1, 3, 2, 1), strict=True):
+        expected.update(dict.fromkeys(pairs_of(name), weight))
+    assert Counter(text_of(pairs)) == expected
+    # the header is line 1 of the first input; BPE-dropout tells copies apart by their lines
+    assert pairs["line"][:] == list(range(2, len(pairs) + 2))
+    assert "table.tsv × 1: kept 5 of 5 pairs; " in report.summary() and "memory.tmx × 2: kept 2" in report.summary()
+    assert text_of(load_mixture(inputs, **LANGUAGES)[0]) == [pair for name in COUNTS for pair in pairs_of(name)]
+
+
+def test_mixture_is_the_same_in_every_run(inputs):
+    first, second = (load_mixture(inputs, [1, 3, 2, 1], **LANGUAGES) for _ in range(2))
+    assert first[0]._fingerprint == second[0]._fingerprint and first[1].fingerprint == second[1].fingerprint
+    others = [load_mixture(inputs, weights, **LANGUAGES)[1].fingerprint for weights in ([1, 3, 2, 2], None)]
+    assert len({first[1].fingerprint, *others}) == 3
+    tokenizer = train_tokenizer(["table prefix memory saved Nummer"] * 5, 280)
+    encoded = [encode_pairs(mixture, tokenizer, drop_too_long=True)[0] for mixture, _ in (first, second)]
+    assert encoded[0][:] == encoded[1][:] and encoded[0].cache_files == encoded[1].cache_files
+
+
+def test_streams_are_read_in_turn_until_all_have_ended(inputs):
+    pairs, report = load_mixture(inputs[:2], [1, 2], streaming=True, **LANGUAGES)
+    table, prefix = pairs_of("table"), pairs_of("prefix")
+    expected = [table[0], *prefix[:2], table[1], prefix[2], prefix[0], table[2], *prefix[1:3], table[3]]
+    expected += [*prefix[:2], table[4], prefix[2], prefix[0]]
+    for _ in range(2):  # the same in every pass
+        assert text_of(pairs) == expected
+        assert [row["line"] for row in pairs] == list(range(1, 16))
+    assert "table.tsv × 1: kept 5 of 5 pairs" in report.summary()
+
+
+def test_streamed_mixture_resumes_at_every_update(inputs):
+    tokenizer = train_tokenizer(["table prefix memory saved Nummer"] * 5, 280)
+
+    def updates():
+        pairs, _ = load_mixture(inputs, [1, 2, 1, 1], streaming=True, **LANGUAGES)
+        encoded, _ = encode_pairs(pairs, tokenizer, drop_too_long=True)
+        return StreamingTokenBatches(encoded, window=6, seed=1, max_tokens=40)
+
+    def lines(batches):
+        return [[[row["line"] for row in batch] for batch in update] for update in batches]
+
+    undisturbed = lines(DataLoader(updates(), batch_size=None, collate_fn=list))
+    assert len(undisturbed) > 4
+    for done in range(1, len(undisturbed)):
+        batches = updates()
+        reader = iter(batches)
+        for _ in range(done):
+            next(reader)
+        resumed = updates()
+        resumed.load_state_dict(batches.state_dict())
+        assert lines(resumed) == undisturbed[done:]
+
+
+def test_invalid_mixtures_are_refused(inputs):
+    for weights, message in (
+        ([1, 2], "weights: 2 numbers for 4 inputs"),
+        ([1, 1, 1, 0], "weights: 0 is no whole number from 1"),
+        ([1, 1, 1.5, 1], "weights: 1.5 is no whole number from 1; give ratios as such, 3 and 2 for 1.5 and 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_mixture(inputs, weights, **LANGUAGES)
+    with pytest.raises(UserError, match=r"none\.tsv is not there"):
+        load_mixture([inputs[0], "none.tsv"], **LANGUAGES)
+    with pytest.raises(UserError, match="cannot load the dataset 'no/data'"):
+        load_mixture([inputs[0], "no/data"], **LANGUAGES)
