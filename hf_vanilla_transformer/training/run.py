@@ -49,6 +49,7 @@ from .fine_tuning import (
     save_scores_before,
     score_before,
 )
+from .memory import ReleaseFreeMemory
 from .precision import resolve_precision
 from .report import show_progress
 from .run_folder import RunLock, check_new_run, remove_run
@@ -273,7 +274,7 @@ def make_trainer(
     check_optimizer(args)
     check_schedule(args)
     stop = StopWithCheckpoint(args.max_minutes, signals)
-    callbacks: list[Any] = []
+    callbacks: list[Any] = [ReleaseFreeMemory()]
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last, because it saves what the others end

@@ -1,0 +1,33 @@
+"""Freed memory goes back to the system during a run on a CPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.training import memory
+
+MEGABYTE = 1e6
+
+
+def test_free_memory_between_used_blocks_is_released():
+    psutil = pytest.importorskip("psutil", reason="reads the resident memory")
+    process = psutil.Process()
+    blocks = [bytearray(100_000) for _ in range(3000)]  # too small for a mapping of their own
+    full = process.memory_info().rss
+    kept = blocks[::50]
+    del blocks
+    if not memory.release_free_memory():
+        pytest.skip("this C library has no malloc_trim")
+    assert full - process.memory_info().rss > 200 * MEGABYTE
+    assert len(kept) == 60
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", [20, 40]), ("cuda", [])])
+def test_memory_is_released_every_20_updates_on_a_cpu(monkeypatch, device, expected):
+    released, callback = [], memory.ReleaseFreeMemory()
+    args = SimpleNamespace(device=torch.device(device))
+    for update in range(1, 60):
+        monkeypatch.setattr(memory, "release_free_memory", lambda update=update: released.append(update))
+        callback.on_step_end(args, SimpleNamespace(global_step=update), None)
+    assert released == expected
