@@ -227,6 +227,24 @@ def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
     decoder.insert_before(decoder[0], choice)
     decoder.inputs.extend([states, use_cache])
     decoder.outputs.extend(outputs)
+    # optimum fills them by their order: of each layer the decoder's key and value, then the encoder's
+    for values in (decoder.inputs, decoder.outputs):
+        ordered = sorted(values, key=_rank)
+        values.clear()
+        values.extend(ordered)
+
+
+def _rank(value: Any) -> tuple[int, int, str]:
+    """Of an input or output: the caches stand by layer, behind the others and before `use_cache_branch`."""
+    kind, *rest = value.name.split(".")
+    if kind in ("past_key_values", "present"):
+        layer, *part = rest
+        return 1, int(layer), ".".join(part)
+    return (
+        (0 if kind in ("input_ids", "encoder_attention_mask", "encoder_hidden_states", "logits") else 2),
+        0,
+        value.name,
+    )
 
 
 def _all_values(graph: Any) -> list[Any]:

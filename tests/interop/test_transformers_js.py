@@ -152,6 +152,9 @@ def test_names_are_those_of_optimum_with_named_axes(exported: Exported) -> None:
         "cross_attentions.1",
         *(f"present.{pair}" for pair in pairs),
     }
+    caches = [f"{i}.{stack}.{part}" for i in (0, 1) for stack in ("decoder", "encoder") for part in ("key", "value")]
+    for prefix, names in (("past_key_values", inputs), ("present", graphs.outputs)):
+        assert [name for name in names if name.startswith(prefix)] == [f"{prefix}.{each}" for each in caches]
     assert inputs["past_key_values.0.encoder.key"] == ["batch_size", 4, "encoder_sequence_length_out", 32]
     assert inputs["past_key_values.0.decoder.key"] == ["batch_size", 4, "past_decoder_sequence_length", 32]
     assert inputs["encoder_hidden_states"] == ["batch_size", "encoder_sequence_length", 128]
