@@ -199,12 +199,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
                     f"d_model={self.d_model} cannot be divided by {name}={heads}: "
                     f"change one of them, or give both head_dim and value_head_dim"
                 )
-        choices = {
-            "position_encoding_type": POSITION_ENCODING_TYPES,
-            "layer_norm_position": LAYER_NORM_POSITIONS,
-            "activation_function": sorted(ACT2FN),
-        }
-        for name, known in choices.items():
+        choices = {"position_encoding_type": POSITION_ENCODING_TYPES, "layer_norm_position": LAYER_NORM_POSITIONS}
+        for name, known in {**choices, "activation_function": sorted(ACT2FN)}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         if self.layer_norm_position == "pre" and not self.final_layer_norm:

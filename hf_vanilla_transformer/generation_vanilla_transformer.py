@@ -51,6 +51,9 @@ COVERED = frozenset(
     }
 )
 
+# Of which `generate` makes logits processors that know the sources of the first batch, or a sentence by its row.
+_OF_FIRST_BATCH = frozenset({"encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "prefix_allowed_tokens_fn"})
+
 _NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
 _COMPACT_SHARE, _REFILL_SHARE = 0.2, 0.1  # of finished rows: compacting copies the caches, refilling encodes
 _SLOTS = 16  # by which a KV cache grows: few shapes, and whole tiles of matrix units
@@ -99,7 +102,11 @@ NextBatch: TypeAlias = Callable[[int], tuple[Tensor, Tensor] | None]  # brings i
 
 
 def plan_search(
-    model: PreTrainedModel, inputs: Tensor | None, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
+    model: PreTrainedModel,
+    inputs: Tensor | None,
+    generation_config: GenerationConfig | None,
+    kwargs: dict[str, Any],
+    next_batch: NextBatch | None = None,
 ) -> tuple[partial | None, dict[str, Any], list[str]]:
     """What to do with the arguments of `generate`, which win over `model.generation_config`.
 
@@ -122,7 +129,7 @@ def plan_search(
     penalty = LengthPenalty(asked.get("paper_length_penalty", ALPHA), "gnmt")
     if "length_penalty" in asked:
         penalty = LengthPenalty(asked["length_penalty"], "power")
-    uncovered = _uncovered(model, asked)
+    uncovered = _uncovered(model, asked, COVERED if next_batch is None else COVERED - _OF_FIRST_BATCH)
     if not uncovered:
         return partial(beam_search, penalty=penalty, over=over), settings, []
     if penalty.formula == "gnmt" and asked.get("num_beams", 1) > 1:
@@ -138,10 +145,10 @@ def _max_length(config: VanillaTransformerConfig, prefix: int, new: int) -> int:
     return min(length, config.max_position_embeddings + 1) if config.position_encoding_type == "learned" else length
 
 
-def _uncovered(model: PreTrainedModel, asked: dict[str, Any]) -> list[str]:
+def _uncovered(model: PreTrainedModel, asked: dict[str, Any], covered: frozenset[str]) -> list[str]:
     """What is asked for that only transformers' own loops do."""
     names = [name for name, value in asked.items() if isinstance(value, Tensor) or value]
-    names = [name for name in names if name not in COVERED and not name.startswith("_")]
+    names = [name for name in names if name not in covered and not name.startswith("_")]
     prepare, backend = GenerationMixin.prepare_inputs_for_generation, model.config._attn_implementation
     training = [module for module in model.modules() if module.training]
     conditions = {
@@ -374,9 +381,6 @@ class Decoder(Protocol):
     def replace(self, rows: Tensor, other: Any) -> None:
         """Put the sentences of another decoder, which has read its prefix, in the place of these."""
 
-    def cache_bytes(self) -> int:
-        """What the caches hold in memory."""
-
 
 class SearchBatch(NamedTuple):
     """Sentences that begin together, how many tokens each may have (B,), and the most of them, known to the host."""
@@ -589,8 +593,10 @@ class ModuleDecoder:
         self._set_mask(mask.to(states.device).ne(0))
 
     def _set_mask(self, visible: Tensor) -> None:
-        self.visible = visible  # (B, S)
-        self.mask = None if bool(visible.all()) else additive_mask(visible, self.states.dtype)[:, None, None]
+        self.visible, self.mask = visible, None  # (B, S), (B, 1, 1, S)
+        if not bool(visible.all()):
+            eager = self.model.config._attn_implementation == "eager"  # a Boolean mask hides whole rows, by zeros
+            self.mask = (additive_mask(visible, self.states.dtype) if eager else visible)[:, None, None]
 
     def prefill(self, tokens: Tensor) -> None:
         self._forward(tokens)
@@ -627,10 +633,6 @@ class ModuleDecoder:
             for mine, theirs in zip(*layers, strict=True):
                 mine.keys = replace_rows(mine.keys, rows, theirs.keys, 2)
                 mine.values = replace_rows(mine.values, rows, theirs.values, 2)
-
-    def cache_bytes(self) -> int:
-        layers = self.cache.self_attention_cache.layers + self.cache.cross_attention_cache.layers
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
 def beam_search(

@@ -330,9 +330,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
         if input_ids is not None and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = default_source_mask(self.config, input_ids, None)
-        search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs)
-        ensemble = getattr(self.inference_engine, "search_only", False)
-        check_coverage(uncovered, ensemble=ensemble, next_batch=next_batch)
+        search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs, next_batch)
+        check_coverage(uncovered, ensemble=getattr(self.inference_engine, "search_only", False), next_batch=next_batch)
         if kwargs.get("encoder_outputs") is not None:
             # the caller keeps its own: `GenerationMixin` repeats the states for each beam in the object that it gets
             kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
@@ -420,7 +419,7 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
         states = outputs.last_hidden_state  # (B, S, D)
         mask = (
-            torch.ones_like(states[..., :1]) if attention_mask is None else attention_mask[..., None].to(states.dtype)
+            torch.ones_like(states[..., :1]) if attention_mask is None else attention_mask[..., None].type_as(states)
         )
         mean = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B, D)
         logits = self.classifier(dropout(mean, p=self.config.dropout, training=self.training))  # (B, L)

@@ -444,6 +444,11 @@ def test_ensemble_of_different_decoders_is_that_of_modules() -> None:
     ("given", "message"),
     [
         ({"next_batch": lambda count: None, "do_sample": True}, "next_batch: only this package's search .* do_sample"),
+        ({"next_batch": lambda count: None, "encoder_repetition_penalty": 1.5}, "next_batch: .* encoder_repetition_p"),
+        (
+            {"next_batch": lambda count: None, "prefix_allowed_tokens_fn": lambda *_: [5]},
+            "next_batch: .* prefix_allow",
+        ),
         ({"next_batch": lambda count: source([])}, "next_batch: asked for 1 to 1 sentences, it brought 0"),
         ({"next_batch": lambda count: tuple(source([3, 3]).values())}, "asked for 1 to 1 sentences, it brought 2"),
         ({"decoder_input_ids": torch.tensor([[START, 24]])}, "decoder_input_ids holds 24"),

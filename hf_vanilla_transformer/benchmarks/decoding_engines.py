@@ -129,7 +129,8 @@ class MeteredDecoder:
 
     def step(self, *args: Any) -> Any:
         state = self.decoder.step(*args)
-        self.meter.largest = max(self.meter.largest, self.decoder.cache_bytes())
+        size = sum(kv.nbytes for kv in (*self.decoder.self_kv, *self.decoder.cross_kv))
+        self.meter.largest = max(self.meter.largest, size)
         return state
 
 

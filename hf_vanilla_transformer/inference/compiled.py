@@ -221,9 +221,6 @@ class CompiledDecoder:
     def replace(self, rows: Tensor, other: "CompiledDecoder") -> None:
         self.cross_kv, self.self_kv, self.slots = other.cross_kv, other.self_kv, other.slots
 
-    def cache_bytes(self) -> int:
-        return sum(kv.nbytes for kv in (*self.self_kv, *self.cross_kv))
-
 
 def compile_error(device: torch.device) -> str | None:
     """Why nothing can be compiled here; None where it can."""

@@ -84,6 +84,3 @@ class EnsembleDecoder:
     def replace(self, rows: Tensor, other: "EnsembleDecoder") -> None:
         for mine, theirs in zip(self.decoders, other.decoders, strict=True):
             mine.replace(rows, theirs)
-
-    def cache_bytes(self) -> int:
-        return sum(self._call("cache_bytes"))

@@ -104,7 +104,7 @@ class WeightSnapshot:
     """Notices writes to tensors without reading them.
 
     Copy-on-write copies share their memory: whatever torch writes to, also through `.data` or by a fused optimizer,
-    which count no version, gets another address.
+    which count no version, gets another address. What others may write to past torch is compared number by number.
     """
 
     def __init__(self, tensors: list[Tensor]):
@@ -113,10 +113,12 @@ class WeightSnapshot:
     @staticmethod
     def _copy(tensor: Tensor) -> Tensor:
         try:
-            return torch._lazy_clone(tensor.detach())
+            copy = torch._lazy_clone(tensor.detach())
         except RuntimeError:  # memory that is not torch's own, as of a mapped file
-            tensor.data = tensor.detach().clone()
-            return torch._lazy_clone(tensor.detach())
+            if not _is_shared(tensor):
+                tensor.data = tensor.detach().clone()
+                return torch._lazy_clone(tensor.detach())
+        return tensor.detach().clone() if _has_other_writers(tensor) else copy
 
     def matches(self, tensors: list[Tensor]) -> bool:
         """Whether these are the same tensors with the same numbers."""
@@ -128,8 +130,19 @@ class WeightSnapshot:
             if _address(tensor) != _address(copy):
                 if tensor.shape != copy.shape or not tensor.equal(copy):
                     return False
-                self.copies[index] = self._copy(tensor)  # written with what it held, or only read by address
+                if not _has_other_writers(tensor):
+                    self.copies[index] = self._copy(tensor)  # written with what it held, or only read by address
         return True
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    """Whether other processes have this memory; on a GPU torch says so of all."""
+    return tensor.device.type == "cpu" and tensor.is_shared()
+
+
+def _has_other_writers(tensor: Tensor) -> bool:
+    """Whether other processes have this memory, or a NumPy array of this one: torch then never moves it."""
+    return _is_shared(tensor) or not tensor.untyped_storage().resizable()
 
 
 def _address(tensor: Tensor) -> tuple[int, tuple[int, ...]]:

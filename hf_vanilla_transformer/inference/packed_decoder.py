@@ -65,7 +65,7 @@ class PackedLayer(nn.Module):
         Args:
             x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
             self_kv: (B, C, ·), which the keys and values of these tokens are written into. cross_kv: (B, S, ·).
-            mask, source_mask: (B, 1, K, C) and (B, 1, K, S), added to the scores; None where all is visible.
+            mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean; None where all is visible.
         """
 
         def self_attention(x: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class PackedDecoder:
         self.visible, self.source_mask = visible[:, :length], None  # (B, S), (B, 1, 1, S)
         self.cross_kv = [resized(kv, length, 1).contiguous() for kv in cross_kv]  # (B, S, ·)
         if not bool(self.visible.all()):
-            self.source_mask = additive_mask(self.visible, self.weights.dtype)[:, None, None]
+            self.source_mask = self.visible[:, None, None]  # Boolean: zeros where nothing is visible
 
     def prefill(self, tokens: Tensor) -> None:
         for position in range(tokens.shape[1]):
@@ -237,6 +237,3 @@ class PackedDecoder:
         self.slots.replace(rows, other.slots)
         self.self_kv, cross_kv = replaced(self.self_kv, other.self_kv), replaced(self.cross_kv, other.cross_kv)
         self._hold_source(replace_rows(self.visible, rows, other.visible, 1), cross_kv)
-
-    def cache_bytes(self) -> int:
-        return sum(kv.nbytes for kv in (*self.self_kv, *self.cross_kv))

@@ -1,5 +1,6 @@
 """What users do to a model after it was optimized, and how its translations are compared with those of its modules."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.model_helpers import EOS, assert_near
-from tests.search_helpers import AS_DICT, Model, source, varied_model
+from tests.model_helpers import EOS, assert_near, randomise
+from tests.search_helpers import AS_DICT, Model, source
 
 
 def translate(model: Model, lengths: list[int] | None = None, **settings: Any) -> tuple[list[list[int]], Tensor]:
@@ -40,7 +41,7 @@ Change = Callable[[Model], Any]
 
 
 def decoder_weight(model: Model) -> nn.Parameter:
-    return model.model.decoder.layers[1].fc2.weight
+    return model.model.decoder.layers[-1].fc2.weight
 
 
 def trained_by(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], only: str = "") -> Change:
@@ -90,6 +91,10 @@ def set_storage(model: Model) -> None:
     decoder_weight(model).set_(2 * decoder_weight(model).data)
 
 
+def write_through_numpy(model: Model) -> None:
+    decoder_weight(model).detach().numpy()[2] += 1.0
+
+
 def exchange_rows(model: Model) -> None:
     weight = decoder_weight(model)
     weight[[0, 2]] = weight[[2, 0]]
@@ -113,7 +118,8 @@ def replace_parameter(model: Model) -> None:
 
 
 def replace_module(model: Model) -> None:
-    model.model.decoder.layers[0].fc2 = nn.Linear(48, 32).eval()
+    layer = model.model.decoder.layers[0]
+    layer.fc2 = nn.Linear(*layer.fc2.weight.shape[::-1]).to(model.dtype).eval()
 
 
 def write_bias(model: Model) -> None:
@@ -133,15 +139,19 @@ def write_encoder(model: Model) -> None:
 
 
 def load_other_weights(model: Model) -> None:
-    model.load_state_dict(varied_model(1).state_dict())
+    model.load_state_dict(randomise(copy.deepcopy(model), 1).state_dict())
 
 
 def assign_other_weights(model: Model) -> None:
-    model.load_state_dict(varied_model(1).state_dict(), assign=True)
+    model.load_state_dict(randomise(copy.deepcopy(model), 1).state_dict(), assign=True)
+
+
+def round_to_bfloat16(model: Model) -> None:
+    model.to(torch.bfloat16).to(torch.float32)
 
 
 def replace_activation(model: Model) -> None:
-    model.model.decoder.layers[1].activation = nn.Tanh().eval()
+    model.model.decoder.layers[-1].activation = nn.Tanh().eval()
 
 
 def change_scaling(model: Model) -> None:
@@ -161,12 +171,12 @@ def change_embed_scale(model: Model) -> None:
 
 
 def remove_layer(model: Model) -> None:
-    del model.model.decoder.layers[1]
+    del model.model.decoder.layers[1:]
 
 
 def exchange_layers(model: Model) -> None:
     layers = model.model.decoder.layers
-    layers[0], layers[1] = layers[1], layers[0]
+    layers[0], layers[-1] = layers[-1], layers[0]
     for index, layer in enumerate(layers):
         layer.self_attn.layer_idx = layer.cross_attn.layer_idx = index
 
@@ -183,7 +193,7 @@ def use_sliced_weight(model: Model) -> None:
 
 def use_weight_at_odd_offset(model: Model) -> None:
     layer = model.model.decoder.layers[0].fc1
-    memory = torch.empty(layer.weight.numel() + 1)
+    memory = torch.empty(layer.weight.numel() + 1, dtype=model.dtype)
     layer.weight = nn.Parameter(memory[1:].view_as(layer.weight).copy_(1.5 * layer.weight))
 
 
@@ -203,14 +213,17 @@ CHANGES: dict[str, Change] = {
 CHANGES |= {
     change.__name__: change
     for change in (
-        write_in_place, write_through_data, write_through_detach, write_through_view, write_through_flat, copy_another,
-        assign_data, set_storage, exchange_rows, exchange_rows_through_data, roll_columns, reverse_rows,
-        replace_parameter, replace_module, write_bias, write_norm, write_embedding, write_encoder, load_other_weights,
-        assign_other_weights, replace_activation, change_scaling, change_cross_scaling, change_eps, change_embed_scale,
-        remove_layer, exchange_layers, use_transposed_weight, use_sliced_weight, use_weight_at_odd_offset,
-        merge_adapter,
+        write_in_place, write_through_data, write_through_detach, write_through_view, write_through_flat,
+        write_through_numpy, copy_another, assign_data, set_storage, exchange_rows, exchange_rows_through_data,
+        roll_columns, reverse_rows, replace_parameter, replace_module, write_bias, write_norm, write_embedding,
+        write_encoder, load_other_weights, assign_other_weights, round_to_bfloat16, replace_activation,
+        change_scaling, change_cross_scaling, change_eps, change_embed_scale, remove_layer, exchange_layers,
+        use_transposed_weight, use_sliced_weight, use_weight_at_odd_offset, merge_adapter,
     )
 }  # fmt: skip
+
+
+# What makes modules compute more; each returns what undoes it
 
 
 def train_decoder(model: Model) -> Callable[[], Any]:
@@ -223,11 +236,11 @@ def train_decoder(model: Model) -> Callable[[], Any]:
 
 
 def hook_module(model: Model) -> Callable[[], Any]:
-    return model.model.decoder.layers[1].fc1.register_forward_hook(lambda module, args, output: 2 * output).remove
+    return model.model.decoder.layers[-1].fc1.register_forward_hook(lambda module, args, output: 2 * output).remove
 
 
 def pre_hook_module(model: Model) -> Callable[[], Any]:
-    layer = model.model.decoder.layers[1].fc1
+    layer = model.model.decoder.layers[-1].fc1
     return layer.register_forward_pre_hook(lambda module, args: (2 * args[0],)).remove
 
 
@@ -277,3 +290,12 @@ def inject_adapter(model: Model) -> Callable[[], Any]:
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False), model)
     model.eval()
     return lambda: None
+
+
+TEMPORARY_CHANGES: dict[str, Callable[[Model], Callable[[], Any]]] = {
+    change.__name__: change
+    for change in (
+        train_decoder, hook_module, pre_hook_module, hook_all_modules, pre_hook_all_modules, replace_forward,
+        parametrize_weight, subclass_module, inject_adapter,
+    )
+}  # fmt: skip

@@ -22,18 +22,13 @@ from hf_vanilla_transformer.inference.optimize import InferenceEngine, WeightSna
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder
 from tests.inference.model_changes import (
     CHANGES,
+    TEMPORARY_CHANGES,
     Change,
     assert_as_by_modules,
     by_modules,
     decoder_weight,
-    hook_all_modules,
     hook_module,
     inject_adapter,
-    parametrize_weight,
-    pre_hook_all_modules,
-    pre_hook_module,
-    replace_forward,
-    subclass_module,
     train_decoder,
     translate,
     write_in_place,
@@ -80,6 +75,7 @@ def test_changes_give_todays_translation(change: str, engine: str, decoders: lis
             "replace_activation",
             "change_eps",
             "replace_module",
+            "round_to_bfloat16",
         ):
             break  # a second time is no change
     if change not in ("merge_adapter", "remove_layer"):
@@ -120,21 +116,15 @@ def test_unchanged_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("engine", ["packed", "compiled"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        train_decoder, hook_module, pre_hook_module, hook_all_modules, pre_hook_all_modules, replace_forward,
-        parametrize_weight, subclass_module, inject_adapter,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", TEMPORARY_CHANGES)
 @torch.no_grad()
 def test_modules_that_compute_more_decode_themselves(
-    change: Callable[[Model], Callable[[], Any]], engine: str, decoders: list[type], not_compiled: None
+    change: str, engine: str, decoders: list[type], not_compiled: None
 ) -> None:
     model = optimize_for_inference(varied_model(), compile=engine == "compiled")
     settings = {"lengths": [5]} if engine == "compiled" else {}
     before = translate(model, **settings)[1]
-    undo = change(model)
+    undo = TEMPORARY_CHANGES[change](model)
     try:
         torch.manual_seed(0)
         tokens, scores = translate(model, **settings)
@@ -145,7 +135,7 @@ def test_modules_that_compute_more_decode_themselves(
         assert not scores.allclose(before, atol=1e-4)
     finally:
         undo()
-    if change is not inject_adapter:
+    if change != "inject_adapter":
         assert_near(translate(model, **settings)[1], before)
         assert decoders[-1] is not ModuleDecoder
 
@@ -169,6 +159,24 @@ def test_weight_snapshot_notices_every_write() -> None:
         assert not snapshot.matches(tensors)
         assert WeightSnapshot(tensors).matches(tensors)
     assert not snapshot.matches(tensors[:1])
+
+
+@pytest.mark.parametrize("other_writer", [lambda x: x.numpy(), lambda x: x.share_memory_().numpy()])
+def test_weight_snapshot_notices_writers_that_were_there_before(other_writer: Callable[[Tensor], Any]) -> None:
+    tensors = [torch.randn(4, 4), torch.randn(3)]
+    array = other_writer(tensors[0])
+    snapshot = WeightSnapshot(tensors)
+    assert snapshot.matches(tensors) and snapshot.matches(tensors)
+    array[1, 2] += 1
+    assert tensors[0][1, 2] == array[1, 2], "the snapshot leaves memory to all who have it"
+    assert not snapshot.matches(tensors)
+    assert WeightSnapshot(tensors).matches(tensors)
+
+
+def test_weights_in_shared_memory_stay_there() -> None:
+    model = optimize_for_inference(varied_model().share_memory())
+    translate(model)
+    assert all(weight.is_shared() for weight in model.parameters())
 
 
 # Undone

@@ -181,11 +181,15 @@ def test_fully_masked_sources_do_not_attend_to_their_neighbours() -> None:
 @torch.no_grad()
 def test_caches_hold_each_sentence_once() -> None:
     model, beams, lengths = tiny_model(), 6, [5, 2, 7]
-    for decoder in decoders(model, lengths):
+    packed, modules = decoders(model, lengths)
+    for decoder in (packed, modules):
         Walk(decoder, 3, beams).steps(4)
-        slots = decoder.slots.visible.shape[2]
-        assert slots == 32  # 1 + 3 · 6, in units of 16
-        assert decoder.cache_bytes() == 2 * 2 * 32 * 4 * 3 * (7 + slots)  # layers, k and v, width, bytes, sentences
+        assert decoder.slots.visible.shape[2] == 32  # 1 + 3 · 6, in units of 16
+    caches = modules.cache.self_attention_cache, modules.cache.cross_attention_cache
+    by_modules = [each for cache in caches for layer in cache.layers for each in (layer.keys, layer.values)]
+    for tensors in ([*packed.self_kv, *packed.cross_kv], by_modules):
+        # layers, keys and values, width, bytes, sentences, positions of source and target
+        assert sum(tensor.nbytes for tensor in tensors) == 2 * 2 * 32 * 4 * 3 * (7 + 32)
 
 
 @torch.no_grad()
