@@ -69,7 +69,7 @@ class CardFacts:
         data_summaries: by split (`train`, `validation`, `test`), how many pairs were kept and dropped.
         data_fingerprints: by split, the hash of the text.
         parameters: number of trained parameters, tied ones counted once.
-        config: `config.to_dict()`.
+        config, generation_config: as `to_dict()`; the generation config is that of the test sets.
         train_seconds: wall time of training, including the time before a resumption.
         hardware, versions: of `system_info`.
         base_model: the model that was fine-tuned; `base_model_on_hub` says that this is its name on the Hub.
@@ -88,6 +88,7 @@ class CardFacts:
     data_fingerprints: Mapping[str, str] = field(default_factory=dict)
     parameters: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
     train_seconds: float | None = None
     hardware: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -128,6 +129,7 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         template_str=TEMPLATE.read_text(encoding="utf-8") + "\n",  # jinja strips the last newline
         **_model_section(directory, facts),
         results=results,
+        search=_search(facts.generation_config),
         before=any(row["before"] for row in results),
         result_signatures=list(dict.fromkeys(row["signature"] for row in results if row["signature"])),
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
@@ -172,7 +174,7 @@ def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="translation",
-        language=list(dict.fromkeys(facts.languages)) if facts.languages else None,
+        language=[code for code in dict.fromkeys(facts.languages or ()) if _LANGUAGE.fullmatch(code)] or None,
         license=facts.license,
         base_model=facts.base_model if facts.base_model_on_hub else None,
         datasets=[name for name in facts.datasets if _HUB_NAME.fullmatch(name)] or None,
@@ -218,8 +220,34 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
     return rows
 
 
+def _search(settings: Mapping[str, Any]) -> str | None:
+    """The search settings, such as `4 beams, score log P / length^1.0`; None if they are unknown."""
+    if not settings:
+        return None
+    beams = settings.get("num_beams") or 1
+    if beams == 1:
+        return "greedy search"
+    if settings.get("length_penalty") is not None:
+        return f"{beams} beams, score log P / length^{settings['length_penalty']}"
+    if settings.get("paper_length_penalty") is not None:
+        return f"{beams} beams, score log P / ((5 + length) / 6)^{settings['paper_length_penalty']}"
+    return f"{beams} beams"
+
+
+_PARTS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_test_samples"}
+
+
 def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
-    """Description of a split's text, and its dataset name on the Hub or None; files take precedence over a dataset."""
+    """Description of a split's text, and its dataset name on the Hub or None; says if only a part of it is used."""
+    text, dataset = _whole_text(facts, split)
+    part = facts.recipe.get(_PARTS.get(split.removeprefix("base_"), ""))
+    if text is None and split == "validation" and facts.recipe.get("held_out_pairs"):
+        text = "pairs held out of the training text"
+    return f"{text}, the first {part:,} pairs" if text and isinstance(part, int) else text, dataset
+
+
+def _whole_text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
+    """`_text` without limits of samples; files take precedence over a dataset."""
     recipe = facts.recipe
     files = [recipe.get(f"{split}_{name}") for name in ("file", "source_file", "target_file", "prefix")]
     files += recipe.get(f"{split}_mixture") or []
@@ -318,6 +346,7 @@ _ABSOLUTE_PATH = re.compile(
     r"""([^\s"'()<>,;:`|\\/\]]+)"""
 )
 _PATH_START = re.compile(r"(file://|~|[A-Za-z]:)?[\\/]")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # an ISO 639 code, which the Hub asks for
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SECRET_FIELD = re.compile(r"(^|[_-])(token|password|secret|key)$", re.IGNORECASE)
 _SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}")

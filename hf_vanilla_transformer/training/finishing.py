@@ -321,6 +321,7 @@ def _card_facts(
         data_fingerprints={name: each.fingerprint for name, each in corpus.reports.items() if each.fingerprint},
         parameters=trainer.model.num_parameters(),
         config=trainer.model.config.to_dict(),
+        generation_config=trainer.model.generation_config.to_dict() if "test_bleu" in results else {},
         train_seconds=results["train_seconds"],
         hardware=describe_hardware(),
         versions=versions(),

@@ -11,6 +11,7 @@ from transformers import IntervalStrategy
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub import CardFacts, write_model_card
 
 BLEU_SIGNATURE = "BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
@@ -272,6 +273,35 @@ def test_failed_write_keeps_the_old_card(tmp_path, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ModelCard, "save", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UserError, match="no space left on the disk"):
         write_model_card(tmp_path, full_facts())
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("README.md", "earlier")]
+
+
+def test_card_names_search_settings_and_parts(tmp_path):
+    recipe = {
+        "max_eval_samples": 200,
+        "validation_file": "val.csv",
+        "test_file": "test.csv",
+        "train_file": "train.csv",
+    }
+    metrics = {"test_bleu": 1.0, "eval_bleu": 2.0}
+    facts = CardFacts("x", recipe=recipe, metrics=metrics, generation_config={"num_beams": 5, "length_penalty": 1.0})
+    card = write_model_card(tmp_path, facts).read_text(encoding="utf-8")
+    assert "The test text was translated with 5 beams, score log P / length^1.0." in card
+    assert (
+        "| validation | val.csv, the first 200 pairs | BLEU | 2.00 |" in card and "| test | test.csv | BLEU |" in card
+    )
+    search = {"num_beams": 4, "length_penalty": None, "paper_length_penalty": 0.6}
+    facts = CardFacts(
+        "x", recipe={"train_file": "a.csv", "held_out_pairs": 9}, metrics=metrics, generation_config=search
+    )
+    card = write_model_card(tmp_path, facts).read_text(encoding="utf-8")
+    assert "4 beams, score log P / ((5 + length) / 6)^0.6." in card
+    assert "| validation | pairs held out of the training text | BLEU | 2.00 |" in card
+
+
+def test_only_language_codes_become_metadata(tmp_path):
+    path = write_model_card(tmp_path, CardFacts("x", languages=("english", "pt-BR")))
+    assert ModelCard.load(path).data.language == ["pt-BR"]
+    assert "from `english` to `pt-BR`" in path.read_text(encoding="utf-8")
