@@ -9,7 +9,7 @@ tokens, V target vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,8 @@ class ContinuousSearch:
         generation_config.num_return_sequences = generation_config.num_beams
         self.config = SearchConfig.of(generation_config, self.penalty)
         self.per_row = self.penalty.formula == "gnmt" and self.config.num_beams > 1  # whether fewer may be enough
+        # the paper's search ends when no beam can beat the hypotheses that are wanted, for one number of them each
+        self.configs = {n: replace(self.config, enough=n) for n in range(1, self.config.num_beams + 1)}
         self.keys: list[Any] = []  # of the sentence in each row; None where the row is free
         self.enough: list[int] = []  # hypotheses wanted, for each row
         self.widths: list[int] = []  # source tokens, for each row
@@ -129,10 +131,13 @@ class ContinuousSearch:
         if self.state is None or self.decoder is None:
             return []
         self.steps_since_join += 1
+        if self.per_row:
+            self.config = self.configs[max(self.enough)]
         advance = self._process_and_extend if self.processors else self.config
         for _ in range(steps_at_once(self.model.device)):
             self.state = self.decoder.step(self.state, advance)
-            self._end_those_with_enough()
+            if self.per_row and min(self.enough) < self.config.enough:
+                self._end_those_with_enough()
         found = []
         for row, done in enumerate(self.state.done.tolist()):
             if done and self.keys[row] is not None:
@@ -181,9 +186,8 @@ class ContinuousSearch:
         return self.config.extend(state, *scores.topk(min(self.config.num_candidates, scores.shape[2]), dim=2))
 
     def _end_those_with_enough(self) -> None:
-        """The paper's search ends when no beam can beat the hypotheses that are wanted, which may be fewer than K."""
-        if not self.per_row or self.state is None:
-            return
+        """End the sentences of which fewer hypotheses are wanted than of others, and no beam can beat these."""
+        assert self.state is not None
         state = self.state
         lengths = state.limits if self.config.can_grow else state.lengths
         bound = state.log_probs[:, 0] / state.penalties[lengths]
