@@ -76,6 +76,8 @@ def check_training_arguments(arguments: Any) -> None:
         raise UserError(f"max_steps: {arguments.max_steps}: give a number of updates, or -1 to train num_train_epochs")
     if arguments.max_steps == -1 and arguments.num_train_epochs <= 0:
         raise UserError(f"num_train_epochs: {arguments.num_train_epochs}: must be above 0, or set max_steps")
+    if arguments.dataloader_persistent_workers and not arguments.dataloader_num_workers:
+        raise UserError("dataloader_persistent_workers: True: there are none; set dataloader_num_workers above 0")
     if arguments.deepspeed and importlib.util.find_spec("deepspeed") is None:
         raise UserError("deepspeed: the package is not installed: pip install deepspeed, or leave the field out")
     asked = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []

@@ -97,6 +97,10 @@ class ResumableTrainer(StoppableTrainer):
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         epochs, updates = super()._init_training_state(max_steps, *args, **kwargs)
         self.state.compute_steps(self.args, max_steps)  # those of the arguments, not of the checkpoint
+        if self._resumed_from is not None and self.state.best_global_step:
+            # The state has its path, which another working directory or a moved run makes invalid.
+            best = self._resumed_from.parent / f"checkpoint-{self.state.best_global_step}"
+            self.state.best_model_checkpoint = str(best) if best.is_dir() else None
         position = self._resume_position or {}
         if isinstance(self._updates, StreamingTokenBatches) and "stream" in position:
             self._updates.load_state_dict(position["stream"])

@@ -52,6 +52,7 @@ def error_of(call, *arguments):
         ("predict_with_generate", False, "scores generated translations"),
         ("deepspeed", "ds.json", "not installed"),
         ("use_liger_kernel", True, "leave it out"),
+        ("dataloader_persistent_workers", True, "set dataloader_num_workers above 0"),
     ],
 )
 def test_wrong_number_is_refused_when_it_is_given(name, value, reason):

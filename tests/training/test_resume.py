@@ -416,6 +416,14 @@ def test_early_stopping_counts_evaluations_before_a_resume(tmp_path):
     assert patient.state.global_step == 7
 
 
+def test_best_checkpoint_is_found_in_a_moved_run(tmp_path):
+    scores = {1: 5.0, 2: 4.0, 3: 3.0}
+    judged(tmp_path / "run", scores, max_steps=2)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    resumed = judged(tmp_path / "moved", scores, max_steps=3, resume=True)
+    assert resumed.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-1")
+
+
 @pytest.mark.slow
 def test_early_stopping_can_be_added_by_a_resume(tmp_path):
     trained(tmp_path, max_steps=2, **TOKENS)
