@@ -1,9 +1,12 @@
 """`MarianMTModel`: exported from ours it gives our logits; converted to ours it gives its logits, ids and text."""
 
+import json
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -13,6 +16,7 @@ from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian, to_marian
+from tests.interop import test_marian_npz
 from tests.interop.foreign import (
     SOURCES,
     TARGETS,
@@ -22,9 +26,12 @@ from tests.interop.foreign import (
     converted,
     installed,
     spelt,
+    train_sentencepiece,
     write_opus_tokenizer,
 )
+from tests.interop.restatement import assert_restated
 from tests.model_helpers import TYING_MODES, assert_near, randomise, tiny_model, translation_batch
+from tests.paper import paper_position
 
 PEER = f"`MarianMTModel`, {installed('transformers')}"
 
@@ -75,6 +82,7 @@ def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
     small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
     ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0, "vocab_size": size}
+    ids |= {name: fields.pop(name) for name in list(fields) if name in ids}
     config = MarianConfig(
         **{**small, **heads, **ids, "activation_function": "swish", "scale_embedding": True, **fields}
     )
@@ -166,6 +174,91 @@ def test_marian_folder_keeps_learned_positions(tmp_path: Path, record_property: 
     ours, _, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
     assert ours.config.position_encoding_type == "learned"
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
+
+
+def marian_names(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Marian's own weights under the names of `MarianMTModel`, with a padding of zeros at the end."""
+    attentions, parts = {"self": "self_attn", "context": "encoder_attn"}, dict(q="q", k="k", v="v", o="out")
+    norms = {"self_Wo_ln": "self_attn_layer_norm", "context_Wo_ln": "encoder_attn_layer_norm"}
+    norms["ffn_ffn_ln"] = "final_layer_norm"
+    renames = {f"{norm}_scale": f"{name}.weight" for norm, name in norms.items()}
+    renames |= {f"{norm}_bias": f"{name}.bias" for norm, name in norms.items()}
+    renames |= {f"ffn_{kind}{i}": f"fc{i}.{name}" for i in "12" for kind, name in (("W", "weight"), ("b", "bias"))}
+    for theirs, ours in attentions.items():
+        for letter, part in parts.items():
+            renames |= {
+                f"{theirs}_W{letter}": f"{ours}.{part}_proj.weight",
+                f"{theirs}_b{letter}": f"{ours}.{part}_proj.bias",
+            }
+    found = {"final_logits_bias": np.pad(arrays["decoder_ff_logit_out_b"], ((0, 0), (0, 1)))}
+    tables = {"model.encoder.embed_tokens.weight": "encoder_Wemb", "model.decoder.embed_tokens.weight": "decoder_Wemb"}
+    for name, theirs in (tables | {"lm_head.weight": "decoder_ff_logit_out_Wt"}).items():
+        found[name] = np.pad(arrays[theirs], ((0, 1), (0, 0)))
+    for name, array in arrays.items():
+        if match := re.fullmatch(r"(en|de)coder_l(\d+)_(.*)", name):
+            ours = f"model.{match[1]}coder.layers.{int(match[2]) - 1}.{renames[match[3]]}"
+            found[ours] = array[0] if array.shape[0] == 1 else array.T
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.items()}
+
+
+def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
+    tmp_path: Path, record_property: Record
+) -> None:
+    """As of opus-mt-tc: config.json ties what Marian's files keep apart. The class itself would tie it again."""
+    arrays = test_marian_npz.weights((23, 23), "none")
+    config = MarianConfig(
+        **{"d_model": test_marian_npz.D, "encoder_layers": 2, "decoder_layers": 1, "vocab_size": 24},
+        **{"encoder_ffn_dim": test_marian_npz.FFN, "decoder_ffn_dim": test_marian_npz.FFN},
+        **{"encoder_attention_heads": 3, "decoder_attention_heads": 3, "activation_function": "swish"},
+        **{"pad_token_id": 23, "decoder_start_token_id": 23, "eos_token_id": 0, "scale_embedding": True},
+        **{"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True},
+    )
+    config.save_pretrained(tmp_path / "tc")
+    tensors = marian_names(arrays)
+    # transformers 4 wrote it too, with the values of one of them
+    tensors["model.shared.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, tmp_path / "tc" / "model.safetensors")
+    found = from_marian(tmp_path / "tc")
+    assert "model.encoder.embed_tokens.weight and model.decoder.embed_tokens.weight, which differ" in found.note
+    assert "model.decoder.embed_tokens.weight and lm_head.weight, which differ: each is used as it is" in found.note
+    assert not found.model.config.share_encoder_decoder_embeddings and not found.model.config.tie_word_embeddings
+
+    def position(index: int, _: str) -> np.ndarray:
+        """The paper's, sines first, which transformers and CTranslate2 compute for Marian's models."""
+        paper = paper_position(index, test_marian_npz.D)
+        return np.concatenate([paper[0::2], paper[1::2]])
+
+    theirs = test_marian_npz.restated(arrays, position=position, eps=1e-5)
+    plain = theirs.embed
+    theirs.embed = lambda side, ids: plain(side, [0 if token == 23 else token for token in ids])  # type: ignore
+    record_property("logits", (test_marian_npz.PEER, assert_restated(found.model, theirs)))
+
+
+def test_marian_folder_with_separate_vocabularies(tmp_path: Path, record_property: Record) -> None:
+    sides = {"vocab": SOURCES, "target_vocab": TARGETS}
+    for (name, lines), side in zip(sides.items(), ("source", "target"), strict=True):
+        (tmp_path / "opus").mkdir(exist_ok=True)
+        pieces = train_sentencepiece(tmp_path / "opus" / f"{side}.spm", lines, 60)
+        rest = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")][:50]
+        tokens = ["</s>", "<unk>", *rest, "<pad>"]
+        ids = {token: number for number, token in enumerate(tokens)}
+        (tmp_path / "opus" / f"{name}.json").write_text(json.dumps(ids))
+    files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
+    files["target_vocab_file"] = "target_vocab.json"
+    paths = {name: str(tmp_path / "opus" / file) for name, file in files.items()}
+    peer = MarianTokenizer(**paths, separate_vocabs=True)
+    fields = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 53}
+    theirs = write_opus_folder(tmp_path / "model", **fields, vocab_size=53, pad_token_id=52, decoder_start_token_id=52)
+    theirs.save_pretrained(tmp_path / "opus")
+    peer.save_pretrained(tmp_path / "opus")
+    ours, tokenizer, target = converted("marian", tmp_path / "opus", tmp_path / "ours")
+    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
+    assert tokenizer(SOURCES)["input_ids"] == peer(SOURCES)["input_ids"]
+    expected = peer(text_target=TARGETS)["input_ids"]
+    assert target(text_target=TARGETS)["input_ids"] == expected != peer(TARGETS)["input_ids"]
+    assert target.batch_decode(expected, skip_special_tokens=True) == peer.batch_decode(
+        expected, skip_special_tokens=True
+    )
 
 
 def test_marian_export_and_conversion_are_inverse() -> None:
