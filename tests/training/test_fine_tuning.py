@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import sacrebleu
 import torch
+from num2words import num2words
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, MarianTokenizer
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianTokenizer
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base_model, prepare_model
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
+from tests.interop.foreign import train_sentencepiece
 from tests.interop.test_marian import write_opus_folder
 from tests.model_helpers import randomise, tiny_model
 from tests.trainer_helpers import as_flags
@@ -230,3 +233,67 @@ def test_average_and_sample_limits_go_with_fine_tuning(
     assert {"eval_bleu_single", "eval_bleu_averaged", "before_test_bleu"} <= results.keys()
     assert results["test_sentences"] == 2 and results["epoch"] == 4
     assert "test: translating 2 sentences, 2 beams" in capsys.readouterr().out
+
+
+# The gain over fresh weights
+
+
+def spelt_out(numbers: range, kind: str) -> tuple[list[str], list[str]]:
+    """English and German number words; `kind` is cardinal or ordinal."""
+    return tuple([num2words(number, to=kind, lang=lang) for number in numbers] for lang in ("en", "de"))  # type: ignore
+
+
+def write_text(folder: Path, split: str, lines: tuple[list[str], list[str]]) -> dict[str, Path]:
+    files = {}
+    for side, text in zip(("source", "target"), lines, strict=True):
+        files[f"{split}_{side}_file"] = folder / f"{split}.{side}"
+        files[f"{split}_{side}_file"].write_text("\n".join(text) + "\n", encoding="utf-8")
+    return files
+
+
+def write_tokenizer(folder: Path, sources: list[str], targets: list[str]) -> None:
+    """SentencePiece models and a vocabulary as of OPUS-MT, with the padding last."""
+    folder.mkdir()
+    pieces = train_sentencepiece(folder / "source.spm", sources) + train_sentencepiece(folder / "target.spm", targets)
+    tokens = ["</s>", "<unk>", *sorted(set(pieces) - {"<s>", "</s>", "<unk>"}), "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    MarianTokenizer.from_pretrained(folder).save_pretrained(folder)
+
+
+@pytest.mark.slow  # trains three small models
+def test_opus_folder_gains_on_new_text_and_on_fresh_weights(tmp_path: Path) -> None:
+    """Cardinal numbers, then ordinal ones; the bar is 5 BLEU (of characters) over fresh weights at equal updates."""
+    pytest.importorskip("sentencepiece", reason="the extra `convert` is not installed")
+    old, new = spelt_out(range(0, 3000), "cardinal"), spelt_out(range(0, 3000), "ordinal")
+    write_tokenizer(tmp_path / "tokenizer", old[0] + new[0], old[1] + new[1])
+    texts = {}
+    for name, lines in (("old", old), ("new", new)):
+        (tmp_path / name).mkdir()
+        test = tuple([line for row, line in enumerate(side) if row % 30 == 7] for side in lines)
+        train = tuple([line for row, line in enumerate(side) if row % 30 != 7] for side in lines)
+        texts[name] = write_text(tmp_path / name, "train", train) | write_text(tmp_path / name, "test", test)  # type: ignore
+    sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
+             "encoder_attention_heads": 4, "decoder_attention_heads": 4}  # fmt: skip
+    marian = {"activation_function": "swish", "position_encoding_type": "sinusoidal_split", "lm_head_bias": True}
+    fresh = {**sizes, **marian, "dropout": 0.0, "tokenizer_name": tmp_path / "tokenizer", "learning_rate": 0.004,
+             "warmup_steps": 100}  # fmt: skip
+    common: dict[str, Any] = {"per_device_train_batch_size": 64, "logging_steps": 100, "bleu_tokenize": "char",
+                              "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}  # fmt: skip
+
+    def train(name: str, text: dict[str, Path], updates: int, **fields: Any) -> dict[str, Any]:
+        flags = as_flags({**common, **text, **fields, "max_steps": updates, "output_dir": tmp_path / name})
+        return run_training(*parse_recipe(flags))
+
+    train("base", texts["old"], 700, **fresh)
+    export("marian", tmp_path / "base", tmp_path / "opus")
+    search = GenerationConfig.from_pretrained(tmp_path / "opus")
+    search.bad_words_ids = [[len(MarianTokenizer.from_pretrained(tmp_path / "opus")) - 1]]
+    search.save_pretrained(tmp_path / "opus")
+    base_test = {f"base_{name}": file for name, file in texts["old"].items() if name.startswith("test")}
+    tuned = train("tuned", texts["new"] | base_test, 150, model_name_or_path=tmp_path / "opus", learning_rate=0.001)
+    new_weights = train("fresh", texts["new"], 150, **fresh)
+    found = {name: round(value, 1) for name, value in tuned.items() if name.endswith("test_bleu")}
+    print(found, "fresh weights:", round(new_weights["test_bleu"], 1))
+    assert tuned["test_bleu"] > tuned["before_test_bleu"]
+    assert tuned["test_bleu"] >= new_weights["test_bleu"] + 5
+    assert {"before_base_test_bleu", "base_test_bleu"} <= tuned.keys()

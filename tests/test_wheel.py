@@ -1,0 +1,51 @@
+"""The wheel: what `pip install` brings, seen from an empty folder."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer_cli.installed_recipes import installed_recipes
+from vanilla_transformer_cli.main import SUBCOMMANDS
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(repository)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if built.returncode != 0 and "hatchling" in built.stderr:
+        pytest.skip("pip cannot fetch hatchling, which builds the wheel")
+    assert built.returncode == 0, built.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.slow  # pip makes an environment for the build
+def test_wheel_has_the_command_and_its_recipes(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        entry = next(name for name in names if name.endswith("entry_points.txt"))
+        assert b"vanilla-transformer = vanilla_transformer_cli.main:main" in archive.read(entry)
+        archive.extractall(tmp_path / "site")
+    assert {f"vanilla_transformer_cli/{name}.py" for name in SUBCOMMANDS} <= names
+    assert {f"vanilla_transformer_cli/recipes/{name}.yaml" for name in installed_recipes()} <= names
+    assert {"hf_vanilla_transformer/py.typed", "hf_vanilla_transformer/hub/card_template.md"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
+    (tmp_path / "empty").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for arguments in (["recipes", "numbers_en_de"], ["train", "--help"], ["--version"]):
+        run = subprocess.run(
+            [sys.executable, "-m", "vanilla_transformer_cli", *arguments], capture_output=True, text=True, timeout=60,
+            cwd=tmp_path / "empty", env=environment | {"PYTHONPATH": str(tmp_path / "site")},
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+    # a recipe by its name, read from the wheel: the run begins and refuses the size
+    flags = ["train", "numbers_en_de", "--numbers_size", "0"]
+    run = subprocess.run(
+        [sys.executable, "-m", "vanilla_transformer_cli", *flags], capture_output=True, text=True, timeout=120,
+        cwd=tmp_path / "empty", env=environment | {"PYTHONPATH": str(tmp_path / "site")},
+    )  # fmt: skip
+    assert run.returncode == 2 and "numbers_size" in run.stderr or "size is 0" in run.stderr, run.stderr
