@@ -17,7 +17,7 @@ for ((i = 0; i < $#; i++)); do
 done
 started=$SECONDS
 
-ensure_environment plot
+ensure_environment plot,onnx
 "$python" "$root/scripts/train.py" "$root/scripts/recipes/numbers_en_de.yaml" ${target[@]+"${target[@]}"} "$@"
 
 # New processes, which load the model from its folder.
@@ -38,11 +38,11 @@ printf '\nSample translations\n'
 paste -- <(printf '%s\n' "$sentences") <(printf '%s\n' "$translations") |
   while IFS=$'\t' read -r source translation; do printf '  %-42s → %s\n' "$source" "$translation"; done
 
-"$python" - "$model" "$attention_map" "$((SECONDS - started))" <<'END'
+"$python" - "$root" "$model" "$attention_map" "$((SECONDS - started))" <<'END'
 import json
 import sys
 
-model, attention_map, seconds = sys.argv[1:]
+root, model, attention_map, seconds = sys.argv[1:]
 with open(f"{model}/all_results.json", encoding="utf-8") as file:
     results = json.load(file)
 exact, bleu = results["test_exact_match"], results["test_bleu"]
@@ -61,6 +61,11 @@ Load the model in Python ({sys.executable}):
     tokenizer = AutoTokenizer.from_pretrained({model!r})
     inputs = tokenizer(["two hundred and thirty-four"], return_tensors="pt")
     print(tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True))
+
+Open your own translator in a browser, at http://127.0.0.1:8000/:
+
+    {sys.executable} {root}/scripts/export_model.py --to web --overwrite {model} {model}_web && \\
+      {sys.executable} -m http.server --bind 127.0.0.1 --directory {model}_web 8000
 """)
 if exact < 98 or bleu < 99:
     sys.exit("error: the model has not learnt the task: exact match should be at least 98 % and BLEU at least 99")
