@@ -41,7 +41,8 @@ def report_full_disk(folder: str | os.PathLike[str]) -> Iterator[None]:
         reason = full_disk_reason(error)
         if reason is None:
             raise
-        file = getattr(error, "filename", None)
+        # Copying names source and target.
+        file = getattr(error, "filename2", None) or getattr(error, "filename", None)
         raise DiskFull(f"{Path(os.fsdecode(file)).parent if file else folder}: {reason}") from error
 
 

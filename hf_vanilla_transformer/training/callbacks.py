@@ -24,7 +24,7 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         signals: of a run, which are noted also after training; None notes them while training only.
 
     Attributes:
-        evaluation_due: whether a signal prevented the evaluation of the last update.
+        evaluation_due: whether the last update is still to be evaluated.
         spent: seconds of training before the resume, from the checkpoint.
         saved_step: the last update of which a checkpoint was saved.
         saved_for_scoring: whether that is the end of training, against `save_strategy`.
@@ -79,8 +79,11 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         # Clocks and signals differ between ranks, but all ranks must stop after the same update.
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
         (over,) = self.signals.agree(args.device, over)
+        # The evaluation at the end of an epoch follows a checkpoint of its last update.
+        self.evaluation_due = args.eval_strategy == "epoch" and _epoch_is_over(state, args.eval_delay)
         if self.interrupted:
-            self.evaluation_due, control.should_evaluate = control.should_evaluate, False
+            self.evaluation_due = self.evaluation_due or control.should_evaluate
+            control.should_evaluate = False
         elif over:
             control.should_evaluate = args.eval_strategy != "no"
         if over or self.interrupted:
@@ -116,14 +119,15 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         unsaved = self.saved_step != state.global_step
         self.signals.agree(args.device)
         if self.interrupted:
-            # The epoch is over, or was left after an update of its middle. What is due at its end is not lost.
-            at_its_end = state.epoch is not None and state.epoch == round(state.epoch)
-            due = control.should_evaluate and at_its_end and args.eval_strategy == "epoch"
-            self.evaluation_due = self.evaluation_due or due
+            # Also if the epoch was left in its middle, `Trainer` would do what is due at its end.
             control.should_training_stop = True
             control.should_log = control.should_evaluate = False
-            control.should_save = unsaved or due
+            control.should_save = unsaved
         elif unsaved and (control.should_training_stop or state.global_step >= state.max_steps):
             self.saved_for_scoring = not control.should_save
             control.should_save = True
         return control
+
+
+def _epoch_is_over(state: TrainerState, delay: float) -> bool:
+    return state.epoch is not None and state.epoch == round(state.epoch) and state.epoch >= delay

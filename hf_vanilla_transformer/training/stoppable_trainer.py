@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, Seq2SeqTrainer
 
@@ -37,6 +38,14 @@ class StoppableTrainer(Seq2SeqTrainer):
             or any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stopping)
             or self._minutes_left() == 0
         )
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Seq2SeqTrainer`; the random state stays as it is, because a resumed run may evaluate at another time."""
+        device = self.args.device
+        # A DataLoader draws a seed from the global generator, also if it shuffles nothing.
+        devices = [] if device.type == "cpu" else [device]
+        with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
+            return super().evaluation_loop(*args, **kwargs)
 
     def _stop_callbacks(self) -> list[StopWithCheckpoint]:
         return [each for each in self.callback_handler.callbacks if isinstance(each, StopWithCheckpoint)]

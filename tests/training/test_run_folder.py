@@ -199,6 +199,7 @@ def test_old_run_stays_until_the_new_one_saves(tmp_path, pairs, monkeypatch):
     assert seen[0] == before and "model.safetensors" not in seen[1] and "checkpoint-1" in seen[1]
 
 
+@pytest.mark.slow
 def test_run_resumes_into_another_folder(tmp_path, pairs):
     train(tmp_path / "first", pairs, max_steps=1)
     before = contents(tmp_path / "first")
@@ -319,6 +320,7 @@ def test_model_is_saved_before_the_test_split_is_scored(tmp_path, pairs, monkeyp
     assert len(weights) == (tmp_path / "model.safetensors").stat().st_size
 
 
+@pytest.mark.slow
 def test_end_of_training_is_saved_before_the_weights_are_scored(tmp_path, pairs, monkeypatch):
     def fail(*_):
         raise RuntimeError("out of memory")
@@ -329,6 +331,7 @@ def test_end_of_training_is_saved_before_the_weights_are_scored(tmp_path, pairs,
     assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-2"]
 
 
+@pytest.mark.slow
 def test_checkpoint_for_scoring_is_removed_in_the_end(tmp_path, pairs):
     train(tmp_path, pairs, save_strategy="no")
     assert (tmp_path / "model.safetensors").is_file() and not list(tmp_path.glob("checkpoint-*"))

@@ -99,7 +99,7 @@ def test_signal_in_an_update_saves_a_checkpoint(train, tmp_path, monkeypatch, ca
         assert_same_model(tmp_path / "undisturbed", tmp_path / "run")
 
 
-@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+@pytest.mark.parametrize("strategy", ["steps", pytest.param("epoch", marks=pytest.mark.slow)])
 def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path, monkeypatch, strategy):
     settings = {"eval_strategy": strategy, "eval_steps": 2, "save_strategy": "no", "max_steps": 10}
 
@@ -122,6 +122,7 @@ def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path
     assert steps[-1] == 10
 
 
+@pytest.mark.slow
 def test_signal_before_a_due_evaluation_leaves_it_to_the_resumed_run(train, tmp_path, monkeypatch):
     settings = {"eval_strategy": "epoch"}  # 5 updates each
     with monkeypatch.context() as context, pytest.raises(Interrupted, match="step 5"):
@@ -131,6 +132,27 @@ def test_signal_before_a_due_evaluation_leaves_it_to_the_resumed_run(train, tmp_
     assert attributes["StopWithCheckpoint"]["attributes"]["evaluation_due"] is True
 
 
+@pytest.mark.slow
+def test_run_killed_between_a_save_and_the_evaluation_of_its_epoch_loses_neither(train, tmp_path, monkeypatch):
+    """As by SIGKILL: the checkpoint of the last update of an epoch was saved, its evaluation not made."""
+    settings = {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 5, "max_steps": 7}
+
+    def killed(trainer):
+        raise KeyError("killed")
+
+    with monkeypatch.context() as context, pytest.raises(KeyError):
+        patch(context, "prediction_step", killed, signal.SIGKILL)
+        train(tmp_path / "killed", **settings)
+    train(tmp_path / "killed", **settings, resume_from_checkpoint=True)
+    train(tmp_path / "undisturbed", **settings)
+    assert_same_model(tmp_path / "undisturbed", tmp_path / "killed")
+    logs = []
+    for name in ("undisturbed", "killed"):
+        log = json.loads((tmp_path / name / "trainer_state.json").read_text())["log_history"]
+        logs.append([(entry["step"], entry["eval_loss"]) for entry in log if "eval_loss" in entry])
+    assert logs[0] == logs[1] and logs[0][0][0] == 5
+
+
 def test_signal_in_a_save_stops_after_it(train, tmp_path, monkeypatch):
     with monkeypatch.context() as context, pytest.raises(Interrupted, match="interrupted at step 2"):
         patch(context, "_save_rng_state", lambda trainer: trainer.state.global_step == 2, signal.SIGTERM)
@@ -138,7 +160,7 @@ def test_signal_in_a_save_stops_after_it(train, tmp_path, monkeypatch):
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-2"]
 
 
-@pytest.mark.parametrize("phase", ["last evaluation", "validation", "test"])
+@pytest.mark.parametrize("phase", ["last evaluation", pytest.param("validation", marks=pytest.mark.slow), "test"])
 def test_ctrl_c_after_the_last_update_loses_nothing(train, tmp_path, monkeypatch, phase, capfd):
     """With `save_strategy: no` nothing was saved before."""
     settings = {"eval_strategy": "steps" if phase == "last evaluation" else "no", "eval_steps": 4}
@@ -159,6 +181,7 @@ def test_ctrl_c_after_the_last_update_loses_nothing(train, tmp_path, monkeypatch
     assert not (tmp_path / "all_results.json").exists()
 
 
+@pytest.mark.slow
 def test_finished_results_stay_while_the_same_weights_are_scored_again(train, tmp_path, monkeypatch):
     train(tmp_path, save_strategy="steps")
     before = (tmp_path / "all_results.json").read_bytes()
@@ -272,3 +295,11 @@ def test_ctrl_c_before_training_is_reported_once_by_two_processes(repository, tm
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert errors.count("error: interrupted") <= 1, errors
+
+
+@pytest.mark.slow
+def test_signal_trials(repository):
+    """Four random moments; `python -m tests.trials.signals` has more."""
+    command = [sys.executable, "-m", "tests.trials.signals", "--trials", "4", "--processes", "1"]
+    run = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0 and "1 processes: 4 trials" in run.stdout, run.stdout[-6000:] + run.stderr[-2000:]
