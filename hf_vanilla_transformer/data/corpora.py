@@ -315,7 +315,7 @@ class _Input:
     def pairs(self, repairs: Repairs) -> Iterator[RawPair]:
         """Read from the start and count repairs. Raises UserError if the input is malformed."""
         if len(self.files) == 2:
-            return read_parallel(*self.files, repairs)
+            return read_parallel(self.files[0], self.files[1], repairs)
         if self.data is not None:
             return _select_columns(self._rows_of(self.data), self.columns, self.name, "")
         kind = file_format(self.files[0])

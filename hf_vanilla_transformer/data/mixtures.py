@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, IterableDataset, concatenate_datasets
 
 from ..errors import UserError
 from .corpora import FEATURES, PairReport, load_pairs, moses_files
@@ -73,10 +73,12 @@ def load_mixture(
     tables, last_line = [], 0
     for (pairs, _), count in zip(loaded, counts, strict=True):
         for _ in range(count):
-            tables.append(_with_offset(pairs.data.table, last_line))
-            last_line = pc.max(tables[-1]["line"]).as_py()
-    # named by its content, by which `datasets` caches what is made of it
-    return Dataset(pa.concat_tables(tables), fingerprint=report.fingerprint), report
+            lines = np.asarray(pairs.with_format("numpy")["line"][:]) + last_line
+            columns = [pairs.select_columns(["source", "target"]), Dataset(pa.table({"line": lines}))]
+            tables.append(concatenate_datasets(columns, axis=1))  # the text stays memory-mapped
+            last_line = int(lines[-1])
+    # `datasets` caches what is made of it under this name
+    return Dataset(concatenate_datasets(tables).data, fingerprint=report.fingerprint), report
 
 
 def _checked_weights(inputs: Sequence[str], weights: Sequence[float] | None) -> list[int]:
@@ -103,13 +105,6 @@ def input_files(name: str, source_lang: str | None, target_lang: str | None) -> 
     ends = [f"{language}{zipped}" for language in (source_lang, target_lang) for zipped in ("", ".gz")]
     is_prefix = any(Path(f"{path}.{end}").is_file() for end in ends)
     return moses_files(name, source_lang, target_lang) if is_prefix else []
-
-
-def _with_offset(table: pa.Table, offset: int) -> pa.Table:
-    """The table with other line numbers; its text stays memory-mapped."""
-    index = table.schema.get_field_index("line")
-    lines = pa.chunked_array([pc.add(chunk, offset) for chunk in table["line"].chunks], pa.int64())
-    return table.set_column(index, table.schema.field(index), lines).replace_schema_metadata(None)
 
 
 def _interleaved(streams: list[IterableDataset], counts: list[int]) -> IterableDataset:

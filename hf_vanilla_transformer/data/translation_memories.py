@@ -57,9 +57,9 @@ def read_memory(path: Path, source_lang: str | None, target_lang: str | None) ->
     number = 0
     for number, texts in enumerate(_units(path), start=1):
         languages.update(dict.fromkeys(code for code, _ in texts))
-        sides = [_best(texts, wanted) for wanted in (source_lang, target_lang)]
-        found = [any(pair) for pair in zip(found, (side is not None for side in sides), strict=True)]
-        yield number, *sides
+        source, target = _best(texts, source_lang), _best(texts, target_lang)
+        found = [found[0] or source is not None, found[1] or target is not None]
+        yield number, source, target
     for wanted, there in zip((source_lang, target_lang), found, strict=True):
         if number and not there:
             raise UserError(f"{path} has the languages {', '.join(map(repr, languages))}, not {wanted!r}")
@@ -79,7 +79,7 @@ def _units(path: Path) -> Iterator[list[tuple[str, str]]]:
         safe: dict[str, Any] = {"resolve_entities": False, "load_dtd": False, "no_network": True}
         safe |= {"tag": [f"{{*}}{name}" for name in _ELEMENTS], "remove_comments": True, "remove_pis": True}
         events = etree.iterparse(handle, events=("start", "end"), **safe)
-        kind, defaults = "", {}
+        kind, defaults = "", dict[str, str]()
         try:
             for event, element in events:
                 name = element.tag.rpartition("}")[2]
