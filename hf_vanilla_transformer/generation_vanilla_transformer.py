@@ -472,7 +472,10 @@ class BeamSearch:
         rows, prefix = torch.tensor(done[:count], device=self.prefix.device), self.prefix[:1].expand(count, -1)
         longest = max(batch.longest, self.state.tokens.shape[2] - 1)
         self.state = self.state.replace(rows, self._start(batch, prefix, self.config.num_beams, longest))
-        self.decoder.replace(rows, batch.decoder)
+        if len(self.sentences) == 1:  # nothing stays
+            self.decoder = batch.decoder
+        else:
+            self.decoder.replace(rows, batch.decoder)
         for row in done[:count]:
             self.sentences[row], self.begun = self.begun, self.begun + 1
         return done[count:]
@@ -661,7 +664,7 @@ def beam_search(
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
 
     def make_batch(mask: Tensor, states: Tensor) -> SearchBatch:
-        decoder, longest = model.make_decoder(states, mask, beams), generation_config.max_length
+        decoder, longest = model.make_decoder(states, mask, beams, len(prefix)), generation_config.max_length
         limits = torch.full_like(mask[:, 0], longest, dtype=torch.long)
         if over is not None:  # by each sentence's own length; a later one may be longer than the first
             longest = _max_length(model.config, prefix.shape[1], mask.shape[1] + over)

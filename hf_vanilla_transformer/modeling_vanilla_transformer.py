@@ -297,10 +297,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         engine = self.inference_engine
         return self.get_encoder()(input_ids, mask) if engine is None else engine.encode(self, input_ids, mask)
 
-    def make_decoder(self, states: Tensor, mask: Tensor, beams: int) -> Decoder:
-        """A decoder for a search, of encoded sentences (B, S, D) and their mask (B, S), 0 for padding."""
-        engine = self.inference_engine
-        return ModuleDecoder(self, states, mask) if engine is None else engine.decoder(self, states, mask, beams)
+    def make_decoder(self, states: Tensor, mask: Tensor, beams: int, rows: int | None = None) -> Decoder:
+        """A decoder of encoded sentences (B, S, D) and their mask (B, S), 0 for padding, for a search of `rows` (B)."""
+        engine, rows = self.inference_engine, len(states) if rows is None else rows
+        return ModuleDecoder(self, states, mask) if engine is None else engine.decoder(self, states, mask, beams, rows)
 
     def train(self, mode: bool = True) -> Any:
         if mode:

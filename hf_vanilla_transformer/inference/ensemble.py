@@ -48,7 +48,7 @@ class EnsembleEngine:
         ]
         return BaseModelOutput(last_hidden_state=torch.cat([each.last_hidden_state for each in encoded], dim=-1))
 
-    def decoder(self, model: Model, states: Tensor, mask: Tensor, beams: int) -> Decoder:
+    def decoder(self, model: Model, states: Tensor, mask: Tensor, beams: int, rows: int) -> Decoder:
         models = self._models(model)
         widths = [each.config.d_model for each, _ in models]
         if states.shape[-1] != sum(widths):
@@ -56,7 +56,7 @@ class EnsembleEngine:
         parts = zip(models, states.split(widths, dim=-1), strict=True)
         return EnsembleDecoder(
             [
-                ModuleDecoder(each, part, mask) if engine is None else engine.decoder(each, part, mask, beams)
+                ModuleDecoder(each, part, mask) if engine is None else engine.decoder(each, part, mask, beams, rows)
                 for (each, engine), part in parts
             ]
         )

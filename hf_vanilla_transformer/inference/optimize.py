@@ -189,13 +189,13 @@ class InferenceEngine:
         encoder: Any = model.get_encoder()
         return encoder(ids, mask) if weights is None else weights.encode(ids, mask)  # type: ignore[operator]
 
-    def decoder(self, model: PreTrainedModel, states: Tensor, mask: Tensor, beams: int) -> Decoder:
-        """A decoder of encoded sentences (B, S, D)."""
+    def decoder(self, model: PreTrainedModel, states: Tensor, mask: Tensor, beams: int, rows: int) -> Decoder:
+        """A decoder of encoded sentences (B, S, D), for a search of so many rows."""
         weights = self.weights(model)
         if weights is None:
             return ModuleDecoder(model, states, mask)
         if isinstance(weights, CompiledWeights):
-            if len(states) == 1 and bool(mask.any()):
+            if rows == 1 and bool(mask.any()):
                 return CompiledDecoder(weights, states, mask, beams)
             weights = weights.for_batches(model)
         return PackedDecoder(weights, states, mask)

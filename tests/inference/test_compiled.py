@@ -162,6 +162,17 @@ def test_batches_and_masked_sources_are_not_compiled(compilations: list[str], mo
     assert not compilations
 
 
+def test_one_sentence_joins_a_batch_that_is_not_compiled(compilations: list[str]) -> None:
+    plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
+    ids, later = padded(sentences([5, 3])), padded(sentences([4, 4], seed=7))
+    for first, others in ((ids, [later[:1], later[1:]]), (torch.full_like(ids[:1], PAD), [later[:1]])):
+        waiting = iter([(each, each.ne(PAD).long()) for each in others])
+        settings = {"num_beams": 2, "max_new_tokens": 5}
+        found = model.generate(first, **settings, next_batch=lambda count, waiting=waiting: next(waiting, None))
+        alone = [plain.generate(each[None], **settings)[0] for part in (first, *others) for each in part]
+        assert found.tolist() == [row.tolist() for row in alone]
+
+
 def test_sentences_that_come_later_are_compiled_too(compilations: list[str]) -> None:
     rows = [padded(sentences([length])) for length in (18, 3, 40)]
 
