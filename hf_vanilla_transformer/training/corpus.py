@@ -123,9 +123,9 @@ def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | N
     file, prefix = getattr(data_args, f"{split}_file"), getattr(data_args, f"{split}_prefix")
     source, target = (getattr(data_args, f"{split}_{side}_file") for side in ("source", "target"))
     mixture = data_args.train_mixture if split == "train" else None
-    if sum(map(bool, (file, prefix, source or target, mixture))) > 1:
-        names = f"{split}_file, {split}_prefix, {split}_source_file with {split}_target_file"
-        raise UserError(f"give one of {names}" + (", train_mixture" if mixture else ""))
+    inputs = {"file": file, "prefix": prefix, "source_file": source or target, "mixture": mixture}
+    if len(given := [f"{split}_{name}" for name, value in inputs.items() if value]) > 1:
+        raise UserError(f"{', '.join(given)}: give one of them")
     if mixture:
         return {"inputs": mixture, "weights": data_args.train_weights}
     if split == "train" and data_args.train_weights:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.interop import converting
 from hf_vanilla_transformer.interop.converting import FORMATS, convert
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
@@ -296,6 +296,6 @@ def test_conversion_on_a_full_disk_leaves_no_files(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(converting, "save_tokenizers", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFull, match="no space left"):
         convert("marian", good["marian"][0], tmp_path / "out" / "model")
     assert list((tmp_path / "out").iterdir()) == []

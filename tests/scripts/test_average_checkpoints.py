@@ -129,7 +129,7 @@ def test_full_disk_leaves_no_partial_model(average, finished, tmp_path, monkeypa
 
     monkeypatch.setattr(checkpoints_module, "save_file", full)
     status, _, errors = average("--run", finished, "--last", 2, "--output", tmp_path / "out")
-    assert status == 2 and "No space left on device" in errors and errors.count("\n") == 1
+    assert status == 2 and "no space left on the disk" in errors and errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -168,4 +168,4 @@ def test_recipe_path_takes_a_name_or_a_path(repository):
 
 def test_unknown_recipe_names_those_there_are(command):
     status, _, errors = command("recipes", "numbers")
-    assert status == 2 and "numbers: no such recipe; choose from iwslt14_de_en" in errors
+    assert status == 2 and "numbers: no such recipe; choose from iwslt14_bidirectional, iwslt14_de_en, " in errors

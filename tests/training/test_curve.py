@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.training.curve import EVAL_COLOR, SCORE_COLOR, TRAIN_COLOR, _during_training, plot_curve
 
 pytest.importorskip("matplotlib", reason="plots need matplotlib")
@@ -94,7 +94,7 @@ def test_curve_is_written_atomically(tmp_path, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFull, match="no space left"):
         plot_curve(history(), tmp_path / "curve.png")
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("curve.png", b"earlier")]
 

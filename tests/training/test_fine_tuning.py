@@ -93,7 +93,7 @@ def tuned(
     """A run from `base`: its folder, results and standard output."""
     folder, printed = tmp_path_factory.mktemp("tuned") / "run", io.StringIO()
     with contextlib.redirect_stdout(printed):
-        results = fine_tune(folder, base, text, dropout=0.3, generation_max_length=40)
+        results = fine_tune(folder, base, text, dropout=0.3, generation_max_length=40, max_steps=30)
     return folder, results, printed.getvalue()
 
 
