@@ -298,7 +298,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return self.get_encoder()(input_ids, mask) if engine is None else engine.encode(self, input_ids, mask)
 
     def make_decoder(self, states: Tensor, mask: Tensor, beams: int, rows: int | None = None) -> Decoder:
-        """A decoder of encoded sentences (B, S, D) and their mask (B, S), 0 for padding, for a search of `rows` (B)."""
+        """A decoder of encoded sentences (B, S, D) and their mask (B, S), 0 for padding, for a search of `rows`."""
         engine, rows = self.inference_engine, len(states) if rows is None else rows
         return ModuleDecoder(self, states, mask) if engine is None else engine.decoder(self, states, mask, beams, rows)
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from transformers import MarianTokenizer, PreTrainedTokenizerBase
 
@@ -32,8 +33,8 @@ def train_sentencepiece_tokenizer(
     except ImportError as error:
         raise UserError("sentencepiece is needed: pip install sentencepiece") from error
     bos, pad, eos, unk = SPECIAL_TOKENS
-    ids = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}
-    pieces = {"bos_piece": bos, "pad_piece": pad, "eos_piece": eos, "unk_piece": unk}
+    ids: dict[str, Any] = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}
+    pieces: dict[str, Any] = {"bos_piece": bos, "pad_piece": pad, "eos_piece": eos, "unk_piece": unk}
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

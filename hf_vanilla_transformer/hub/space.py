@@ -57,8 +57,8 @@ def publish_space(
     with one_line_errors(repo_id):
 
         def create() -> str:
-            options = {"repo_type": "space", "space_sdk": "static", "private": private, "exist_ok": True}
-            return api.create_repo(repo_id, **options).repo_id
+            created = api.create_repo(repo_id, repo_type="space", space_sdk="static", private=private, exist_ok=True)
+            return created.repo_id
 
         repo_id = with_retries(create)
         files[CARD] = space_card(title or repo_id.rpartition("/")[2], model_id).encode()

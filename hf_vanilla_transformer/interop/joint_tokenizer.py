@@ -71,7 +71,7 @@ def joint_tokenizer(
 
 def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """tokenizer.json, without BPE-dropout and without lengths, which are no part of a model."""
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     content["truncation"] = content["padding"] = None
     if content["model"].get("dropout") is not None:
         content["model"]["dropout"] = None

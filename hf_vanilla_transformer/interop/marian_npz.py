@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[tuple, str]] = {
 
 # Options that place the normalisations: before and after each sub-layer, and after each stack.
 _NORMALISATIONS = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
-_POSITIONS = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
+_POSITIONS: dict[tuple[str, ...], str] = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
 
 # Within a layer: our modules, and Marian's names of their weight and bias.
 _IN_LAYER = {

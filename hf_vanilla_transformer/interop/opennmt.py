@@ -96,10 +96,10 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
     options = Options(vars(found["opt"]) if hasattr(found["opt"], "__dict__") else {}, f"{path}: -")
     _refuse(options)
     tensors = _tensors(found, path)
-    embeddings = tuple(_EMBEDDING.format(stack) for stack in STACKS)
-    tying = state_dicts.find_tying(tensors, *embeddings, "generator.weight")
+    source, target = (_EMBEDDING.format(stack) for stack in STACKS)
+    tying = state_dicts.find_tying(tensors, source, target, "generator.weight")
     layers = "encoder.transformer.", "decoder.transformer_layers."
-    sizes = state_dicts.width_and_depth(tensors, embeddings[0], layers)
+    sizes = state_dicts.width_and_depth(tensors, source, layers)
     tables = {_POSITIONS.format(stack) for stack in STACKS}
     if state_dicts.position_layout(tensors[name].flatten(0, -2) for name in tables if name in tensors) == "learned":
         raise UserError(

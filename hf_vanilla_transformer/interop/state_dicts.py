@@ -90,7 +90,7 @@ def read_torch_file(path: str | Path, ignored: Iterable[str] = ()) -> Any:
             return load_file(path)
         if zipfile.is_zipfile(path):
             _check_archive(path)
-        allowed = [argparse.Namespace, *((Ignored, name) for name in ignored)]
+        allowed: list[Any] = [argparse.Namespace, *((Ignored, name) for name in ignored)]
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
 

@@ -33,7 +33,7 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _SHARED, _EMBEDDINGS = "model.shared.weight", tuple(f"model.{stack}.embed_tokens.weight" for stack in STACKS)
 _MAX_LAYERS = 1000
 # What `generate` computes with, of the types that it does not check itself.
-_SEARCH_TYPES = {
+_SEARCH_TYPES: dict[str, Any] = {
     **dict.fromkeys(("num_beams", "max_length", "max_new_tokens", "min_length", "min_new_tokens"), int),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"), int),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "temperature"), (int, float)),
@@ -81,8 +81,8 @@ def _weight_files(folder: Path) -> list[Path]:
             return [folder / name]
         if (folder / f"{name}.index.json").is_file():
             parts = read_json_object(folder / f"{name}.index.json").get("weight_map")
-            names = set(parts.values()) if isinstance(parts, Mapping) else {None}
-            if not all(isinstance(part, str) and Path(part).name == part for part in names):
+            names = set(parts.values()) if isinstance(parts, Mapping) else set()
+            if not names or not all(isinstance(part, str) and Path(part).name == part for part in names):
                 raise UserError(f"{folder / name}.index.json is damaged: file names are needed under weight_map")
             return [folder / part for part in sorted(names)]
     raise UserError(f"{folder}: no weights: there is none of {', '.join(_WEIGHTS)}")
@@ -114,7 +114,8 @@ def from_peer(
         locate, unused: see `build_model`.
     """
     tensors, notes = _untied(peer, output)
-    tying = find_tying(tensors, *_EMBEDDINGS, output)
+    source, target = _EMBEDDINGS
+    tying = find_tying(tensors, source, target, output)
     prefixes = [f"model.{stack}.layers." for stack in STACKS]
     fields = {name: getattr(peer.config, name) for name in SAME_FIELDS}
     for name, number in width_and_depth(tensors, _EMBEDDINGS[0], prefixes).items():
@@ -181,8 +182,8 @@ def _check_sizes(config: Any, folder: Path) -> None:
         largest = max(largest, config.d_model * getattr(config, f"{stack}_ffn_dim"))
     held = max(map(_numbers, _weight_files(folder)))
     if largest > held:
-        sizes = f"need a matrix of {shown(largest)} numbers, and the weights have {held}"
-        raise UserError(f"{folder / 'config.json'}: its sizes {sizes}")
+        reason = f"its sizes need a matrix of {shown(largest)} numbers, and the weights have {held}"
+        raise UserError(f"{folder / 'config.json'}: {reason}")
 
 
 def _numbers(file: Path) -> int:

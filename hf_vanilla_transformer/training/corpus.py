@@ -230,7 +230,8 @@ def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | N
     if not len(short):
         raise UserError(f"{split}: all {len(lines):,} pairs are {left_out}; raise it, or split them into sentences")
     print_main(f"{split}: left out {len(lines):,} of {len(encoded):,} pairs: {left_out}")
-    if (report := corpus.reports.get(split)) is not None:  # the model card says what was scored
+    report = corpus.reports.get(split)
+    if isinstance(report, PairReport):  # the model card says what was scored
         report.kept -= len(lines)
         report.dropped[reason], report.first_lines[reason] = len(lines), lines[:REPORTED_LINES]
     corpus.pairs[split] = corpus.pairs[split].select(short)

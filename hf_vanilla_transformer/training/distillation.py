@@ -123,7 +123,7 @@ class DistillationObjective:
         and the unsmoothed cross-entropy."""
         vocab_size = logits.shape[2]
         states = self.teacher_states.flatten(0, 1)[positions]  # (n, D')
-        teacher_logits = self.teacher_head(states.to(self.teacher_head.weight.dtype))  # (n, V)
+        teacher_logits = self.teacher_head(states.to(next(self.teacher_head.parameters()).dtype))  # (n, V)
         sums = torch.zeros(2, device=logits.device)
         rows = max(1, CPU_CACHE // vocab_size) if logits.device.type == "cpu" else logits.shape[1]
         share = 1 - self.weight

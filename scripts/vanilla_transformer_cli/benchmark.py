@@ -164,8 +164,8 @@ def check_gpu(arguments: argparse.Namespace) -> int:
     silence_transformers()
     if (arguments.source is None) != (arguments.target is None):
         raise UserError("--source and --target go together; one of them is missing")
-    files = [None if name is None else Path(name) for name in (arguments.source, arguments.target)]
-    check = gpu_check.Check(Path(arguments.output), arguments.device, *files, arguments.quick, arguments.peak)
+    source, target = (None if name is None else Path(name) for name in (arguments.source, arguments.target))
+    check = gpu_check.Check(Path(arguments.output), arguments.device, source, target, arguments.quick, arguments.peak)
     print(gpu_check.report(gpu_check.run(check)))
     return 0
 
