@@ -134,19 +134,17 @@ class Engine:
             try:
                 search.drop({key for key in search.keys if key is not None and key.future.cancelled()})
                 search.join([(sentence, sentence.source, sentence.n_best) for sentence in joining])
-                done = search.step()
-                for sentence, found in done:
-                    _resolve(sentence, found)
+                results: list[tuple[QueuedSentence, list[FoundHypothesis] | Exception]] = [*search.step()]
             # a bug, or memory that ran out: these requests fail, later ones are translated
             except Exception as error:
                 logger.exception("translation failed")
-                for sentence in {*joining, *search.keys} - {None}:
-                    _resolve(sentence, error)
+                results = [(sentence, error) for sentence in {*joining, *search.keys} - {None}]
                 search.clear()
-                done = []
-            with self._changed:
+            with self._changed:  # before the answers, so that a client that has one finds it counted
                 self._running[worker] = len(search)
-                self.translated += len(done)
+                self.translated += sum(not isinstance(result, Exception) for _, result in results)
+            for sentence, result in results:
+                _resolve(sentence, result)
 
     def _next_sentences(self, worker: int, search: ContinuousSearch) -> list[QueuedSentence]:
         """Take this worker's share of the queue, as far as it fits into the batch."""

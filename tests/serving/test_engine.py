@@ -42,6 +42,24 @@ def test_engine_translates_like_the_translator(translator: Translator, workers: 
     assert not any(thread.is_alive() for thread in engine._threads)
 
 
+def test_sentence_is_counted_before_its_future_resolves(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, held, seen = ContinuousSearch.step, threading.Event(), []
+
+    def step(self: ContinuousSearch) -> list:
+        assert held.wait(30)
+        return original(self)
+
+    monkeypatch.setattr(ContinuousSearch, "step", step)
+    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=1), batch_size=1)
+    for future in engine.submit(sources(translator)[:3]):  # the thread that resolves a future runs its callback
+        future.add_done_callback(lambda _: seen.append((engine.translated, engine.running)))
+    held.set()
+    engine.close()
+    assert seen == [(1, 0), (2, 0), (3, 0)]
+
+
 def test_workers_share_what_waits(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     # all threads see the whole queue first: otherwise one may be done before the next begins
     taken, begin = {}, threading.Barrier(2)
@@ -133,6 +151,7 @@ def test_error_fails_its_batch_and_not_the_next(
     assert texts(translator, engine.submit(sources(translator)[:3])) == list(translator.translate(LINES[:3]))
     engine.close()
     assert "translation failed" in caplog.text
+    assert engine.translated == 3
 
 
 def test_engine_refuses_numbers_below_one(translator: Translator) -> None:
