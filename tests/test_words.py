@@ -60,7 +60,7 @@ TEXT = {
         # lines about white space and alignment, the corpus of number words, and names in other libraries
         r"(?i).*(?:align|pharaoh|white[- ]?space|spaces separate|last word|\.split\().*|number[ _-]words?|"
         r"word[ _-]vectors?|word for word|whole words?|test_words|(?:bad|force|stop|to)_words\w*|end_of_word\w*|"
-        r"word_ids?\b|\w*word_embeddings?|word[ -]?(?:piece|level)s?|word-penalty|mini-batch-words",
+        r"word_ids?\b|\w*word_embeddings?|level.: .word|word[ -]?(?:piece|level)s?|word-penalty|mini-batch-words",
         WORD_FILES,
     ),
     "program": Synonym(
