@@ -63,12 +63,13 @@ def prose(text: str) -> str:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The parts of every command in a bash block, without comments and redirections."""
+    """The parts of every command in a bash block, without variables before it, comments and redirections."""
     lines = "\n".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
     found = []
     for parts in (shlex.split(line, comments=True) for line in lines):
         end = next((index for index, part in enumerate(parts) if part in ("<", ">", "|")), len(parts))
-        found += [parts[:end]] if parts else []
+        start = next((index for index, part in enumerate(parts) if not re.match(r"[A-Z0-9_]+=", part)), end)
+        found += [parts[start:end]] if parts[start:end] else []
     return found
 
 
