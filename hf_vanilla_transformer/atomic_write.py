@@ -14,12 +14,14 @@ _FULL = {
     errno.ENOSPC: "no space left on the disk",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file would exceed the allowed size (ulimit -f)",
+    0: "no space left on the disk, or within a quota or ulimit -f",
 }
 # The messages of libraries that do not pass an OSError on: Rust (tokenizers, safetensors), Arrow, torch.save.
 _SIGNS = {
-    errno.ENOSPC: ("No space left", "os error 28", "code: 28", "unexpected pos", "PytorchStreamWriter failed"),
+    errno.ENOSPC: ("No space left", "os error 28", "code: 28"),
     errno.EDQUOT: ("Disk quota exceeded", "os error 122"),
     errno.EFBIG: ("File too large", "os error 27"),
+    0: ("unexpected pos", "PytorchStreamWriter failed"),  # torch.save does not say which
 }
 
 

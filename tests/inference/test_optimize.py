@@ -161,6 +161,19 @@ def test_weight_snapshot_notices_every_write() -> None:
     assert not snapshot.matches(tensors[:1])
 
 
+@torch.no_grad()
+def test_weight_snapshot_notices_the_smallest_change_in_bfloat16() -> None:
+    """One bit of one number, and two numbers that are exchanged, which leaves the sum of the row as it was."""
+    weight = torch.randn(40, 8).to(torch.bfloat16)
+    for row in weight:
+        snapshot = WeightSnapshot([weight])
+        row.view(torch.int16)[3] ^= 1
+        assert not snapshot.matches([weight])
+        snapshot = WeightSnapshot([weight])
+        row[[0, 4]] = row[[4, 0]]
+        assert not snapshot.matches([weight])
+
+
 @pytest.mark.parametrize("other_writer", [lambda x: x.numpy(), lambda x: x.share_memory_().numpy()])
 def test_weight_snapshot_notices_writers_that_were_there_before(other_writer: Callable[[Tensor], Any]) -> None:
     tensors = [torch.randn(4, 4), torch.randn(3)]

@@ -131,6 +131,14 @@ def test_sentences_beyond_learned_positions_are_refused_before_training(tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_test_line_beyond_learned_positions_is_met_after_the_model_is_saved(tmp_path):
+    learned = {"position_encoding_type": "learned", "max_position_embeddings": 20}
+    limits = {"max_source_length": 20, "max_target_length": 20, "max_eval_samples": 1}
+    message = error_of(lambda: train(tmp_path, **learned, **limits))
+    assert message.startswith("the test split cannot be scored: a sequence of ") and "the model is saved in" in message
+    assert (tmp_path / "run" / "model.safetensors").is_file() and (tmp_path / "run" / "checkpoint-2").is_dir()
+
+
 def test_lowercase_treats_validation_and_test_alike(tmp_path, monkeypatch):
     """A model that repeats the references in lower case scores 100 on both."""
     from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer

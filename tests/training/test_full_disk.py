@@ -43,6 +43,12 @@ def test_system_error_names_the_folder_and_the_reason(tmp_path, number):
         assert full_disk_reason(error).startswith(NUMBERS[number])
 
 
+def test_error_of_torch_alone_names_every_possible_reason():
+    """`torch.save` says neither which error the system gave it nor that it was one."""
+    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")
+    assert full_disk_reason(error) == "no space left on the disk, or within a quota or ulimit -f"
+
+
 def test_file_of_the_error_names_the_folder(tmp_path):
     copied = OSError(errno.ENOSPC, "No space left on device", "/source/file", None, str(tmp_path / "copy"))
     with pytest.raises(DiskFull, match=f"^{tmp_path}: no space left"), report_full_disk("/elsewhere"):

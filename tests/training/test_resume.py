@@ -141,6 +141,17 @@ def test_resume_without_training_state_is_refused(run, name):
     assert f"checkpoint-2 has no {name}" in error_of(trained, run, max_steps=3, resume=True, **TOKENS)
 
 
+def test_resume_keeps_checkpoints_that_were_pruned_to_their_weights(run):
+    pruned = run / "checkpoint-1"
+    for path in pruned.iterdir():
+        if path.name not in ("model.safetensors", "config.json"):
+            path.unlink()
+    before = (pruned / "model.safetensors").read_bytes()
+    made = trained(run, max_steps=3, resume=True, **TOKENS)
+    assert made.state.global_step == 3
+    assert (pruned / "model.safetensors").read_bytes() == before and (pruned / "config.json").is_file()
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed"])
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "run_state.json"])
 def test_resume_from_damaged_training_state_is_refused(run, name, damage):
@@ -346,10 +357,17 @@ def test_callback_that_asks_for_the_loader_keeps_the_order(tmp_path):
     assert seen == expected
 
 
-def test_resume_from_a_path_object_is_bit_identical(tmp_path):
-    expected = trained(tmp_path / "whole", max_steps=4, **TOKENS)
-    checkpoint = tmp_path / "whole" / "checkpoint-2"
-    resumed = trained(tmp_path / "resumed", max_steps=4, resume=checkpoint, **TOKENS)
+def stream():
+    """Three updates to a pass, by `TOKENS`."""
+    return IterableDataset.from_generator(lambda: iter(random_pairs(32)))
+
+
+# In the second pass, which the number of updates alone does not tell of a stream.
+@pytest.mark.parametrize("data", [lambda: None, stream], ids=["table", "stream"])
+def test_resume_from_a_path_object_is_bit_identical(tmp_path, data):
+    expected = trained(tmp_path / "whole", data(), max_steps=6, **TOKENS)
+    checkpoint = tmp_path / "whole" / "checkpoint-4"
+    resumed = trained(tmp_path / "resumed", data(), max_steps=6, resume=checkpoint, **TOKENS)
     assert torch.equal(flat(resumed.model), flat(expected.model))
 
 
@@ -447,15 +465,15 @@ def adapted(folder, resume=None, **settings):
     lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2)
     model = peft.get_peft_model(tiny_model(encoder_layers=1, decoder_layers=1), lora)
     settings |= {"lr_scheduler_type": "constant"}
-    return trained(folder, model=model, resume=resume, **TOKENS, **settings)
+    return trained(folder, stream(), model=model, resume=resume, **TOKENS, **settings)
 
 
 def test_lora_run_resumes_bit_identically(tmp_path):
-    expected = adapted(tmp_path / "whole", max_steps=4)
+    expected = adapted(tmp_path / "whole", max_steps=6)
     run = tmp_path / "resumed"
-    adapted(run, max_steps=2)
-    resumed = adapted(run, max_steps=4, resume=True)
-    assert resumed.state.global_step == 4
+    adapted(run, max_steps=4)
+    resumed = adapted(run, max_steps=6, resume=True)
+    assert resumed.state.global_step == 6
     assert torch.equal(flat(resumed.model), flat(expected.model))
 
 

@@ -200,6 +200,9 @@ def requests(draw: st.DrawFn) -> Request:
     limit = draw(st.sampled_from(["max_length", "max_new_tokens"] if by_their_loop else sorted(LIMITS)))
     if arguments.get("forced_bos_token_id") in arguments.get("suppress_tokens", ()):  # which transformers refuses
         del arguments["suppress_tokens"]
+    suppressed = [*arguments.get("suppress_tokens", ()), *arguments.get("begin_suppress_tokens", ())]
+    if arguments.get("forced_eos_token_id") in suppressed:  # every token has probability 0: transformers returns none
+        del arguments["forced_eos_token_id"]
     prefix = draw(st.sampled_from([1, 1, 2, 4]))
     arguments[limit] = draw(LIMITS[limit]) + (prefix if limit == "max_length" else 0)
     ways = ["input_ids", "inputs", "config"]
