@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..atomic_write import atomic_file
+from ..atomic_write import atomic_file, report_full_disk
 from ..errors import UserError, check_at_least_one
 from .corpora import cache_file, remove_leftovers
 
@@ -180,14 +180,16 @@ def save_tokenizers(
 
     Raises:
         UserError: `directory` is a file.
+        DiskFull: there is no space.
     """
     if Path(directory).is_file():  # `save_pretrained` would only log it
         raise UserError(f"{directory} is a file; name a folder for the tokenizer")
     target_folder = Path(directory) / TARGET_FOLDER
-    _save(source, Path(directory))
-    if target is not None and target is not source:
-        _save(target, target_folder)
-    elif target_folder.is_dir():
+    with report_full_disk(directory):
+        _save(source, Path(directory))
+        if target is not None and target is not source:
+            _save(target, target_folder)
+    if (target is None or target is source) and target_folder.is_dir():
         shutil.rmtree(target_folder)  # of an earlier save; `load_tokenizers` would load it
 
 

@@ -30,7 +30,7 @@ def run(repository, monkeypatch, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target_format", FORMATS)
+@pytest.mark.parametrize("target_format", sorted(FORMATS.keys() - {"argos"}))  # a file: tests/interop/test_argos.py
 def test_exported_folder_is_complete(run, target_format, tmp_path):
     pytest.importorskip({"onnx": "onnxscript", "ctranslate2": "ctranslate2"}.get(target_format, "torch"))
     write_model(tmp_path / "model")

@@ -82,9 +82,10 @@ def test_tokenizer_that_exceeds_a_limit_is_one_line(tmp_path):
 
 
 LIMITED = """
-import resource, runpy, sys
+import os, resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
