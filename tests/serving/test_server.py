@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,17 @@ def test_large_bodies_are_refused_in_bounded_memory(server: RunningServer, expec
 
     async def send(head: str, chunked: bool) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+
+        async def send_body() -> None:  # to its end, or until the server, which has answered, closes the connection
+            with suppress(ConnectionError):
+                for _ in range(100):
+                    writer.write(b"100000\r\n" + chunk + b"\r\n" if chunked else chunk)
+                    await writer.drain()
+
         writer.write(head.encode())
-        for _ in range(100):
-            writer.write(b"100000\r\n" + chunk + b"\r\n" if chunked else chunk)
-            await writer.drain()
+        sending = asyncio.ensure_future(send_body())
         status, _, answer = await read_answer(reader)
+        await sending
         writer.close()
         assert "at most" in answer["error"] or "limit" in answer["error"]
         return status
