@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from ..loss_vanilla_transformer import IGNORED, target_tokens
 from .fused_objective import fused_objective
 
-CPU_CACHE = 2**18  # logits of each pass that are differentiated at once, so that they stay in a core's cache
+CPU_CACHE = 2**17  # logits of each pass that are differentiated at once, so that they stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -170,19 +170,30 @@ def _differentiate(
         logs = both.log_softmax(dim=2, dtype=torch.float32)  # (2, rows, V)
         p, q = logs.exp()  # (rows, V)
         difference = logs[0] - logs[1]  # d (rows, V)
-        forward = (p * difference).sum(dim=1, keepdim=True)  # KL(p ‖ q) (rows, 1)
-        reverse = -(q * difference).sum(dim=1, keepdim=True)  # KL(q ‖ p) (rows, 1)
+        forward, reverse = _row_sums(p, difference), -_row_sums(q, difference)  # KL(p ‖ q), KL(q ‖ p) (rows, 1)
         total = (f * forward + r * reverse).sum()
-        derivatives = (
-            f * p * (difference - forward) + r * (p - q),
-            f * (q - p) - r * q * (difference + reverse),
+        # The factors of p in the first derivative and of q in the second, with those of the cross-entropies.
+        factors = (
+            torch.add(r + weights[0] - f * forward, difference, alpha=f),
+            torch.add(f + weights[1] - r * reverse, difference, alpha=-r),
         )
-        for z, log_p, probability, derivative, weight in zip(both, logs, (p, q), derivatives, weights, strict=True):
+        terms = (p, q, r), (q, p, f)
+        for z, log_p, factor, (probability, other, share), weight in zip(
+            both, logs, factors, terms, weights, strict=True
+        ):
+            derivative = factor.mul_(probability)
+            if share:
+                derivative.sub_(other, alpha=share)
             if weight:  # CE = -(1 - ε) log p_label - ε mean(log p), differentiated: p - (1 - ε) [label] - ε / V
                 chosen = -log_p.gather(1, label).sum()
                 total = total + weight * ((1 - smoothing) * chosen - smoothing * log_p.mean(dim=1).sum())
-                derivative += weight * (probability - smoothing / vocab_size)
+                derivative.sub_(weight * smoothing / vocab_size)
                 derivative.scatter_add_(1, label, derivative.new_full(label.shape, weight * (smoothing - 1)))
             z.copy_(derivative)
         sums += torch.stack([total, -logs[0].gather(1, label).sum()])
     return sums
+
+
+def _row_sums(one: Tensor, other: Tensor) -> Tensor:
+    """Sums over the vocabulary of products of two matrices (rows, V), without holding the products: (rows, 1)."""
+    return torch.bmm(one[:, None], other[:, :, None])[:, 0]

@@ -58,17 +58,22 @@ class _FusedObjective(torch.autograd.Function):
             if grad and bias is not None:
                 grad_bias = torch.zeros_like(bias, dtype=torch.float32)  # (V,)
             rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // len(hidden))
+            # One buffer for all chunks, as in the loss of one pass: fresh memory is mapped page by page.
+            buffer = tokens.new_empty(min(rows, len(counted)) * len(hidden), len(weight))  # (P rows, V)
             for start in range(0, len(counted), rows):
                 chunk = slice(start, start + rows)
-                logits = F.linear(tokens[:, chunk], cast_weight, cast_bias)  # (P, n, V)
+                states = tokens[:, chunk].flatten(0, 1)  # (P n, D)
+                flat = torch.mm(states, cast_weight.T, out=buffer[: len(states)])  # (P n, V)
+                if cast_bias is not None:
+                    flat += cast_bias
+                logits = flat.unflatten(0, (len(hidden), -1))  # (P, n, V)
                 sums += differentiate(logits, labels[counted[chunk], None], counted[chunk])
                 if not grad:
                     continue
                 grad_tokens[:, chunk] = logits @ cast_weight  # (P, n, D)
-                derivatives = logits.flatten(0, 1)  # (P n, V)
-                grad_weight += derivatives.T @ tokens[:, chunk].flatten(0, 1)  # (V, D) from (V, P n), (P n, D)
+                grad_weight += flat.T @ states  # (V, D) from (V, P n), (P n, D)
                 if grad_bias is not None:
-                    grad_bias += derivatives.sum(dim=0, dtype=torch.float32)
+                    grad_bias += flat.sum(dim=0, dtype=torch.float32)
         return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
 
     @staticmethod
