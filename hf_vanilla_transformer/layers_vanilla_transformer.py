@@ -273,8 +273,8 @@ def _draw_mask(x: Tensor, p: float, training: bool) -> tuple[Tensor | None, floa
 
 def cast_once(x: Tensor) -> Tensor:
     """`x` in the dtype of autocast, which would cast it again for each projection and keep every copy for backward."""
-    device_type = x.device.type
-    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(device_type):
+    device_type, traced = x.device.type, torch.compiler.is_compiling()  # torch 2.9 cannot trace the next function
+    if x.dtype != torch.float32 or not (traced or torch.amp.is_autocast_available(device_type)):
         return x
     return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
 

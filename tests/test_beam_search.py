@@ -7,6 +7,7 @@ compiled: there is no compiler here, and each sentence is a request of its own.
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -291,6 +292,8 @@ def test_long_translations_equal_transformers(decoding: Decoding) -> None:
     ids=lambda fields: next(iter(fields)),
 )
 def test_every_kind_of_decoder_equals_transformers(fields: dict[str, Any], decoding: Decoding) -> None:
+    if "decoder_vocab_size" in fields and tuple(map(int, version("transformers").split(".")[:2])) < (5, 23):
+        pytest.skip("the beam search of transformers 5.17 takes the source's vocabulary size; that of 5.23 does not")
     settings = {"num_beams": 4, "length_penalty": 1.0, "max_new_tokens": 14}
     decoding.assert_same(varied_model(**fields).double(), source(LENGTHS), **settings)
 

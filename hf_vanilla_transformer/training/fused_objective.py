@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..loss_vanilla_transformer import IGNORED, rows_per_chunk
 
