@@ -46,11 +46,11 @@ class Synonym(NamedTuple):
     files: str = r"(?!)"
 
 
-# Where white space separates words: alignments, word vectors, number words, what BPE splits; and the key "words" of
-# recorded checkpoints.
+# Where white space separates words: alignments, word vectors, number words, what BPE splits, options of other
+# toolkits; and the key "words" of recorded checkpoints.
 WORD_FILES = (
     r"align|word_vectors|numbers|bpe|tokenizer_training|vocabular|metrics|interop/foreign|old_checkpoints|"
-    r"html_text|serving/service"
+    r"html_text|serving/service|interop/toolkits"
 )
 
 TEXT = {

@@ -29,6 +29,12 @@ NEVER = -1e4  # output bias of the tokens that Marian does not have
 PAD = "<pad>"
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": PAD}
 
+# Seen in 1.12.42: with the keys and values of later steps unnormalised, its log-probabilities are found again.
+PRE_NORM_NOTE = (
+    "its scores are those of Marian's training and scorer; marian-decoder leaves the self-attention's keys and values "
+    "unnormalised from the second token on, so its translations differ"
+)
+
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}
 _LAST_WITH_APPROXIMATE_GELU = (1, 12, 0)  # whose "gelu" is x · sigmoid(1.702 x); in March 2023 it became exact
 _MAX_EXPANSION = 10  # of a compressed .npz: floats hardly shrink
@@ -128,6 +134,8 @@ def from_marian_npz(
     converted = _with_tokenizers(model, paths, [_with_unused(side, pad) for side in sides], spm_models)
     dropped = [f"--{name}" for name in ("word-penalty",) if decoder.number(name, 0.0)]
     notes = [converted.note, *(f"`generate` has no {name}, so it is dropped" for name in dropped)]
+    if fields["layer_norm_position"] == "pre":
+        notes.append(PRE_NORM_NOTE)
     if converted.tokenizer is None and (named := _vocabulary_names(options, decoder)):
         notes.append(f"its vocabularies {' and '.join(map(shown, named))} are not in its folder")
     converted.note = "; ".join(filter(None, notes))

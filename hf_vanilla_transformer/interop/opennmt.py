@@ -3,6 +3,7 @@
 Their option `layer_norm` chooses a formula, "standard" or "rms"; no option chooses post-norm.
 """
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,9 @@ REFUSED: dict[str, tuple[tuple, str]] = {
     "lambda_coverage": ((0, 0.0), "has a coverage attention"),
     "feat_merge": (("concat", "sum", "mlp"), "has features"),
 }
+
+# Of version 3, whose scores are means, so that a later hypothesis may be better.
+SEARCH_NOTE = "OpenNMT-py 3 ends a search when its best candidate ends, `generate` when no other can win"
 
 # Version 1 and 2 pickle the vocabularies as objects of torchtext; only the weights are read.
 _VOCABULARY_CLASSES = (
@@ -112,7 +116,7 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
         _fields(options, tensors) | tying.fields | sizes | ids, tensors, locate, tying.copies | tables
     )
     set_generation_config(
-        model, _search(options) | {name: each for name, each in ids.items() if name != "unk_token_id"}
+        model, _search(bool(sides)) | {name: each for name, each in ids.items() if name != "unk_token_id"}
     )
     if not sides:
         return Converted(model, note="version 1 and 2 hold their vocabularies as objects, which are not read")
@@ -126,7 +130,7 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
     source.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A", pair="$A $B", special_tokens=[]
     )
-    return Converted(model, source, target, note=vocabularies.PRETOKENIZED)
+    return Converted(model, source, target, note=f"{vocabularies.PRETOKENIZED}; {SEARCH_NOTE}")
 
 
 def _refuse(options: Options) -> None:
@@ -138,8 +142,11 @@ def _refuse(options: Options) -> None:
 
 def _tensors(found: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     """Model and generator, which is a Sequential in versions 1 and 2, under one set of names."""
-    tensors = state_dicts.require_tensors(found["model"], f"{path}: model")
+    tensors = dict(state_dicts.require_tensors(found["model"], f"{path}: model"))
     generator = state_dicts.require_tensors(found["generator"], f"{path}: generator")
+    # version 3 leaves out the biases of the feed-forward network without -add_ffnbias
+    for name in [name for name in tensors if re.fullmatch(r".*\.feed_forward\.w_[12]\.weight", name)]:
+        tensors.setdefault(name.replace(".weight", ".bias"), tensors[name].new_zeros(len(tensors[name])))
     return tensors | {f"generator.{name.removeprefix('0.')}": tensor for name, tensor in generator.items()}
 
 
@@ -172,9 +179,10 @@ def _first_number(options: Options, name: str) -> float:
     return float(Options({name: first}, options.where).number(name, 0.1, 0.0))
 
 
-def _search(options: Options) -> dict[str, Any]:
-    """`onmt_translate` by default: 5 beams, the sum of log-probabilities, at most 250 tokens."""
-    return {"num_beams": 5, "length_penalty": 0.0, "early_stopping": True, "max_new_tokens": 250}
+def _search(has_vocabularies: bool) -> dict[str, Any]:
+    """`onmt_translate` by default: 5 beams, ranked by their log-probability, from version 3 on by its mean."""
+    penalty, longest = (1.0, 250) if has_vocabularies else (0.0, 100)
+    return {"num_beams": 5, "length_penalty": penalty, "early_stopping": True, "max_new_tokens": longest}
 
 
 def _vocabularies(found: Any) -> list[list[str]]:

@@ -105,7 +105,7 @@ def test_opennmt_checkpoint_gives_its_logits(version: int, tmp_path: Path, recor
     record_property("logits", (PEER, assert_restated(ours, restated(model, head))))
     assert tokenizer is None and ours.config.attention_bias is (version == 1)
     search = ours.generation_config
-    assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (5, 0.0, 250)
+    assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (5, 0.0, 100)
 
 
 def test_opennmt_gelu(tmp_path: Path, record_property: Record) -> None:
@@ -113,6 +113,16 @@ def test_opennmt_gelu(tmp_path: Path, record_property: Record) -> None:
     save(tmp_path / "model.pt", model, head, pos_ffn_activation_fn="gelu")
     ours, _, _ = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
     record_property("logits", (PEER, assert_restated(ours, restated(model, head, activation="gelu"))))
+
+
+def test_opennmt_without_biases_of_the_feed_forward_network(tmp_path: Path, record_property: Record) -> None:
+    """As version 3.5 saves it by default."""
+    model, head = weights((23, 29), qkv_bias=False)
+    biases = {name: tensor for name, tensor in model.items() if "feed_forward.w_" in name and name.endswith("bias")}
+    save(tmp_path / "model.pt", {name: tensor for name, tensor in model.items() if name not in biases}, head)
+    ours, _, _ = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in biases.items()}
+    record_property("logits", (PEER, assert_restated(ours, restated(model | zeros, head))))
 
 
 def test_opennmt_vocabulary_of_version_3(tmp_path: Path) -> None:
@@ -125,6 +135,7 @@ def test_opennmt_vocabulary_of_version_3(tmp_path: Path) -> None:
     assert tokenizer("a dog sleeps")["input_ids"] == [4, 5, 0]
     assert target("ein Hund")["input_ids"] == [4, 5, 3]
     assert ours.config.decoder_start_token_id == 2
+    assert (ours.generation_config.length_penalty, ours.generation_config.max_new_tokens) == (1.0, 250)
     save(tmp_path / "model.pt", model, head, {**vocab, "tgt": sides["tgt"][:-1]})
     with pytest.raises(UserError, match="6 tokens with the special ones, but the model has 7"):
         from_opennmt(tmp_path / "model.pt")
