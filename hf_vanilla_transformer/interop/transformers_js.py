@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
+from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from ..inference.alignment import eager_attention
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .exported_programs import export_module, refuse
@@ -31,6 +32,7 @@ DTYPES = {"fp32": "", "q8": "_quantized", "fp16": "_fp16"}
 GRAPHS = ("encoder_model", "decoder_model_merged")
 
 _LARGEST = 2**31  # bytes of a file of ONNX
+_END = 1e4  # above every logit, and finite in float16
 
 
 def write(
@@ -116,11 +118,21 @@ class _Projections(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """The decoder and the output layer, with both KV caches as inputs, and with its cross-attention weights."""
+    """The decoder and the output layer, with both KV caches as inputs, and with its cross-attention weights.
+
+    §6.1 bounds a translation by the length of its source. transformers.js and optimum have no such setting: the graph
+    ends the translation.
+    """
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
         self.decoder, self.lm_head = model.model.decoder, model.lm_head
+        given, ends = model.generation_config.to_diff_dict(), model.generation_config.eos_token_id
+        bounded = given.get("max_length") is not None or given.get("max_new_tokens") is not None
+        self.over = None if bounded else given.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
+        end = torch.zeros(model.config.target_vocab_size)
+        end[ends] = _END  # added to the logits (V) behind the bound
+        self.register_buffer("end", end, persistent=False)
 
     def forward(
         self, input_ids: Tensor, encoder_attention_mask: Tensor, source: list[Tensor], past: list[Tensor]
@@ -138,7 +150,12 @@ class _Decoder(nn.Module):
             output_attentions=True,
         )
         present = [part for layer in own.layers for part in (layer.keys, layer.values)]
-        return self.lm_head(output.last_hidden_state), present, list(output.cross_attentions)
+        logits = self.lm_head(output.last_hidden_state)
+        if self.over is not None:
+            length = past[0].shape[2] + 1 + torch.arange(input_ids.shape[1])  # (T), with the token that is predicted
+            late = length > encoder_attention_mask.sum(dim=-1, keepdim=True) + self.over  # (B, T)
+            logits = logits + late[..., None].float() * self.end
+        return logits, present, list(output.cross_attentions)
 
 
 def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceIds) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS, write
 from tests.interop.exports import CASES, LINES, require_onnx, write_model
-from tests.model_helpers import PAD, assert_near, padded, sentences
+from tests.model_helpers import EOS, PAD, assert_near, padded, sentences
 
 require_onnx()
 
@@ -118,6 +118,21 @@ def test_graphs_broadcast_one_source_over_several_beams(exported: Exported) -> N
         decoder_input_ids = torch.cat([beams[:1, :1].expand(3, -1), beams[:, 1:]], dim=1)
         expected = model(input_ids=ids.expand(3, -1), decoder_input_ids=decoder_input_ids).logits[:, 1:]
     assert_near(torch.from_numpy(logits), expected, 1e-5)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_graph_ends_a_translation_where_generate_does(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    model.generation_config.max_length_over_source = 2
+    write(model, tmp_path / "model", tmp_path / "out", ("fp32",))
+    ids, target = padded(sentences([5, 3], 320)), padded(sentences([9, 9], 320, seed=1))
+    mask = ids.ne(PAD).long()
+    logits = Graphs(tmp_path / "out").all_logits(ids, mask, target, [3] + [1] * (target.shape[1] - 3))
+    expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
+    for row, most in enumerate((mask.sum(dim=1) + 2).tolist()):  # tokens of the longest translation
+        assert_near(logits[row, :most], expected[row, :most], 1e-5)
+        assert set(logits[row, most:].argmax(dim=-1).tolist()) == {EOS}
 
 
 @pytest.mark.slow
