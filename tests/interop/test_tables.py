@@ -40,7 +40,7 @@ def test_imports_table_has_a_row_for_each_format() -> None:
     assert judge.startswith("NumPy restatement of JoeyNMT") and models == "4" and 0 < float(difference) <= 1e-5
     assert tokens.startswith("sentencepiece ") and "encoder.layer_norm=pre" in refused
     assert (
-        second[0].startswith("NumPy restatement of OpenNMT-py") and second[1] == "3" and 0 < float(second[2]) <= 1e-5
+        second[0].startswith("NumPy restatement of OpenNMT-py") and second[1] == "4" and 0 < float(second[2]) <= 1e-5
     )
     assert "-max_relative_positions 20" in second[4]
 
