@@ -55,10 +55,7 @@ def prepared_files(
     Raises:
         UserError: see `choose_files`; an invalid `repo_id`.
     """
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise UserError(f"repo_id={repo_id!r} is no name for the Hub: {one_line(error)}") from None
+    check_repo_id(repo_id)
     folder = Path(folder)
     files = choose_files(folder, include)
     if ADAPTER_CONFIG in files.chosen:
@@ -68,6 +65,14 @@ def prepared_files(
         if max_shard_size is not None:
             shard(files, max_shard_size, Path(temporary))
         yield files
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raise a UserError for what the Hub does not accept as the name of a repository."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UserError(f"repo_id={repo_id!r} is no name for the Hub: {one_line(error)}") from None
 
 
 def publish(

@@ -5,12 +5,9 @@ from pathlib import Path
 
 import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from ..errors import UserError
-from ..untrusted import one_line
-from .publishing import one_line_errors, with_retries
+from .publishing import check_repo_id, one_line_errors, with_retries
 
 CARD = "README.md"
 _KEPT = (".gitattributes",)  # of the repository, not of the site
@@ -47,10 +44,7 @@ def publish_space(
     if not (site / "index.html").is_file():
         raise UserError(f"{site}: no site there (index.html is missing); write one with export --to web")
     for name in (repo_id, model_id):
-        try:
-            validate_repo_id(name)
-        except HFValidationError as error:
-            raise UserError(f"repo_id={name!r} is no name for the Hub: {one_line(error)}") from None
+        check_repo_id(name)
     files: dict[str, Path | bytes] = {
         path.relative_to(site).as_posix(): path for path in sorted(site.rglob("*")) if path.is_file()
     }
