@@ -259,13 +259,20 @@ def draw_attention(
     row = next((row for row in rows if max(len(row["source"]), len(row["target"])) <= _MAX_MAP_CHARACTERS), None)
     if row is None:
         return
-    try:
+    with report_missing_plot("attention map"):
         source, target, weights = cross_attention(model, *tokenizers, row["source"], row["target"])
         print_main(f"attention map: {plot_attention(source, target, weights, run / 'attention.png')}")
+
+
+@contextmanager
+def report_missing_plot(name: str) -> Iterator[None]:
+    """Print why a plot is missing, for example without matplotlib; only a full disk ends the run."""
+    try:
+        yield
     except DiskFull:
         raise
     except UserError as error:
-        print(f"no attention map: {error}", file=sys.stderr)
+        print(f"no {name}: {error}", file=sys.stderr)
 
 
 def write_card(
@@ -286,12 +293,8 @@ def write_card(
     with report_failed_save(run, "the model and its scores are saved, its card is not"):
         if not trainer.is_fsdp_enabled:  # a forward pass of a sharded model would need all ranks
             draw_attention(trainer.model, tokenizers, corpus, run)
-        try:
+        with report_missing_plot("curve"):
             print_main(f"curve: {plot_curve(trainer.state.log_history, run / 'curve.png')}")
-        except DiskFull:
-            raise
-        except UserError as error:
-            print(f"no curve: {error}", file=sys.stderr)
         facts = _card_facts(trainer, corpus, results, model_args, data_args, args, command)
         print_main(f"model card: {write_model_card(run, facts)}")
         record_files(run, [name for name in CARD_FILES if (run / name).is_file()])
