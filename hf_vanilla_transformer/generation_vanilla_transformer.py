@@ -472,7 +472,7 @@ class BeamSearch:
         rows, prefix = torch.tensor(done[:count], device=self.prefix.device), self.prefix[:1].expand(count, -1)
         longest = max(batch.longest, self.state.tokens.shape[2] - 1)
         self.state = self.state.replace(rows, self._start(batch, prefix, self.config.num_beams, longest))
-        if len(self.sentences) == 1:  # nothing stays
+        if len(self.sentences) == 1:  # no other row has caches to keep
             self.decoder = batch.decoder
         else:
             self.decoder.replace(rows, batch.decoder)

@@ -216,10 +216,10 @@ class CompiledDecoder:
         return found
 
     def select(self, rows: Tensor) -> None:
-        """One sentence stays until it is done."""
+        """Nothing: the only sentence stays in the batch until it is done."""
 
     def replace(self, rows: Tensor, other: Any) -> None:
-        """One sentence is replaced with its decoder."""
+        """Nothing: a search of one sentence takes the decoder of the next one instead."""
 
 
 def compile_error(device: torch.device) -> str | None:
