@@ -1,6 +1,5 @@
 """Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762), whose
-section, equation and table numbers are cited in this package.
-"""
+section, equation and table numbers are cited in this package."""
 
 import copy
 import os

@@ -1,7 +1,7 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762) as Hugging Face models.
 
-The models that the Auto classes load. Their two stacks are in stacks_vanilla_transformer.py, and the layers and the
-attention formula in layers_vanilla_transformer.py. Sections, equations and tables are the paper's.
+The models that the Auto classes load; attention, layers and the two stacks are in layers_vanilla_transformer.py.
+Sections, equations and tables are the paper's.
 
 Shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
 """
@@ -26,7 +26,6 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import (
-    Decoder,
     ModuleDecoder,
     NextBatch,
     VanillaTransformerGenerationConfig,
@@ -34,15 +33,16 @@ from .generation_vanilla_transformer import (
     paper_generation_config,
     plan_search,
 )
-from .layers_vanilla_transformer import dropout
-from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
-from .stacks_vanilla_transformer import (
+from .layers_vanilla_transformer import (
     VanillaTransformerDecoder,
     VanillaTransformerEncoder,
     VanillaTransformerPreTrainedModel,
     check_ids,
     default_source_mask,
+    dropout,
 )
+from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
+from .search_vanilla_transformer import Decoder
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -380,10 +380,8 @@ class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
 
 
 class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedModel):
-    """The encoder, the mean of its states, and one linear layer (`AutoModelForSequenceClassification`).
-
-    Not in the paper. The encoder loads from the checkpoint of a whole translator.
-    """
+    """The encoder, the mean of its states, and one linear layer (`AutoModelForSequenceClassification`); not in the
+    paper. The encoder loads from the checkpoint of a whole translator."""
 
     _keys_to_ignore_on_load_unexpected = [r"decoder\.", r"lm_head\."]
     # The mean is over sentences: `Trainer` must divide by its accumulation steps itself.

@@ -13,13 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.cache_utils import DynamicLayer
 
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
-from hf_vanilla_transformer import stacks_vanilla_transformer as stacks
-from hf_vanilla_transformer.generation_vanilla_transformer import (
-    BeamCacheSlots,
-    SlotCache,
-    topk_log_probs,
-)
+from hf_vanilla_transformer import layers_vanilla_transformer as layers
+from hf_vanilla_transformer import search_vanilla_transformer as search
+from hf_vanilla_transformer.generation_vanilla_transformer import BeamCacheSlots, SlotCache
 from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.search_vanilla_transformer import topk_log_probs
 from tests.search_helpers import (
     source,
     varied_model,
@@ -95,7 +93,7 @@ def test_topk_log_probs_are_those_of_log_softmax(
     logits = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = logits.double().log_softmax(dim=-1).topk(8)
     for chunk in (1, 2**18):
-        monkeypatch.setattr(generation, "_CHUNK", chunk)
+        monkeypatch.setattr(search, "_CHUNK", chunk)
         values, tokens = topk_log_probs(logits, 8)
         assert (values - expected.values).abs().max() < 1e-5
         assert logits.gather(-1, tokens).equal(logits.gather(-1, expected.indices))
@@ -136,7 +134,7 @@ class HostReads(TorchFunctionMode):
 def test_host_synchronisations_are_few(decoder: str, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     on_accelerator = generation.steps_at_once(torch.device("cuda"))
     monkeypatch.setattr(generation, "steps_at_once", lambda device: on_accelerator)
-    monkeypatch.setattr(stacks, "check_ids", lambda *args: None)  # reads ids on a CPU alone
+    monkeypatch.setattr(layers, "check_ids", lambda *args: None)  # reads ids on a CPU alone
     model = varied_model(end=-1e4)
     if decoder == "packed":
         optimize_for_inference(model)

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArgume
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
-from hf_vanilla_transformer.generation_vanilla_transformer import LengthPenalty
+from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from tests.model_helpers import EOS, PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model
 
 BACKENDS = ["eager", "sdpa"]

@@ -9,12 +9,9 @@ from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
-from hf_vanilla_transformer.generation_vanilla_transformer import (
-    LengthPenalty,
-    VanillaTransformerGenerationConfig,
-    plan_search,
-)
+from hf_vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationConfig, plan_search
 from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from tests.search_helpers import (
     AS_DICT,
     LENGTHS,

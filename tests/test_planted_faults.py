@@ -41,21 +41,21 @@ RESUME = "training/test_resume.py"
 FAULTS = {
     # The model
     "encoder ignores the source mask": Fault(
-        "stacks",
+        "layers",
         "VanillaTransformerEncoder.forward",
         "create_bidirectional_mask(self.config, inputs_embeds, attention_mask)",
         "None",
         f"{MODEL} -k batch",
     ),
     "cross-attention sees padding": Fault(
-        "stacks",
+        "layers",
         "VanillaTransformerDecoder.forward",
         "inputs_embeds, encoder_attention_mask, encoder_hidden_states)",
         "inputs_embeds, None, encoder_hidden_states)",
         f"{MODEL} -k batch",
     ),
     "causal mask is off by one": Fault(
-        "stacks",
+        "layers",
         "VanillaTransformerDecoder.forward",
         "create_causal_mask(",
         "__import__('functools').partial(create_causal_mask, or_mask_function=lambda b, h, q, k: k == q + 1)(",
@@ -69,7 +69,7 @@ FAULTS = {
         f"{PAPER} -k positions",
     ),
     "embeddings are not scaled by sqrt(d_model)": Fault(
-        "stacks",
+        "layers",
         "VanillaTransformerStack.__init__",
         "math.sqrt(config.d_model) if config.scale_embedding else 1.0",
         "1.0",
@@ -118,7 +118,7 @@ FAULTS = {
         f"{PAPER} -k layer",
     ),
     "cache position is off by one": Fault(
-        "stacks",
+        "layers",
         "VanillaTransformerDecoder.forward",
         "device=inputs_embeds.device) + past",
         "device=inputs_embeds.device) + max(past - 1, 0)",
@@ -182,7 +182,7 @@ FAULTS = {
         f"{SEARCH} -k slots",
     ),
     "hypotheses ignore the parents of beams": Fault(
-        "generation",
+        "search",
         "_append",
         "state.tokens.gather(1, parents[..., None].expand(-1, -1, state.tokens.shape[2]))",
         "state.tokens.expand(-1, parents.shape[1], -1)",
@@ -194,15 +194,15 @@ FAULTS = {
     "capacity is cut below visible slots": Fault(
         "generation",
         "BeamCacheSlots.reserve",
-        "capacity = round_up(self.bound + beams * self.steps_at_once, _SLOTS)",
-        "capacity = _SLOTS",
+        "capacity = round_up(self.bound + beams * self.steps_at_once, SLOTS)",
+        "capacity = SLOTS",
         f"{SEARCH} -k slots",
     ),
     "module decoder ignores the source mask": Fault(
         "generation", "ModuleDecoder._set_mask", "bool(visible.all())", "True", f"{SEARCH} -k padding"
     ),
     "refilled row has the position of older rows": Fault(
-        "generation",
+        "search",
         "BeamState.positions",
         "torch.minimum(self.lengths, self.limits - 1) - 1",
         "self.lengths.amax().expand_as(self.lengths) - 1",
@@ -219,7 +219,7 @@ FAULTS = {
         "generation", "BeamCacheSlots.replace", "max(self.bound, other.bound)", "other.bound", f"{SEARCH} -k refill"
     ),
     "refill takes the result of another sentence": Fault(
-        "generation",
+        "search",
         "BeamSearch._replace",
         "for row in done[:count]",
         "for row in done[:count][::-1]",
@@ -233,20 +233,20 @@ FAULTS = {
         f"{SEARCH} -k limit",
     ),
     "length penalty lacks the 5": Fault(
-        "generation", "LengthPenalty.__call__", "(5 + lengths) / 6", "lengths / 6", f"{SEARCH} -k 'penalty or papers'"
+        "search", "LengthPenalty.__call__", "(5 + lengths) / 6", "lengths / 6", f"{SEARCH} -k 'penalty or papers'"
     ),
     "length penalty is off by one": Fault(
-        "generation", "BeamSearch._start", "- prefix.shape[1]\n", "- prefix.shape[1] + 1\n", f"{SEARCH} -k papers"
+        "search", "BeamSearch._start", "- prefix.shape[1]\n", "- prefix.shape[1] + 1\n", f"{SEARCH} -k papers"
     ),
     "search ends while a longer hypothesis could win": Fault(
-        "generation",
+        "search",
         "SearchConfig.extend",
         "state.limits if self.can_grow else length",
         "length",
         f"{SEARCH} -k papers",
     ),
     "search ends before all returned hypotheses are found": Fault(
-        "generation",
+        "search",
         "SearchConfig.extend",
         "ended_scores[:, self.enough - 1]",
         "ended_scores[:, 0]",
@@ -319,14 +319,14 @@ FAULTS = {
     ),
     # What users do to a model
     "logits processors see the rows of other sentences": Fault(
-        "generation",
+        "search",
         "BeamSearch._end_sentences",
         "self.processors or len(done)",
         "len(done)",
         f"{SEARCH} -k processor",
     ),
     "forced end token is forced at the limit of the batch": Fault(
-        "generation", "SearchConfig.force_eos", "== state.limits", "== state.limits.amax()", f"{SEARCH} -k forced"
+        "search", "SearchConfig.force_eos", "== state.limits", "== state.limits.amax()", f"{SEARCH} -k forced"
     ),
     "prefix tuning is ignored": Fault(
         "generation",

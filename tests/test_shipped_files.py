@@ -34,7 +34,7 @@ from tests.model_helpers import (
 )
 
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
-ROLES = ("configuration", "generation", "layers", "loss", "modeling", "pipeline", "stacks")
+ROLES = ("configuration", "generation", "layers", "loss", "modeling", "pipeline", "search")
 BUNDLE = {f"{role}_vanilla_transformer.py" for role in ROLES}
 
 AUTO_MAP = {

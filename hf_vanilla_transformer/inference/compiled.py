@@ -24,16 +24,9 @@ from torch.export import Dim
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from ..generation_vanilla_transformer import (
-    Advance,
-    BeamCacheSlots,
-    BeamState,
-    SearchConfig,
-    additive_mask,
-    resized,
-    take_slots,
-)
-from ..stacks_vanilla_transformer import check_ids
+from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask, take_slots
+from ..layers_vanilla_transformer import check_ids
+from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, resized
 from .packed_decoder import PackedWeights
 
 #: Products are Inductor's own templates: to choose them by measuring goes wrong on a busy machine, and oneDNN's are no

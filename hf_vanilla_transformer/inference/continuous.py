@@ -17,15 +17,9 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 
 from ..errors import UserError
-from ..generation_vanilla_transformer import (
-    BeamState,
-    Decoder,
-    SearchConfig,
-    plan_search,
-    round_up,
-    steps_at_once,
-)
+from ..generation_vanilla_transformer import plan_search, steps_at_once
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig, round_up
 from .batching import MAX_TOKENS
 
 #: Joining copies the KV caches and costs an encoder pass: do it for this share of the batch, or after so many steps.

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..generation_vanilla_transformer import Advance, BeamState, Decoder, ModuleDecoder
+from ..generation_vanilla_transformer import ModuleDecoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration as Model
+from ..search_vanilla_transformer import Advance, BeamState, Decoder
 
 
 class EnsembleEngine:

@@ -12,8 +12,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from ..generation_vanilla_transformer import Decoder, ModuleDecoder
+from ..generation_vanilla_transformer import ModuleDecoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..search_vanilla_transformer import Decoder
 from .compiled import CompiledDecoder, CompiledWeights, compile_error
 from .linear import INT8, int8_error
 from .packed_decoder import PackedDecoder, PackedWeights

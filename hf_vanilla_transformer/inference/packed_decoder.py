@@ -16,16 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_utils import PreTrainedModel
 
-from ..generation_vanilla_transformer import (
-    Advance,
-    BeamCacheSlots,
-    BeamState,
-    additive_mask,
-    length_of,
-    replace_rows,
-    resized,
-)
+from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask, length_of
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer
+from ..search_vanilla_transformer import Advance, BeamState, replace_rows, resized
 from .linear import PlainLinear, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))

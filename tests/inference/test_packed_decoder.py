@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.generation_vanilla_transformer import BeamState, Decoder, ModuleDecoder
+from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import linear, optimize_for_inference
 from hf_vanilla_transformer.inference.compiled import CompiledDecoder, CompiledModule, CompiledWeights
 from hf_vanilla_transformer.inference.linear import PlainLinear, PrepackedLinear
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder, PackedWeights
+from hf_vanilla_transformer.search_vanilla_transformer import BeamState, Decoder
 from tests.model_helpers import PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model
 
 Model = VanillaTransformerForConditionalGeneration

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hf_vanilla_transformer.generation_vanilla_transformer import LengthPenalty
 from hf_vanilla_transformer.inference.optimize import WeightSnapshot
+from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from tests.search_helpers import varied_model
 from tests.trials import generate
 from tests.trials.generate import Case, Request

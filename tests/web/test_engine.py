@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data import load_tokenizers
-from hf_vanilla_transformer.generation_vanilla_transformer import LengthPenalty
+from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from hf_vanilla_transformer.web.site import write_site
 from tests.interop.exports import LINES, require_onnx, write_model
 from tests.interop.test_joint_tokenizer import write_two_tokenizers
