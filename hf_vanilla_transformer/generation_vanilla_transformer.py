@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import BaseModelOutput
@@ -87,10 +87,8 @@ class VanillaTransformerGenerationConfig(GenerationConfig):
 
 
 def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfig:
-    """§6.1 as a `generation_config.json`, with the special tokens of `config`.
-
-    A `length_penalty` that somebody sets wins over `paper_length_penalty` (α), with Hugging Face's meaning.
-    """
+    """§6.1 as a `generation_config.json`, with the special tokens of `config`. A `length_penalty` that somebody sets
+    wins over `paper_length_penalty` (α), with Hugging Face's meaning."""
     generation_config = VanillaTransformerGenerationConfig.from_model_config(config)
     generation_config.update(num_beams=BEAMS)
     generation_config.paper_length_penalty = ALPHA
@@ -197,6 +195,10 @@ class BeamCacheSlots:
         self.bound = 0  # slots from here on are free; the host knows it without asking the device
         self.steps_at_once = steps_at_once(device)
 
+    def show_all(self, length: int) -> None:
+        """Let every beam see so many slots, which are all that there are."""
+        self.visible, self.bound = self.visible.new_ones(*self.visible.shape[:2], length), length
+
     def reserve(self, beams: int) -> int:
         """The capacity C, enough for a step of so many beams; synchronises with the host where it may have to grow."""
         if self.bound + beams > self.visible.shape[2]:
@@ -209,6 +211,7 @@ class BeamCacheSlots:
 
     def append(self, parents: Tensor) -> Tensor:
         """The slots (B, K) of the next tokens, by `take_slots`."""
+        self.reserve(parents.shape[1])
         self.visible, slots = take_slots(self.visible, parents)
         return slots
 
@@ -244,7 +247,7 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
-class SlotCache(Cache):
+class SlotCache(DynamicCache):
     """Keys and values (B, H, C, ·) of the target, in the slots of a `BeamCacheSlots`."""
 
     slots: Tensor | None = None  # (B, K), of the next tokens; None: behind all that there are
@@ -274,8 +277,9 @@ class ModuleDecoder:
 
     def __init__(self, model: PreTrainedModel, states: Tensor, mask: Tensor):
         self.model, self.states = model, states
-        self.cache = EncoderDecoderCache(SlotCache(layer_class_to_replicate=DynamicLayer), DynamicCache())
+        self.cache = EncoderDecoderCache(SlotCache(), DynamicCache())
         self.slots = BeamCacheSlots(len(states), states.device)
+        self.is_greedy = True  # so far: each sentence has one beam, which sees all tokens; no slots, no mask
         self._set_mask(mask.to(states.device).ne(0))
 
     def _set_mask(self, visible: Tensor) -> None:
@@ -286,13 +290,16 @@ class ModuleDecoder:
 
     def prefill(self, tokens: Tensor) -> None:
         self._forward(tokens)
-        self.slots.visible, self.slots.bound = torch.ones_like(tokens[:, None], dtype=torch.bool), tokens.shape[1]
+        self.slots.show_all(tokens.shape[1])
 
     def step(self, state: BeamState, advance: Advance) -> BeamState:
-        cache = self.cache.self_attention_cache
-        cache.capacity = self.slots.reserve(state.parents.shape[1])
-        cache.slots = self.slots.append(state.parents)
-        mask = additive_mask(self.slots.visible, self.states.dtype)[:, None]  # (B, 1, K, C)
+        cache, mask = self.cache.self_attention_cache, None
+        self.is_greedy = self.is_greedy and state.parents.shape[1] == 1
+        if self.is_greedy:
+            self.slots.show_all(self.slots.bound + 1)
+        else:
+            cache.slots, cache.capacity = self.slots.append(state.parents), self.slots.visible.shape[2]
+            mask = additive_mask(self.slots.visible, self.states.dtype)[:, None]  # (B, 1, K, C)
         inputs = {"decoder_attention_mask": mask, "decoder_position_ids": state.positions[:, None]}  # (B, 1)
         return advance(state, self._forward(state.next_tokens, **inputs))
 
@@ -305,13 +312,12 @@ class ModuleDecoder:
         self.states = self.states[rows]
         self.slots.select(rows)
         self._set_mask(self.visible[rows])
-        for cache in (self.cache.self_attention_cache, self.cache.cross_attention_cache):
-            cache.batch_select_indices(rows)
+        self.cache.batch_select_indices(rows)
 
     def replace(self, rows: Tensor, other: "ModuleDecoder") -> None:
         if not other.cache.is_updated:
             other._forward(torch.zeros_like(rows)[:, None])  # any token: a first call caches the source
-        self.states = replace_rows(self.states, rows, other.states, 1)
+        self.states, self.is_greedy = replace_rows(self.states, rows, other.states, 1), False
         self.slots.replace(rows, other.slots)
         self._set_mask(replace_rows(self.visible, rows, other.visible, 1))
         for name in ("self_attention_cache", "cross_attention_cache"):

@@ -190,7 +190,7 @@ def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[
     at_once = max(1, _CHUNK // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
     found = []
     for chunk in map(Tensor.float, rows.split(at_once)):
-        values, tokens = chunk.topk(count)
+        values, tokens = chunk.topk(count) if count > 1 else chunk.max(dim=1, keepdim=True)  # which is faster
         if normalize:
             top = values[:, :1]
             values = values - top - (chunk - top).exp_().sum(dim=-1, keepdim=True).log_()

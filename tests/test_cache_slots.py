@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.cache_utils import DynamicLayer
 
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer import layers_vanilla_transformer as layers
@@ -30,7 +29,6 @@ def test_cache_slots_that_no_beam_sees_are_taken_again() -> None:
     slots = BeamCacheSlots(1, torch.device("cpu"), beams=2)
     taken = []
     for parents in ([0, 0], [0, 1], [1, 1]):
-        slots.reserve(2)
         taken.append(slots.append(torch.tensor([parents]))[0].tolist())
     assert taken == [[0, 1], [2, 3], [0, 2]]
     visible = [row.nonzero().flatten().tolist() for row in slots.visible[0]]
@@ -42,9 +40,8 @@ def test_cache_slots_stay_few_when_beams_share_their_past() -> None:
     beams, steps = 8, 100
     slots = BeamCacheSlots(2, torch.device("cpu"), beams)
     for _ in range(steps):
-        capacity = slots.reserve(beams)
         slots.append(torch.zeros(2, beams, dtype=torch.long))
-    assert capacity <= steps + 2 * beams + 16
+    assert slots.visible.shape[2] <= steps + 2 * beams + 16
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 3), st.integers(0, 12), st.integers(0, 2**31))
@@ -52,14 +49,12 @@ def test_cache_slots_stay_few_when_beams_share_their_past() -> None:
 def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: int, steps: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     slots = BeamCacheSlots(batch, torch.device("cpu"), beams)
-    slots.visible, slots.bound = torch.ones(batch, beams, prefix, dtype=torch.bool), prefix
+    slots.show_all(prefix)
     written = [{i: ("prefix", i) for i in range(prefix)} for _ in range(batch)]  # what each slot holds
     pasts = [[set(written[b].values()) for _ in range(beams)] for b in range(batch)]
     for step in range(steps):
         parents = torch.randint(beams, (batch, beams), generator=draw)
-        capacity = slots.reserve(beams)
         taken = slots.append(parents)
-        assert slots.visible.shape == (batch, beams, capacity)
         for b in range(batch):
             assert len(set(taken[b].tolist())) == beams
             written[b] |= {slot: (step, k) for k, slot in enumerate(taken[b].tolist())}
@@ -70,7 +65,7 @@ def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: i
 
 
 def test_slot_cache_holds_what_it_was_given() -> None:
-    cache = SlotCache(layer_class_to_replicate=DynamicLayer)
+    cache = SlotCache()
     prefix = torch.randn(2, 4, 3, 6), torch.randn(2, 4, 3, 5)  # (B, H, P, width)
     for held, states in zip(cache.update(*prefix, 0), prefix, strict=True):
         assert held.equal(states)

@@ -218,6 +218,13 @@ FAULTS = {
     "refill loses the cache's bound": Fault(
         "generation", "BeamCacheSlots.replace", "max(self.bound, other.bound)", "other.bound", f"{SEARCH} -k refill"
     ),
+    "greedy search sees no cache slots after a refill": Fault(
+        "generation",
+        "ModuleDecoder.replace",
+        "other.states, 1), False",
+        "other.states, 1), True",
+        f"{SEARCH} -k refill",
+    ),
     "refill takes the result of another sentence": Fault(
         "search",
         "BeamSearch._replace",

@@ -211,9 +211,8 @@ class PackedDecoder:
 
     def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
         """Logits (B, K, V); no position is `longest` or more."""
-        capacity = self.slots.reserve(tokens.shape[1])
         slots = self.slots.append(parents)
-        self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
+        self.self_kv = [resized(kv, self.slots.visible.shape[2], 1) for kv in self.self_kv]
         mask = additive_mask(self.slots.visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
         encodings = self.weights.position_encodings(longest)
         return self.weights(tokens, positions, encodings, slots, self.self_kv, mask, self.cross_kv, self.source_mask)
