@@ -224,8 +224,14 @@ class PackedDecoder:
 
     def replace(self, rows: Tensor, other: "PackedDecoder") -> None:
         def replaced(mine: list[KV], theirs: list[KV]) -> list[KV]:
-            return [replace_rows(kv, rows, new, 1) for kv, new in zip(mine, theirs, strict=True)]
+            return [_write_rows(kv, rows, new) for kv, new in zip(mine, theirs, strict=True)]
 
         self.slots.replace(rows, other.slots)
         self.self_kv, cross_kv = replaced(self.self_kv, other.self_kv), replaced(self.cross_kv, other.cross_kv)
         self._hold_source(replace_rows(self.visible, rows, other.visible, 1), cross_kv)
+
+
+def _write_rows(cache: KV, rows: Tensor, new: KV) -> KV:
+    """Put other rows (n, C', ·) in the place of these, (B, C, ·): in the same memory, unless the cache has to grow."""
+    size = max(cache.shape[1], new.shape[1])
+    return resized(cache, size, 1).index_copy_(0, rows, resized(new, size, 1))
