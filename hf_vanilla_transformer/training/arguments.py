@@ -188,6 +188,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
     warmup_steps: float = _optional(
         "Steps of linear warm-up, below 1 a share of all; default: 4000 (§5.3), for fine-tuning 0.05"
     )
+    logging_steps: float = _optional(
+        "Updates between two printed lines, below 1 a share of all; default: 500, for fine-tuning 0.05"
+    )
     adam_beta2: float = HfArg(default=0.98, help="β2 of Adam (§5.3)")
     adam_epsilon: float = HfArg(default=1e-9, help="ε of Adam (§5.3)")
     train_sampling_strategy: str = HfArg(default="group_by_length", help="How training examples are sampled")
@@ -214,6 +217,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
             self.lr_scheduler_type = "linear" if fine_tuning else "inverse_sqrt"
         if self.warmup_steps is None:
             self.warmup_steps = 0.05 if fine_tuning else 4000
+        if self.logging_steps is None:
+            self.logging_steps = 0.05 if fine_tuning else 500  # a fine-tuning run may have fewer updates
         selects = self.load_best_model_at_end or self.early_stopping_patience is not None
         selects = selects or getattr(self.save_strategy, "value", self.save_strategy) == "best"
         if selects and not self.metric_for_best_model:

@@ -156,8 +156,8 @@ def test_resumed_run_ends_with_the_same_weights_and_scores(base: Path, text: dic
 
 def test_optimizer_defaults_are_said_and_differ_from_fresh_weights(tuned: tuple) -> None:
     fresh, changed = (parse_recipe(flags)[2] for flags in ([], ["--model_name_or_path", "x"]))
-    assert (fresh.lr_scheduler_type, fresh.warmup_steps) == ("inverse_sqrt", 4000)
-    assert (changed.lr_scheduler_type, changed.warmup_steps) == ("linear", 0.05)
+    assert (fresh.lr_scheduler_type, fresh.warmup_steps, fresh.logging_steps) == ("inverse_sqrt", 4000, 500)
+    assert (changed.lr_scheduler_type, changed.warmup_steps, changed.logging_steps) == ("linear", 0.05, 0.05)
     # the paper's schedule after 200,000 updates, d_model^-0.5 · 200000^-0.5, with d_model = 32
     rate = f"{32**-0.5 * 200_000**-0.5:.3g}"
     assert f"learning_rate {rate}, lr_scheduler_type linear, warmup_steps 0.05" in tuned[2]
