@@ -17,6 +17,7 @@ IGNORED = -100  # the label that Hugging Face's collators give to padding
 CPU_CHUNK, CPU_ROWS = 2**23, 4  # at most; positions, times D
 CPU_HALF_CHUNK, CPU_HALF_ROWS = 2**25, 8
 DEVICE_CHUNK = 2**26
+ROW_UNIT = 64  # to which positions are rounded up: oneDNN compiles and keeps kernels for every shape of a product
 CPU_CACHE = 2**19  # logits that are differentiated at once: on a CPU they should stay in a core's cache
 
 
@@ -35,8 +36,7 @@ def translation_loss(
     Args:
         logits: (…, V). labels: (…); -100 is not counted, and without any other the loss is 0. label_smoothing: ε.
         num_items_in_batch: tokens of the whole update, where this batch is only a part of it (gradient accumulation,
-            several processes). The parts then add up to the mean over all tokens, however they were split.
-    """
+            several processes). The parts then add up to the mean over all tokens, however they were split."""
     logits, targets = logits.float().flatten(0, -2), labels.flatten()  # (N, V), (N,)
     total = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
     return total / target_tokens(labels, num_items_in_batch)
@@ -58,8 +58,7 @@ def fused_translation_loss(
 
     Shapes: `hidden_states` (…, D), `weight` (V, D), `bias` (V,) or None, `labels` (…); the others are as in
     `translation_loss`. Returns a float32 scalar, differentiable once by the first three, and the same without
-    smoothing and without a gradient.
-    """
+    smoothing and without a gradient."""
     total, plain, *_ = _FusedCrossEntropy.apply(
         hidden_states.flatten(0, -2), weight, bias, labels.flatten(), label_smoothing, torch.is_grad_enabled()
     )
@@ -88,7 +87,8 @@ class _FusedCrossEntropy(torch.autograd.Function):
         device_type, vocab_size = hidden.device.type, weight.shape[0]
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
         counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
-        tokens, cast_weight = hidden[counted].to(dtype), weight.to(dtype)  # (N', D), (V, D)
+        tokens = F.pad(hidden[counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))  # (N' rounded up, D)
+        cast_weight = weight.to(dtype)  # (V, D)
         cast_bias = None if bias is None else bias.to(dtype)  # (V,)
         labels = labels[counted, None]  # (N', 1)
         with torch.autocast(device_type, enabled=False):
@@ -107,14 +107,15 @@ class _FusedCrossEntropy(torch.autograd.Function):
             # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
             buffer = tokens.new_empty(min(rows, len(tokens)), vocab_size)  # (rows, V)
             product = torch.empty_like(cast_weight) if grad and dtype != torch.float32 else None  # (V, D)
-            for start in range(0, len(tokens), rows):
+            for start in range(0, len(labels), rows):
                 chunk = slice(start, start + rows)
                 logits = buffer[: len(tokens) - start]  # (rows, V), the last chunk fewer
                 if cast_bias is None:
                     torch.mm(tokens[chunk], cast_weight.T, out=logits)
                 else:
                     torch.addmm(cast_bias, tokens[chunk], cast_weight.T, out=logits)
-                sums += _differentiate(logits, labels[chunk], smoothing)
+                sums += _differentiate(logits[: len(labels) - start], labels[chunk], smoothing)
+                logits[len(labels) - start :] = 0
                 if not grad:
                     continue
                 if grad_bias is not None:
@@ -125,7 +126,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
                 else:
                     grad_weight += torch.mm(logits.T, tokens[chunk], out=product)
             if grad:
-                grad_tokens -= smoothing * mean_weight
+                grad_tokens = grad_tokens[: len(labels)].sub_(smoothing * mean_weight)
         return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
 
     @staticmethod

@@ -1,13 +1,16 @@
 """The pairs of the batches that `TokenBatchSampler` plans, from a table or from a stream."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from ..loss_vanilla_transformer import IGNORED
+from ..search_vanilla_transformer import round_up
 from .batching import TokenBatchSampler, pair_lengths
 
 Rows = list[dict[str, Any]]
@@ -113,6 +116,41 @@ def _start_of(epoch: int) -> dict[str, Any]:
     return {"epoch": epoch, "window": 0, "update": 0, "stream": None}
 
 
-def collate_batches(batches: list[Rows], collator: Callable[[Rows], Any]) -> list[Any]:
-    """Apply the model's collator to each batch of an update."""
-    return [collator(batch) for batch in batches]
+def collate_batches(
+    batches: list[Rows], collator: Callable[[Rows], Any], row_unit: int = 1, pad_token_id: int = 0
+) -> list[Any]:
+    """Apply the model's collator to each batch of an update.
+
+    Args:
+        batches: rows with `input_ids` and `labels`.
+        row_unit: B · S and B · T become multiples of it, by padding and dummy pairs, which have no labels: a matrix
+            product that keeps kernels for each shape then has few.
+        pad_token_id: of sources and decoder inputs.
+    """
+    if row_unit == 1:
+        return [collator(batch) for batch in batches]
+    return [_collate_rounded(batch, collator, row_unit, pad_token_id) for batch in batches]
+
+
+def _collate_rounded(batch: Rows, collator: Callable[[Rows], Any], row_unit: int, pad_token_id: int) -> Any:
+    lengths = (max(len(row[name]) for row in batch) for name in ("input_ids", "labels"))
+    pairs, source, target = rounded_shape(len(batch), *lengths, row_unit)
+    collated = collator(batch + [_without_labels(batch[-1])] * (pairs - len(batch)))
+    for name, length, value in (
+        ("input_ids", source, pad_token_id),
+        ("attention_mask", source, 0),
+        ("labels", target, IGNORED),
+        ("decoder_input_ids", target, pad_token_id),
+    ):
+        if name in collated:
+            collated[name] = F.pad(collated[name], (0, length - collated[name].shape[1]), value=value)
+    return collated
+
+
+def rounded_shape(pairs: int, source: int, target: int, row_unit: int) -> tuple[int, int, int]:
+    """The smallest (B, S, T) of at least so many pairs and tokens with B · S and B · T in whole `row_unit`s."""
+    shapes = []
+    for more in range(pairs, pairs + row_unit):
+        unit = row_unit // math.gcd(row_unit, more)
+        shapes.append((more, round_up(source, unit), round_up(target, unit)))
+    return min(shapes, key=lambda shape: shape[0] * (shape[1] + shape[2]))

@@ -37,6 +37,7 @@ from .consistency import ConsistencyObjective, consistency_objective
 from .distillation import Teacher
 from .distributed import print_main
 from .ema import WeightAverage
+from .memory import BATCH_ROW_UNIT
 from .progress import ThroughputMeter, perplexities
 from .resumable_trainer import ResumableTrainer
 from .resuming import checkpoint_path
@@ -166,7 +167,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             "rank": args.process_index,
         }
         options: dict[str, Any] = {
-            "collate_fn": partial(collate_batches, collator=collator),
+            "collate_fn": partial(collate_batches, collator=collator, **self._rounding()),
             # The loader draws a seed per epoch; from the global generator this would change dropout after a resume.
             "generator": torch.Generator().manual_seed(args.seed),
             "pin_memory": args.dataloader_pin_memory,
@@ -185,6 +186,12 @@ class VanillaTransformerTrainer(ResumableTrainer):
             options[name] = getattr(args, f"dataloader_{name}")
         loader = DataLoader(TokenBatchDataset(dataset), batch_sampler=sampler, **options)
         return leave_signals_to_main_process(loader)
+
+    def _rounding(self) -> dict[str, int]:
+        """The arguments of `collate_batches` that round the shapes of batches."""
+        config, args = self.model.config, self.args
+        rounds = args.bf16 and args.device.type == "cpu" and config.position_encoding_type != "learned"  # which end
+        return {"row_unit": BATCH_ROW_UNIT, "pad_token_id": config.pad_token_id} if rounds else {}
 
     def _warn_of_long_pairs(self, longest: int, count: str = "some") -> None:
         limit = self.args.max_tokens_per_batch

@@ -18,7 +18,7 @@ from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_bpe_
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.progress import perplexities
-from tests.model_helpers import tiny_model
+from tests.model_helpers import PAD, tiny_model
 from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs, relative_error
 
 WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
@@ -60,6 +60,29 @@ def test_update_is_the_same_in_1_4_or_16_batches(tmp_path, smoothing):
     for update, each in others:
         assert relative_error(update, expected) <= 1e-5
         assert each == pytest.approx(their_losses, rel=1e-4)
+
+
+def test_update_is_the_same_with_rounded_shapes(tmp_path, monkeypatch):
+    start, moved = flat(tiny_model()), []
+    for unit in (1, 64):
+        rounding = {"row_unit": unit, "pad_token_id": PAD}
+        monkeypatch.setattr(VanillaTransformerTrainer, "_rounding", lambda self, rounding=rounding: rounding)
+        made = trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=5, **DESCENT)
+        moved.append((flat(made.model) - start, losses(made)))
+    (expected, their_losses), (update, each) = moved
+    assert relative_error(update, expected) <= 1e-5
+    assert each == pytest.approx(their_losses, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "positions", "rounded"),
+    [(True, "sinusoidal", True), (False, "sinusoidal", False), (True, "learned", False)],
+)
+def test_shapes_are_rounded_in_bfloat16_on_a_cpu(tmp_path, bf16, positions, rounded):
+    model = tiny_model(position_encoding_type=positions)
+    made = trainer(tmp_path, random_pairs(32), model, max_tokens_per_batch=60, bf16=bf16)
+    (batch,), *_ = made.get_train_dataloader()
+    assert all((batch[name].numel() % 64 == 0) == rounded for name in ("input_ids", "attention_mask", "labels"))
 
 
 def test_update_equals_that_of_seq2seq_trainer(tmp_path):
