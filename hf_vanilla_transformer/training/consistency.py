@@ -170,18 +170,19 @@ def _differentiate(
         logs = both.log_softmax(dim=2, dtype=torch.float32)  # (2, rows, V)
         p, q = logs.exp()  # (rows, V)
         difference = logs[0] - logs[1]  # d (rows, V)
-        forward, reverse = _row_sums(p, difference), -_row_sums(q, difference)  # KL(p ‖ q), KL(q ‖ p) (rows, 1)
-        total = (f * forward + r * reverse).sum()
+        forward = f * _row_sums(p, difference)  # f KL(p ‖ q) (rows, 1)
+        reverse = -r * _row_sums(q, difference) if r else torch.zeros_like(forward)  # r KL(q ‖ p)
+        total = (forward + reverse).sum()
         # The factors of p in the first derivative and of q in the second, with those of the cross-entropies.
         factors = (
-            torch.add(r + weights[0] - f * forward, difference, alpha=f),
-            torch.add(f + weights[1] - r * reverse, difference, alpha=-r),
+            torch.add(r + weights[0] - forward, difference, alpha=f),
+            torch.add(f + weights[1] - reverse, difference, alpha=-r) if r else f + weights[1] - reverse,
         )
         terms = (p, q, r), (q, p, f)
         for z, log_p, factor, (probability, other, share), weight in zip(
             both, logs, factors, terms, weights, strict=True
         ):
-            derivative = factor.mul_(probability)
+            derivative = factor * probability
             if share:
                 derivative.sub_(other, alpha=share)
             if weight:  # CE = -(1 - ε) log p_label - ε mean(log p), differentiated: p - (1 - ε) [label] - ε / V
