@@ -1,10 +1,12 @@
 """The command `vanilla-transformer`: its subcommands, their help, and the recipes that come with it."""
 
 import dataclasses
+import os
 import re
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -44,6 +46,24 @@ def test_version_is_that_of_the_package(command):
     import hf_vanilla_transformer
 
     assert command("--version") == (0, f"{hf_vanilla_transformer.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("subcommand", "chosen", "expected"),
+    [("translate", None, "64"), ("serve", None, "64"), ("translate", "1000", "1000"), ("train", None, None)],
+)
+def test_kernel_cache_is_small_where_translating(subcommand, chosen, expected, monkeypatch):
+    variable, seen = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", []
+    monkeypatch.setenv(variable, chosen or "")
+    if chosen is None:
+        monkeypatch.delenv(variable)
+    module = SimpleNamespace(
+        parse_arguments=lambda arguments, prog: None, main=lambda parsed: seen.append(os.environ.get(variable))
+    )
+    monkeypatch.setitem(sys.modules, f"vanilla_transformer_cli.{subcommand}", module)
+    with pytest.raises(SystemExit):
+        main([subcommand])
+    assert seen == [expected]
 
 
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)
