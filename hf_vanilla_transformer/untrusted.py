@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import stat
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +59,21 @@ def require_file(path: Path, advice: str = "") -> Path:
     if not path.is_file():
         raise UserError(f"{path}: no such file" + (f"; {advice}" if advice else ""))
     return path
+
+
+def refuse_special_files(source: str | Path) -> None:
+    """A UserError for a device, a pipe or a socket in a checkpoint, also by a link: reading it may never end.
+
+    Missing files and links to nothing are left to the reader, which knows what it needs.
+    """
+    source = Path(source)
+    for path in (source, *(sorted(source.rglob("*")) if source.is_dir() else ())):
+        try:
+            mode = path.stat().st_mode
+        except (OSError, RuntimeError):  # links in a circle are one or the other, depending on Python
+            continue
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise UserError(f"{path}: neither a file nor a folder, nor a link to one; nothing was read")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..atomic_write import new_folder, require_new
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..untrusted import refuse_special_files
 
 #: The module of this package, and its function, that reads each format.
 FORMATS = {
@@ -67,6 +68,7 @@ def convert(
             raise UserError(f"{name}: {source_format} has no such option; it has {', '.join(known) or 'none'}")
     output = Path(output)
     require_new(output, overwrite)
+    refuse_special_files(source)
     try:
         converted = read(source, **options)
     except UserError as error:

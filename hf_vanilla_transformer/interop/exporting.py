@@ -13,7 +13,7 @@ from ..atomic_write import atomic_file, new_folder
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line
+from ..untrusted import one_line, refuse_special_files
 from .transformers_folders import check_generation_config, load_peer
 
 #: The formats, and the modules of this package that write them.
@@ -58,6 +58,7 @@ def export(
         raise UserError(f"vmap={vmap}: only ctranslate2 has a vocabulary mapping")
     if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise UserError(f"output {output} holds the model itself; name a new folder")
+    refuse_special_files(source)
     if target_format == "argos":
         return _write_argos(source, Path(output), overwrite, languages, quantization)
     if languages is not None:

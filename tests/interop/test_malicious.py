@@ -5,6 +5,7 @@ The files of tests/interop/test_untrusted.py are damaged; these are complete, an
 
 import io
 import json
+import os
 import re
 import resource
 import shutil
@@ -387,6 +388,66 @@ def test_malicious_files_of_a_model_folder_are_not_exported(
     with pytest.raises(UserError) as raised:
         export("marian", tmp_path / "model", tmp_path / "out")
     assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()
+
+
+SECRET = "0f8e2c"
+LINKS = {
+    "device": lambda folder: Path("/dev/zero"),
+    "pipe": lambda folder: make_pipe(folder / "pipe"),
+    "circle": lambda folder: folder / "circle",
+    "nothing": lambda folder: folder / "missing",
+    "folder": lambda folder: folder,
+    "secret": lambda folder: make_secret(folder / "secret"),
+}
+
+
+def make_pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def make_secret(path: Path) -> Path:
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "vocab.json", "model.safetensors"])
+@pytest.mark.parametrize("target", LINKS)
+def test_malicious_links(file: str, target: str, good: dict[str, Path], tmp_path: Path) -> None:
+    """A file of a checkpoint that is a link: what it points to is neither awaited, nor shown, nor written to."""
+    (tmp_path / "outside").mkdir()
+    pointed = LINKS[target](tmp_path / "outside")
+    if target == "circle":
+        pointed.symlink_to(pointed)
+    shutil.copytree(good["marian"], tmp_path / "in")
+    (tmp_path / "in" / file).unlink()
+    (tmp_path / "in" / file).symlink_to(pointed)
+    if file == "generation_config.json" and target in ("circle", "nothing", "folder"):  # as without it
+        convert("marian", tmp_path / "in", tmp_path / "out")
+    else:
+        assert SECRET not in refused("marian", tmp_path / "in")
+    assert target != "secret" or pointed.read_text() == SECRET
+
+
+@pytest.mark.parametrize("target", ["device", "pipe"])
+def test_malicious_links_in_a_model_folder_are_not_exported(
+    target: str, good: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(good["ours"], tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    (tmp_path / "model" / "tokenizer.json").symlink_to(LINKS[target](tmp_path))
+    with pytest.raises(UserError, match="neither a file nor a folder") as raised:
+        export("marian", tmp_path / "model", tmp_path / "out")
+    assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()
+
+
+def test_malicious_links_in_an_output_folder_are_not_followed(good: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "outside.json").write_text("kept")
+    (tmp_path / "out" / "config.json").symlink_to(tmp_path / "outside.json")
+    convert("marian", good["marian"], tmp_path / "out", overwrite=True)
+    assert (tmp_path / "outside.json").read_text() == "kept"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "vanilla_transformer"
 
 
 def test_malicious_files_are_good_ones_before_the_change(joey: tuple, good: dict[str, Path], tmp_path: Path) -> None:
