@@ -133,8 +133,8 @@ def collate_batches(
 
 
 def _collate_rounded(batch: Rows, collator: Callable[[Rows], Any], row_unit: int, pad_token_id: int) -> Any:
-    lengths = (max(len(row[name]) for row in batch) for name in ("input_ids", "labels"))
-    pairs, source, target = rounded_shape(len(batch), *lengths, row_unit)
+    longest = {name: max(len(row[name]) for row in batch) for name in ("input_ids", "labels")}
+    pairs, source, target = rounded_shape(len(batch), longest["input_ids"], longest["labels"], row_unit)
     collated = collator(batch + [_without_labels(batch[-1])] * (pairs - len(batch)))
     for name, length, value in (
         ("input_ids", source, pad_token_id),

@@ -187,7 +187,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         loader = DataLoader(TokenBatchDataset(dataset), batch_sampler=sampler, **options)
         return leave_signals_to_main_process(loader)
 
-    def _rounding(self) -> dict[str, int]:
+    def _rounding(self) -> dict[str, Any]:
         """The arguments of `collate_batches` that round the shapes of batches."""
         config, args = self.model.config, self.args
         rounds = args.bf16 and args.device.type == "cpu" and config.position_encoding_type != "learned"  # which end
