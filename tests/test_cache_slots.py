@@ -55,6 +55,7 @@ def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: i
     for step in range(steps):
         parents = torch.randint(beams, (batch, beams), generator=draw)
         taken = slots.append(parents)
+        assert slots.visible.shape[:2] == (batch, beams) and slots.visible.shape[2] >= prefix
         for b in range(batch):
             assert len(set(taken[b].tolist())) == beams
             written[b] |= {slot: (step, k) for k, slot in enumerate(taken[b].tolist())}

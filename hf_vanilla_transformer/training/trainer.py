@@ -22,6 +22,7 @@ from ..data.token_batches import StreamingTokenBatches, TokenBatchDataset, colla
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..inference.optimize import optimize_if_possible
+from ..loss_vanilla_transformer import ROW_UNIT
 from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerPreTrainedModel,
@@ -37,7 +38,6 @@ from .consistency import ConsistencyObjective, consistency_objective
 from .distillation import Teacher
 from .distributed import print_main
 from .ema import WeightAverage
-from .memory import BATCH_ROW_UNIT
 from .progress import ThroughputMeter, perplexities
 from .resumable_trainer import ResumableTrainer
 from .resuming import checkpoint_path
@@ -188,10 +188,11 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return leave_signals_to_main_process(loader)
 
     def _rounding(self) -> dict[str, Any]:
-        """The arguments of `collate_batches` that round the shapes of batches."""
+        """The arguments of `collate_batches` that round the shapes of batches; see memory.py."""
         config, args = self.model.config, self.args
-        rounds = args.bf16 and args.device.type == "cpu" and config.position_encoding_type != "learned"  # which end
-        return {"row_unit": BATCH_ROW_UNIT, "pad_token_id": config.pad_token_id} if rounds else {}
+        has_limit = config.position_encoding_type == "learned"  # padding must not pass max_position_embeddings
+        rounds = args.bf16 and args.device.type == "cpu" and not has_limit
+        return {"row_unit": ROW_UNIT, "pad_token_id": config.pad_token_id} if rounds else {}
 
     def _warn_of_long_pairs(self, longest: int, count: str = "some") -> None:
         limit = self.args.max_tokens_per_batch
