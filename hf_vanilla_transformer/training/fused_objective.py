@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from ..loss_vanilla_transformer import IGNORED, rows_per_chunk
+from ..loss_vanilla_transformer import IGNORED, ROW_UNIT, rows_per_chunk
 
 #: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1) and
 #: the chunk's positions (n,) among the N, and returns two sums over the chunk: the loss, and what is logged beside it.
@@ -47,7 +48,8 @@ class _FusedObjective(torch.autograd.Function):
         device_type = hidden.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
         counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
-        tokens, cast_weight = hidden[:, counted].to(dtype), weight.to(dtype)  # (P, N', D), (V, D)
+        tokens = F.pad(hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))  # (P, N' rounded up, D)
+        cast_weight = weight.to(dtype)  # (V, D)
         cast_bias = None if bias is None else bias.to(dtype)  # (V,)
         with torch.autocast(device_type, enabled=False):
             sums = torch.zeros(2, device=hidden.device)
@@ -58,7 +60,7 @@ class _FusedObjective(torch.autograd.Function):
                 grad_bias = torch.zeros_like(bias, dtype=torch.float32)  # (V,)
             rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // len(hidden))
             # One buffer for all chunks, as in the loss of one pass: fresh memory is mapped page by page.
-            buffer = tokens.new_empty(min(rows, len(counted)) * len(hidden), len(weight))  # (P rows, V)
+            buffer = tokens.new_empty(min(rows, tokens.shape[1]) * len(hidden), len(weight))  # (P rows, V)
             for start in range(0, len(counted), rows):
                 chunk = slice(start, start + rows)
                 states = tokens[:, chunk].flatten(0, 1)  # (P n, D)
@@ -66,13 +68,17 @@ class _FusedObjective(torch.autograd.Function):
                 if cast_bias is not None:
                     flat += cast_bias
                 logits = flat.unflatten(0, (len(hidden), -1))  # (P, n, V)
-                sums += differentiate(logits, labels[counted[chunk], None], counted[chunk])
+                positions = counted[chunk]
+                sums += differentiate(logits[:, : len(positions)], labels[positions, None], positions)
+                logits[:, len(positions) :] = 0
                 if not grad:
                     continue
                 grad_tokens[:, chunk] = logits @ cast_weight  # (P, n, D)
                 grad_weight += flat.T @ states  # (V, D) from (V, P n), (P n, D)
                 if grad_bias is not None:
                     grad_bias += flat.sum(dim=0, dtype=torch.float32)
+            if grad:
+                grad_tokens = grad_tokens[:, : len(counted)]
         return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
 
     @staticmethod
