@@ -83,7 +83,8 @@ TEXT = {
     "files of others": Synonym(
         r"(?<!test_)damaged_files|text_lines|large_jobs", "untrusted, text_io, file_translation"
     ),
-    "decoder_weights": Synonym(r"\bdecoder_weights\b", 'quantization="int8"'),
+    # speed/worker drives earlier commits, which had it
+    "decoder_weights": Synonym(r"\bdecoder_weights\b", 'quantization="int8"', files="speed/worker"),
     "reader of a step": Synonym(
         r"\bStepReader|\bStepDecoder|\bModuleReader|\bread_prefix\b|\bSentencePrograms|\bSentenceLayer|\bStepLayer",
         "PackedDecoder, ModuleDecoder, prefill",
