@@ -12,12 +12,13 @@ from pathlib import Path
 
 from hf_vanilla_transformer.markdown import markdown_table
 
+from .toolkits import fairseq, opennmt
 from .toolkits.argos import compare_argos
 from .toolkits.environment import BEAMS, SENTENCES
 from .toolkits.fairseq import compare_fairseq
 from .toolkits.joeynmt import compare_joeynmt
 from .toolkits.marian import PRE_NORM, compare_marian
-from .toolkits.opennmt import PACKAGES, compare_opennmt
+from .toolkits.opennmt import compare_opennmt
 from .toolkits.transformers_marian import compare_transformers
 
 MARIAN = {
@@ -28,10 +29,10 @@ MARIAN = {
 TOOLKITS: dict[str, Callable[[Path], tuple[float | None, int]]] = {
     **{f"Marian 1.12.42, {name}": partial(compare_marian, options=options) for name, options in MARIAN.items()},
     **{f"JoeyNMT 2.3.0, {norm}": partial(compare_joeynmt, layer_norm=norm) for norm in ("post", "pre")},
-    **{f"OpenNMT-py {version}, pre": partial(compare_opennmt, version=version) for version in PACKAGES},
+    **{f"OpenNMT-py {version}, pre": partial(compare_opennmt, version=version) for version in opennmt.PACKAGES},
     **{
         f"fairseq {version}, {norm}": partial(compare_fairseq, version=version, norm=norm)
-        for version in ("0.9.0", "0.10.2", "0.12.2")
+        for version in fairseq.PACKAGES
         for norm in ("post", "pre")
     },
     **{f"transformers {major}, MarianMTModel": partial(compare_transformers, major=major) for major in (4, 5)},

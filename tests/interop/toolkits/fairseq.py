@@ -1,4 +1,4 @@
-"""fairseq 0.9, 0.10 and 0.12, post-norm and pre-norm."""
+"""fairseq 0.9, 0.10, 0.12 and its main branch, post-norm and pre-norm."""
 
 import shutil
 from pathlib import Path
@@ -6,6 +6,10 @@ from pathlib import Path
 from hf_vanilla_transformer.interop.converting import convert
 
 from .environment import BEAMS, UPDATES, compare, install_source, run, write_corpus
+
+# The main branch has no release of its own; of the distributions with its code, this one has the source.
+PACKAGES = {version: f"fairseq=={version}" for version in ("0.9.0", "0.10.2", "0.12.2")}
+PACKAGES["main"] = "fairseq-fixed==0.12.3.1"
 
 # Its arguments: the data, the checkpoint, the source and target text, the result.
 LOGITS = """
@@ -62,7 +66,7 @@ def options(folder: Path, data: Path, norm: str) -> list[object]:
 
 def compare_fairseq(work: Path, version: str, norm: str) -> tuple[float, int]:
     """See `compare`."""
-    package = f"fairseq=={version}"
+    package = PACKAGES[version]
     install_fairseq(work, package)
     folder = work / f"fairseq-{version}-{norm}"
     data, checkpoint = folder / "data", folder / "model" / "checkpoint_last.pt"
