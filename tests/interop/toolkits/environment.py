@@ -25,6 +25,7 @@ SHARED = [
     *("tensorboard", "datasets", "matplotlib", "seaborn", "importlib_metadata", "configargparse", "six", "requests"),
     *("flask", "waitress", "pyonmttok", "rapidfuzz", "pyahocorasick", "ctranslate2", "hydra-core", "omegaconf"),
     *("cython", "setuptools", "bitarray", "regex", "cffi", "portalocker", "onnxruntime"),
+    *("safetensors", "tokenizers", "pydantic", "rich", "aiohttp", "fastapi", "uvicorn"),
 ]
 
 # Toolkits of 2019 on today's Python: names that NumPy no longer has, dataclasses that Python 3.11 refuses as defaults,
@@ -80,10 +81,13 @@ def run(work: Path, packages: list[str], *command: object) -> str:
 def install(work: Path, *packages: str) -> None:
     """An environment with the torch of this one, and each package in a folder beside it."""
     pip = ("-m", "pip", "install", "-q")
-    if not (work / "environment").exists():
+    wanted = [f"torch=={version('torch').partition('+')[0]}", *SHARED]
+    # written last, so that an installation that was cut or wanted less is gone on with
+    installed = work / "environment" / "installed.txt"
+    if not installed.is_file() or installed.read_text().splitlines() != wanted:
         subprocess.run([sys.executable, "-m", "venv", work / "environment"], check=True)
-        run(work, [], *pip, f"torch=={version('torch').partition('+')[0]}")
-        run(work, [], *pip, *SHARED)
+        run(work, [], *pip, *wanted)
+        installed.write_text("\n".join(wanted))
     (work / "shim").mkdir(exist_ok=True)
     (work / "shim" / "sitecustomize.py").write_text(SHIM)
     for package in packages:
