@@ -78,8 +78,8 @@ def run(work: Path, packages: list[str], *command: object) -> str:
     return done.stdout
 
 
-def install(work: Path, *packages: str) -> None:
-    """An environment with the torch of this one, and each package in a folder beside it."""
+def install(work: Path, *packages: str, how: tuple[str, ...] = ()) -> None:
+    """An environment with the torch of this one, and each package in a folder beside it; `how` are options of pip."""
     pip = ("-m", "pip", "install", "-q")
     wanted = [f"torch=={version('torch').partition('+')[0]}", *SHARED]
     # written last, so that an installation that was cut or wanted less is gone on with
@@ -92,7 +92,7 @@ def install(work: Path, *packages: str) -> None:
     (work / "shim" / "sitecustomize.py").write_text(SHIM)
     for package in packages:
         if not (work / package).is_dir():
-            run(work, [], *pip, "--no-deps", "--target", work / package, package)
+            run(work, [], *pip, "--no-deps", "--target", work / package, *how, package)
 
 
 def install_source(work: Path, package: str) -> None:
