@@ -24,6 +24,7 @@ FORMATS = {
     "fairseq": ("fairseq", "from_fairseq"),
     "joeynmt": ("joeynmt", "from_joeynmt"),
     "opennmt": ("opennmt", "from_opennmt"),
+    "eole": ("eole", "from_eole"),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import processors
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..untrusted import shown
@@ -21,7 +22,9 @@ from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
 EPSILON = 1e-6  # of its LayerNorm, unless norm_eps says otherwise
-_SPECIAL = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
+# Of versions 1 and 2: the order of torchtext's fields.
+_TORCHTEXT_IDS = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 _EMBEDDING = "{}.embeddings.make_embedding.emb_luts.0.weight"
 _POSITIONS = "{}.embeddings.make_embedding.pe.pe"
 
@@ -110,7 +113,8 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
             f"{path}: -position_encoding_type: only SinusoidalInterleaved, the paper's (§3.5), is converted"
         )
     sides = _vocabularies(found.get("vocab"))
-    ids = _special_ids(sides)
+    ids = _TORCHTEXT_IDS | special_ids(sides, SPECIAL)
+    ids["decoder_start_token_id"] = ids["bos_token_id"]
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(
         _fields(options, tensors) | tying.fields | sizes | ids, tensors, locate, tying.copies | tables
@@ -122,15 +126,8 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
         return Converted(model, note="version 1 and 2 hold their vocabularies as objects, which are not read")
     for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
         vocabularies.require_size(side, size, path)
-    source, target = vocabularies.whitespace_tokenizers(sides, (_SPECIAL,) * 2)
-    if source is target:
-        source, _ = vocabularies.whitespace_tokenizers(sides, (_SPECIAL,) * 2)
-        _, target = vocabularies.whitespace_tokenizers(sides, (_SPECIAL,) * 2)
-    # its sources do not end with </s>
-    source.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A", pair="$A $B", special_tokens=[]
-    )
-    return Converted(model, source, target, note=f"{vocabularies.PRETOKENIZED}; {SEARCH_NOTE}")
+    tokenizers = whitespace_tokenizers(sides, SPECIAL)
+    return Converted(model, *tokenizers, note=f"{vocabularies.PRETOKENIZED}; {SEARCH_NOTE}")
 
 
 def _refuse(options: Options) -> None:
@@ -167,16 +164,16 @@ def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         # version 3 has an option for them
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
         "lm_head_bias": "generator.bias" in tensors,
-        "dropout": _first_number(options, "dropout"),
-        "attention_dropout": _first_number(options, "attention_dropout"),
+        "dropout": first_number(options, "dropout"),
+        "attention_dropout": first_number(options, "attention_dropout"),
     }
 
 
-def _first_number(options: Options, name: str) -> float:
+def first_number(options: Options, name: str, default: float = 0.1) -> float:
     """Of a schedule, such as [0.1], or of a single number."""
     value = options.values.get(name)
     first = value[0] if isinstance(value, list) and value else value
-    return float(Options({name: first}, options.where).number(name, 0.1, 0.0))
+    return float(Options({name: first}, options.where).number(name, default, 0.0))
 
 
 def _search(has_vocabularies: bool) -> dict[str, Any]:
@@ -193,14 +190,25 @@ def _vocabularies(found: Any) -> list[list[str]]:
     return sides
 
 
-def _special_ids(sides: list[list[str]]) -> dict[str, int]:
-    """Of version 3, in the vocabularies; of versions 1 and 2, the order of torchtext's fields."""
-    ids = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+def special_ids(sides: list[list[str]], special: Mapping[str, str]) -> dict[str, int]:
+    """The ids of the special tokens, which have to be the same in source and target."""
+    ids: dict[str, int] = {}
     for side in sides:
-        for name, token in _SPECIAL.items():
+        for name, token in special.items():
             if token not in side:
-                raise UserError(f"vocab: {token} is missing there")
-            ids[f"{name}_id"] = side.index(token)
-    if any(side.index(token) != ids[f"{name}_id"] for side in sides for name, token in _SPECIAL.items()):
-        raise UserError("vocab: the special tokens have other ids in the source than in the target")
-    return {**ids, "decoder_start_token_id": ids["bos_token_id"]}
+                raise UserError(f"vocab: {shown(token)} is missing there")
+            if ids.setdefault(f"{name}_id", side.index(token)) != side.index(token):
+                raise UserError("vocab: the special tokens have other ids in the source than in the target")
+    return ids
+
+
+def whitespace_tokenizers(
+    sides: list[list[str]], special: Mapping[str, str]
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Tokenizers of source and target for text that is tokenized already; sources do not end with </s>."""
+    source, _ = vocabularies.whitespace_tokenizers(sides, (special,) * 2)
+    _, target = vocabularies.whitespace_tokenizers(sides, (special,) * 2)
+    source.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A", pair="$A $B", special_tokens=[]
+    )
+    return source, target

@@ -26,6 +26,7 @@ FORMATS = """\
            --set codes=FILE (subword-nmt, fastBPE; text then goes through Moses) or sentencepiece=FILE for raw text
   joeynmt  the model_dir of a Transformer, post-norm or pre-norm, or a .ckpt in it
   opennmt  a .pt of a Transformer of OpenNMT-py 1 to 3
+  eole     the model_path of an encoder-decoder Transformer of eole, or a step_NUMBER in it
 """
 
 

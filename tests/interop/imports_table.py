@@ -31,6 +31,7 @@ TESTS = {
     "marian-npz": ("Marian's own checkpoint", "test_marian_npz.py"),
     "joeynmt": ("a model folder", "test_joeynmt.py"),
     "opennmt": ("a `.pt` checkpoint of OpenNMT-py", "test_opennmt.py"),
+    "eole": ("a model folder of eole", "test_eole.py"),
 }
 BAD_FILES = "test_untrusted.py"
 

@@ -20,7 +20,14 @@ from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.interop import converting
 from hf_vanilla_transformer.interop.converting import FORMATS, convert
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
-from tests.interop import test_fairseq, test_joeynmt, test_marian_npz, test_opennmt, test_torch_transformer
+from tests.interop import (
+    test_eole,
+    test_fairseq,
+    test_joeynmt,
+    test_marian_npz,
+    test_opennmt,
+    test_torch_transformer,
+)
 from tests.interop.foreign import Record
 from tests.interop.test_fsmt import write_fsmt_folder
 from tests.interop.test_m2m100 import write_m2m100_folder
@@ -105,6 +112,11 @@ def opennmt(folder: Path) -> tuple[Path, Path]:
     return folder / "model.pt", folder / "model.pt"
 
 
+def eole(folder: Path) -> tuple[Path, Path]:
+    test_eole.save(folder, test_eole.weights())
+    return folder, folder / "model.00.safetensors"
+
+
 CASES = {
     "marian": Format(marian, "model.shared.weight", "model.encoder.layers.0.fc1.weight"),
     "fsmt": Format(fsmt, "model.encoder.embed_tokens.weight", "model.encoder.layers.0.fc1.weight"),
@@ -115,6 +127,7 @@ CASES = {
         "encoder.transformer.0.feed_forward.w_1.weight",
         "model",
     ),
+    "eole": Format(eole, "src_emb.embeddings.weight", "encoder.transformer_layers.0.mlp.gate_up_proj.weight"),
     "torch": Format(
         state_dict, "src_tok_emb.embedding.weight", "transformer.encoder.layers.0.linear1.weight", options={"heads": 4}
     ),

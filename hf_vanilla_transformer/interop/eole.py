@@ -1,0 +1,254 @@
+"""eole's encoder-decoder Transformers; eole is OpenNMT-py's successor.
+
+Its decoders are pre-norm, so of its encoders only the pre-norm ones are converted. Its option `layer_norm` chooses a
+formula.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import UserError
+from ..untrusted import read_json_object, shown
+from . import opennmt, state_dicts, vocabularies
+from .converting import Converted
+from .options import Options
+from .state_dicts import STACKS, Renames
+from .transformers_folders import set_generation_config
+
+EPSILON = 1e-5  # of its LayerNorm from version 0.2 on, unless norm_eps says otherwise
+SEARCH_NOTE = (
+    "eole ends a search when its best candidate ends, counts the start token in the length, and permits twice as many "
+    "tokens as the source has and 5 more"
+)
+
+# eole's names of activations, and transformers'.
+ACTIVATIONS = {
+    **{name: name for name in ("relu", "gelu", "quick_gelu", "silu")},
+    "gelu-tanh": "gelu_pytorch_tanh",
+}
+# Its kinds of positions; with sinusoids the embeddings are scaled, with learned positions they are not.
+POSITIONS = {
+    "SinusoidalInterleaved": {"position_encoding_type": "sinusoidal", "scale_embedding": True},
+    "Learned": {"position_encoding_type": "learned", "scale_embedding": False},
+}
+
+# Options of other architectures, by section: the supported values, and what others mean.
+_OF_BOTH_STACKS: dict[str, tuple[tuple, str]] = {
+    "layer_norm": (("standard", "standardFP32"), "has no LayerNorm (§3.1)"),
+    "mlp_activation_fn": (tuple(ACTIVATIONS), "has a gated feed-forward network"),
+    "parallel_residual": ((False,), "adds attention and feed-forward network in parallel"),
+    "ffn_layernorm": ((False,), "normalises the output of its sub-layers too"),
+    "query_norm": ((False,), "normalises its queries"),
+    "key_norm": ((False,), "normalises its keys"),
+    "value_norm": ((False,), "normalises its values"),
+    "q_gating": ((False,), "has gates in its attention"),
+    "attn_scaling": ((None,), "scales its attention by another width than d_k (§3.2.1)"),
+    "relative_positions_buckets": ((0,), "has relative positions"),
+    "sliding_window": ((0,), "attends to a window"),
+    "num_experts": ((0,), "has experts"),
+}
+REFUSED: dict[str, dict[str, tuple[tuple, str]]] = {
+    "": {
+        "architecture": (("transformer", "custom"), "is another kind of model"),
+        "generator_function": (("softmax",), "has another output than a softmax"),
+        "add_estimator": ((False,), "estimates the quality too"),
+    },
+    "embeddings": {
+        "embedding_type": (("standard",), "normalises the embeddings, §3.4 does not"),
+        "position_encoding_type": (tuple(POSITIONS), "has not the positions of §3.5, nor learned ones"),
+        "position_shift": ((0, None), "has positions that do not begin with 0"),
+        "normalize": ((False, None), "scales its positions too, §3.4 does not"),
+    },
+    "encoder": {
+        "encoder_type": (("transformer",), "is another kind of model"),
+        "encoder_layer_style": (("standard",), "is post-norm in the encoder, but pre-norm in the decoder"),
+        "final_encoder_layer_norm": ((True,), "has no normalisation after the encoder"),
+        **_OF_BOTH_STACKS,
+    },
+    "decoder": {
+        "decoder_type": (("transformer",), "is another kind of model"),
+        "layer_types": ((None,), "has layers of several kinds"),
+        "num_mtp_heads": ((0,), "predicts several tokens at once"),
+        **_OF_BOTH_STACKS,
+    },
+}
+
+RENAMES: Renames = (
+    (r"^model\.encoder\.embed_tokens", "src_emb.embeddings"),
+    (r"^model\.decoder\.embed_tokens", "tgt_emb.embeddings"),
+    (r"^model\.encoder\.embed_positions", "src_emb.pe"),
+    (r"^model\.decoder\.embed_positions", "tgt_emb.pe"),
+    ("^lm_head", "generator"),
+    (r"^model\.", ""),
+    (r"coder\.layers\.", "coder.transformer_layers."),
+    ("self_attn_layer_norm", "input_layernorm"),
+    ("cross_attn_layer_norm", "precontext_layernorm"),
+    ("final_layer_norm", "post_attention_layernorm"),
+    ("cross_attn", "context_attn"),
+    ("q_proj", "linear_query"),
+    ("k_proj", "linear_keys"),
+    ("v_proj", "linear_values"),
+    ("out_proj", "final_linear"),
+    ("fc1", "mlp.gate_up_proj"),
+    ("fc2", "mlp.down_proj"),
+)
+_LAYERS = tuple(f"{stack}.transformer_layers." for stack in STACKS)
+_ATTENTION_BIAS = re.compile(r".*_attn\.(linear_\w+|final_linear)\.bias")
+_BIASED = re.compile(r".*(_attn\.(linear_\w+|final_linear)|mlp\.\w+_proj)\.weight")
+# Tables of sinusoids, and a factor of another kind of layers, which version 0.6 saves in all.
+_NOT_WEIGHTS = re.compile(r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\d+\.layer_scalar")
+
+
+def from_eole(source: str | Path) -> Converted:
+    """A pre-norm encoder-decoder Transformer that eole trained.
+
+    Args:
+        source: the model_path of a training, or a step_NUMBER in it, with config.json, vocab.json and
+            model.00.safetensors.
+
+    Returns:
+        The model with the search of `eole predict`, and a tokenizer for text that is tokenized already.
+
+    Raises:
+        UserError: an architecture that cannot be expressed here, damaged or missing files.
+    """
+    folder = Path(source)
+    config = Options(read_json_object(folder / "config.json"), f"{folder / 'config.json'}: ")
+    if not config.section("model").values:
+        raise UserError(f"{folder / 'config.json'}: no configuration of eole: model is missing")
+    sections = _sections(config.section("model"))
+    _refuse(sections)
+    tensors = _with_biases(_read_weights(folder))
+    tying = state_dicts.find_tying(
+        tensors, "src_emb.embeddings.weight", "tgt_emb.embeddings.weight", "generator.weight"
+    )
+    sizes = state_dicts.width_and_depth(tensors, "src_emb.embeddings.weight", _LAYERS)
+    vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")
+    sides, special = [vocabulary.texts(side) for side in ("src", "tgt")], _special(vocabulary)
+    for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
+        vocabularies.require_size(side, size, folder / "vocab.json")
+    ids = _ids(sides, special, vocabulary)
+    model = state_dicts.build_model(
+        _fields(sections, config.section("training"), tensors) | tying.fields | sizes | ids,
+        tensors,
+        partial(state_dicts.rename, renames=RENAMES),
+        tying.copies | set(filter(_NOT_WEIGHTS.fullmatch, tensors)),
+    )
+    search = _search(config.section("inference"))
+    set_generation_config(model, search | {name: each for name, each in ids.items() if name != "unk_token_id"})
+    tokenizers = opennmt.whitespace_tokenizers(sides, special)
+    return Converted(model, *tokenizers, note=f"{vocabularies.PRETOKENIZED}; {SEARCH_NOTE}")
+
+
+def _sections(model: Options) -> dict[str, Options]:
+    """The options of each section of `REFUSED`; the model's are those of a section that lacks them."""
+    shared = {name: value for name, value in model.values.items() if not isinstance(value, Mapping)}
+    sections = {name: model.section(name) for name in REFUSED if name}
+    return {"": model} | {name: Options({**shared, **each.values}, each.where) for name, each in sections.items()}
+
+
+def _refuse(sections: Mapping[str, Options]) -> None:
+    for section, table in REFUSED.items():
+        options = sections[section]
+        for name, (supported, reason) in table.items():
+            value = options.values.get(name, supported[0])
+            if value not in supported:
+                raise UserError(f"{options.where}{name}={shown(value)}: such a model {reason}")
+    for stack in STACKS:
+        heads = sections[stack].integer("heads", 8, 1)
+        if (shared := sections[stack].integer("heads_kv", heads)) != heads:
+            reason = "such a model shares keys and values between heads"
+            raise UserError(f"{sections[stack].where}heads_kv={shown(shared)}: {reason}")
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of all files; a model that eole itself saved is in one."""
+    files = sorted(folder.glob("model.*.safetensors"))
+    if not files:
+        raise UserError(f"{folder}: there is no model.00.safetensors")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = state_dicts.require_tensors(state_dicts.read_torch_file(file), str(file))
+        if twice := sorted(tensors.keys() & found.keys()):
+            raise UserError(f"{file}: {shown(twice[0])} is also in a file before it")
+        tensors |= found
+    return tensors
+
+
+def _with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with zeros where eole has no bias: the feed-forward network has one here, attention all or none."""
+    has_bias = any(map(_ATTENTION_BIAS.fullmatch, tensors))
+    biased = dict(tensors)
+    for name, tensor in tensors.items():
+        if _BIASED.fullmatch(name) and (has_bias or ".mlp." in name):
+            biased.setdefault(name.replace(".weight", ".bias"), tensor.new_zeros(tensor.shape[:1]))
+    return biased
+
+
+def _fields(sections: Mapping[str, Options], training: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    both = partial(_of_both_stacks, sections)
+    dropout = opennmt.first_number(training, "dropout", 0.3)
+    fields: dict[str, Any] = {
+        "layer_norm_position": "pre",
+        "layer_norm_eps": float(both(Options.number, "norm_eps", EPSILON, 0.0)),
+        "activation_function": ACTIVATIONS[both(Options.text, "mlp_activation_fn", "relu")],
+        "attention_bias": any(map(_ATTENTION_BIAS.fullmatch, tensors)),
+        "lm_head_bias": "generator.bias" in tensors,
+        "dropout": dropout,
+        "activation_dropout": dropout,
+        "attention_dropout": opennmt.first_number(training, "attention_dropout"),
+    }
+    if width := both(Options.integer, "head_dim", None, 1):
+        fields |= {"head_dim": width, "value_head_dim": width}
+    for stack in STACKS:
+        fields[f"{stack}_attention_heads"] = sections[stack].integer("heads", 8, 1)
+        matrix = f"{stack}.transformer_layers.0.mlp.gate_up_proj.weight"
+        fields[f"{stack}_ffn_dim"] = len(state_dicts.require_matrix(tensors, matrix))
+    positions = POSITIONS[sections["embeddings"].text("position_encoding_type", next(iter(POSITIONS)))]
+    if positions["position_encoding_type"] == "learned":
+        fields["max_position_embeddings"] = len(state_dicts.require_matrix(tensors, "src_emb.pe.weight"))
+    return fields | positions
+
+
+def _of_both_stacks(sections: Mapping[str, Options], read: Callable[..., Any], name: str, *defaults: Any) -> Any:
+    """An option that here is one for both stacks; `read` is a method of `Options`."""
+    encoder, decoder = (read(sections[stack], name, *defaults) for stack in STACKS)
+    if encoder != decoder:
+        values = f"{shown(encoder)}, {sections['decoder'].where}{name}={shown(decoder)}"
+        raise UserError(f"{sections['encoder'].where}{name}={values}: here both stacks have the same")
+    return encoder
+
+
+def _special(vocabulary: Options) -> dict[str, str]:
+    """The special tokens by the names of a tokenizer's arguments."""
+    given = vocabulary.section("specials")
+    return {name: given.text(name, token) for name, token in opennmt.SPECIAL.items()}
+
+
+def _ids(sides: list[list[str]], special: Mapping[str, str], vocabulary: Options) -> dict[str, int]:
+    ids = opennmt.special_ids(sides, special)
+    start = vocabulary.text("decoder_start_token", special["bos_token"])
+    if start not in sides[1]:
+        raise UserError(f"{vocabulary.where}decoder_start_token={shown(start)}: it is no token of tgt")
+    return {**ids, "decoder_start_token_id": sides[1].index(start)}
+
+
+def _search(inference: Options) -> dict[str, Any]:
+    """The section `inference`, with the defaults of `eole predict`, under the names of `generate`."""
+    beams, alpha = inference.integer("beam_size", 5, 1), float(inference.number("alpha", 1.0))
+    settings: dict[str, Any] = {
+        "num_beams": beams,
+        "max_new_tokens": inference.integer("max_length", 250, 1),
+        "min_new_tokens": inference.integer("min_length", 0, 0),
+    }
+    if beams > 1:
+        settings["early_stopping"] = True
+    penalty = inference.text("length_penalty", "avg")
+    if penalty == "wu":
+        return {**settings, "length_penalty": None, "paper_length_penalty": alpha}
+    return {**settings, "length_penalty": alpha if penalty == "avg" else 0.0}

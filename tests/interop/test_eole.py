@@ -1,0 +1,248 @@
+"""eole's model folders. The reference is the NumPy restatement."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.eole import from_eole
+from tests.interop.foreign import Record, converted
+from tests.interop.restatement import Restatement, assert_restated
+from tests.paper import paper_position
+
+PEER = "NumPy restatement of eole 0.6"
+D, FFN, LAYERS, HEADS, SIZES = 12, 20, (2, 1), 3, (9, 8)
+SPECIAL = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
+EMBEDDINGS = {"source": "src_emb", "target": "tgt_emb"}
+ATTENTION = {"q": "linear_query", "k": "linear_keys", "v": "linear_values", "o": "final_linear"}
+NORMS = {"self": "input_layernorm", "cross": "precontext_layernorm", "ffn": "post_attention_layernorm"}
+# eole saves the options that were given, and those that it derives for the stacks.
+STACK = {"layers": 2, "heads": HEADS, "hidden_size": D, "transformer_ff": FFN, "n_positions": None}
+MODEL = {
+    **{"architecture": "transformer", "heads": HEADS, "hidden_size": D, "transformer_ff": FFN},
+    "embeddings": {"src_word_vec_size": D, "tgt_word_vec_size": D, "word_vec_size": D},
+    "encoder": {"encoder_type": "transformer", **STACK},
+    "decoder": {"decoder_type": "transformer", "with_cross_attn": True, **STACK},
+}
+
+
+def weights(bias: bool = False, learned: bool = False) -> dict[str, Tensor]:
+    """Random weights under eole's names; `bias` is of add_qkvbias, which final_linear has too, and of add_ffnbias."""
+    shapes: dict[str, tuple[int, ...]] = {"generator.weight": (SIZES[1], D), "generator.bias": (SIZES[1],)}
+    for side, size in zip(EMBEDDINGS.values(), SIZES, strict=True):
+        shapes[f"{side}.embeddings.weight"] = (size, D)
+        shapes |= {f"{side}.pe.weight": (30, D)} if learned else {}
+    for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
+        attentions = ("self_attn", "context_attn")[: 1 + (stack == "decoder")]
+        for layer in (f"{stack}.transformer_layers.{number}" for number in range(depth)):
+            linear = {f"{layer}.{kind}.{part}": (D, D) for kind in attentions for part in ATTENTION.values()}
+            linear |= {f"{layer}.mlp.gate_up_proj": (FFN, D), f"{layer}.mlp.down_proj": (D, FFN)}
+            shapes |= {f"{name}.weight": shape for name, shape in linear.items()}
+            shapes |= {f"{name}.bias": shape[:1] for name, shape in linear.items() if bias}
+            norms = [norm for kind, norm in NORMS.items() if kind != "cross" or stack == "decoder"]
+            shapes |= {f"{layer}.{norm}.{part}": (D,) for norm in norms for part in ("weight", "bias")}
+        shapes |= {f"{stack}.layer_norm.{part}": (D,) for part in ("weight", "bias")}
+    generator = torch.Generator().manual_seed(6)
+    tensors = {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()}
+    table = torch.tensor(np.stack([paper_position(index, D) for index in range(50)])).float()[:, None]  # (P, 1, D)
+    tensors |= {} if learned else {f"{side}.pe.pe": table.clone() for side in EMBEDDINGS.values()}
+    return {**tensors, "decoder.transformer_layers.0.layer_scalar": torch.ones(1)}
+
+
+def tokens(size: int, letter: str) -> list[str]:
+    return [*SPECIAL.values(), *(f"{letter}{number}" for number in range(size - len(SPECIAL)))]
+
+
+def save(folder: Path, tensors: dict[str, Tensor], model: dict[str, Any] | None = None, **sections: Any) -> None:
+    """A model_path; `model` overrides options by their path, such as "encoder.layer_norm"."""
+    folder.mkdir(exist_ok=True)
+    config = json.loads(json.dumps(MODEL))
+    for path, value in (model or {}).items():
+        *section, name = path.split(".")
+        (config[section[0]] if section else config)[name] = value
+    content = {"model": config, "training": {"dropout": [0.2]}, **sections}
+    (folder / "config.json").write_text(json.dumps(content))
+    sides = {side: tokens(size, side[0]) for side, size in zip(("src", "tgt"), SIZES, strict=True)}
+    vocabulary = {**sides, "decoder_start_token": "<s>", "specials": SPECIAL}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    save_file(tensors, folder / "model.00.safetensors")
+
+
+def restated(tensors: dict[str, Tensor], learned: bool = False, **settings: Any) -> Restatement:
+    arrays = {name: tensor.double().numpy() for name, tensor in tensors.items()}
+
+    def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
+        if name == "output":
+            return arrays["generator.weight"].T, arrays["generator.bias"]
+        if name.endswith("coder.norm"):
+            name = name.replace("norm", "layer_norm")
+            return arrays[f"{name}.weight"], arrays[f"{name}.bias"]
+        stack, layer, kind, part = name.split(".")
+        theirs = f"{stack}.transformer_layers.{layer}."
+        if part == "norm":
+            theirs += NORMS[kind]
+            return arrays[f"{theirs}.weight"], arrays[f"{theirs}.bias"]
+        if kind == "ffn":
+            theirs += {"1": "mlp.gate_up_proj", "2": "mlp.down_proj"}[part]
+        else:
+            theirs += {"self": "self_attn.", "cross": "context_attn."}[kind] + ATTENTION[part]
+        return arrays[f"{theirs}.weight"].T, arrays.get(f"{theirs}.bias", np.zeros(1))
+
+    def position(index: int, side: str) -> np.ndarray:
+        return arrays[f"{EMBEDDINGS[side]}.pe.weight"][index] if learned else paper_position(index, D)
+
+    return Restatement(
+        pair,
+        embedding=lambda side: arrays[f"{EMBEDDINGS[side]}.embeddings.weight"],
+        position=position,
+        layers=LAYERS,
+        heads=HEADS,
+        scale=not learned,
+        pre_norm=True,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_eole_folder_gives_its_logits(bias: bool, tmp_path: Path, record_property: Record) -> None:
+    tensors = weights(bias)
+    save(tmp_path / "eole", tensors)
+    ours, _, _ = converted("eole", tmp_path / "eole", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(tensors))))
+    assert (ours.config.attention_bias, ours.config.dropout) == (bias, 0.2)
+    search = ours.generation_config
+    assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (5, 1.0, 250)
+
+
+def test_eole_learned_positions_are_added_to_unscaled_embeddings(tmp_path: Path, record_property: Record) -> None:
+    tensors = weights(bias=True, learned=True)
+    options = {"embeddings.position_encoding_type": "Learned", "embeddings.n_positions": 30}
+    save(tmp_path / "eole", tensors, options)
+    ours, _, _ = converted("eole", tmp_path / "eole", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(tensors, learned=True))))
+    assert ours.config.max_position_embeddings == 30
+
+
+def test_eole_options_of_the_model_hold_for_its_stacks(tmp_path: Path, record_property: Record) -> None:
+    tensors = weights()
+    save(tmp_path / "eole", tensors, {"mlp_activation_fn": "gelu", "norm_eps": 1e-3})
+    ours, _, _ = converted("eole", tmp_path / "eole", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(tensors, activation="gelu", eps=1e-3))))
+
+
+def test_eole_key_without_a_bias(tmp_path: Path, record_property: Record) -> None:
+    """As add_key_bias chooses it; attention has all biases here, or none."""
+    tensors = {name: tensor for name, tensor in weights(bias=True).items() if not name.endswith("linear_keys.bias")}
+    save(tmp_path / "eole", tensors)
+    ours, _, _ = converted("eole", tmp_path / "eole", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(tensors))))
+
+
+def test_eole_output_tied_to_the_target_embedding(tmp_path: Path, record_property: Record) -> None:
+    """eole leaves out the output matrix then, and a shared target embedding too."""
+    tensors = weights()
+    head = tensors.pop("generator.weight")
+    save(tmp_path / "eole", tensors, {"share_decoder_embeddings": True})
+    ours, _, _ = converted("eole", tmp_path / "eole", tmp_path / "ours")
+    tied = {**tensors, "generator.weight": tensors["tgt_emb.embeddings.weight"]}
+    record_property("logits", (PEER, assert_restated(ours, restated(tied))))
+    assert ours.config.tie_word_embeddings and head.shape == tied["generator.weight"].shape
+
+
+def test_eole_weights_in_several_files(tmp_path: Path) -> None:
+    tensors = weights()
+    save(tmp_path, tensors)
+    encoder = {name: tensor for name, tensor in tensors.items() if name.startswith("encoder")}
+    save_file(encoder, tmp_path / "model.01.safetensors")
+    with pytest.raises(UserError, match="is also in a file before it"):
+        from_eole(tmp_path)
+    rest = {name: tensor for name, tensor in tensors.items() if name not in encoder}
+    save_file(rest, tmp_path / "model.00.safetensors")
+    assert load_file(tmp_path / "model.00.safetensors").keys() == rest.keys()
+    assert from_eole(tmp_path).model.config.encoder_layers == LAYERS[0]
+
+
+def test_eole_tokenizers_have_its_ids(tmp_path: Path) -> None:
+    save(tmp_path / "eole", weights())
+    ours, tokenizer, target = converted("eole", tmp_path / "eole", tmp_path / "ours")
+    # its sources do not end with </s>
+    assert tokenizer("s1 s0 sleeps")["input_ids"] == [5, 4, 0]
+    assert target("t3 t0")["input_ids"] == [7, 4, 3]
+    assert ours.config.decoder_start_token_id == 2 and ours.config.pad_token_id == 1
+
+
+def test_eole_vocabulary_has_to_fit(tmp_path: Path) -> None:
+    save(tmp_path, weights())
+    whole = json.loads((tmp_path / "vocab.json").read_text())
+    for change, message in [
+        ({"tgt": whole["tgt"][:-1]}, "7 tokens with the special ones, but the model has 8"),
+        ({"src": tokens(9, "s")[::-1]}, "other ids in the source"),
+        ({"specials": {"pad_token": "<pad>"}}, "vocab: <pad> is missing there"),
+        ({"decoder_start_token": "<de>"}, "decoder_start_token=<de>: it is no token of tgt"),
+    ]:
+        (tmp_path / "vocab.json").write_text(json.dumps(whole | change))
+        with pytest.raises(UserError, match=message):
+            from_eole(tmp_path)
+
+
+def test_eole_search_of_the_section_inference(tmp_path: Path) -> None:
+    save(tmp_path, weights(), inference={"beam_size": 4, "length_penalty": "wu", "alpha": 0.6, "max_length": 80})
+    search = from_eole(tmp_path).model.generation_config
+    assert (search.num_beams, search.paper_length_penalty, search.max_new_tokens) == (4, 0.6, 80)
+    assert search.length_penalty is None
+    save(tmp_path, weights(), inference={"beam_size": 1, "length_penalty": "none"})
+    search = from_eole(tmp_path).model.generation_config
+    assert (search.num_beams, search.length_penalty) == (1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("architecture", "transformer_lm"),
+        ("generator_function", "sparsemax"),
+        ("add_estimator", True),
+        ("embeddings.embedding_type", "roberta"),
+        ("embeddings.position_encoding_type", "Rotary"),
+        ("embeddings.position_encoding_type", "SinusoidalConcat"),
+        ("embeddings.position_encoding_type", None),
+        ("embeddings.position_shift", 2),
+        ("embeddings.normalize", True),
+        ("encoder.encoder_layer_style", "postnorm"),
+        ("encoder.final_encoder_layer_norm", False),
+        ("encoder.layer_norm", "rms"),
+        ("encoder.norm_eps", 1e-6),
+        ("decoder.mlp_activation_fn", "gated-silu"),
+        ("decoder.heads_kv", 1),
+        ("decoder.head_dim", 8),
+        ("decoder.query_norm", True),
+        ("decoder.q_gating", True),
+        ("decoder.attn_scaling", 64.0),
+        ("decoder.num_experts", 4),
+        ("decoder.sliding_window", 4096),
+        ("decoder.layer_types", ["linear_attention"]),
+        ("decoder.num_mtp_heads", 1),
+        ("decoder.heads", "four"),
+    ],
+)
+def test_eole_refuses_other_architectures(option: str, value: Any, tmp_path: Path, record_property: Record) -> None:
+    save(tmp_path, weights(), {option: value})
+    shown = "[linear_attention]" if isinstance(value, list) else value
+    with pytest.raises(UserError) as raised:
+        from_eole(tmp_path)
+    assert f"{option.rpartition('.')[2]}={shown}" in str(raised.value) and "\n" not in str(raised.value)
+    record_property("refused", f"{option}: {shown}")
+
+
+def test_eole_refuses_other_folders(tmp_path: Path) -> None:
+    save(tmp_path, weights())
+    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+    with pytest.raises(UserError, match="no configuration of eole: model is missing"):
+        from_eole(tmp_path)
+    with pytest.raises(UserError, match="name the folder of a model"):
+        from_eole(tmp_path / "none")
