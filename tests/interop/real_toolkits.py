@@ -12,9 +12,10 @@ from pathlib import Path
 
 from hf_vanilla_transformer.markdown import markdown_table
 
-from .toolkits import fairseq, opennmt
+from .toolkits import eole, fairseq, opennmt
 from .toolkits.argos import compare_argos
 from .toolkits.environment import BEAMS, SENTENCES
+from .toolkits.eole import compare_eole
 from .toolkits.fairseq import compare_fairseq
 from .toolkits.joeynmt import compare_joeynmt
 from .toolkits.marian import PRE_NORM, compare_marian
@@ -30,6 +31,7 @@ TOOLKITS: dict[str, Callable[[Path], tuple[float | None, int]]] = {
     **{f"Marian 1.12.42, {name}": partial(compare_marian, options=options) for name, options in MARIAN.items()},
     **{f"JoeyNMT 2.3.0, {norm}": partial(compare_joeynmt, layer_norm=norm) for norm in ("post", "pre")},
     **{f"OpenNMT-py {version}, pre": partial(compare_opennmt, version=version) for version in opennmt.PACKAGES},
+    **{f"eole 0.6.4, pre, {name}": partial(compare_eole, name=name) for name in eole.MODELS},
     **{
         f"fairseq {version}, {norm}": partial(compare_fairseq, version=version, norm=norm)
         for version in fairseq.PACKAGES
