@@ -26,7 +26,7 @@ NORMS = {"self": "input_layernorm", "cross": "precontext_layernorm", "ffn": "pos
 STACK = {"layers": 2, "heads": HEADS, "hidden_size": D, "transformer_ff": FFN, "n_positions": None}
 MODEL = {
     **{"architecture": "transformer", "heads": HEADS, "hidden_size": D, "transformer_ff": FFN},
-    "embeddings": {"src_word_vec_size": D, "tgt_word_vec_size": D, "word_vec_size": D},
+    "embeddings": {"position_encoding": True},
     "encoder": {"encoder_type": "transformer", **STACK},
     "decoder": {"decoder_type": "transformer", "with_cross_attn": True, **STACK},
 }
