@@ -20,6 +20,7 @@ from .toolkits.fairseq import compare_fairseq
 from .toolkits.joeynmt import compare_joeynmt
 from .toolkits.marian import PRE_NORM, compare_marian
 from .toolkits.opennmt import compare_opennmt
+from .toolkits.optimum import compare_optimum
 from .toolkits.transformers_marian import compare_transformers
 
 MARIAN = {
@@ -38,6 +39,7 @@ TOOLKITS: dict[str, Callable[[Path], tuple[float | None, int]]] = {
         for norm in ("post", "pre")
     },
     **{f"transformers {major}, MarianMTModel": partial(compare_transformers, major=major) for major in (4, 5)},
+    "optimum 2.1.0, greedy": compare_optimum,
     **{f"Argos Translate 1.11.0, {beams} beams": partial(compare_argos, beams=beams) for beams in (1, 4)},
 }
 

@@ -8,7 +8,7 @@ import torch
 
 from hf_vanilla_transformer.data.numbers import number_pairs
 from hf_vanilla_transformer.data.sentencepiece_training import train_sentencepiece_tokenizer
-from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers, save_tokenizers
+from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.recipes import parse_recipe
@@ -36,11 +36,12 @@ json.dump(lines, open(result, "w"))
 """
 
 
-def train(folder: Path) -> list[str]:
-    """A model of number words with a SentencePiece tokenizer; returns sentences that it has not seen."""
+def train(folder: Path, sentencepiece: bool = True) -> list[str]:
+    """A model of number words with a tokenizer of SentencePiece or BPE; returns sentences that it has not seen."""
     splits = number_pairs(4000, 1, held_out=SENTENCES)
     texts = [text for side in ("source", "target") for text in splits["train"][side]]
-    save_tokenizers(folder / "tokenizer", train_sentencepiece_tokenizer(texts, 400))
+    trained = train_sentencepiece_tokenizer(texts, 400) if sentencepiece else train_tokenizer(texts, 400)
+    save_tokenizers(folder / "tokenizer", trained)
     fields = {
         **{"numbers_size": 4000, "source_lang": "en", "target_lang": "de", "tokenizer_name": folder / "tokenizer"},
         **{"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128},
