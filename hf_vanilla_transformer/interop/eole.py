@@ -249,6 +249,8 @@ def _search(inference: Options) -> dict[str, Any]:
     if beams > 1:
         settings["early_stopping"] = True
     penalty = inference.text("length_penalty", "avg")
+    if penalty not in ("avg", "wu", "none"):
+        raise UserError(f"{inference.where}length_penalty={shown(penalty)}: it is none of avg, wu, none")
     if penalty == "wu":
         return {**settings, "length_penalty": None, "paper_length_penalty": alpha}
     return {**settings, "length_penalty": alpha if penalty == "avg" else 0.0}

@@ -40,8 +40,6 @@ class Options:
         value = self._read(name, default, int, "a whole number is needed")
         if value is not None and least is not None and value < least:
             raise self._error(name, f"{least} is the least")
-        if value is not None and value.bit_length() > _MAX_BITS:
-            raise self._error(name, f"more than {_MAX_BITS} bits")
         return value
 
     def number(self, name: str, default: float | None = None, least: float | None = None) -> Any:
@@ -72,6 +70,8 @@ class Options:
             return default
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise self._error(name, needed)
+        if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+            raise self._error(name, f"more than {_MAX_BITS} bits")
         return value
 
     def _error(self, name: str, needed: str) -> UserError:

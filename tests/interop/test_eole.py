@@ -199,6 +199,9 @@ def test_eole_search_of_the_section_inference(tmp_path: Path) -> None:
     save(tmp_path, weights(), inference={"beam_size": 1, "length_penalty": "none"})
     search = from_eole(tmp_path).model.generation_config
     assert (search.num_beams, search.length_penalty) == (1, 0.0)
+    save(tmp_path, weights(), inference={"length_penalty": "sum"})
+    with pytest.raises(UserError, match="inference.length_penalty=sum: it is none of avg, wu, none"):
+        from_eole(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +240,18 @@ def test_eole_refuses_other_architectures(option: str, value: Any, tmp_path: Pat
         from_eole(tmp_path)
     assert f"{option.rpartition('.')[2]}={shown}" in str(raised.value) and "\n" not in str(raised.value)
     record_property("refused", f"{option}: {shown}")
+
+
+def test_eole_options_have_their_types(tmp_path: Path) -> None:
+    for option, value, message in [
+        ("encoder.norm_eps", 10**400, "norm_eps=a number of 1329 bits: more than 63 bits"),
+        ("head_dim", 2**62, "the settings do not fit together"),
+        ("encoder", [1], "model.encoder=.*: options are needed"),
+        ("encoder.heads", 0, "heads=0: 1 is the least"),
+    ]:
+        save(tmp_path, weights(), {option: value})
+        with pytest.raises(UserError, match=message):
+            from_eole(tmp_path)
 
 
 def test_eole_refuses_other_folders(tmp_path: Path) -> None:
