@@ -18,6 +18,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "sinusoids": {},
     "learned positions, tied, gelu": {
         **{"share_decoder_embeddings": True, "mlp_activation_fn": "gelu", "add_qkvbias": True, "add_ffnbias": True},
+        # otherwise eole trains the encoder without this bias, and loads it with one that the file does not have
+        "add_final_linear_bias": True,
         "embeddings": {"position_encoding_type": "Learned", "n_positions": 64},
     },
 }
