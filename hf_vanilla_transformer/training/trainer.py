@@ -281,6 +281,17 @@ class VanillaTransformerTrainer(ResumableTrainer):
             self.meter.add_nll(nll.detach().sum() * (data_parallel if self.args.average_tokens_across_devices else 1))
         return (loss, outputs) if return_outputs else loss
 
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None, **kwargs: Any
+    ) -> tuple[Any, Any, Any]:
+        """As `Seq2SeqTrainer`; logits (B, T, V) that it would drop are not computed."""
+        if isinstance(self._base_model(), VanillaTransformerForConditionalGeneration):
+            if prediction_loss_only:
+                inputs = {**inputs, "skip_logits": True}
+            elif self.args.predict_with_generate:
+                model = partial(model, skip_logits=True)  # not among the inputs, which `generate` gets too
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
+
     def _non_finite_loss(self, loss: float, batch: int) -> str:
         """The error message for a loss that is not finite: the update, and the lines of the batch if known."""
         message = f"the loss of update {self.state.global_step + 1} is {loss}"

@@ -244,6 +244,28 @@ def test_evaluation_counts_every_sentence_with_drop_last(tmp_path):
     assert len(made.get_eval_dataloader(random_pairs(6))) == 2 and len(made.get_train_dataloader()) == 1
 
 
+@pytest.mark.parametrize("generates", [True, False])
+def test_evaluation_computes_no_logits_that_are_dropped(tmp_path, monkeypatch, generates):
+    data, model = random_pairs(6), tiny_model(label_smoothing=0.1)
+    batch = collate(list(data))
+    with torch.no_grad():
+        expected = model.eval()(**batch).loss.item()
+    monkeypatch.setattr("hf_vanilla_transformer.modeling_vanilla_transformer.translation_loss", None)  # of logits
+    made = trainer(tmp_path, data, model, predict_with_generate=generates, per_device_eval_batch_size=6)
+    assert made.evaluate(data, max_new_tokens=3)["eval_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_predictions_are_those_of_seq2seq_trainer(tmp_path, generates):
+    data, model = random_pairs(6), tiny_model()
+    settings = {"predict_with_generate": generates, "per_device_eval_batch_size": 6}
+    limits = {"max_new_tokens": 3} if generates else {}
+    kinds = VanillaTransformerTrainer, Seq2SeqTrainer
+    results = [trainer(tmp_path, data, model, kind, **settings).predict(data, **limits).predictions for kind in kinds]
+    actual, expected = results if generates else (each[0] for each in results)  # tokens (B, T), or logits (B, T, V)
+    assert actual.shape == expected.shape and (actual == expected).all()
+
+
 # 3. Resuming
 
 
