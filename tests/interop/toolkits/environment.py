@@ -79,11 +79,11 @@ def run(work: Path, packages: list[str], *command: object) -> str:
     return done.stdout
 
 
-def install(work: Path, *packages: str, how: tuple[str, ...] = ()) -> None:
-    """An environment with the torch of this one, and each package in a folder beside it; `how` are options of pip."""
+def install(work: Path, *packages: str, pip_options: tuple[str, ...] = ()) -> None:
+    """An environment with the torch of this one, and each package in a folder beside it."""
     pip = ("-m", "pip", "install", "-q")
     wanted = [f"torch=={version('torch').partition('+')[0]}", *SHARED]
-    # written last, so that an installation that was cut or wanted less is gone on with
+    # written last, so that an installation that was cut, or had other packages, is completed
     installed = work / "environment" / "installed.txt"
     if not installed.is_file() or installed.read_text().splitlines() != wanted:
         subprocess.run([sys.executable, "-m", "venv", work / "environment"], check=True)
@@ -93,7 +93,7 @@ def install(work: Path, *packages: str, how: tuple[str, ...] = ()) -> None:
     (work / "shim" / "sitecustomize.py").write_text(SHIM)
     for package in packages:
         if not (work / package).is_dir():
-            run(work, [], *pip, "--no-deps", "--target", work / package, *how, package)
+            run(work, [], *pip, "--no-deps", "--target", work / package, *pip_options, package)
 
 
 def install_source(work: Path, package: str) -> None:
@@ -102,8 +102,8 @@ def install_source(work: Path, package: str) -> None:
     if (work / package).is_dir():
         return
     with tempfile.TemporaryDirectory() as folder:
-        how = ("--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", folder)
-        run(work, [], "-m", "pip", "download", "-q", *how, package)
+        pip_options = ("--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", folder)
+        run(work, [], "-m", "pip", "download", "-q", *pip_options, package)
         with tarfile.open(next(Path(folder).glob("*.tar.gz"))) as archive:
             archive.extractall(folder, filter="data")
         shutil.move(next(path for path in Path(folder).iterdir() if path.is_dir()), work / package)

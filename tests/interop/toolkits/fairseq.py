@@ -46,7 +46,7 @@ PATCHES = {
 def install_fairseq(work: Path, package: str) -> None:
     """Its source, with `PATCHES`."""
     if package in WHEELS:
-        install(work, package, how=WHEELS[package])
+        install(work, package, pip_options=WHEELS[package])
     else:
         install_source(work, package)
     for name, (old, new) in PATCHES.items():
