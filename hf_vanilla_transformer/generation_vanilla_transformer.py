@@ -192,26 +192,28 @@ class BeamCacheSlots:
 
     def __init__(self, batch: int, device: torch.device, beams: int = 1):
         self.visible = torch.zeros(batch, beams, 0, dtype=torch.bool, device=device)  # (B, K, C)
-        self.bound = 0  # slots from here on are free; the host knows it without asking the device
+        self.bound = 0  # no sentence uses more slots; the host knows it without asking the device
         self.steps_at_once = steps_at_once(device)
 
     def show_all(self, length: int) -> None:
         """Let every beam see so many slots, which are all that there are."""
         self.visible, self.bound = self.visible.new_ones(*self.visible.shape[:2], length), length
 
-    def reserve(self, beams: int) -> int:
-        """The capacity C, enough for a step of so many beams; synchronises with the host where it may have to grow."""
-        if self.bound + beams > self.visible.shape[2]:
-            self.bound = length_of(self.visible.flatten(0, 1).any(dim=0))
+    def reserve(self, parents: Tensor) -> int:
+        """The capacity C, enough to go on from `parents` (B, K); the host waits where it may have to grow."""
+        beams, size = parents.shape[1], self.visible.shape[2]
+        if self.bound + beams > size:
+            used = self.visible.gather(1, parents[..., None].expand(-1, -1, size)).any(dim=1)  # (B, C)
+            self.bound = max(used.sum(dim=1).tolist(), default=0)
             capacity = round_up(self.bound + beams * self.steps_at_once, SLOTS)
-            if not capacity <= self.visible.shape[2] <= capacity + SLOTS:
+            if capacity > size or (capacity + SLOTS < size and not used[:, capacity:].any()):
                 self.visible = resized(self.visible, capacity, 2)
         self.bound += beams
         return self.visible.shape[2]
 
     def append(self, parents: Tensor) -> Tensor:
         """The slots (B, K) of the next tokens, by `take_slots`."""
-        self.reserve(parents.shape[1])
+        self.reserve(parents)
         self.visible, slots = take_slots(self.visible, parents)
         return slots
 
@@ -235,11 +237,6 @@ def take_slots(visible: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
 def steps_at_once(device: torch.device) -> int:
     """Decoding steps between two looks of the host, each of which holds up what is queued on an accelerator."""
     return 1 if device.type == "cpu" else 16
-
-
-def length_of(visible: Tensor) -> int:
-    """Up to the last True of a mask (N,)."""
-    return int((visible * torch.arange(1, len(visible) + 1, device=visible.device)).max()) if len(visible) else 0
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -279,7 +276,7 @@ class ModuleDecoder:
         self.model, self.states = model, states
         self.cache = EncoderDecoderCache(SlotCache(), DynamicCache())
         self.slots = BeamCacheSlots(len(states), states.device)
-        self.is_greedy = True  # so far: each sentence has one beam, which sees all tokens; no slots, no mask
+        self.has_one_beam = True  # so far: each sentence has one beam, which sees all tokens; no slots, no mask
         self._set_mask(mask.to(states.device).ne(0))
 
     def _set_mask(self, visible: Tensor) -> None:
@@ -294,8 +291,8 @@ class ModuleDecoder:
 
     def step(self, state: BeamState, advance: Advance) -> BeamState:
         cache, mask = self.cache.self_attention_cache, None
-        self.is_greedy = self.is_greedy and state.parents.shape[1] == 1
-        if self.is_greedy:
+        self.has_one_beam = self.has_one_beam and state.parents.shape[1] == 1
+        if self.has_one_beam:
             self.slots.show_all(self.slots.bound + 1)
         else:
             cache.slots, cache.capacity = self.slots.append(state.parents), self.slots.visible.shape[2]
@@ -317,7 +314,7 @@ class ModuleDecoder:
     def replace(self, rows: Tensor, other: "ModuleDecoder") -> None:
         if not other.cache.is_updated:
             other._forward(torch.zeros_like(rows)[:, None])  # any token: a first call caches the source
-        self.states, self.is_greedy = replace_rows(self.states, rows, other.states, 1), False
+        self.states, self.has_one_beam = replace_rows(self.states, rows, other.states, 1), False
         self.slots.replace(rows, other.slots)
         self._set_mask(replace_rows(self.visible, rows, other.visible, 1))
         for name in ("self_attention_cache", "cross_attention_cache"):

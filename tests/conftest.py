@@ -29,8 +29,12 @@ import random  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 torch.set_num_threads(_THREADS)
+# The same examples in every run, and no time limit on a busy machine.
+settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+settings.load_profile("deterministic")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
