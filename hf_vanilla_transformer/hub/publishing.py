@@ -67,12 +67,12 @@ def prepared_files(
         yield files
 
 
-def check_repo_id(repo_id: str) -> None:
-    """Raise a UserError for what the Hub does not accept as the name of a repository."""
+def check_repo_id(repo_id: str, argument: str = "repo_id") -> None:
+    """Raise a UserError that names the argument for what the Hub does not accept as the name of a repository."""
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise UserError(f"repo_id={repo_id!r} is no name for the Hub: {one_line(error)}") from None
+        raise UserError(f"{argument}={repo_id!r} is no name for the Hub: {one_line(error)}") from None
 
 
 def publish(

@@ -43,8 +43,8 @@ def publish_space(
     site, api = Path(site), HfApi(token=token)
     if not (site / "index.html").is_file():
         raise UserError(f"{site}: no site there (index.html is missing); write one with export --to web")
-    for name in (repo_id, model_id):
-        check_repo_id(name)
+    check_repo_id(repo_id)
+    check_repo_id(model_id, "model_id")
     files: dict[str, Path | bytes] = {
         path.relative_to(site).as_posix(): path for path in sorted(site.rglob("*")) if path.is_file()
     }

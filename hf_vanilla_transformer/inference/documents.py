@@ -52,7 +52,17 @@ def sentence_splitter(language: str | None) -> Splitter:
         from sentencex import segment
     except ImportError as error:
         raise UserError("sentencex, which splits sentences, is missing; install the extra `documents`") from error
-    return partial(segment, language or "en")
+    return partial(_segment, segment, language or "en")
+
+
+def _segment(segment: Callable[[str, str], list[str]], language: str, line: str) -> list[str]:
+    """The sentences of a line; the whole line where sentencex fails, as 1.0.32 does on some mixed separators."""
+    try:
+        return segment(language, line)
+    except BaseException as error:  # a panic of Rust code is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        return [line]
 
 
 def split_text(text: str, split: Splitter) -> list[Part]:

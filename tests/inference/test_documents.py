@@ -1,7 +1,7 @@
 """Documents are split into sentences and layout, and keep the layout in translation."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.inference.documents import (
@@ -44,6 +44,7 @@ def test_text_is_split_into_sentences_and_layout() -> None:
 
 
 @given(st.text(alphabet=st.sampled_from(" \t\n\r.!?-*1)(aBé。 \u00a0\u2028日\x00"), max_size=80))
+@example(")B\xa0\t\t\xa0\t\u2028B\xa0日 \r)!\rB\u2028.\u2028* \u2028(")  # sentencex panics
 def test_parts_of_any_text_are_the_text(text: str) -> None:
     parts = split_text(text, sentence_splitter("en"))
     assert "".join(part.text for part in parts) == text

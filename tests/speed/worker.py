@@ -1,7 +1,7 @@
 """One side of a comparison, run by its path with the package of a checkout on PYTHONPATH: `python worker.py ROW`.
 
-ROW is JSON, the fields of `tests.speed.rows.Row`. The process says that it is ready; for each line that it reads, it
-repeats the row's work and answers with its target tokens, its seconds and its peak memory in MiB.
+ROW is JSON, the fields of `tests.speed.commits.Row`. The process says that it is ready; for each line that it reads,
+it repeats the row's work and answers with its target tokens, its seconds and its peak memory in MiB.
 """
 
 import inspect
