@@ -82,7 +82,7 @@ def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Model, "make_decoder", spy)
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
-    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module.forward)
+    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module().forward)
     monkeypatch.setattr(optimize, "compile_error", lambda device: None)
     yield decoding
     assert decoding.made <= {DECODERS[decoding.name]}

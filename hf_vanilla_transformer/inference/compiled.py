@@ -15,6 +15,7 @@ import shutil
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ from transformers.modeling_utils import PreTrainedModel
 from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask, take_slots
 from ..layers_vanilla_transformer import check_ids
 from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, resized
-from .packed_decoder import PackedWeights
+from .packed_decoder import CrossKV, PackedWeights, PositionEncodings
 
 #: Products are Inductor's own templates: to choose them by measuring goes wrong on a busy machine, and oneDNN's are no
 #: better for so few rows.
@@ -49,12 +50,15 @@ class CompiledModule:
     """A module that is compiled at its first call, and again for another number of threads, dtype or fixed size.
 
     Args:
-        module: its weights must not change. function: takes it and a list of tensors, and computes without gradients.
+        make: makes the module for a compilation, which drops it; nobody else writes to its weights. function: takes it
+            and a list of tensors, and computes without gradients.
         dynamic: of each tensor.
     """
 
-    def __init__(self, module: nn.Module, function: Callable[[Any, list[Tensor]], Any], dynamic: list[Dynamic]):
-        self.module, self.dynamic = _Call(module, function), dynamic
+    def __init__(
+        self, make: Callable[[], nn.Module], function: Callable[[Any, list[Tensor]], Any], dynamic: list[Dynamic]
+    ):
+        self.make, self.function, self.dynamic = make, function, dynamic
         self.compiled: dict[Any, Any] = {}
         self.lock = threading.Lock()
 
@@ -69,6 +73,9 @@ class CompiledModule:
                     self.compiled[key] = self._compile(tensors)
         return self.compiled[key](tensors)
 
+    def module(self) -> nn.Module:
+        return _Call(self.make(), self.function)
+
     def _compile(self, tensors: list[Tensor]) -> Any:
         dims = {name: Dim(name, min=2) for name in EXAMPLE_SIZES}
         example = [
@@ -80,7 +87,7 @@ class CompiledModule:
 
         with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore")
-            graph = torch.export.export(self.module, (example,), dynamic_shapes=(shapes,), strict=False).module()
+            graph = torch.export.export(self.module(), (example,), dynamic_shapes=(shapes,), strict=False).module()
             symbolic = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
             names = torch._inductor.list_options()  # versions differ
             options = {name: value for name, value in OPTIONS.items() if name in names}
@@ -89,6 +96,9 @@ class CompiledModule:
             for module in PyCodeCache.modules[known:]:  # which holds the weights, and would hold them for good
                 PyCodeCache.modules.remove(module)
                 sys.modules.pop(module.__name__, None)
+            for part in graph.modules():  # `compiled` holds the graph, whose weights are constants of the code now
+                part._parameters.clear()
+                part._buffers.clear()
             return compiled
 
 
@@ -134,41 +144,52 @@ class CompiledWeights:
     """Encoder and decoder of a model, compiled for one sentence; see `PackedWeights` for the arguments."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):
-        self.weights = PackedWeights(model, dtype, quantization, compiled=True)
-        # Compiled code takes the addresses of its constants, which ends the copy-on-write of a `WeightSnapshot`.
-        self.weights.embedding = self.weights.embedding.clone()
-        self.encoder, self.vocab_size = copy.deepcopy(model.get_encoder()), model.config.vocab_size
-        self.compiled_encoder = CompiledModule(self.encoder, _encode, [(1, "S")])
-        self.quantization = quantization
-        self.batch_weights: PackedWeights | None = None
+        self.owner = weakref.ref(model)  # which would stay alive until a collection
+        self.settings = dtype, quantization
+        self.cross_kv, self.position_encodings = CrossKV(model, *self.settings), PositionEncodings(model.get_decoder())
+        self.encoder = CompiledModule(self._encoder, _encode, [(1, "S")])
+        self.embeddings: dict[int, nn.Parameter] = {}
         self.steps: dict[SearchConfig | None, CompiledModule] = {}
 
-    def for_batches(self, model: PreTrainedModel) -> PackedWeights:
-        """Those for several sentences, packed when they come."""
-        if self.batch_weights is None:
-            self.batch_weights = PackedWeights(model, self.weights.dtype, self.quantization)
-        return self.batch_weights
+    @property
+    def model(self) -> Any:
+        return self.owner()
+
+    def _own_embedding(self, stack: Any) -> nn.Parameter:
+        """A copy, one for both stacks where they share it: compiled code takes the addresses of its constants, which
+        ends the copy-on-write of a `WeightSnapshot`."""
+        weight = stack.embed_tokens.weight
+        if id(weight) not in self.embeddings:
+            self.embeddings[id(weight)] = copy.deepcopy(weight)
+        return self.embeddings[id(weight)]
+
+    def _encoder(self) -> nn.Module:
+        encoder = self.model.get_encoder()
+        return copy.deepcopy(encoder, {id(encoder.embed_tokens.weight): self._own_embedding(encoder)})
+
+    def _decoder(self) -> PackedWeights:
+        weights = PackedWeights(self.model, *self.settings, compiled=True)
+        weights.embedding = self._own_embedding(self.model.get_decoder()).detach()
+        return weights
 
     def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
         """The source (1, S) as states (1, S, D)."""
         visible = mask.ne(0)
         if visible.sum() < 2:  # to the compiler 1 is not a size like others
-            return self.encoder(ids, mask)
-        check_ids(ids, self.vocab_size, "input_ids")
-        states = self.compiled_encoder([ids[visible][None]])
+            return self.model.get_encoder()(ids, mask)
+        check_ids(ids, self.model.config.vocab_size, "input_ids")
+        states = self.encoder([ids[visible][None]])
         if states.shape[1] < ids.shape[1]:
             states = states.new_zeros(*ids.shape, states.shape[2]).masked_scatter(visible[..., None], states)
         return BaseModelOutput(last_hidden_state=states)
 
     def step(self, advance: SearchConfig | None) -> CompiledModule:
         if advance not in self.steps:
-            layers, varying = (
-                len(self.weights.layers),
-                {"tokens": (2, "T"), "ended_tokens": (2, "T"), "penalties": (0, "T1")},
-            )
+            layers = len(self.cross_kv.projections)
+            varying = {"tokens": (2, "T"), "ended_tokens": (2, "T"), "penalties": (0, "T1")}
             kv: list[Dynamic] = [*[(1, "C")] * layers, *[(1, "S")] * layers]
             dynamic = [(2, "C"), (0, "N"), *kv, *map(varying.get, BeamState._fields)]
-            self.steps[advance] = CompiledModule(self.weights, _step(advance), dynamic)
+            self.steps[advance] = CompiledModule(self._decoder, _step(advance), dynamic)
         return self.steps[advance]
 
 
@@ -184,7 +205,7 @@ class CompiledDecoder:
         if states.shape[1] == 1:  # a token that is there twice is attended to as if it were there once
             states = states.repeat(1, 2, 1)
         self.weights, self.initial_beams = weights, beams
-        self.cross_kv = weights.weights.cross_kv(states)
+        self.cross_kv = weights.cross_kv(states)
         self.slots = BeamCacheSlots(1, states.device, beams)
         self.self_kv = [kv[:, :0] for kv in self.cross_kv]
 
@@ -201,9 +222,9 @@ class CompiledDecoder:
         return advance(state, *self._run(None, state))
 
     def _run(self, advance: SearchConfig | None, state: BeamState) -> list[Tensor]:
-        capacity = self.slots.reserve(self.initial_beams)
+        capacity = self.slots.reserve(state.parents)
         self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
-        encodings = self.weights.weights.position_encodings(state.tokens.shape[2])
+        encodings = self.weights.position_encodings(state.tokens.shape[2])
         step = self.weights.step(advance)
         self.slots.visible, *found = step([self.slots.visible, encodings, *self.self_kv, *self.cross_kv, *state])
         return found

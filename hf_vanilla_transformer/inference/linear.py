@@ -51,7 +51,7 @@ class PrepackedLinear(PlainLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None):
         # One float32 row only waits for the weights, which are as many in either layout.
         self.plain_rows = 1 if weight.dtype == torch.float32 else 0
-        super().__init__(weight if self.plain_rows else weight[:0], bias)
+        super().__init__(weight if self.plain_rows else weight.new_empty(0), bias)  # not a view, which holds it all
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,8 +105,13 @@ def quantize_per_row(matrix: Tensor, shift: int = 0, dtype: torch.dtype = torch.
 def packed_linear(
     linears: Sequence[nn.Linear], dtype: torch.dtype, quantization: str | None = None, compiled: bool = False
 ) -> PlainLinear:
-    """Linear layers with the same input as one, their outputs side by side; the compiler packs weights itself."""
-    weight = torch.cat([linear.weight.detach().to(dtype) for linear in linears])  # (O, D)
+    """Linear layers with the same input as one, their outputs side by side; the compiler packs weights itself.
+
+    A single layer's weight stays the model's own. Compiled code gets a copy: it takes the addresses of its weights,
+    which would end the copy-on-write by which a `WeightSnapshot` notices writes.
+    """
+    weights = [linear.weight.detach().to(dtype) for linear in linears]
+    weight = torch.cat(weights) if compiled or len(weights) > 1 else weights[0]  # (O, D)
     bias = None if linears[0].bias is None else torch.cat([linear.bias.detach().to(dtype) for linear in linears])
     if quantization == INT8:
         return DynamicInt8Linear(weight, bias)

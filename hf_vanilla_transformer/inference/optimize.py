@@ -50,7 +50,7 @@ def optimize_for_inference(
     for error in filter(None, errors):
         raise ValueError(error)
     model.inference_engine = InferenceEngine(quantization, compile)
-    model.inference_engine.weights(model)
+    model.inference_engine.weights(model, compile)
     return model
 
 
@@ -151,7 +151,7 @@ def _address(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
 
 
 class InferenceEngine:
-    """Packed weights of one model, for each dtype that it has computed in.
+    """Packed weights of one model, by the dtype that it computes in, and whether they are compiled.
 
     At every request it looks whether the model is still what was packed, and packs it again where it is not.
     """
@@ -161,12 +161,12 @@ class InferenceEngine:
         self.lock = threading.Lock()
         self.signature: list[Any] | None = None
         self.snapshot = WeightSnapshot([])
-        self.packed: dict[torch.dtype, PackedWeights | CompiledWeights] = {}
+        self.packed: dict[tuple[torch.dtype, bool], PackedWeights | CompiledWeights] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copied or pickled model is not optimized
 
-    def weights(self, model: PreTrainedModel) -> PackedWeights | CompiledWeights | None:
+    def weights(self, model: PreTrainedModel, compiled: bool) -> PackedWeights | CompiledWeights | None:
         """Those of the model as it is now, in the dtype that it computes in; None where its modules do more."""
         device = model.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.lm_head.weight.dtype
@@ -178,27 +178,25 @@ class InferenceEngine:
                     logger.warning_once(f"optimize_for_inference: decoding through the modules, since {reason}")
                     return None
                 self.packed, self.signature, self.snapshot = {}, signature, WeightSnapshot(tensors)
-            if dtype not in self.packed:
-                make = CompiledWeights if self.compile else PackedWeights
+            if (dtype, compiled) not in self.packed:
+                make = CompiledWeights if compiled else PackedWeights
                 with torch.no_grad():
-                    self.packed[dtype] = make(model, dtype, self.quantization)
-            return self.packed[dtype]
+                    self.packed[dtype, compiled] = make(model, dtype, self.quantization)
+            return self.packed[dtype, compiled]
 
     def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> BaseModelOutput:
         """The source (B, S) as states (B, S, D): by the model's encoder, or the compiled one for one sentence."""
-        weights = self.weights(model) if self.compile and len(ids) == 1 else None
+        weights = self.weights(model, True) if self.compile and len(ids) == 1 else None
         encoder: Any = model.get_encoder()
         return encoder(ids, mask) if weights is None else weights.encode(ids, mask)  # type: ignore[operator]
 
     def decoder(self, model: PreTrainedModel, states: Tensor, mask: Tensor, beams: int, rows: int) -> Decoder:
         """A decoder of encoded sentences (B, S, D), for a search of so many rows."""
-        weights = self.weights(model)
+        weights = self.weights(model, compiled=self.compile and rows == 1 and bool(mask.any()))
         if weights is None:
             return ModuleDecoder(model, states, mask)
         if isinstance(weights, CompiledWeights):
-            if rows == 1 and bool(mask.any()):
-                return CompiledDecoder(weights, states, mask, beams)
-            weights = weights.for_batches(model)
+            return CompiledDecoder(weights, states, mask, beams)
         return PackedDecoder(weights, states, mask)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_utils import PreTrainedModel
 
-from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask, length_of
+from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer
 from ..search_vanilla_transformer import Advance, BeamState, replace_rows, resized
 from .linear import PlainLinear, packed_linear
@@ -40,8 +40,8 @@ class PackedLayer(nn.Module):
         self.key_width, self.scaling, self.cross_scaling = attn.k_proj.out_features, attn.scaling, cross.scaling
         self.attend = attend_in_sums if compiled else attend
         self.qkv_proj, self.self_out_proj = pack(attn.q_proj, attn.k_proj, attn.v_proj), pack(attn.out_proj)
-        self.cross_q_proj, self.cross_kv_proj = pack(cross.q_proj), pack(cross.k_proj, cross.v_proj)
-        self.cross_out_proj, self.fc1, self.fc2 = pack(cross.out_proj), pack(layer.fc1), pack(layer.fc2)
+        self.cross_q_proj, self.cross_out_proj = pack(cross.q_proj), pack(cross.out_proj)
+        self.fc1, self.fc2 = pack(layer.fc1), pack(layer.fc2)
         self.self_norm = packed_norm(layer.self_attn_layer_norm, dtype)
         self.cross_norm = packed_norm(layer.cross_attn_layer_norm, dtype)
         self.final_norm = packed_norm(layer.final_layer_norm, dtype)
@@ -114,12 +114,45 @@ def attend_in_sums(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_w
     return (weights * v).sum(dim=2).flatten(1).to(query.dtype)  # (K, H, d_v) -> (K, H · d_v)
 
 
+class CrossKV:
+    """Keys and values of the source, for each layer, with packed weights. Arguments as of `PackedWeights`."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):
+        attentions = [layer.cross_attn for layer in model.get_decoder().layers]
+        self.dtype = dtype
+        self.projections = [packed_linear((each.k_proj, each.v_proj), dtype, quantization) for each in attentions]
+
+    def __call__(self, states: Tensor) -> list[KV]:
+        """Of source states (B, S, D)."""
+        x = states.to(self.dtype).flatten(0, 1)  # (B, S, D) -> (B · S, D)
+        return [projection(x).unflatten(0, states.shape[:2]) for projection in self.projections]
+
+
+class PositionEncodings:
+    """A decoder's encodings of positions, computed once."""
+
+    def __init__(self, decoder: Any):
+        self.decoder = decoder
+        self.encodings = decoder.embed_tokens.weight.new_empty(0, decoder.config.d_model)
+
+    def __call__(self, count: int) -> Tensor:
+        """Of so many positions or more, (n, D); several threads may compute them at once."""
+        encodings, config = self.encodings, self.decoder.config
+        if count > len(encodings):
+            learned = config.position_encoding_type == "learned"
+            count = config.max_position_embeddings if learned else max(64, 2 * count)
+            ids = torch.arange(count, device=encodings.device)[None]  # (1, n)
+            nothing = encodings.new_zeros(1, count, config.d_model)
+            self.encodings = encodings = self.decoder.embed(nothing, ids)[0]
+        return encodings
+
+
 class PackedWeights(nn.Module):
     """A decoder and its output layer, packed for decoding. Several searches may share one.
 
     Args:
         model: whose weights. dtype: to compute in. quantization: see `optimize_for_inference`.
-        compiled: whether the layers are for `torch.compile`.
+        compiled: whether they become constants of compiled code.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None, compiled: bool = False):
@@ -131,8 +164,7 @@ class PackedWeights(nn.Module):
         self.layers: Any = nn.ModuleList(layers)
         self.norm = packed_norm(decoder.layer_norm, dtype) if self.config.final_layer_norm else None
         self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
-        self.decoder = [decoder]  # in a list: not a submodule
-        self.encodings = self.embedding.new_empty(0, self.config.d_model)
+        self.cross_kv, self.position_encodings = CrossKV(model, dtype, quantization), PositionEncodings(decoder)
 
     def forward(
         self,
@@ -158,22 +190,6 @@ class PackedWeights(nn.Module):
         for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
             x = layer(x, rows, kv, mask, source_kv, source_mask)
         return self.lm_head(x if self.norm is None else self.norm(x)).unflatten(0, tokens.shape)
-
-    def cross_kv(self, states: Tensor) -> list[KV]:
-        """Keys and values of the source (B, S, D), for each layer."""
-        x = states.to(self.dtype).flatten(0, 1)  # (B, S, D) -> (B · S, D)
-        return [layer.cross_kv_proj(x).unflatten(0, states.shape[:2]) for layer in self.layers]
-
-    def position_encodings(self, count: int) -> Tensor:
-        """Of so many positions or more, (n, D); several threads may compute them at once."""
-        encodings = self.encodings
-        if count > len(encodings):
-            learned = self.config.position_encoding_type == "learned"
-            count = self.config.max_position_embeddings if learned else max(64, 2 * count)
-            ids = torch.arange(count, device=encodings.device)[None]  # (1, n)
-            nothing = encodings.new_zeros(1, count, encodings.shape[1])
-            self.encodings = encodings = self.decoder[0].embed(nothing, ids)[0]
-        return encodings
 
 
 class PackedDecoder:
@@ -235,3 +251,8 @@ def _write_rows(cache: KV, rows: Tensor, new: KV) -> KV:
     """Put other rows (n, C', ·) in the place of these, (B, C, ·): in the same memory, unless the cache has to grow."""
     size = max(cache.shape[1], new.shape[1])
     return resized(cache, size, 1).index_copy_(0, rows, resized(new, size, 1))
+
+
+def length_of(visible: Tensor) -> int:
+    """Up to the last True of a mask (N,)."""
+    return int((visible * torch.arange(1, len(visible) + 1, device=visible.device)).max()) if len(visible) else 0

@@ -41,7 +41,8 @@ Change = Callable[[Model], Any]
 
 
 def decoder_weight(model: Model) -> nn.Parameter:
-    return model.model.decoder.layers[-1].fc2.weight
+    """One that packing copies, beside those of q and k; a layer of one matrix may share the model's own."""
+    return model.model.decoder.layers[-1].self_attn.v_proj.weight
 
 
 def trained_by(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], only: str = "") -> Change:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.inference import optimize, optimize_for_inference
-from hf_vanilla_transformer.inference.compiled import CompiledModule, compile_error
+from hf_vanilla_transformer.inference.compiled import CompiledModule, CompiledWeights, compile_error
 from hf_vanilla_transformer.inference.linear import int8_error
-from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder
+from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder, PackedWeights
 from tests.model_helpers import EOS, PAD, START, padded, sentences, tiny_model
 
 Model = VanillaTransformerForConditionalGeneration
@@ -30,8 +30,8 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def compile_nothing(self: CompiledModule, args: tuple) -> Any:
-        found.append(self.module.function.__name__)
-        return self.module.forward
+        found.append(self.function.__name__)
+        return self.module().forward
 
     monkeypatch.setattr(CompiledModule, "_compile", compile_nothing)
     monkeypatch.setattr(optimize, "compile_error", lambda device: None)
@@ -246,7 +246,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(
         CompiledModule,
         "_compile",
-        lambda self, args: found.append(self.module.function.__name__) or original(self, args),
+        lambda self, args: found.append(self.function.__name__) or original(self, args),
     )
     return found
 
@@ -319,3 +319,23 @@ def test_compiled_models_give_their_memory_back(counted: list[str]) -> None:
     # of six models and packed weights in all
     assert resident_bytes() - before < nbytes
     assert len(counted) == 12
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiled_code_keeps_no_second_copy_of_packed_weights(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, original = list[weakref.ref](), CompiledWeights._decoder
+
+    def recorded(self: CompiledWeights) -> PackedWeights:
+        weights = original(self)
+        made.extend(weakref.ref(layer.fc1.weight) for layer in weights.layers)
+        return weights
+
+    monkeypatch.setattr(CompiledWeights, "_decoder", recorded)
+    model = optimize_for_inference(endless_model(d_model=64).bfloat16(), compile=True)
+    translate(model, 5, num_beams=2, max_new_tokens=3)
+    gc.collect()
+    assert len(made) == len(model.get_decoder().layers)
+    assert not any(each() is not None for each in made)

@@ -52,7 +52,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[type]:
 @pytest.fixture
 def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules that would be compiled run as they are."""
-    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module.forward)
+    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module().forward)
     monkeypatch.setattr(optimize, "compile_error", lambda device: None)
 
 
@@ -93,7 +93,7 @@ def test_casts_give_todays_dtype(cast: Change, decoders: list[type]) -> None:
     assert tokens == expected
     assert_near(scores.float(), its_scores.float(), 0.1)
     assert decoders == [PackedDecoder, PackedDecoder, ModuleDecoder]
-    assert list(model.inference_engine.packed) == [model.dtype]
+    assert list(model.inference_engine.packed) == [(model.dtype, False)]
 
 
 @torch.no_grad()

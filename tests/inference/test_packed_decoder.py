@@ -185,12 +185,12 @@ def test_caches_hold_each_sentence_once() -> None:
     packed, modules = decoders(model, lengths)
     for decoder in (packed, modules):
         Walk(decoder, 3, beams).steps(4)
-        assert decoder.slots.visible.shape[2] == 32  # 1 + 3 · 6, in units of 16
+        assert decoder.slots.visible.shape[2] == 16  # of 1 + 3 · 6 tokens, some of which no beam has in its past
     caches = modules.cache.self_attention_cache, modules.cache.cross_attention_cache
     by_modules = [each for cache in caches for layer in cache.layers for each in (layer.keys, layer.values)]
     for tensors in ([*packed.self_kv, *packed.cross_kv], by_modules):
         # layers, keys and values, width, bytes, sentences, positions of source and target
-        assert sum(tensor.nbytes for tensor in tensors) == 2 * 2 * 32 * 4 * 3 * (7 + 32)
+        assert sum(tensor.nbytes for tensor in tensors) == 2 * 2 * 32 * 4 * 3 * (7 + 16)
 
 
 @torch.no_grad()
@@ -251,7 +251,7 @@ def test_packed_weights_hold_no_parameters(compiled: bool, monkeypatch: pytest.M
 def test_compiled_decoder_computes_every_kind_of_model(
     length: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module.forward)
+    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module().forward)
     model = tiny_model(3, **fields)
     states, mask = encoded(model, [length])
     for prefix in (1, 3):

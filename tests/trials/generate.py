@@ -251,7 +251,7 @@ def engine(name: str) -> Iterator[None]:
     """Small weights are packed as large ones are, and what would be compiled runs as it is: a minute less for each."""
     with (
         mock.patch.object(linear, "_LEAST_PREPACKED", 0 if name == "prepacked" else linear._LEAST_PREPACKED),
-        mock.patch.object(CompiledModule, "_compile", lambda self, tensors: self.module.forward),
+        mock.patch.object(CompiledModule, "_compile", lambda self, tensors: self.module().forward),
         mock.patch.object(optimize, "compile_error", lambda device: None),
     ):
         yield
