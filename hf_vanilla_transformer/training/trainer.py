@@ -288,7 +288,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if isinstance(self._base_model(), VanillaTransformerForConditionalGeneration):
             if prediction_loss_only:
                 inputs = {**inputs, "skip_logits": True}
-            elif self.args.predict_with_generate:
+            elif self.args.predict_with_generate and self.label_smoother is None:  # that one reads the logits
                 model = partial(model, skip_logits=True)  # not among the inputs, which `generate` gets too
         return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
 

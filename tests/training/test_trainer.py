@@ -266,6 +266,23 @@ def test_predictions_are_those_of_seq2seq_trainer(tmp_path, generates):
     assert actual.shape == expected.shape and (actual == expected).all()
 
 
+@pytest.mark.parametrize("generates", [True, False])
+@pytest.mark.parametrize("loss_only", [True, False])
+def test_evaluation_loss_of_label_smoothing_factor_is_that_of_seq2seq_trainer(tmp_path, generates, loss_only):
+    data, model = random_pairs(6), tiny_model()
+
+    def loss(kind, **settings):
+        made = trainer(tmp_path, data, model, kind, predict_with_generate=generates, **settings)
+        made.data_collator = lambda rows: {
+            **(batch := collate(rows)),
+            "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"]),
+        }
+        return made.predict(data, **{"max_new_tokens": 3} if generates else {}).metrics["test_loss"]
+
+    settings = {"prediction_loss_only": loss_only, "label_smoothing_factor": 0.1}
+    assert loss(VanillaTransformerTrainer, **settings) == loss(Seq2SeqTrainer, **settings) != loss(Seq2SeqTrainer)
+
+
 # 3. Resuming
 
 
