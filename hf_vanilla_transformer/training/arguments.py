@@ -123,6 +123,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     simcut_alpha: float = HfArg(default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence; the paper: 3")
     simcut_probability: float = HfArg(default=0.05, help="SimCut: share of the token embeddings that are zeroed")
     r_drop_alpha: float = HfArg(default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence; there: 5")
+    consistency_start: int = HfArg(
+        default=0, help="Updates with the plain loss, each in half the time, before SimCut or R-Drop begins"
+    )
     teacher: str | None = _optional(
         "Word-level distillation: folder of a model with the same vocabularies to learn from"
     )
@@ -158,6 +161,10 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         for name in ("simcut_probability", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
+        if self.consistency_start < 0:
+            raise ValueError(f"consistency_start={self.consistency_start}: give a number of updates, 0 or more")
+        if self.consistency_start and not (self.simcut_alpha or self.r_drop_alpha):
+            raise ValueError(f"consistency_start={self.consistency_start} needs simcut_alpha or r_drop_alpha")
         if not 0 <= self.teacher_weight <= 1:
             raise ValueError(f"teacher_weight={self.teacher_weight}: must be from 0 to 1")
         names = "simcut_alpha", "r_drop_alpha", "teacher"

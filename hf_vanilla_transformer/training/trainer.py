@@ -269,7 +269,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """As `Seq2SeqTrainer`; the loss without label smoothing, if the model returns it, is logged."""
-        if model.training and self.consistency is not None:
+        if model.training and self.consistency is not None and self.state.global_step >= self.args.consistency_start:
             inputs = self.consistency.inputs(self._base_model(), inputs)
         elif model.training and self.teacher is not None:
             inputs = self.teacher.inputs(inputs)

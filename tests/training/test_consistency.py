@@ -210,6 +210,24 @@ def test_consistency_update_is_the_same_in_1_or_8_batches(method: str, tmp_path:
     assert relative_error(update(method, 4, 8, tmp_path), whole) <= 1e-5
 
 
+@both
+def test_consistency_starts_after_the_updates_that_it_is_told(method: str, tmp_path: Path) -> None:
+    def weights(steps: int, alpha: float, resume: str | None = None, **settings: Any) -> Tensor:
+        model = tiny_model(dropout=0.1)
+        folder = tmp_path / (resume or f"{steps}-{alpha}")
+        saved = {**QUIET, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
+        arguments = Arguments(str(folder), **{f"{method}_alpha": alpha}, **settings, **saved, max_steps=steps)
+        data: Any = random_pairs(16)
+        trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1") if resume else None)
+        return flat(model)
+
+    plain, late = weights(2, 0.0), weights(2, 3.0, consistency_start=1)
+    assert weights(2, 4.0, consistency_start=2).equal(plain)
+    assert not late.equal(plain)
+    assert weights(2, 3.0, resume="2-0.0").equal(late), "as the plain run's first checkpoint resumed with it"
+
+
 def test_consistency_is_off_in_evaluation(tmp_path: Path) -> None:
     arguments = Arguments(output_dir=str(tmp_path), simcut_alpha=3.0, **QUIET)
     data: Any = random_pairs(8)
@@ -228,6 +246,8 @@ def test_consistency_is_off_in_evaluation(tmp_path: Path) -> None:
         ({"r_drop_alpha": float("nan")}, "r_drop_alpha=nan"),
         ({"simcut_alpha": 3.0, "simcut_probability": 1.0}, "simcut_probability=1.0"),
         ({"simcut_alpha": 3.0, "label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1"),
+        ({"simcut_alpha": 3.0, "consistency_start": -1}, "consistency_start=-1"),
+        ({"consistency_start": 100}, "consistency_start=100 needs simcut_alpha or r_drop_alpha"),
     ],
 )
 def test_consistency_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
