@@ -166,9 +166,8 @@ def _differentiate(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     sums = logits.new_zeros(2, dtype=torch.float32)
     rows = max(1, CPU_CACHE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     for z, label in zip(logits.split(rows), labels.split(rows), strict=True):
-        z_label, largest = z.gather(1, label).float(), z.amax(dim=1, keepdim=True).float()  # (rows, 1)
-        p = z.softmax(dim=1, dtype=torch.float32)  # (rows, V)
-        plain = (largest - p.amax(dim=1, keepdim=True).log() - z_label).sum()  # lse(z) - z_label
-        sums += torch.stack([plain + smoothing * z_label.sum(), plain])
-        z.copy_(p.scatter_add_(1, label, p.new_full(label.shape, smoothing - 1)))
+        log_p = z.log_softmax(dim=1, dtype=torch.float32)  # (rows, V)
+        plain = -log_p.gather(1, label).sum()  # lse(z) - z_label
+        sums += torch.stack([plain + smoothing * z.gather(1, label).float().sum(), plain])
+        z.copy_(log_p.exp_().scatter_add_(1, label, log_p.new_full(label.shape, smoothing - 1)))
     return sums

@@ -159,8 +159,7 @@ def _differentiate(
 
       ∂KL(p ‖ q)/∂z = p (d - KL(p ‖ q)),  ∂KL(p ‖ q)/∂z' = q - p,
 
-    and those of KL(q ‖ p) follow by exchanging the two. d = (z - z') - (lse(z) - lse(z')), so that no logarithm of a
-    whole distribution is needed.
+    and those of KL(q ‖ p) follow by exchanging the two.
     """
     vocab_size = logits.shape[2]
     sums = torch.zeros(2, device=logits.device)
@@ -168,18 +167,18 @@ def _differentiate(
     f, r = objective.alpha * objective.forward, objective.alpha * objective.reverse
     weights = 1.0, objective.second_cross_entropy
     for both, label in zip(logits.split(rows, dim=1), labels.split(rows), strict=True):
-        probabilities = both.softmax(dim=2, dtype=torch.float32)  # (2, rows, V)
-        p, q = probabilities
-        lse = both.amax(dim=2, keepdim=True).float() - probabilities.amax(dim=2, keepdim=True).log()  # (2, rows, 1)
-        difference, shift = both[0].float() - both[1].float(), lse[0] - lse[1]  # (rows, V), (rows, 1)
-        forward = f * (_row_sums(p, difference) - shift)  # f KL(p ‖ q) (rows, 1)
-        reverse = r * (shift - _row_sums(q, difference)) if r else torch.zeros_like(forward)  # r KL(q ‖ p)
+        log_probs = both.log_softmax(dim=2, dtype=torch.float32)  # (2, rows, V)
+        nll = -log_probs.gather(2, label.expand(2, -1, -1))  # -log p_label, -log q_label (2, rows, 1)
+        uniform = -log_probs.mean(dim=2, keepdim=True)  # -mean(log p), -mean(log q) (2, rows, 1)
+        difference = log_probs[0] - log_probs[1]  # d (rows, V)
+        p, q = log_probs.exp_()
+        forward = f * _row_sums(p, difference)  # f KL(p ‖ q) (rows, 1)
+        reverse = -r * _row_sums(q, difference)  # r KL(q ‖ p)
         total = (forward + reverse).sum()
-        nll = lse - both.gather(2, label.expand(2, -1, -1)).float()  # -log p_label, -log q_label (2, rows, 1)
         # The factors of p in the first derivative and of q in the second, with those of the cross-entropies.
         factors = (
-            torch.add(r + weights[0] - forward - f * shift, difference, alpha=f),
-            torch.add(f + weights[1] - reverse + r * shift, difference, alpha=-r) if r else f + weights[1] - reverse,
+            torch.add(r + weights[0] - forward, difference, alpha=f),
+            torch.add(f + weights[1] - reverse, difference, alpha=-r) if r else f + weights[1] - reverse,
         )
         terms = (p, q, r), (q, p, f)
         for number, (z, factor, weight) in enumerate(zip(both, factors, weights, strict=True)):
@@ -188,8 +187,7 @@ def _differentiate(
             if share:
                 derivative.sub_(other, alpha=share)
             if weight:  # CE = -(1 - ε) log p_label - ε mean(log p), differentiated: p - (1 - ε) [label] - ε / V
-                uniform = lse[number] - z.mean(dim=1, keepdim=True, dtype=torch.float32)  # -mean(log p) (rows, 1)
-                total = total + weight * ((1 - smoothing) * nll[number] + smoothing * uniform).sum()
+                total = total + weight * ((1 - smoothing) * nll[number] + smoothing * uniform[number]).sum()
                 derivative.sub_(weight * smoothing / vocab_size)
                 derivative.scatter_add_(1, label, derivative.new_full(label.shape, weight * (smoothing - 1)))
             z.copy_(derivative)
