@@ -126,8 +126,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     consistency_start: int = HfArg(
         default=0, help="Updates with the plain loss, each in half the time, before SimCut or R-Drop begins"
     )
-    teacher: str | None = _optional(
-        "Word-level distillation: folder of a model with the same vocabularies to learn from"
+    teacher: list[str] | None = _optional(
+        "Word-level distillation: folder of a model with the same vocabularies to learn from; several form an ensemble"
     )
     teacher_weight: float = HfArg(default=0.5, help="Weight λ of the teacher's distributions, 1 - λ of the references")
     ema_decay: float = HfArg(
@@ -135,6 +135,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.teacher, str):
+            self.teacher = [self.teacher]
         self._check_objectives()
         check_training_arguments(self)
         if self.max_tokens_per_batch is None:
@@ -167,8 +169,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"consistency_start={self.consistency_start} needs simcut_alpha or r_drop_alpha")
         if not 0 <= self.teacher_weight <= 1:
             raise ValueError(f"teacher_weight={self.teacher_weight}: must be from 0 to 1")
-        names = "simcut_alpha", "r_drop_alpha", "teacher"
-        chosen = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name)]
+        values = {name: getattr(self, name) for name in ("simcut_alpha", "r_drop_alpha")}
+        values["teacher"] = " ".join(self.teacher or [])
+        chosen = [f"{name}={value}" for name, value in values.items() if value]
         if len(chosen) > 1:
             raise ValueError(f"{' and '.join(chosen)} are different objectives: choose one")
         if chosen and self.label_smoothing_factor:

@@ -1,6 +1,7 @@
 """Word-level knowledge distillation (Kim & Rush 2016, arXiv 1606.07947, §3.1): learn from a teacher's distributions.
 
-With t for the teacher's distribution of a target token and p for the student's, the loss of a position is
+With t for the teacher's distribution of a target token, the mean of several teachers' as in decoding with an ensemble,
+and p for the student's, the loss of a position is
 
   (1 - λ) CE(p) + λ KL(t ‖ p)
 
@@ -11,7 +12,7 @@ distil` writes.
 Shapes: B sentences, S source length, T target length, n positions in a chunk, D d_model, V target vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from ..errors import UserError
@@ -31,10 +33,10 @@ CPU_CACHE = 2**18  # logits that are differentiated at once, so that they stay i
 
 
 class Teacher:
-    """A translator whose distributions a student learns.
+    """One translator, or an ensemble, whose distributions a student learns.
 
     Args:
-        folder: its model folder. Its source and target vocabularies must be the student's.
+        folders: model folders. Their source and target vocabularies must be the student's.
         weight: λ, from 0 to 1.
         student: the model that is trained.
 
@@ -42,27 +44,38 @@ class Teacher:
         UserError: no such model, or one with other vocabularies.
     """
 
-    def __init__(self, folder: str | Path, weight: float, student: VanillaTransformerForConditionalGeneration):
-        model = load_model(folder, student.device)
-        if not isinstance(model, VanillaTransformerForConditionalGeneration):
-            raise UserError(f"teacher {folder} is a {type(model).__name__}; convert it, or use `distil` for its text")
-        for name in ("vocab_size", "target_vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id"):
-            theirs, ours = getattr(model.config, name), getattr(student.config, name)
-            if theirs != ours:
-                raise UserError(
-                    f"teacher {folder} has {name}={theirs}, the student {ours}: give the student the teacher's "
-                    f"tokenizer (tokenizer_name: {folder}), or use `distil` for its text"
-                )
-        self.model, self.weight = model.eval().requires_grad_(False), weight
+    def __init__(
+        self, folders: Sequence[str | Path], weight: float, student: VanillaTransformerForConditionalGeneration
+    ):
+        self.models, self.weight = [_load_teacher(folder, student) for folder in folders], weight
 
     @torch.no_grad()
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A batch with the objective that compares the student's distributions with the teacher's."""
         target = batch.get("decoder_input_ids")
         if target is None:
-            target = self.model.prepare_decoder_input_ids_from_labels(batch["labels"])
-        states = self.model.model(batch["input_ids"], batch.get("attention_mask"), target).last_hidden_state
-        return {**batch, "objective": DistillationObjective(states, self.model.lm_head, self.weight)}
+            target = self.models[0].prepare_decoder_input_ids_from_labels(batch["labels"])
+        teachers = [
+            (each.model(batch["input_ids"], batch.get("attention_mask"), target).last_hidden_state, each.lm_head)
+            for each in self.models
+        ]
+        return {**batch, "objective": DistillationObjective(teachers, self.weight)}
+
+
+def _load_teacher(
+    folder: str | Path, student: VanillaTransformerForConditionalGeneration
+) -> VanillaTransformerForConditionalGeneration:
+    model = load_model(folder, student.device)
+    if not isinstance(model, VanillaTransformerForConditionalGeneration):
+        raise UserError(f"teacher {folder} is a {type(model).__name__}; convert it, or use `distil` for its text")
+    for name in ("vocab_size", "target_vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id"):
+        theirs, ours = getattr(model.config, name), getattr(student.config, name)
+        if theirs != ours:
+            raise UserError(
+                f"teacher {folder} has {name}={theirs}, the student {ours}: give the student the teacher's "
+                f"tokenizer (tokenizer_name: {folder}), or use `distil` for its text"
+            )
+    return model.eval().requires_grad_(False)
 
 
 @dataclass
@@ -70,11 +83,11 @@ class DistillationObjective:
     """The objective of word-level distillation for one batch, which a model's forward pass takes as `objective`.
 
     Args:
-        teacher_states: (B, T, D'), the teacher's decoder output. teacher_head: its output layer. weight: λ.
+        teachers: for each, its decoder output (B, T, D') and its output layer.
+        weight: λ.
     """
 
-    teacher_states: Tensor
-    teacher_head: nn.Module
+    teachers: Sequence[tuple[Tensor, nn.Module]]
     weight: float
 
     def __call__(
@@ -110,8 +123,8 @@ class DistillationObjective:
     def _from_logits(self, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         counted = labels.ne(IGNORED)  # (B, T)
         scores, targets = logits[counted].float(), labels[counted]  # (N', V), (N',)
-        teacher = self.teacher_head(self.teacher_states[counted]).float().log_softmax(dim=1)  # (N', V)
-        divergence = F.kl_div(scores.log_softmax(dim=1), teacher, reduction="sum", log_target=True)  # KL(t ‖ p)
+        taught = _mean_softmax([head(states[counted]) for states, head in self.teachers])  # (N', V)
+        divergence = F.kl_div(scores.log_softmax(dim=1), taught, reduction="sum")  # KL(t ‖ p)
         smoothed, plain = (
             F.cross_entropy(each, targets, label_smoothing=epsilon, reduction="sum")
             for each, epsilon in ((scores, smoothing), (scores.detach(), 0.0))
@@ -122,18 +135,32 @@ class DistillationObjective:
         """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label] - ε / V) + λ (p - t); return the summed loss
         and the unsmoothed cross-entropy."""
         vocab_size = logits.shape[2]
-        states = self.teacher_states.flatten(0, 1)[positions]  # (n, D')
-        teacher_logits = self.teacher_head(states.to(next(self.teacher_head.parameters()).dtype))  # (n, V)
+        # Autocast is off here: in the student's dtype, which is that of its products.
+        taught = [
+            functional_call(
+                head,
+                {name: each.to(logits.dtype) for name, each in head.named_parameters()},
+                states.flatten(0, 1)[positions].to(logits.dtype),
+            )  # (n, V)
+            for states, head in self.teachers
+        ]
         sums = torch.zeros(2, device=logits.device)
         rows = max(1, CPU_CACHE // vocab_size) if logits.device.type == "cpu" else logits.shape[1]
         share = 1 - self.weight
-        for z, taught, label in zip(
-            logits[0].split(rows), teacher_logits.split(rows), labels.split(rows), strict=True
+        for z, label, *each in zip(
+            logits[0].split(rows), labels.split(rows), *(y.split(rows) for y in taught), strict=True
         ):
-            log_p, log_t = (each.log_softmax(dim=1, dtype=torch.float32) for each in (z, taught))  # (rows, V)
-            t, chosen = log_t.exp(), -log_p.gather(1, label).sum()
+            log_p, t = z.log_softmax(dim=1, dtype=torch.float32), _mean_softmax(each)  # (rows, V)
+            chosen = -log_p.gather(1, label).sum()
             cross_entropy = (1 - smoothing) * chosen - smoothing * log_p.mean(dim=1).sum()
-            sums += torch.stack([share * cross_entropy + self.weight * (t * (log_t - log_p)).sum(), chosen])
-            derivative = log_p.exp() - self.weight * t - share * smoothing / vocab_size
+            divergence = torch.xlogy(t, t).sub_(t * log_p).sum()  # KL(t ‖ p)
+            sums += torch.stack([share * cross_entropy + self.weight * divergence, chosen])
+            derivative = log_p.exp_().sub_(t, alpha=self.weight).sub_(share * smoothing / vocab_size)
             z.copy_(derivative.scatter_add_(1, label, derivative.new_full(label.shape, share * (smoothing - 1))))
         return sums
+
+
+def _mean_softmax(logits: Sequence[Tensor]) -> Tensor:
+    """The mean of the distributions of several logits (n, V), in float32."""
+    first, *others = (each.softmax(dim=1, dtype=torch.float32) for each in logits)
+    return sum(others, first) / len(logits)

@@ -83,9 +83,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
             name = "simcut_alpha" if self.args.simcut_alpha else "r_drop_alpha"
             self._check_objective(f"{name}={self.consistency.alpha}")
         self.teacher: Teacher | None = None
-        if folder := getattr(self.args, "teacher", None):
-            self._check_objective(f"teacher={folder}")
-            self.teacher = Teacher(folder, self.args.teacher_weight, self._base_model())
+        if folders := getattr(self.args, "teacher", None):
+            self._check_objective(f"teacher={' '.join(folders)}")
+            self.teacher = Teacher(folders, self.args.teacher_weight, self._base_model())
         self.ema = WeightAverage(self.args.ema_decay) if getattr(self.args, "ema_decay", 0) else None
         if self.ema is not None:
             if self.is_fsdp_enabled:

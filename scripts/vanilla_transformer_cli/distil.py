@@ -6,7 +6,7 @@
 
 The teacher is any model folder that AutoModelForSeq2SeqLM loads, such as OPUS-MT's, or several folders of this
 package as an ensemble. A killed command resumes. Several processes can share the work with accelerate launch. To learn
-from the teacher's probabilities too, train with --teacher DIR; that needs the teacher's vocabularies.
+from the teachers' probabilities too, train with --teacher DIR [DIR ...]; that needs their vocabularies.
 """
 
 import argparse

@@ -22,13 +22,14 @@ def numpy_log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def numpy_loss(student: Any, teacher: Any, labels: Any, smoothing: float, weight: float) -> float:
+def numpy_loss(student: Any, teachers: Any, labels: Any, smoothing: float, weight: float) -> float:
     """The sum over positions, term by term, in float64."""
     total = 0.0
-    for scores, taught, label in zip(student, teacher, labels, strict=True):
+    for scores, label, *taught in zip(student, labels, *teachers, strict=True):
         if label == -100:
             continue
-        log_p, log_t = numpy_log_softmax(scores), numpy_log_softmax(taught)
+        log_p = numpy_log_softmax(scores)
+        log_t = np.log(np.mean([np.exp(numpy_log_softmax(each)) for each in taught], axis=0))
         target = np.full(len(scores), smoothing / len(scores))
         target[label] += 1 - smoothing
         total += -(1 - weight) * (target @ log_p) + weight * (np.exp(log_t) @ (log_t - log_p))
@@ -50,13 +51,15 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_distillation_loss_matches_its_definition(weight: float, smoothing: float) -> None:
+@pytest.mark.parametrize("sizes", [(6,), (6, 5)])
+def test_distillation_loss_matches_its_definition(weight: float, smoothing: float, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    states, lm_head, teacher_head = torch.randn(3, 7, 8), torch.nn.Linear(8, 13), torch.nn.Linear(6, 13)
-    teacher_states, labels = torch.randn(3, 7, 6), torch.randint(0, 13, (3, 7))
+    states, lm_head, labels = torch.randn(3, 7, 8), torch.nn.Linear(8, 13), torch.randint(0, 13, (3, 7))
+    teachers = [(torch.randn(3, 7, size), torch.nn.Linear(size, 13).requires_grad_(False)) for size in sizes]
     labels[0, 3:] = labels[2, 0] = -100
-    objective = DistillationObjective(teacher_states, teacher_head.requires_grad_(False), weight)
-    rows = as_rows(lm_head(states)), as_rows(teacher_head(teacher_states)), labels.flatten().numpy()
+    objective = DistillationObjective(teachers, weight)
+    taught = [as_rows(head(each)) for each, head in teachers]
+    rows = as_rows(lm_head(states)), taught, labels.flatten().numpy()
     expected, plain = numpy_loss(*rows, smoothing, weight), numpy_loss(*rows, 0.0, 0.0)
     collected = []
     for logits in (lm_head(states), None):
@@ -77,7 +80,7 @@ def test_distillation_loss_matches_its_definition(weight: float, smoothing: floa
 def test_teacher_that_equals_its_student_leaves_only_the_cross_entropy(tmp_path: Path) -> None:
     student, batch = tiny_model().train(), translation_batch([9, 4], [5, 12])
     student.save_pretrained(tmp_path)
-    teacher = Teacher(tmp_path, 0.5, student)
+    teacher = Teacher([tmp_path], 0.5, student)
     loss, actual = gradients(student, **teacher.inputs(batch))
     plain, expected = gradients(student, **batch)
     assert loss == pytest.approx(plain / 2, rel=1e-5)  # KL(t ‖ t) = 0, and so are its gradients
@@ -87,7 +90,7 @@ def test_teacher_that_equals_its_student_leaves_only_the_cross_entropy(tmp_path:
 def update(teacher: Path, size: int, steps: int, folder: Path, model: Any, **settings: Any) -> Any:
     arguments = Arguments(
         output_dir=str(folder),
-        teacher=str(teacher),
+        teacher=[str(teacher)],
         **QUIET,
         **{**DESCENT, "learning_rate": 0.5, "max_steps": 2, **settings},
         per_device_train_batch_size=size,
@@ -127,16 +130,16 @@ def test_student_approaches_its_teacher(tmp_path: Path) -> None:
 def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     tiny_model(vocab_size=50).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"vocab_size=50, the student 40: give the student the teacher's tokenizer"):
-        Teacher(tmp_path, 0.5, tiny_model())
+        Teacher([tmp_path], 0.5, tiny_model())
     with pytest.raises(UserError, match="no such folder"):
-        Teacher(tmp_path / "missing", 0.5, tiny_model())
+        Teacher([tmp_path / "missing"], 0.5, tiny_model())
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"teacher": "a", "teacher_weight": 1.5}, r"teacher_weight=1\.5: must be from 0 to 1"),
-        ({"teacher": "a", "simcut_alpha": 3.0}, r"simcut_alpha=3\.0 and teacher=a are different objectives"),
+        ({"teacher": ["a", "b"], "simcut_alpha": 3.0}, r"simcut_alpha=3\.0 and teacher=a b are different objectives"),
         ({"teacher": "a", "label_smoothing_factor": 0.1}, r"with teacher=a use the label_smoothing"),
     ],
 )
