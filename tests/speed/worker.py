@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,7 +23,7 @@ SENTENCES, BATCH, ONE_BY_ONE = 96, 64, 8
 SEARCH = {"length_penalty": 1.0, "max_new_tokens": 32}
 
 
-def random_sentences(vocab_size: int, eos_token_id: int) -> list[list[int]]:
+def random_sentences(vocab_size: int, eos_token_id: int, count: int = SENTENCES) -> list[list[int]]:
     """Sentences of 9 to 26 tokens, longest first, as a translator sorts them."""
     generator = torch.Generator().manual_seed(1)
 
@@ -30,7 +31,7 @@ def random_sentences(vocab_size: int, eos_token_id: int) -> list[list[int]]:
         length = int(torch.randint(8, 26, (1,), generator=generator))
         return torch.randint(4, vocab_size, (length,), generator=generator).tolist() + [eos_token_id]
 
-    return sorted((one() for _ in range(SENTENCES)), key=len, reverse=True)
+    return sorted((one() for _ in range(count)), key=len, reverse=True)
 
 
 def padded(sentences: list[list[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
@@ -85,12 +86,26 @@ def in_threads(workers: int, work: Callable[[int], int]) -> int:
     return sum(results)
 
 
-def update(model: Any, row: dict[str, Any], sentences: list[list[int]]) -> int:
+def objective(model: Any, row: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What the trainer makes of a batch for the row's objective."""
+    name = row.get("objective")
+    if name is None:
+        return dict
+    if name == "teacher":
+        from hf_vanilla_transformer.training.distillation import Teacher
+
+        return Teacher([row["model"]], 0.5, model).inputs
+    from hf_vanilla_transformer.training import consistency
+
+    return partial(getattr(consistency, name)().inputs, model)
+
+
+def update(model: Any, row: dict[str, Any], inputs: Callable[..., dict[str, Any]], pairs: list[list[int]]) -> int:
     """Loss and gradients of one batch; the number of target tokens."""
-    ids, mask = padded(sentences[:BATCH], model.config.pad_token_id)
-    labels = ids.masked_fill(mask == 0, -100)  # (B, T)
+    ids, mask = padded(pairs, model.config.pad_token_id)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}  # (B, T) each
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=row["dtype"] == "bfloat16"):
-        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        model(**inputs(batch)).loss.backward()
     model.zero_grad()
     return int(mask.sum())
 
@@ -106,9 +121,10 @@ def prepare(row: dict[str, Any]) -> Callable[[], int]:
     trains = row["work"] == "update"
     dtype = torch.float32 if trains else getattr(torch, row["dtype"])
     model = AutoModelForSeq2SeqLM.from_pretrained(row["model"], dtype=dtype).train(trains)
-    sentences = random_sentences(model.config.vocab_size, model.config.eos_token_id)
+    sentences = random_sentences(model.config.vocab_size, model.config.eos_token_id, row.get("pairs", SENTENCES))
     if trains:
-        return lambda: update(model, row, sentences)
+        inputs, pairs = objective(model, row), sentences[: row.get("pairs", BATCH)]
+        return lambda: update(model, row, inputs, pairs)
     engine = engine_arguments(model, row)
     workers = row["workers"]
     if workers == 1:
