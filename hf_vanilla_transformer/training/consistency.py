@@ -155,43 +155,37 @@ def _differentiate(
     """Overwrite the logits of both passes (2, n, V) with the derivatives of the loss by them; return the summed loss
     and the unsmoothed cross-entropy of the first pass.
 
-    With d = log p - log q, the derivatives of the divergence by the logits z of p and z' of q are
+    With d = log p - log q and without smoothing, the derivatives by the logits z of p and z' of q are
 
-      ∂KL(p ‖ q)/∂z = p (d - KL(p ‖ q)),  ∂KL(p ‖ q)/∂z' = q - p,
-
-    and those of KL(q ‖ p) follow by exchanging the two.
+      p (1 + α r + α f (d - KL(p ‖ q))) - α r q - [label]
+      q (c + α f - α r (d + KL(q ‖ p))) - α f p - c [label]
     """
     vocab_size = logits.shape[2]
     sums = torch.zeros(2, device=logits.device)
     rows = max(1, CPU_CACHE // vocab_size) if logits.device.type == "cpu" else logits.shape[1]
-    f, r = objective.alpha * objective.forward, objective.alpha * objective.reverse
-    weights = 1.0, objective.second_cross_entropy
+    f, r, c = objective.alpha * objective.forward, objective.alpha * objective.reverse, objective.second_cross_entropy
+    weights = torch.tensor([1.0, c] if c else [1.0], device=logits.device)  # of the passes with a cross-entropy
     for both, label in zip(logits.split(rows, dim=1), labels.split(rows), strict=True):
         log_probs = both.log_softmax(dim=2, dtype=torch.float32)  # (2, rows, V)
-        nll = -log_probs.gather(2, label.expand(2, -1, -1))  # -log p_label, -log q_label (2, rows, 1)
-        uniform = -log_probs.mean(dim=2, keepdim=True)  # -mean(log p), -mean(log q) (2, rows, 1)
+        scored = log_probs[: len(weights)]
+        nll = -scored.gather(2, label.expand(len(weights), -1, -1)).sum(dim=(1, 2))  # -log p_label, of each pass
+        uniform = -scored.mean(dim=2).sum(dim=1)  # -mean(log p)
+        cross_entropy = weights @ ((1 - smoothing) * nll + smoothing * uniform)
         difference = log_probs[0] - log_probs[1]  # d (rows, V)
         p, q = log_probs.exp_()
-        forward = f * _row_sums(p, difference)  # f KL(p ‖ q) (rows, 1)
-        reverse = -r * _row_sums(q, difference)  # r KL(q ‖ p)
-        total = (forward + reverse).sum()
-        # The factors of p in the first derivative and of q in the second, with those of the cross-entropies.
-        factors = (
-            torch.add(r + weights[0] - forward, difference, alpha=f),
-            torch.add(f + weights[1] - reverse, difference, alpha=-r) if r else f + weights[1] - reverse,
-        )
-        terms = (p, q, r), (q, p, f)
-        for number, (z, factor, weight) in enumerate(zip(both, factors, weights, strict=True)):
-            probability, other, share = terms[number]
-            derivative = factor * probability
-            if share:
-                derivative.sub_(other, alpha=share)
-            if weight:  # CE = -(1 - ε) log p_label - ε mean(log p), differentiated: p - (1 - ε) [label] - ε / V
-                total = total + weight * ((1 - smoothing) * nll[number] + smoothing * uniform[number]).sum()
+        forward = f * _row_sums(p, difference)  # α f KL(p ‖ q) (rows, 1)
+        reverse = -r * _row_sums(q, difference) if r else torch.zeros_like(forward)  # α r KL(q ‖ p)
+        sums += torch.stack([cross_entropy + (forward + reverse).sum(), nll[0]])
+        by_first = torch.add(1 + r - forward, difference, alpha=f).mul_(p)  # (rows, V)
+        if r:
+            by_first.sub_(q, alpha=r)
+        factor = torch.add(c + f - reverse, difference, alpha=-r) if r else c + f
+        by_second = q.mul_(factor).sub_(p, alpha=f)
+        for z, derivative, weight in zip(both, (by_first, by_second), (1.0, c), strict=True):
+            if weight:
                 derivative.sub_(weight * smoothing / vocab_size)
                 derivative.scatter_add_(1, label, derivative.new_full(label.shape, weight * (smoothing - 1)))
             z.copy_(derivative)
-        sums += torch.stack([total, nll[0].sum()])
     return sums
 
 
