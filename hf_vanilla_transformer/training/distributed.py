@@ -50,16 +50,6 @@ def any_rank(*flags: bool, device: torch.device) -> list[bool]:
     return [bool(each) for each in found.tolist()]
 
 
-def destroy_process_group() -> None:
-    """End the communication of a run that all ranks have finished, where there are several.
-
-    A thread of gloo that frees its last tensor while Python shuts down would abort the process, and the launcher then
-    ends the other ranks.
-    """
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
 @contextmanager
 def errors_on_main_rank_only() -> Iterator[None]:
     """Report a `UserError` that all ranks raise alike only once: the other ranks exit silently."""

@@ -87,6 +87,15 @@ def run_subcommand(name: str, arguments: list[str] | None = None, prog: str | No
     if name in TRANSLATING:
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT))  # read at the first product
 
+    from torch import distributed
+
     from hf_vanilla_transformer.errors import run_command
 
-    run_command(lambda: module.main(parsed))
+    def command() -> int | None:
+        status = module.main(parsed)
+        # A thread of gloo that frees its last tensor while Python shuts down would abort the process.
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
+        return status
+
+    run_command(command)

@@ -41,7 +41,6 @@ def help_parser(prog: str | None) -> Parser:
 
 
 def main(arguments: list[str]) -> None:
-    from hf_vanilla_transformer.training.distributed import destroy_process_group
     from hf_vanilla_transformer.training.recipes import parse_recipe
     from hf_vanilla_transformer.training.report import hide_bars_without_terminal
     from hf_vanilla_transformer.training.run import run_training
@@ -52,4 +51,3 @@ def main(arguments: list[str]) -> None:
     if not given[0].startswith("-"):
         given[0] = recipe_path(given[0])
     run_training(*parse_recipe(given), command=shlex.join(["vanilla-transformer", "train", *arguments]))
-    destroy_process_group()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from torch import distributed
 
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from vanilla_transformer_cli.installed_recipes import installed_recipes, recipe_path
@@ -64,6 +65,18 @@ def test_kernel_cache_is_small_where_translating(subcommand, chosen, expected, m
     with pytest.raises(SystemExit):
         main([subcommand])
     assert seen == [expected]
+
+
+def test_subcommand_leaves_the_process_group(monkeypatch, tmp_path):
+    def start(parsed):
+        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+
+    module = SimpleNamespace(parse_arguments=lambda arguments, prog: None, main=start)
+    monkeypatch.setitem(sys.modules, "vanilla_transformer_cli.train", module)
+    with pytest.raises(SystemExit) as ended:
+        main(["train"])
+    assert ended.value.code == 0
+    assert not distributed.is_initialized()
 
 
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)

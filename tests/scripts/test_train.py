@@ -8,15 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from torch import distributed
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer.inference.translator import Translator
-from hf_vanilla_transformer.training import run
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.distributed import destroy_process_group
 from tests.trainer_helpers import TINY_RUN, as_flags
-from vanilla_transformer_cli import train as train_command
 
 PAIRS = [
     ("One dog", "Ein Hund"),
@@ -292,17 +288,3 @@ def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(train, repository, tmp_pa
     assert status == 0, errors
     assert f"resuming from run/checkpoint-{step}" in printed
     assert json.loads((tmp_path / "run" / "all_results.json").read_text())["train_updates"] == step + 2
-
-
-def test_train_leaves_no_process_group(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    """A thread of gloo that outlives the command may abort the process after its last line."""
-
-    def run_training(*parsed, command: str) -> None:
-        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-
-    monkeypatch.setattr(run, "run_training", run_training)
-    try:
-        train_command.main(["numbers_en_de", "--output_dir", str(tmp_path / "run")])
-        assert not distributed.is_initialized()
-    finally:
-        destroy_process_group()
