@@ -124,7 +124,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     simcut_probability: float = HfArg(default=0.05, help="SimCut: share of the token embeddings that are zeroed")
     r_drop_alpha: float = HfArg(default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence; there: 5")
     consistency_start: int = HfArg(
-        default=0, help="Updates with the plain loss, each in half the time, before SimCut or R-Drop begins"
+        default=0, help="Updates with the plain loss, which take half the time or less, before SimCut or R-Drop begins"
     )
     teacher: list[str] | None = _optional(
         "Word-level distillation: folder of a model with the same vocabularies to learn from; several form an ensemble"
