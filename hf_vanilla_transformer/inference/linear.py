@@ -75,6 +75,7 @@ class DynamicInt8Linear(PlainLinear):
     x becomes unsigned, from -127 … 127 to 1 … 255: CPUs with VNNI and without AMX multiply unsigned by signed bytes
     only, and oneDNN computes signed by signed there a hundred times slower. The shift adds 128 Σ_d W[o, d] to output
     o, which is subtracted as the bias of the product. Compiled, the scales are fused into the operations around it.
+    CPUs without VNNI add two products in 16 bits, which 255 · 127 · 2 exceeds: there the weight gets 7 bits.
     """
 
     scales: Tensor
@@ -82,7 +83,7 @@ class DynamicInt8Linear(PlainLinear):
     shift: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        integers, scales = quantize_per_row(weight)  # (O, D), (O,)
+        integers, scales = quantize_per_row(weight, limit=largest_weight())  # (O, D), (O,)
         super().__init__(torch.ops.onednn.qlinear_prepack(integers, None), bias)
         self.register_buffer("scales", scales)
         self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
@@ -90,15 +91,29 @@ class DynamicInt8Linear(PlainLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         integers, scales = quantize_per_row(x, UNSIGNED, torch.uint8)  # (R, D), (R,)
-        weight = self.weight, self.scales, self.zero_points, self.shift
-        output: tuple = 1.0, 0, torch.float32, "none", [], ""
-        product = torch.ops.onednn.qlinear_pointwise.default(integers, 1.0, 0, *weight, *output) * scales[:, None]
+        product = _int8_product(integers, self.weight, self.scales, self.zero_points, self.shift) * scales[:, None]
         return (product if self.bias is None else product + self.bias).to(x.dtype)  # (R, O)
 
 
-def quantize_per_row(matrix: Tensor, shift: int = 0, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
-    """Symmetric 8-bit integers of a matrix (R, D), plus `shift`, and the scales (R,)."""
-    scales = (matrix.float().abs().amax(dim=1) / 127).clamp_(min=1e-30)
+def _int8_product(x: Tensor, weight: Tensor, scales: Tensor, zero_points: Tensor, bias: Tensor | None) -> Tensor:
+    """`scales` (O,) · x W^T + `bias` (O,), for bytes x (R, D) and a packed weight (O, D): float32 (R, O)."""
+    output: tuple = 1.0, 0, torch.float32, "none", [], ""
+    return torch.ops.onednn.qlinear_pointwise.default(x, 1.0, 0, weight, scales, zero_points, bias, *output)
+
+
+def largest_weight() -> int:
+    """The largest integer of a weight whose products are exact on this CPU: 127, or 64 without VNNI."""
+    weight, scale = torch.full((1, 2), 127, dtype=torch.int8), torch.ones(1)
+    x, packed = torch.full((1, 2), 255, dtype=torch.uint8), torch.ops.onednn.qlinear_prepack(weight, None)
+    product = _int8_product(x, packed, scale, torch.zeros(1, dtype=torch.int32), None)  # (1, 1)
+    return 127 if product.item() == 2 * 255 * 127 else 64  # 2 · 255 · 64 < 2^15
+
+
+def quantize_per_row(
+    matrix: Tensor, shift: int = 0, dtype: torch.dtype = torch.int8, limit: int = 127
+) -> tuple[Tensor, Tensor]:
+    """Integers from -limit to limit of a matrix (R, D), plus `shift`, and the scales (R,)."""
+    scales = (matrix.float().abs().amax(dim=1) / limit).clamp_(min=1e-30)
     return (matrix.float() / scales[:, None]).round_().add_(shift).to(dtype), scales
 
 

@@ -1,5 +1,9 @@
 """Linear layers packed for decoding, in every kind that this processor can run, against float64."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -144,6 +148,20 @@ def test_dynamic_int8_has_a_scale_for_each_row() -> None:
     found, expected = packed_linear(layers, torch.float32, "int8")(x), exact(layers, x)
     for row in range(4):
         assert_within(found[row], expected[row], 2e-2)
+
+
+@needs_int8
+def test_dynamic_int8_is_exact_without_vnni() -> None:
+    """There oneDNN adds two products in 16 bits, which saturate: half of a sum was lost."""
+    code = """
+import torch
+from hf_vanilla_transformer.inference.linear import DynamicInt8Linear
+print(DynamicInt8Linear(torch.ones(8, 64), None)(torch.ones(3, 64)).tolist())
+"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}  # read once by a process
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
+    assert torch.tensor(json.loads(printed)).allclose(torch.full((3, 8), 64.0), rtol=1e-5)
 
 
 def test_quantize_per_row_rounds_to_half_a_step() -> None:
