@@ -48,8 +48,7 @@ COVERED = frozenset(
         *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "decoder_input_ids"),
         *("num_beams", "length_penalty", "paper_length_penalty", "early_stopping", "use_cache"),
         *("max_length", "max_new_tokens", "max_length_over_source", "num_return_sequences", "bos_token_id"),
-        *("pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version"),
-        "return_dict_in_generate",
+        *("pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "return_dict_in_generate"),
         # of which `generate` makes logits processors
         *("logits_processor", "prefix_allowed_tokens_fn", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
         *("encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "bad_words_ids"),
@@ -111,8 +110,7 @@ def plan_search(
 
     Returns:
         `beam_search`, to be `custom_generate`, or None; the paper's limit (§6.1), and its α for transformers' own beam
-        search; the names of what is not covered.
-    """
+        search; the names of what is not covered."""
     asked = model.generation_config.to_diff_dict()
     asked |= {} if generation_config is None else generation_config.to_diff_dict()
     asked |= {name: value for name, value in kwargs.items() if value is not None}
@@ -187,8 +185,7 @@ class BeamCacheSlots:
     """Which slots of the KV cache of a sentence each of its beams sees.
 
     Keys and values are written once and never moved; a slot that no beam sees any more is written again. Beams differ
-    in their last tokens, so that all need few more slots than one has tokens, where K caches need K times as many.
-    """
+    in their last tokens, so that all need few more slots than one has tokens, where K caches need K times as many."""
 
     def __init__(self, batch: int, device: torch.device, beams: int = 1):
         self.visible = torch.zeros(batch, beams, 0, dtype=torch.bool, device=device)  # (B, K, C)
@@ -267,8 +264,7 @@ class SlotCache(DynamicCache):
 class ModuleDecoder:
     """A `Decoder` that calls the model: the beams of a sentence as one sequence, with a mask that parts them.
 
-    `states` (B, S, D) are its encoder's, `mask` (B, S) has 0 for padding.
-    """
+    `states` (B, S, D) are its encoder's, `mask` (B, S) has 0 for padding."""
 
     initial_beams = 1
 
@@ -341,8 +337,7 @@ def beam_search(
         input_ids: (B · K, P), what each target begins with. model_kwargs: encoded source and mask, B · K times too.
         stopping_criteria: those of the length and the end tokens, which are known here.
         generation_config: with all defaults filled in. next_batch: that of `generate`.
-        over: tokens that a translation may have more than its own source; None: `generation_config` has the limit.
-    """
+        over: tokens that a translation may have more than its own source; None: `generation_config` has the limit."""
     beams, states = generation_config.num_beams, model_kwargs["encoder_outputs"][0]
     states, mask = states[::beams], model_kwargs.get("attention_mask")  # (B, S, D)
     mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device) if mask is None else mask[::beams]

@@ -103,11 +103,10 @@ class SearchConfig:
         """From a generation config with all defaults filled in.
 
         The paper's search ends when no beam can win any more. With Hugging Face's penalty `early_stopping` decides; by
-        default transformers compares at the present length, and may miss a longer hypothesis.
-        """
+        default transformers compares at the present length, and may miss a longer hypothesis."""
         beams, wanted = generation_config.num_beams, generation_config.num_return_sequences or 1
         ends, forced = generation_config.eos_token_id, generation_config.forced_eos_token_id
-        gnmt, early_stopping = penalty.formula == "gnmt", beams == 1 or generation_config.early_stopping
+        gnmt, early_stopping = penalty.formula == "gnmt", generation_config.early_stopping
         return cls(
             num_beams=beams,
             num_return_sequences=wanted,
@@ -140,6 +139,8 @@ class SearchConfig:
 
     def extend(self, state: BeamState, log_probs: Tensor, tokens: Tensor) -> BeamState:
         """Go on with the best candidates (B, K, n) that do not end; keep those that do among the best K."""
+        if self.num_beams == 1:
+            return self._extend_greedily(state, tokens[:, :, 0])
         beams, (running, each) = self.num_beams, log_probs.shape[1:]
         total, tokens = (log_probs + state.log_probs[..., None]).flatten(1), tokens.flatten(1)  # (B, K · n)
         missing = self.num_candidates - total.shape[1]
@@ -178,6 +179,15 @@ class SearchConfig:
             ended_scores=ended_scores,
             done=done,
         )
+
+    def _extend_greedily(self, state: BeamState, tokens: Tensor) -> BeamState:
+        """The likeliest tokens (B, 1) go on. What has ended is final; what is written behind it does not count."""
+        lengths = torch.where(state.done, state.lengths, state.lengths + 1)
+        ends = [tokens[:, 0] == eos for eos in self.eos_token_ids]
+        done = torch.stack([state.done, lengths == state.limits, *ends]).any(dim=0)
+        written = state.tokens.scatter(2, state.lengths[:, None, None], tokens[..., None])  # (B, 1, T)
+        found = {"ended_tokens": written, "ended_lengths": lengths[:, None]}
+        return state._replace(tokens=written, next_tokens=tokens, lengths=lengths, done=done, **found)
 
 
 def _append(state: BeamState, parents: Tensor, tokens: Tensor) -> Tensor:
@@ -231,8 +241,7 @@ class BeamSearch:
     """Find the best translations, which begin with `prefix` (B, P); greedy search is the case of one beam.
 
     Logits processors know a sentence by its row: with them none leaves the batch. `refill`, called with a number when
-    sentences are done, brings at most so many others, with the first one's prefix, or None (continuous batching).
-    """
+    sentences are done, brings at most so many others, with the first one's prefix, or None (continuous batching)."""
 
     def __init__(
         self,
