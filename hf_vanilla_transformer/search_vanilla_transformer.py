@@ -181,7 +181,7 @@ class SearchConfig:
         )
 
     def _extend_greedily(self, state: BeamState, tokens: Tensor) -> BeamState:
-        """The likeliest tokens (B, 1) go on. What has ended is final; what is written behind it does not count."""
+        """The most probable tokens (B, 1) go on. What has ended is final; what is written behind it does not count."""
         lengths = torch.where(state.done, state.lengths, state.lengths + 1)
         ends = [tokens[:, 0] == eos for eos in self.eos_token_ids]
         done = torch.stack([state.done, lengths == state.limits, *ends]).any(dim=0)
