@@ -11,9 +11,8 @@ from torch.nn import functional as F
 
 IGNORED = -100  # the label that Hugging Face's collators give to padding
 
-# Logits per chunk. Each chunk of n positions adds a product (V, D) to the gradient. A few times D positions make the
-# addition cheap; on a CPU more only leave its cache. In half precision the product needs a tensor of its own before it
-# is added in float32, so that larger chunks pay.
+# Logits per chunk. Each chunk adds a product (V, D) to the gradient, which a few times D positions make cheap; on a
+# CPU more only leave its cache. In half precision it needs a tensor of its own first, so that larger chunks pay.
 CPU_CHUNK, CPU_ROWS = 2**23, 4  # at most; positions, times D
 CPU_HALF_CHUNK, CPU_HALF_ROWS = 2**25, 8
 DEVICE_CHUNK = 2**26
@@ -52,13 +51,11 @@ def fused_translation_loss(
 ) -> tuple[Tensor, Tensor]:
     """`translation_loss` of the logits `hidden_states @ weight.T + bias`, without holding them all in memory.
 
-    For 4,096 tokens of a vocabulary of 37,000 the logits take 600 MB, and each derivative as much again; in a small
-    model writing and reading them is most of a training step. Here they are computed and differentiated chunk by
-    chunk, without the positions whose label is -100.
+    For 4,096 tokens of a vocabulary of 37,000 the logits take 600 MB, and each derivative as much again. Here they are
+    computed and differentiated chunk by chunk, without the positions whose label is -100.
 
-    Shapes: `hidden_states` (…, D), `weight` (V, D), `bias` (V,) or None, `labels` (…); the others are as in
-    `translation_loss`. Returns a float32 scalar, differentiable once by the first three, and the same without
-    smoothing and without a gradient."""
+    Shapes: `hidden_states` (…, D), `weight` (V, D), `bias` (V,) or None, `labels` (…). Returns a float32 scalar,
+    differentiable once by the first three, and the same without smoothing and without a gradient."""
     total, plain, *_ = _FusedCrossEntropy.apply(
         hidden_states.flatten(0, -2), weight, bias, labels.flatten(), label_smoothing, torch.is_grad_enabled()
     )
@@ -75,9 +72,8 @@ def target_tokens(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Te
 class _FusedCrossEntropy(torch.autograd.Function):
     """Summed cross-entropies, smoothed and plain. `forward` computes the gradients too, while a chunk's logits exist.
 
-    With p = softmax(z), the loss of one position is  lse(z) - (1 - ε) z_label - ε mean(z),
-    and its derivative by z is  p - (1 - ε) [label] - ε / V.
-    The terms of mean(z) = h · mean(W) + mean(b) need no logits.
+    With p = softmax(z), the loss of one position is  lse(z) - (1 - ε) z_label - ε mean(z),  and its derivative by z is
+    p - (1 - ε) [label] - ε / V.  The terms of mean(z) = h · mean(W) + mean(b) need no logits.
     """
 
     @staticmethod
@@ -94,15 +90,14 @@ class _FusedCrossEntropy(torch.autograd.Function):
         with torch.autocast(device_type, enabled=False):
             mean_weight, sum_tokens = weight.mean(dim=0, dtype=torch.float32), tokens.sum(dim=0, dtype=torch.float32)
             total = -smoothing * (sum_tokens @ mean_weight)
+            grad_bias: Any = None
             if bias is not None:
                 total -= smoothing * len(counted) * bias.float().mean()
+                grad_bias = sum_tokens.new_full((vocab_size,), -smoothing / vocab_size * len(counted))
             sums = torch.stack([total, torch.zeros_like(total)])  # with smoothing, without
             # Gradients (N', D), (V, D) and (V,)
             grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None
             grad_weight: Any = (sum_tokens * (-smoothing / vocab_size)).repeat(vocab_size, 1) if grad else None
-            grad_bias: Any = None
-            if grad and bias is not None:
-                grad_bias = sum_tokens.new_full((vocab_size,), -smoothing / vocab_size * len(counted))
             rows = rows_per_chunk(weight.shape, device_type, dtype)
             # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
             buffer = tokens.new_empty(min(rows, len(tokens)), vocab_size)  # (rows, V)
@@ -166,8 +161,14 @@ def _differentiate(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     sums = logits.new_zeros(2, dtype=torch.float32)
     rows = max(1, CPU_CACHE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     for z, label in zip(logits.split(rows), labels.split(rows), strict=True):
-        log_p = z.log_softmax(dim=1, dtype=torch.float32)  # (rows, V)
-        plain = -log_p.gather(1, label).sum()  # lse(z) - z_label
-        sums += torch.stack([plain + smoothing * z.gather(1, label).float().sum(), plain])
-        z.copy_(log_p.exp_().scatter_add_(1, label, log_p.new_full(label.shape, smoothing - 1)))
+        (p, lse), chosen = softmax_and_lse(z), z.gather(1, label).float()  # chosen: z_label (rows, 1)
+        plain = (lse - chosen).sum()
+        sums += torch.stack([plain + smoothing * chosen.sum(), plain])
+        z.copy_(p.scatter_add_(1, label, p.new_full(label.shape, smoothing - 1)))
     return sums
+
+
+def softmax_and_lse(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """p (rows, V) and lse (rows, 1) in float32, with one exponential a logit: p is exp(max - lse) at the maximum."""
+    p = logits.softmax(dim=1, dtype=torch.float32)
+    return p, logits.amax(dim=1, keepdim=True).float() - p.amax(dim=1, keepdim=True).log()

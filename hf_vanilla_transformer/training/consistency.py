@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..loss_vanilla_transformer import IGNORED, target_tokens
-from .fused_objective import fused_objective
+from ..loss_vanilla_transformer import IGNORED, softmax_and_lse, target_tokens
+from .fused_objective import cross_entropy_into, fused_objective
 
 CPU_CACHE = 2**17  # logits of each pass that are differentiated at once, so that they stay in a core's cache
 
@@ -152,43 +152,38 @@ def consistency_loss(
 def _differentiate(
     logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float, objective: ConsistencyObjective
 ) -> Tensor:
-    """Overwrite the logits of both passes (2, n, V) with the derivatives of the loss by them; return the summed loss
-    and the unsmoothed cross-entropy of the first pass.
+    """Overwrite the logits z and z' of both passes (2, n, V) with the derivatives of the loss by them; return the
+    summed loss and the unsmoothed cross-entropy of the first pass.
 
-    With d = log p - log q and without smoothing, the derivatives by the logits z of p and z' of q are
+    With d = z - z' and E for means under p and q, KL(p ‖ q) = E_p d - (lse z - lse z'), and without smoothing the
+    derivatives are
 
-      p (1 + α r + α f (d - KL(p ‖ q))) - α r q - [label]
-      q (c + α f - α r (d + KL(q ‖ p))) - α f p - c [label]
+      by z:   p (1 + α r + α f (d - E_p d)) - α r q - [label]
+      by z':  q (c + α f - α r (d - E_q d)) - α f p - c [label]
     """
-    vocab_size = logits.shape[2]
     sums = torch.zeros(2, device=logits.device)
-    rows = max(1, CPU_CACHE // vocab_size) if logits.device.type == "cpu" else logits.shape[1]
+    rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]
     f, r, c = objective.alpha * objective.forward, objective.alpha * objective.reverse, objective.second_cross_entropy
-    weights = torch.tensor([1.0, c] if c else [1.0], device=logits.device)  # of the passes with a cross-entropy
-    for both, label in zip(logits.split(rows, dim=1), labels.split(rows), strict=True):
-        log_probs = both.log_softmax(dim=2, dtype=torch.float32)  # (2, rows, V)
-        scored = log_probs[: len(weights)]
-        nll = -scored.gather(2, label.expand(len(weights), -1, -1)).sum(dim=(1, 2))  # -log p_label, of each pass
-        uniform = -scored.mean(dim=2).sum(dim=1)  # -mean(log p)
-        cross_entropy = weights @ ((1 - smoothing) * nll + smoothing * uniform)
-        difference = log_probs[0] - log_probs[1]  # d (rows, V)
-        p, q = log_probs.exp_()
-        forward = f * _row_sums(p, difference)  # α f KL(p ‖ q) (rows, 1)
-        reverse = -r * _row_sums(q, difference) if r else torch.zeros_like(forward)  # α r KL(q ‖ p)
-        sums += torch.stack([cross_entropy + (forward + reverse).sum(), nll[0]])
-        by_first = torch.add(1 + r - forward, difference, alpha=f).mul_(p)  # (rows, V)
+    for z, other, label in zip(logits[0].split(rows), logits[1].split(rows), labels.split(rows), strict=True):
+        (p, lse), (q, other_lse) = softmax_and_lse(z), softmax_and_lse(other)  # (rows, V), (rows, 1)
+        difference = z.float() - other  # d (rows, V)
+        weighted = p * difference
+        mean, gap = weighted.sum(dim=1, keepdim=True), lse - other_lse  # E_p d (rows, 1)
+        loss = f * (mean - gap).sum()
+        by_z = torch.mul(p, 1 + r - f * mean).add_(weighted, alpha=f)
         if r:
-            by_first.sub_(q, alpha=r)
-        factor = torch.add(c + f - reverse, difference, alpha=-r) if r else c + f
-        by_second = q.mul_(factor).sub_(p, alpha=f)
-        for z, derivative, weight in zip(both, (by_first, by_second), (1.0, c), strict=True):
-            if weight:
-                derivative.sub_(weight * smoothing / vocab_size)
-                derivative.scatter_add_(1, label, derivative.new_full(label.shape, weight * (smoothing - 1)))
-            z.copy_(derivative)
+            torch.mul(q, difference, out=weighted)
+            mean = weighted.sum(dim=1, keepdim=True)  # E_q d
+            loss += r * (gap - mean).sum()
+            by_z.sub_(q, alpha=r)
+            by_other = torch.mul(q, c + f + r * mean).sub_(weighted, alpha=r).sub_(p, alpha=f)
+        else:
+            by_other = q.mul_(c + f).sub_(p, alpha=f)
+        cross_entropy, plain = cross_entropy_into(by_z, 1.0, z, lse, label, smoothing)
+        loss += cross_entropy
+        if c:
+            loss += c * cross_entropy_into(by_other, c, other, other_lse, label, smoothing)[0]
+        z.copy_(by_z)
+        other.copy_(by_other)
+        sums += torch.stack([loss, plain])
     return sums
-
-
-def _row_sums(one: Tensor, other: Tensor) -> Tensor:
-    """Sums over the vocabulary of products of two matrices (rows, V), without holding the products: (rows, 1)."""
-    return torch.bmm(one[:, None], other[:, :, None])[:, 0]

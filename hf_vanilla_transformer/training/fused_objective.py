@@ -103,3 +103,21 @@ class _FusedObjective(torch.autograd.Function):
             grad_bias = (grad_bias * grad_total).to(weight_dtype)
         grad_weight = (grad_weight * grad_total).to(weight_dtype)
         return grad_hidden.to(hidden_dtype), grad_weight, grad_bias, None, None, None
+
+
+def cross_entropy_into(
+    derivative: Tensor, weight: float, logits: Tensor, lse: Tensor, labels: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Subtract weight ((1 - ε) [label] + ε / V) from a derivative (n, V), which has weight · p already.
+
+    Args:
+        logits: (n, V). lse: (n, 1), of their rows. labels: (n, 1). smoothing: ε.
+
+    Returns:
+        The sums of the smoothed and of the plain cross-entropy, without the weight.
+    """
+    plain = (lse - logits.gather(1, labels)).sum()
+    uniform = lse.sum() - logits.mean(dim=1, dtype=torch.float32).sum()  # -mean(log p)
+    derivative.sub_(weight * smoothing / logits.shape[1])
+    derivative.scatter_add_(1, labels, derivative.new_full(labels.shape, weight * (smoothing - 1)))
+    return (1 - smoothing) * plain + smoothing * uniform, plain
