@@ -63,6 +63,10 @@ class CompiledModule:
         self.lock = threading.Lock()
 
     def __call__(self, tensors: list[Tensor]) -> Any:
+        return self.code(tensors)(tensors)
+
+    def code(self, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+        """The compiled code for tensors of these dtypes and fixed sizes."""
         fixed = (
             (tensor.dtype, _sizes(tensor, dynamic)) for tensor, dynamic in zip(tensors, self.dynamic, strict=True)
         )
@@ -71,7 +75,7 @@ class CompiledModule:
             with self.lock:
                 if key not in self.compiled:
                     self.compiled[key] = self._compile(tensors)
-        return self.compiled[key](tensors)
+        return self.compiled[key]
 
     def module(self) -> nn.Module:
         return _Call(self.make(), self.function)
@@ -120,57 +124,51 @@ class _Call(nn.Module):
 
 
 def _encode(encoder: nn.Module, tensors: list[Tensor]) -> Tensor:
-    """Ids (1, S) to states (1, S, D)."""
-    (ids,) = tensors
-    return encoder(ids, torch.ones_like(ids)).last_hidden_state
+    """Unscaled embeddings (1, S, D) to states (1, S, D)."""
+    (embeds,) = tensors
+    visible = torch.ones(embeds.shape[:2], dtype=torch.long)
+    return encoder(inputs_embeds=embeds, attention_mask=visible).last_hidden_state
 
 
 def _step(advance: SearchConfig | None) -> Callable[[PackedWeights, list[Tensor]], tuple[Tensor, ...]]:
     """A decoding step, up to the logits or, with a `SearchConfig`, to the next state; see `PackedWeights.forward`."""
 
     def step(weights: PackedWeights, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        (visible, encodings), tensors, layers = tensors[:2], tensors[2:], len(weights.layers)
+        (embeds, visible, encodings), tensors, layers = tensors[:3], tensors[3:], len(weights.layers)
         state = BeamState(*tensors[2 * layers :])
         visible, slots = take_slots(visible, state.parents)  # (1, K, C), (1, K)
         mask = additive_mask(visible, torch.float32)[:, None]  # (1, 1, K, C)
         kv = tensors[:layers], mask, tensors[layers : 2 * layers], None
-        logits = weights(state.next_tokens, state.positions, encodings, slots, *kv)
+        logits = weights(embeds, state.positions, encodings, slots, *kv)
         return visible, *((logits,) if advance is None else advance(state, logits))
 
     return step
 
 
 class CompiledWeights:
-    """Encoder and decoder of a model, compiled for one sentence; see `PackedWeights` for the arguments."""
+    """Encoder and decoder of a model, compiled for one sentence; see `PackedWeights` for the arguments.
+
+    Embeddings are looked up outside: compiled code takes the addresses of its constants, which ends the copy-on-write
+    of a `WeightSnapshot`, so that it would need a copy of the largest matrix.
+    """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):
         self.owner = weakref.ref(model)  # which would stay alive until a collection
         self.settings = dtype, quantization
         self.cross_kv, self.position_encodings = CrossKV(model, *self.settings), PositionEncodings(model.get_decoder())
         self.encoder = CompiledModule(self._encoder, _encode, [(1, "S")])
-        self.embeddings: dict[int, nn.Parameter] = {}
         self.steps: dict[SearchConfig | None, CompiledModule] = {}
 
     @property
     def model(self) -> Any:
         return self.owner()
 
-    def _own_embedding(self, stack: Any) -> nn.Parameter:
-        """A copy, one for both stacks where they share it: compiled code takes the addresses of its constants, which
-        ends the copy-on-write of a `WeightSnapshot`."""
-        weight = stack.embed_tokens.weight
-        if id(weight) not in self.embeddings:
-            self.embeddings[id(weight)] = copy.deepcopy(weight)
-        return self.embeddings[id(weight)]
-
     def _encoder(self) -> nn.Module:
         encoder = self.model.get_encoder()
-        return copy.deepcopy(encoder, {id(encoder.embed_tokens.weight): self._own_embedding(encoder)})
+        return copy.deepcopy(encoder, {id(encoder.embed_tokens): None})
 
     def _decoder(self) -> PackedWeights:
-        weights = PackedWeights(self.model, *self.settings, compiled=True)
-        weights.embedding = self._own_embedding(self.model.get_decoder()).detach()
-        return weights
+        return PackedWeights(self.model, *self.settings, compiled=True)
 
     def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
         """The source (1, S) as states (1, S, D)."""
@@ -178,7 +176,7 @@ class CompiledWeights:
         if visible.sum() < 2:  # to the compiler 1 is not a size like others
             return self.model.get_encoder()(ids, mask)
         check_ids(ids, self.model.config.vocab_size, "input_ids")
-        states = self.encoder([ids[visible][None]])
+        states = self.encoder([self.model.get_encoder().embed_tokens(ids[visible][None])])
         if states.shape[1] < ids.shape[1]:
             states = states.new_zeros(*ids.shape, states.shape[2]).masked_scatter(visible[..., None], states)
         return BaseModelOutput(last_hidden_state=states)
@@ -188,7 +186,7 @@ class CompiledWeights:
             layers = len(self.cross_kv.projections)
             varying = {"tokens": (2, "T"), "ended_tokens": (2, "T"), "penalties": (0, "T1")}
             kv: list[Dynamic] = [*[(1, "C")] * layers, *[(1, "S")] * layers]
-            dynamic = [(2, "C"), (0, "N"), *kv, *map(varying.get, BeamState._fields)]
+            dynamic = [None, (2, "C"), (0, "N"), *kv, *map(varying.get, BeamState._fields)]
             self.steps[advance] = CompiledModule(self._decoder, _step(advance), dynamic)
         return self.steps[advance]
 
@@ -208,6 +206,8 @@ class CompiledDecoder:
         self.cross_kv = weights.cross_kv(states)
         self.slots = BeamCacheSlots(1, states.device, beams)
         self.self_kv = [kv[:, :0] for kv in self.cross_kv]
+        self.embed_tokens = weights.model.get_decoder().embed_tokens
+        self.code: dict[SearchConfig, Callable[[list[Tensor]], Any]] = {}  # of this search, whose fixed sizes stay
 
     def prefill(self, tokens: Tensor) -> None:
         for position in range(tokens.shape[1]):
@@ -225,8 +225,14 @@ class CompiledDecoder:
         capacity = self.slots.reserve(state.parents)
         self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
         encodings = self.weights.position_encodings(state.tokens.shape[2])
-        step = self.weights.step(advance)
-        self.slots.visible, *found = step([self.slots.visible, encodings, *self.self_kv, *self.cross_kv, *state])
+        embeds = self.embed_tokens(state.next_tokens)  # (1, K, D)
+        tensors = [embeds, self.slots.visible, encodings, *self.self_kv, *self.cross_kv, *state]
+        if advance is None:
+            self.slots.visible, *found = self.weights.step(None)(tensors)
+            return found
+        if advance not in self.code:
+            self.code[advance] = self.weights.step(advance).code(tensors)
+        self.slots.visible, *found = self.code[advance](tensors)
         return found
 
     def select(self, rows: Tensor) -> None:

@@ -168,7 +168,7 @@ class PackedWeights(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,
+        embeds: Tensor,
         positions: Tensor,
         encodings: Tensor,
         slots: Tensor,
@@ -180,16 +180,17 @@ class PackedWeights(nn.Module):
         """Logits (B, K, V) of the tokens after these, whose keys and values are written into `self_kv`.
 
         Args:
-            tokens, slots: (B, K). positions: (B,). encodings: (n, D), of all positions.
+            embeds: (B, K, D), of the tokens, unscaled. slots: (B, K). positions: (B,). encodings: (n, D), of all
+                positions.
             The others: see `PackedLayer`.
         """
-        x = F.embedding(tokens, self.embedding) * self.embed_scale + encodings[positions][:, None]
+        x = embeds * self.embed_scale + encodings[positions][:, None]
         x = x.to(self.dtype).flatten(0, 1)  # (B, K, D) -> (R, D)
-        first = self_kv[0].shape[1] * torch.arange(len(tokens), device=tokens.device)[:, None]  # (B, 1)
+        first = self_kv[0].shape[1] * torch.arange(len(embeds), device=embeds.device)[:, None]  # (B, 1)
         rows = (slots + first).flatten()  # (B, K) -> (R,)
         for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
             x = layer(x, rows, kv, mask, source_kv, source_mask)
-        return self.lm_head(x if self.norm is None else self.norm(x)).unflatten(0, tokens.shape)
+        return self.lm_head(x if self.norm is None else self.norm(x)).unflatten(0, embeds.shape[:2])
 
 
 class PackedDecoder:
@@ -230,8 +231,9 @@ class PackedDecoder:
         slots = self.slots.append(parents)
         self.self_kv = [resized(kv, self.slots.visible.shape[2], 1) for kv in self.self_kv]
         mask = additive_mask(self.slots.visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
+        embeds = F.embedding(tokens, self.weights.embedding)  # (B, K, D)
         encodings = self.weights.position_encodings(longest)
-        return self.weights(tokens, positions, encodings, slots, self.self_kv, mask, self.cross_kv, self.source_mask)
+        return self.weights(embeds, positions, encodings, slots, self.self_kv, mask, self.cross_kv, self.source_mask)
 
     def select(self, rows: Tensor) -> None:
         self.slots.select(rows)
