@@ -130,6 +130,11 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         "Word-level distillation: folder of a model with the same vocabularies to learn from; several form an ensemble"
     )
     teacher_weight: float = HfArg(default=0.5, help="Weight λ of the teacher's distributions, 1 - λ of the references")
+    teacher_top: int = HfArg(
+        default=0,
+        help="Compute the teacher's distributions once, before training, and keep this many tokens of each, such as "
+        "16: updates then cost what plain ones do; 0 asks the teacher in each update",
+    )
     ema_decay: float = HfArg(
         default=0.0, help="Decay of an exponential moving average of the weights, such as 0.999; 0 keeps none"
     )
@@ -169,6 +174,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"consistency_start={self.consistency_start} needs simcut_alpha or r_drop_alpha")
         if not 0 <= self.teacher_weight <= 1:
             raise ValueError(f"teacher_weight={self.teacher_weight}: must be from 0 to 1")
+        if self.teacher_top < 0 or (self.teacher_top and not self.teacher):
+            raise ValueError(f"teacher_top={self.teacher_top}: give a number of tokens, 0 or more, and a teacher")
         values = {name: getattr(self, name) for name in ("simcut_alpha", "r_drop_alpha")}
         values["teacher"] = " ".join(self.teacher or [])
         chosen = [f"{name}={value}" for name, value in values.items() if value]

@@ -12,7 +12,7 @@ distil` writes.
 Shapes: B sentences, S source length, T target length, n positions in a chunk, D d_model, V target vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from ..errors import UserError
 from ..inference.loading import load_model
-from ..loss_vanilla_transformer import IGNORED, target_tokens
+from ..loss_vanilla_transformer import IGNORED, softmax_and_lse, target_tokens
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .fused_objective import fused_objective
+from .fused_objective import cross_entropy_into, fused_objective
+from .teacher_distributions import FullDistributions, TopDistributions, TopOfCorpus
 
 CPU_CACHE = 2**18  # logits that are differentiated at once, so that they stay in a core's cache
 
@@ -40,6 +40,9 @@ class Teacher:
         weight: λ, from 0 to 1.
         student: the model that is trained.
 
+    Attributes:
+        top: the most probable tokens at each target position of the training data; None until `keep_top`.
+
     Raises:
         UserError: no such model, or one with other vocabularies.
     """
@@ -48,18 +51,36 @@ class Teacher:
         self, folders: Sequence[str | Path], weight: float, student: VanillaTransformerForConditionalGeneration
     ):
         self.models, self.weight = [_load_teacher(folder, student) for folder in folders], weight
+        self.top: TopOfCorpus | None = None
 
-    @torch.no_grad()
+    def keep_top(self, count: int, pairs: Any, collator: Callable[[list[dict[str, Any]]], Any]) -> None:
+        """Compute the most probable target tokens of all training pairs, so that updates need no teacher.
+
+        Args:
+            count: K, the number of tokens at each target position.
+            pairs: rows with `input_ids` and `labels`, by number.
+            collator: makes a batch of rows.
+        """
+        self.top = TopOfCorpus(count, pairs, collator, self._distributions)
+
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A batch with the objective that compares the student's distributions with the teacher's."""
+        taught = self._distributions(batch) if self.top is None else self.top.of(batch)
+        return {**batch, "objective": DistillationObjective(taught, self.weight)}
+
+    @torch.no_grad()
+    def _distributions(self, batch: Mapping[str, Any]) -> FullDistributions:
+        device = self.models[0].device
+        batch = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
         target = batch.get("decoder_input_ids")
         if target is None:
             target = self.models[0].prepare_decoder_input_ids_from_labels(batch["labels"])
-        teachers = [
-            (each.model(batch["input_ids"], batch.get("attention_mask"), target).last_hidden_state, each.lm_head)
-            for each in self.models
-        ]
-        return {**batch, "objective": DistillationObjective(teachers, self.weight)}
+        return FullDistributions(
+            [
+                (each.model(batch["input_ids"], batch.get("attention_mask"), target).last_hidden_state, each.lm_head)
+                for each in self.models
+            ]
+        )
 
 
 def _load_teacher(
@@ -83,11 +104,11 @@ class DistillationObjective:
     """The objective of word-level distillation for one batch, which a model's forward pass takes as `objective`.
 
     Args:
-        teachers: for each, its decoder output (B, T, D') and its output layer.
+        taught: the teacher's distributions at the batch's target positions.
         weight: λ.
     """
 
-    teachers: Sequence[tuple[Tensor, nn.Module]]
+    taught: FullDistributions | TopDistributions
     weight: float
 
     def __call__(
@@ -123,44 +144,28 @@ class DistillationObjective:
     def _from_logits(self, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         counted = labels.ne(IGNORED)  # (B, T)
         scores, targets = logits[counted].float(), labels[counted]  # (N', V), (N',)
-        taught = _mean_softmax([head(states[counted]) for states, head in self.teachers])  # (N', V)
-        divergence = F.kl_div(scores.log_softmax(dim=1), taught, reduction="sum")  # KL(t ‖ p)
+        positions = counted.flatten().nonzero().squeeze(1)  # (N',)
+        taught = self.taught.at(positions, scores.dtype)
         smoothed, plain = (
             F.cross_entropy(each, targets, label_smoothing=epsilon, reduction="sum")
             for each, epsilon in ((scores, smoothing), (scores.detach(), 0.0))
         )
+        divergence = taught.rows(slice(None)).divergence(scores, scores.logsumexp(dim=1))
         return (1 - self.weight) * smoothed + self.weight * divergence, plain
 
     def _differentiate(self, logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
         """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label] - ε / V) + λ (p - t); return the summed loss
         and the unsmoothed cross-entropy."""
-        vocab_size = logits.shape[2]
-        # Autocast is off here: in the student's dtype, which is that of its products.
-        taught = [
-            functional_call(
-                head,
-                {name: each.to(logits.dtype) for name, each in head.named_parameters()},
-                states.flatten(0, 1)[positions].to(logits.dtype),
-            )  # (n, V)
-            for states, head in self.teachers
-        ]
+        taught = self.taught.at(positions, logits.dtype)  # autocast is off here: that of the student's products
         sums = torch.zeros(2, device=logits.device)
-        rows = max(1, CPU_CACHE // vocab_size) if logits.device.type == "cpu" else logits.shape[1]
+        rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]
         share = 1 - self.weight
-        for z, label, *each in zip(
-            logits[0].split(rows), labels.split(rows), *(y.split(rows) for y in taught), strict=True
-        ):
-            log_p, t = z.log_softmax(dim=1, dtype=torch.float32), _mean_softmax(each)  # (rows, V)
-            chosen = -log_p.gather(1, label).sum()
-            cross_entropy = (1 - smoothing) * chosen - smoothing * log_p.mean(dim=1).sum()
-            divergence = torch.xlogy(t, t).sub_(t * log_p).sum()  # KL(t ‖ p)
-            sums += torch.stack([share * cross_entropy + self.weight * divergence, chosen])
-            derivative = log_p.exp_().sub_(t, alpha=self.weight).sub_(share * smoothing / vocab_size)
-            z.copy_(derivative.scatter_add_(1, label, derivative.new_full(label.shape, share * (smoothing - 1))))
+        for start in range(0, len(positions), rows):
+            chunk = slice(start, start + rows)
+            z, label, t = logits[0, chunk], labels[chunk], taught.rows(chunk)  # (rows, V), (rows, 1)
+            p, lse = softmax_and_lse(z)  # (rows, V), (rows, 1)
+            derivative = t.subtract_from(p, self.weight)
+            cross_entropy, plain = cross_entropy_into(derivative, share, z, lse, label, smoothing)
+            sums += torch.stack([share * cross_entropy + self.weight * t.divergence(z, lse), plain])
+            z.copy_(derivative)
         return sums
-
-
-def _mean_softmax(logits: Sequence[Tensor]) -> Tensor:
-    """The mean of the distributions of several logits (n, V), in float32."""
-    first, *others = (each.softmax(dim=1, dtype=torch.float32) for each in logits)
-    return sum(others, first) / len(logits)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
 
 from ..data.batching import LengthGroupedSampler, TokenBatchSampler, pair_lengths
+from ..data.encoding import BpeDropoutDataset
 from ..data.token_batches import StreamingTokenBatches, TokenBatchDataset, collate_batches
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
@@ -86,6 +88,12 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if folders := getattr(self.args, "teacher", None):
             self._check_objective(f"teacher={' '.join(folders)}")
             self.teacher = Teacher(folders, self.args.teacher_weight, self._base_model())
+            changing = isinstance(self.train_dataset, torch.utils.data.IterableDataset | BpeDropoutDataset)
+            if self.args.teacher_top and changing:
+                raise UserError(
+                    f"teacher_top={self.args.teacher_top} needs the same pairs in each epoch: leave out streaming and "
+                    "bpe_dropout"
+                )
         self.ema = WeightAverage(self.args.ema_decay) if getattr(self.args, "ema_decay", 0) else None
         if self.ema is not None:
             if self.is_fsdp_enabled:
@@ -391,11 +399,19 @@ class VanillaTransformerTrainer(ResumableTrainer):
             self._check_checkpoint(checkpoint)
             if self.ema is not None:
                 self.ema.load(checkpoint)
+        if self.teacher is not None and self.args.teacher_top:
+            self._keep_teacher(self.teacher)
         self.meter.reset()
         outcome = super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs)
         if self.state.global_step == 0:
             raise UserError(_NOTHING_TRAINED)
         return outcome
+
+    def _keep_teacher(self, teacher: Teacher) -> None:
+        start = time.monotonic()
+        with self.compute_loss_context_manager():
+            teacher.keep_top(self.args.teacher_top, self.train_dataset, self.data_collator)
+        print_main(f"teacher: distributions of the training pairs computed in {time.monotonic() - start:.0f} s")
 
     # Checkpoints
 

@@ -17,7 +17,7 @@ from hf_vanilla_transformer.benchmarks.training import TINY
 
 from .commits import CHECKOUT, Side, compare
 
-OBJECTIVES = "simcut", "r_drop", "teacher"
+OBJECTIVES = "simcut", "r_drop", "teacher", "teacher_top"
 PAIRS, VOCABULARY = 256, 9_700
 
 

@@ -86,28 +86,36 @@ def in_threads(workers: int, work: Callable[[int], int]) -> int:
     return sum(results)
 
 
-def objective(model: Any, row: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def objective(model: Any, row: dict[str, Any], pairs: list[list[int]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What the trainer makes of a batch for the row's objective."""
     name = row.get("objective")
     if name is None:
         return dict
-    if name == "teacher":
+    if name.startswith("teacher"):
         from hf_vanilla_transformer.training.distillation import Teacher
 
-        return Teacher([row["model"]], 0.5, model).inputs
+        teacher = Teacher([row["model"]], 0.5, model)
+        if name == "teacher_top":
+            teacher.keep_top(16, [{"input_ids": each, "labels": each} for each in pairs], partial(collate, model))
+        return teacher.inputs
     from hf_vanilla_transformer.training import consistency
 
     return partial(getattr(consistency, name)().inputs, model)
 
 
+def collate(model: Any, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+    """A batch of sentences that are their own translations."""
+    ids, mask = padded([row["input_ids"] for row in rows], model.config.pad_token_id)
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}  # (B, T) each
+
+
 def update(model: Any, row: dict[str, Any], inputs: Callable[..., dict[str, Any]], pairs: list[list[int]]) -> int:
     """Loss and gradients of one batch; the number of target tokens."""
-    ids, mask = padded(pairs, model.config.pad_token_id)
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}  # (B, T) each
+    batch = collate(model, [{"input_ids": each} for each in pairs])
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=row["dtype"] == "bfloat16"):
         model(**inputs(batch)).loss.backward()
     model.zero_grad()
-    return int(mask.sum())
+    return int(batch["attention_mask"].sum())
 
 
 def prepare(row: dict[str, Any]) -> Callable[[], int]:
@@ -123,7 +131,8 @@ def prepare(row: dict[str, Any]) -> Callable[[], int]:
     model = AutoModelForSeq2SeqLM.from_pretrained(row["model"], dtype=dtype).train(trains)
     sentences = random_sentences(model.config.vocab_size, model.config.eos_token_id, row.get("pairs", SENTENCES))
     if trains:
-        inputs, pairs = objective(model, row), sentences[: row.get("pairs", BATCH)]
+        pairs = sentences[: row.get("pairs", BATCH)]
+        inputs = objective(model, row, pairs)
         return lambda: update(model, row, inputs, pairs)
     engine = engine_arguments(model, row)
     workers = row["workers"]

@@ -13,6 +13,7 @@ from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training import distillation
 from hf_vanilla_transformer.training.distillation import DistillationObjective, Teacher
+from hf_vanilla_transformer.training.teacher_distributions import FullDistributions, TopDistributions, TopOfCorpus
 from tests.model_helpers import assert_same_gradients, gradients, tiny_model, translation_batch
 from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs, relative_error
 
@@ -22,17 +23,23 @@ def numpy_log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def numpy_loss(student: Any, teachers: Any, labels: Any, smoothing: float, weight: float) -> float:
+def numpy_loss(
+    student: Any, teachers: Any, labels: Any, smoothing: float, weight: float, top: int | None = None
+) -> float:
     """The sum over positions, term by term, in float64."""
     total = 0.0
     for scores, label, *taught in zip(student, labels, *teachers, strict=True):
         if label == -100:
             continue
         log_p = numpy_log_softmax(scores)
-        log_t = np.log(np.mean([np.exp(numpy_log_softmax(each)) for each in taught], axis=0))
+        t = np.mean([np.exp(numpy_log_softmax(each)) for each in taught], axis=0)
+        if top is not None:
+            t[np.argsort(t)[:-top]] = 0
+            t /= t.sum()
         target = np.full(len(scores), smoothing / len(scores))
         target[label] += 1 - smoothing
-        total += -(1 - weight) * (target @ log_p) + weight * (np.exp(log_t) @ (log_t - log_p))
+        divergence = sum(each * (np.log(each) - log_p[token]) for token, each in enumerate(t) if each)
+        total += -(1 - weight) * (target @ log_p) + weight * divergence
     return total
 
 
@@ -51,16 +58,23 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("sizes", [(6,), (6, 5)])
-def test_distillation_loss_matches_its_definition(weight: float, smoothing: float, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("sizes", "top"), [((6,), None), ((6, 5), None), ((6, 5), 4)])
+def test_distillation_loss_matches_its_definition(
+    weight: float, smoothing: float, sizes: tuple[int, ...], top: int | None
+) -> None:
     torch.manual_seed(0)
     states, lm_head, labels = torch.randn(3, 7, 8), torch.nn.Linear(8, 13), torch.randint(0, 13, (3, 7))
     teachers = [(torch.randn(3, 7, size), torch.nn.Linear(size, 13).requires_grad_(False)) for size in sizes]
     labels[0, 3:] = labels[2, 0] = -100
-    objective = DistillationObjective(teachers, weight)
+    distributions: Any = FullDistributions(teachers)
+    if top is not None:
+        t = distributions.at(torch.arange(21), torch.float32).rows(slice(None)).t  # (21, 13)
+        best = t.topk(top)
+        distributions = TopDistributions(best.indices, best.values / best.values.sum(dim=1, keepdim=True))
+    objective = DistillationObjective(distributions, weight)
     taught = [as_rows(head(each)) for each, head in teachers]
     rows = as_rows(lm_head(states)), taught, labels.flatten().numpy()
-    expected, plain = numpy_loss(*rows, smoothing, weight), numpy_loss(*rows, 0.0, 0.0)
+    expected, plain = numpy_loss(*rows, smoothing, weight, top), numpy_loss(*rows, 0.0, 0.0)
     collected = []
     for logits in (lm_head(states), None):
         hidden = states.clone().requires_grad_()
@@ -102,15 +116,54 @@ def update(teacher: Path, size: int, steps: int, folder: Path, model: Any, **set
     return trainer
 
 
-def test_distillation_update_is_the_same_in_1_or_8_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("top", [0, 3])
+def test_distillation_update_is_the_same_in_1_or_8_batches(tmp_path: Path, top: int) -> None:
     tiny_model(5, d_model=16).save_pretrained(tmp_path / "teacher")
     before = flat(tiny_model(label_smoothing=0.1))
     whole, split = (
-        flat(update(tmp_path / "teacher", *sizes, tmp_path, tiny_model(label_smoothing=0.1)).model) - before
+        flat(update(tmp_path / "teacher", *sizes, tmp_path, tiny_model(label_smoothing=0.1), teacher_top=top).model)
+        - before
         for sizes in ((32, 1), (4, 8))
     )
     assert whole.norm() > 0.01
     assert relative_error(split, whole) <= 1e-5
+
+
+def test_teacher_top_of_the_whole_vocabulary_gives_the_same_update(tmp_path: Path) -> None:
+    tiny_model(5, d_model=16).save_pretrained(tmp_path / "teacher")
+    before = flat(tiny_model())
+    asked, kept = (
+        flat(update(tmp_path / "teacher", 32, 1, tmp_path, tiny_model(), teacher_top=top).model) - before
+        for top in (0, tiny_model().config.target_vocab_size)
+    )
+    assert relative_error(kept, asked) <= 1e-3  # kept in float16
+
+
+def test_teacher_top_finds_the_distributions_of_each_pair() -> None:
+    model, pairs = tiny_model(5), random_pairs(300)
+    teacher = Teacher.__new__(Teacher)
+    teacher.models = [model]
+    kept = TopOfCorpus(3, pairs, collate, teacher._distributions)
+    unlabelled = {**pairs[7], "labels": [-100] * len(pairs[7]["labels"])}  # as token batches add to round a shape
+    batch = collate([*pairs[40:60], unlabelled])
+    found = kept.of(batch)
+    with torch.no_grad():
+        expected = model(**batch).logits.softmax(-1).topk(3)  # (B, T, 3)
+    counted = batch["labels"].ne(-100).flatten()
+    assert counted.sum() > 20
+    assert torch.equal(found.tokens[counted], expected.indices.flatten(0, 1)[counted])
+    chosen = expected.values / expected.values.sum(-1, keepdim=True)
+    torch.testing.assert_close(found.probabilities[counted], chosen.flatten(0, 1)[counted], rtol=1e-3, atol=1e-3)
+
+
+def test_teacher_top_does_not_depend_on_the_order_of_the_pairs() -> None:
+    pairs = random_pairs(200)
+    teacher = Teacher.__new__(Teacher)
+    teacher.models = [tiny_model(5)]
+    some = collate(pairs[:8])
+    one, other = (TopOfCorpus(3, rows, collate, teacher._distributions).of(some) for rows in (pairs, pairs[::-1]))
+    assert torch.equal(one.tokens, other.tokens)
+    torch.testing.assert_close(one.probabilities, other.probabilities, rtol=1e-3, atol=1e-3)
 
 
 def test_student_approaches_its_teacher(tmp_path: Path) -> None:
@@ -139,6 +192,8 @@ def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"teacher": "a", "teacher_weight": 1.5}, r"teacher_weight=1\.5: must be from 0 to 1"),
+        ({"teacher": "a", "teacher_top": -1}, r"teacher_top=-1: give a number of tokens, 0 or more, and a teacher"),
+        ({"teacher_top": 16}, r"teacher_top=16: give a number of tokens, 0 or more, and a teacher"),
         ({"teacher": ["a", "b"], "simcut_alpha": 3.0}, r"simcut_alpha=3\.0 and teacher=a b are different objectives"),
         ({"teacher": "a", "label_smoothing_factor": 0.1}, r"with teacher=a use the label_smoothing"),
     ],
