@@ -170,7 +170,7 @@ class InferenceEngine:
         """Those of the model as it is now, in the dtype that it computes in; None where its modules do more."""
         device = model.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.lm_head.weight.dtype
-        signature, tensors = _signature(model), list(model.parameters())
+        signature, tensors = _signature(model)
         with self.lock:
             if signature != self.signature or not self.snapshot.matches(tensors):
                 reason = not_optimizable(model)
@@ -200,15 +200,18 @@ class InferenceEngine:
         return PackedDecoder(weights, states, mask)
 
 
-def _signature(model: PreTrainedModel) -> list[Any]:
-    """All but weights that decides what the modules compute: if it is as it was, `not_optimizable` is None still."""
+def _signature(model: PreTrainedModel) -> tuple[list[Any], list[Tensor]]:
+    """All but weights that decides what the modules compute: if it is as it was, `not_optimizable` is None still. And
+    the weights, in one walk, which every request pays for."""
     torch_modules = nn.modules.module
     global_hooks = len(torch_modules._global_forward_hooks), len(torch_modules._global_forward_pre_hooks)
     found: list[Any] = [model.config._attn_implementation, global_hooks]
+    weights: list[Tensor] = []
     for module in model.modules():
         fields = vars(module)
+        weights += [weight for weight in module._parameters.values() if weight is not None]
         hooks = len(module._forward_hooks), len(module._forward_pre_hooks), "forward" in fields
         numbers = map(fields.get, ("scaling", "eps", "embed_scale", "head_dim", "value_head_dim", "pre_norm"))
         owner = None if module is model else module  # a reference to the model would keep it alive until a collection
         found += (owner, type(module), module.training, *hooks, *numbers)
-    return found
+    return found, weights
