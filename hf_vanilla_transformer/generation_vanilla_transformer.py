@@ -341,7 +341,7 @@ def beam_search(
     beams, states = generation_config.num_beams, model_kwargs["encoder_outputs"][0]
     states, mask = states[::beams], model_kwargs.get("attention_mask")  # (B, S, D)
     mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device) if mask is None else mask[::beams]
-    prefix = input_ids[::beams].to(states.device)  # where the source is, since an offloaded model is nowhere
+    prefix = input_ids[::beams].to(states.device, torch.long)  # the source is there; an offloaded model is nowhere
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
 
     def make_batch(mask: Tensor, states: Tensor) -> SearchBatch:

@@ -172,6 +172,17 @@ def test_decoder_input_ids_are_continued() -> None:
     assert rest.tolist() == whole.tolist()
 
 
+@pytest.mark.parametrize("beams", [1, 4])
+def test_decoder_input_ids_of_32_bits_are_continued(beams: int) -> None:
+    model = tiny_model(tie_word_embeddings=False)
+    prefix = torch.tensor([[START, 7, 11], [START, 9, 8]])
+    wide, narrow = (
+        model.generate(**source([6, 3]), num_beams=beams, max_new_tokens=5, decoder_input_ids=prefix.to(dtype))
+        for dtype in (torch.int64, torch.int32)
+    )
+    assert narrow.tolist() == wide.tolist()
+
+
 @pytest.mark.parametrize(
     ("settings", "length"),
     [

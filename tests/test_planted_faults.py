@@ -363,7 +363,7 @@ FAULTS = {
         "inference/optimize", "_signature", "'scaling', ", "", f"{OPTIMIZE} -k changes"
     ),
     "compiled code is shared by dtypes": Fault(
-        "inference/compiled", "CompiledModule.__call__", "tensor.dtype", "None", f"{COMPILED} -k dtype"
+        "inference/compiled", "CompiledModule.code", "tensor.dtype", "None", f"{COMPILED} -k dtype"
     ),
     # What users do to a run
     "every epoch has the order of the first": Fault(

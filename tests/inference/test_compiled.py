@@ -106,14 +106,24 @@ def test_other_numbers_of_threads_compile_again(compilations: list[str]) -> None
 
 
 @pytest.mark.parametrize("first", [torch.int32, torch.int64])
-def test_ids_of_another_dtype_are_another_compilation(first: torch.dtype, compilations: list[str]) -> None:
+def test_source_ids_of_either_dtype_share_a_compilation(first: torch.dtype, compilations: list[str]) -> None:
     model, expected = optimize_for_inference(endless_model(), compile=True), translate(endless_model(), 9)
     ids = padded(sentences([9]))
     for dtype in (first, torch.int64, torch.int32):
         found = model.generate(ids.to(dtype), max_new_tokens=NEW_TOKENS, return_dict_in_generate=True)
         assert found.sequences[0].tolist() == expected[0]
         assert float(found.sequences_scores) == pytest.approx(expected[1], rel=1e-4)
-    assert compilations.count("_encode") == 2
+    assert compilations.count("_encode") == 1
+
+
+def test_tensors_of_another_dtype_are_another_compilation(compilations: list[str]) -> None:
+    def doubled(module: torch.nn.Module, tensors: list[Tensor]) -> Tensor:
+        return module(tensors[0]) * 2
+
+    module, ids = CompiledModule(torch.nn.Identity, doubled, [(0, "N")]), torch.arange(5)
+    for dtype in (torch.int32, torch.int64, torch.int32, torch.float32):
+        assert module([ids.to(dtype)]).tolist() == [0, 2, 4, 6, 8]
+    assert compilations == ["doubled"] * 3
 
 
 def test_default_dtype_does_not_change_what_is_compiled(compilations: list[str]) -> None:
