@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..data.batching import pair_lengths
 from ..loss_vanilla_transformer import IGNORED
 
-PAIRS_AT_ONCE = 128
+PAIRS_AT_ONCE, POSITIONS_AT_ONCE = 128, 512  # of whose distributions the most probable tokens are found
 
 
 # In full
@@ -135,10 +135,12 @@ class TopOfCorpus:
                 end += len(row["labels"])
             batch = collator([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
             positions = batch["labels"].flatten().ne(IGNORED).nonzero().squeeze(1)  # (n,)
-            t = distributions(batch).at(positions, torch.float32).rows(slice(None)).t  # (n, V)
-            best = t.topk(min(count, t.shape[1]))  # (n, K)
-            tokens.append(best.indices.int().cpu())
-            probabilities.append(best.values.half().cpu())
+            taught = distributions(batch)
+            for some in positions.split(POSITIONS_AT_ONCE):
+                t = taught.at(some, torch.float32).rows(slice(None)).t  # (n, V)
+                best = t.topk(min(count, t.shape[1]))  # (n, K)
+                tokens.append(best.indices.int().cpu())
+                probabilities.append(best.values.half().cpu())
         self.tokens, self.probabilities = torch.cat(tokens), torch.cat(probabilities)  # (positions, K)
 
     def of(self, batch: Mapping[str, Any]) -> TopDistributions:
