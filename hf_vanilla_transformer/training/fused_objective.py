@@ -61,6 +61,7 @@ class _FusedObjective(torch.autograd.Function):
             rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // len(hidden))
             # One buffer for all chunks, as in the loss of one pass: fresh memory is mapped page by page.
             buffer = tokens.new_empty(min(rows, tokens.shape[1]) * len(hidden), len(weight))  # (P rows, V)
+            product = torch.empty_like(cast_weight) if grad and dtype != torch.float32 else None  # (V, D)
             for start in range(0, len(counted), rows):
                 chunk = slice(start, start + rows)
                 states = tokens[:, chunk].flatten(0, 1)  # (P n, D)
@@ -74,7 +75,10 @@ class _FusedObjective(torch.autograd.Function):
                 if not grad:
                     continue
                 grad_tokens[:, chunk] = logits @ cast_weight  # (P, n, D)
-                grad_weight += flat.T @ states  # (V, D) from (V, P n), (P n, D)
+                if product is None:
+                    grad_weight.addmm_(flat.T, states)  # (V, D) from (V, P n), (P n, D)
+                else:
+                    grad_weight += torch.mm(flat.T, states, out=product)
                 if grad_bias is not None:
                     grad_bias += flat.sum(dim=0, dtype=torch.float32)
             if grad:
