@@ -303,7 +303,7 @@ def test_compiled_modules_compute_what_modules_do(
         for other in (torch.int32, torch.int64):
             settings = {"num_beams": 4, "max_new_tokens": 9}
             assert model.generate(ids.to(other), **settings).equal(plain.generate(ids, **settings))
-        assert counted[4:] == ["_encode"], "for int32 ids"
+        assert len(counted) == 4, "int32 ids share the code of int64 ids"
 
 
 @pytest.mark.slow
