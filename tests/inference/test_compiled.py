@@ -87,10 +87,12 @@ def test_prefixes_and_processors_share_one_step(beams: int, compilations: list[s
 
 
 def test_other_searches_compile_another_step(compilations: list[str]) -> None:
-    model = optimize_for_inference(endless_model(), compile=True)
-    for count, settings in enumerate(({"num_beams": 1}, {"num_beams": 2}, {"num_beams": 4}, {"num_beams": 2}), 2):
-        translate(model, 5, **settings)
-        assert len(compilations) == min(count, 4)
+    model, plain = optimize_for_inference(endless_model(), compile=True), endless_model()
+    early = {"num_beams": 2, "early_stopping": True}
+    searches: list[dict[str, Any]] = [{"num_beams": 1}, {"num_beams": 2}, early, {"num_beams": 4}, {"num_beams": 2}]
+    for count, settings in enumerate(searches, 2):
+        assert_same(model, plain, [5], **settings)
+        assert len(compilations) == min(count, 5)
 
 
 def test_other_numbers_of_threads_compile_again(compilations: list[str]) -> None:
