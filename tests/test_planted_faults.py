@@ -176,6 +176,17 @@ FAULTS = {
         "0).repeat",
         f"{LOSS} -k fused",
     ),
+    # The optimizer
+    "Muon takes the momentum without Nesterov's step": Fault(
+        "training/muon",
+        "MuonAdamW._step_matrices",
+        "weight.grad.lerp(momentum, MOMENTUM)",
+        "momentum",
+        "training/test_muon.py -k formula",
+    ),
+    "Muon's learning rate follows the shorter side": Fault(
+        "training/muon", "MuonAdamW._step_matrices", "max(shape)", "min(shape)", "training/test_muon.py -k formula"
+    ),
     # The search
     "cache ignores the parents of beams": Fault(
         "generation",

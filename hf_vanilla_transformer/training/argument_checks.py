@@ -80,6 +80,11 @@ def check_training_arguments(arguments: Any) -> None:
         raise UserError("dataloader_persistent_workers: True: there are none; set dataloader_num_workers above 0")
     if arguments.deepspeed and importlib.util.find_spec("deepspeed") is None:
         raise UserError("deepspeed: the package is not installed: pip install deepspeed, or leave the field out")
+    optim = getattr(arguments.optim, "value", arguments.optim)
+    if arguments.muon and optim not in ("adamw_torch", "adamw_torch_fused"):
+        raise UserError(f"optim: {optim}: muon goes with adamw_torch_fused, the default; leave optim or muon out")
+    if arguments.muon and arguments.fp16:
+        raise UserError("fp16: True: muon averages gradients of all updates, which fp16 scales by turns; use bf16")
     asked = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
     available = [*get_available_reporting_integrations(), "none", "all"]
     for name in asked:

@@ -135,6 +135,10 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         help="Compute the teacher's distributions once, before training, and keep this many tokens of each, such as "
         "16: updates then cost what plain ones do; 0 asks the teacher in each update",
     )
+    muon: bool = HfArg(
+        default=False,
+        help="Train the weight matrices of the layers with Muon (Jordan et al. 2024), everything else with optim",
+    )
     ema_decay: float = HfArg(
         default=0.0, help="Decay of an exponential moving average of the weights, such as 0.999; 0 keeps none"
     )

@@ -24,7 +24,7 @@ _PLAN = "max_tokens_per_batch", "tokens_per_update", "seed", "data_seed"
 # The arguments of optimizer and schedule, whose states in a checkpoint would win over other values.
 _OPTIMIZATION = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon"),
 )
 
 

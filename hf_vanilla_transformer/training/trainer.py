@@ -40,6 +40,7 @@ from .consistency import ConsistencyObjective, consistency_objective
 from .distillation import Teacher
 from .distributed import print_main
 from .ema import WeightAverage
+from .muon import MuonAdamW, muon_groups
 from .progress import ThroughputMeter, perplexities
 from .resumable_trainer import ResumableTrainer
 from .resuming import checkpoint_path
@@ -66,6 +67,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
     Raises:
         UserError: settings that do not go with `max_tokens_per_batch`.
     """
+
+    optimizer: Any  # made by `create_optimizer`
 
     def __init__(
         self,
@@ -99,6 +102,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
             if self.is_fsdp_enabled:
                 raise UserError(f"ema_decay={self.args.ema_decay} does not go with FSDP, which shards the weights")
             self.add_callback(self.ema)
+        if getattr(self.args, "muon", False) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise UserError("muon=True needs whole matrices, which FSDP and DeepSpeed shard; train with DDP")
 
     def _check_token_batches(self) -> None:
         args, why = self.args, None
@@ -327,7 +332,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return list(islice(sampler, start, start + sampler.batch_size))
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """As `Seq2SeqTrainer`; with FSDP2, modules with tied weights (§3.4) are sharded as one unit first.
+        """As `Seq2SeqTrainer`, or Muon; with FSDP2, modules with tied weights (§3.4) are sharded as one unit first.
 
         accelerate handles one embedding tied to the output layer; here the decoder's embedding may be tied, too,
         which torch refuses in separate units.
@@ -340,6 +345,11 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
                 offload_policy=plugin.cpu_offload,
             )
+        if getattr(self.args, "muon", False) and self.optimizer is None:
+            model = self.model if model is None else model
+            _, settings = self.get_optimizer_cls_and_kwargs(self.args, model)  # AdamW's
+            groups = muon_groups(model, self.args.weight_decay, self.get_decay_parameter_names(model))
+            self.optimizer = MuonAdamW(groups, **settings)
         return super().create_optimizer(model)
 
     # `Trainer` expects one batch per step

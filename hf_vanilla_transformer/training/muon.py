@@ -1,0 +1,99 @@
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for the matrices of the layers, AdamW for the rest.
+
+Adam's update of a matrix has a few large singular values and many small ones. Muon makes the momentum orthogonal, so
+that every direction is learnt at the same rate; in place of Adam's two moments it keeps one. Its updates are scaled to
+the root mean square of Adam's (Liu et al. 2025, arXiv 2502.16982, §2.2), so that both share one learning rate.
+
+torch.optim.Muon computes in bfloat16, matrix by matrix, and leaves the other parameters to a second optimizer, which
+`Trainer` does not have. Here matrices of one shape are one batch, and on a CPU they stay in float32.
+
+Shapes: M matrices (O, D).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+MOMENTUM = 0.95  # Nesterov's
+ADAM_RMS = 0.2  # typical root mean square of an update of Adam, in learning rates (Liu et al., §2.2)
+COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the iteration, by Jordan et al.
+
+
+class MuonAdamW(AdamW):
+    """AdamW, with Muon for the parameter groups that have `muon: True`, which hold matrices only."""
+
+    def __init__(self, groups: list[dict[str, Any]], **settings: Any):
+        super().__init__([{"muon": False, **group} for group in groups], **settings)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Optimizer.__setstate__(self, state)  # Adam's counts the updates of every parameter
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if not group["muon"]]
+        try:
+            loss = super().step(closure)
+        finally:
+            self.param_groups = groups
+        for group in groups:
+            if group["muon"]:
+                self._step_matrices(group)
+        return loss
+
+    @torch.no_grad()
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        by_shape: dict[Any, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+        for weight in group["params"]:
+            if weight.grad is None:
+                continue
+            state = self.state[weight]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            momentum = state["momentum_buffer"].lerp_(weight.grad, 1 - MOMENTUM)
+            by_shape[weight.shape].append((weight, weight.grad.lerp(momentum, MOMENTUM)))
+        for shape, pairs in by_shape.items():
+            weights, momenta = zip(*pairs, strict=True)
+            rate = group["lr"] * ADAM_RMS * math.sqrt(max(shape))
+            for weight, update in zip(weights, orthogonalized(torch.stack(momenta)), strict=True):
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """About U V^T for each matrix U Σ V^T of (M, O, D).
+
+    Newton-Schulz iteration: after division by the Frobenius norm no singular value is above 1, and five times the same
+    odd polynomial takes all but the smallest to between 0.7 and 1.2.
+    """
+    a, b, c = COEFFICIENTS
+    x = matrices.float()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    x = x if x.device.type == "cpu" else x.bfloat16()
+    is_tall = x.shape[1] > x.shape[2]
+    x = x.mT if is_tall else x
+    for _ in range(STEPS):
+        gram = x @ x.mT  # (M, O, O), of the shorter side
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).to(matrices.dtype)
+
+
+def muon_groups(model: nn.Module, weight_decay: float, decaying: Collection[str]) -> list[dict[str, Any]]:
+    """The parameter groups of `MuonAdamW`: the weights of linear layers inside the stacks' layers, and the others.
+
+    Embeddings and the output layer, which is tied to them (§3.4), are for AdamW, as Jordan et al. advise.
+
+    Args:
+        decaying: names of parameters with weight decay.
+    """
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            muon, decays = ".layers." in f".{name}" and id(parameter) in linear, name in decaying
+            empty = {"params": [], "muon": muon, "weight_decay": weight_decay if decays else 0.0}
+            groups.setdefault((muon, decays), empty)["params"].append(parameter)
+    return list(groups.values())

@@ -1,0 +1,139 @@
+"""Muon: its formula restated with singular values, torch.optim.Muon and AdamW, and a run that uses it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerTrainer
+from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training.muon import MuonAdamW, muon_groups, orthogonalized
+from tests.model_helpers import tiny_model
+from tests.trainer_helpers import QUIET, collate, flat, random_pairs, relative_error
+
+SHAPES = [(6, 6), (10, 4), (4, 10)]
+
+
+def numpy_orthogonalized(matrix: np.ndarray) -> np.ndarray:
+    """U f(f(f(f(f(Σ))))) V^T with f(s) = 3.4445 s - 4.7750 s^3 + 2.0315 s^5, in float64."""
+    u, s, v = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
+    s = s / np.sqrt((s**2).sum())
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return (u * s) @ v
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_orthogonalized_is_the_polynomial_of_singular_values(shape: tuple[int, int]) -> None:
+    matrices = torch.randn(3, *shape) * torch.tensor([1e-4, 1.0, 1e4])[:, None, None]
+    for actual, matrix in zip(orthogonalized(matrices), matrices, strict=True):
+        np.testing.assert_allclose(actual.numpy(), numpy_orthogonalized(matrix.numpy()), atol=1e-4)
+
+
+def test_orthogonalized_zeros_are_zeros() -> None:
+    assert torch.equal(orthogonalized(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
+
+
+def steps(make: Any, shape: tuple[int, ...], decay: float) -> list[torch.Tensor]:
+    """A weight after each of three updates with the same random gradients."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(shape, generator=generator))
+    optimizer, weights = make(weight, decay), []
+    for _ in range(3):
+        weight.grad = torch.randn(shape, generator=generator)
+        optimizer.step()
+        weights.append(weight.detach().clone())
+    return weights
+
+
+def by_muon(weight: torch.nn.Parameter, decay: float) -> MuonAdamW:
+    return MuonAdamW([{"params": [weight], "muon": True, "weight_decay": decay}], lr=0.1)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_muon_follows_its_formula(shape: tuple[int, int], decay: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, momentum = torch.randn(shape, generator=generator).double().numpy(), np.zeros(shape)
+    for actual in steps(by_muon, shape, decay):
+        gradient = torch.randn(shape, generator=generator).double().numpy()
+        momentum = 0.95 * momentum + 0.05 * gradient
+        update = numpy_orthogonalized(0.95 * momentum + 0.05 * gradient)
+        weight = (1 - 0.1 * decay) * weight - 0.1 * 0.2 * np.sqrt(max(shape)) * update
+        np.testing.assert_allclose(actual.numpy(), weight, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_muon_equals_torch_within_bfloat16(shape: tuple[int, int]) -> None:
+    def by_torch(weight: torch.nn.Parameter, decay: float) -> torch.optim.Optimizer:
+        return torch.optim.Muon([weight], lr=0.1, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+
+    for actual, expected in zip(steps(by_muon, shape, 0.5), steps(by_torch, shape, 0.5), strict=True):
+        assert relative_error(actual, expected) < 5e-3
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (7,)])
+def test_other_parameters_are_updated_as_by_adamw(shape: tuple[int, ...]) -> None:
+    settings = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-9}
+
+    def together(weight: torch.nn.Parameter, decay: float) -> torch.optim.Optimizer:
+        matrix = torch.nn.Parameter(torch.ones(2, 2))
+        matrix.grad = torch.ones(2, 2)
+        groups = [{"params": [matrix], "muon": True}, {"params": [weight], "weight_decay": decay}]
+        return MuonAdamW(groups, **settings)
+
+    def alone(weight: torch.nn.Parameter, decay: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([weight], weight_decay=decay, **settings)
+
+    for actual, expected in zip(steps(together, shape, 0.5), steps(alone, shape, 0.5), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_muon_groups_hold_the_matrices_of_the_layers() -> None:
+    model = tiny_model(position_encoding_type="learned", final_layer_norm=True, lm_head_bias=True)
+    groups = muon_groups(model, 0.3, ["model.encoder.layers.0.fc1.weight", "lm_head.bias"])
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {(each["muon"], each["weight_decay"]): {names[id(one)] for one in each["params"]} for each in groups}
+    assert found[True, 0.3] == {"model.encoder.layers.0.fc1.weight"}
+    assert found[False, 0.3] == {"lm_head.bias"}
+    ends = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "out_proj.weight", "fc1.weight", "fc2.weight")
+    matrices = {name for name in names.values() if name.endswith(ends)}
+    assert found[True, 0.0] == matrices - found[True, 0.3]
+    assert found[False, 0.0] == set(names.values()) - matrices - {"lm_head.bias"}
+    assert "model.encoder.embed_positions.weight" in found[False, 0.0]
+
+
+def run(folder: Path, steps: int, resume: Path | None = None, **settings: Any) -> torch.Tensor:
+    """Train; the weights at the end."""
+    arguments = Arguments(
+        output_dir=str(folder),
+        **QUIET | {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01, "muon": True} | settings,
+        max_steps=steps,
+        per_device_train_batch_size=4,
+    )
+    data: Any = random_pairs(32)
+    trainer = VanillaTransformerTrainer(model=tiny_model(), args=arguments, train_dataset=data, data_collator=collate)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return flat(trainer.model)
+
+
+def test_resumed_muon_run_is_bit_identical(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", 4)
+    assert torch.equal(run(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2"), whole)
+
+
+def test_resume_without_muon_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, 2)
+    with pytest.raises(UserError, match="muon: False, but .*checkpoint-2 was trained with True"):
+        run(tmp_path, 4, tmp_path / "checkpoint-2", **{"muon": False})
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"), [({"optim": "sgd"}, "optim: sgd: muon"), ({"fp16": True}, "fp16: True")]
+)
+def test_muon_refuses_what_it_does_not_go_with(tmp_path: Path, setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Arguments(output_dir=str(tmp_path), use_cpu=True, muon=True, **setting)
