@@ -106,29 +106,39 @@ def test_muon_groups_hold_the_matrices_of_the_layers() -> None:
     assert "model.encoder.embed_positions.weight" in found[False, 0.0]
 
 
-def run(folder: Path, steps: int, resume: Path | None = None, **settings: Any) -> torch.Tensor:
-    """Train; the weights at the end."""
+def run(folder: Path, steps: int, resume: Path | None = None, **settings: Any) -> VanillaTransformerTrainer:
     arguments = Arguments(
         output_dir=str(folder),
         **QUIET | {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01, "muon": True} | settings,
         max_steps=steps,
-        per_device_train_batch_size=4,
     )
     data: Any = random_pairs(32)
     trainer = VanillaTransformerTrainer(model=tiny_model(), args=arguments, train_dataset=data, data_collator=collate)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return flat(trainer.model)
+    return trainer
+
+
+def test_trainer_takes_one_step_of_muon(tmp_path: Path) -> None:
+    before, data = tiny_model().train(), random_pairs(32)
+    before(**collate(data)).loss.backward()
+    after = run(tmp_path, 1, per_device_train_batch_size=32, lr_scheduler_type="constant").model
+    for layer, trained in zip(before.model.decoder.layers, after.model.decoder.layers, strict=True):
+        for name in ("cross_attn.q_proj", "fc1", "fc2"):
+            weight, moved = layer.get_submodule(name).weight, trained.get_submodule(name).weight
+            step = ((weight - moved) / (0.01 * 0.2 * max(weight.shape) ** 0.5)).detach().numpy()
+            np.testing.assert_allclose(step, numpy_orthogonalized(weight.grad.numpy()), atol=1e-3)
 
 
 def test_resumed_muon_run_is_bit_identical(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", 4)
-    assert torch.equal(run(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2"), whole)
+    whole = run(tmp_path / "whole", 4).model
+    resumed = run(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2").model
+    assert torch.equal(flat(resumed), flat(whole))
 
 
 def test_resume_without_muon_is_refused(tmp_path: Path) -> None:
     run(tmp_path, 2)
     with pytest.raises(UserError, match="muon: False, but .*checkpoint-2 was trained with True"):
-        run(tmp_path, 4, tmp_path / "checkpoint-2", **{"muon": False})
+        run(tmp_path, 4, tmp_path / "checkpoint-2", muon=False)
 
 
 @pytest.mark.parametrize(
