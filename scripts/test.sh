@@ -3,7 +3,7 @@
 #
 # Makes .venv if there is none and installs what the tests need. Arguments go to pytest, paths counted from the
 # repository: `bash scripts/test.sh tests/data -x`; `-m slow` runs the slow tests, which are left out otherwise. Without
-# arguments the files are shared by a process for each core; the slow tests start processes of their own.
+# arguments the files are shared by a process for each core, as `-n auto --dist loadfile` does for a part of the tests.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
