@@ -25,4 +25,5 @@ mv -- "$lowest.new" "$lowest"
 "$python" -m pip install --quiet --disable-pip-version-check --no-compile --constraint "$lowest" --editable "${root}[dev]"
 cd -- "$root"
 "$python" -m pip list --disable-pip-version-check 2>/dev/null | grep -iE '^(torch|transformers|accelerate|tokenizers|huggingface_hub) '
+[ "$#" -gt 0 ] || set -- -n auto --dist loadfile
 exec "$python" -m pytest -q "$@"
