@@ -176,9 +176,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         """Row `name` of Table 3, with any field replaced by `overrides`; a ValueError if it is not in `PRESETS`."""
         if name not in PRESETS:
             raise ValueError(f"preset={name!r} is not a row of Table 3; choose one of {', '.join(PRESETS)}")
-        fields = {}
-        for symbol, value in {**PRESETS["base"], **PRESETS[name]}.items():
-            fields.update(dict.fromkeys(_SYMBOLS.get(symbol, (symbol,)), value))
+        row = {**PRESETS["base"], **PRESETS[name]}.items()
+        fields = {field: value for symbol, value in row for field in _SYMBOLS.get(symbol, (symbol,))}
         return cls(**{**fields, **overrides})
 
     def validate_architecture(self) -> None:
@@ -203,9 +202,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         if self.layer_norm_position == "pre" and not self.final_layer_norm:
-            raise ValueError(
-                "final_layer_norm=False: layer_norm_position='pre' needs a normalisation after each stack"
-            )
+            raise ValueError("final_layer_norm=False: layer_norm_position='pre' needs a normalisation after a stack")
         if self.position_encoding_type == "sinusoidal_fairseq" and self.pad_token_id is None:
             raise ValueError("pad_token_id=None: sinusoidal_fairseq counts positions from pad_token_id + 1")
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:

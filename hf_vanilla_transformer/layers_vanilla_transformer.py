@@ -50,8 +50,7 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
     "sinusoidal_split" (Marian) has all sines before all cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT,
     tensor2tensor), with exponents i / (D/2 - 1) instead of 2i / D and, where D is odd, a 0 at the end.
     """
-    # MPS devices have no float64.
-    dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
+    dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64  # MPS has no float64
     half, device = d_model // 2, position_ids.device
     if layout == "sinusoidal_fairseq":
         exponents = torch.linspace(0, 1, half, dtype=dtype, device=device)  # i / (D/2 - 1)
@@ -238,8 +237,7 @@ class VanillaTransformerLearnedPositions(nn.Embedding):
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """(B, T) to (B, T, D); a ValueError for a position beyond the table."""
-        # Reading the values would synchronise a GPU and break a compiled graph; there torch's own check must do.
-        if position_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        if position_ids.device.type == "cpu" and not torch.compiler.is_compiling():  # as in `check_ids`
             last = int(position_ids.max())
             if last >= self.num_embeddings:
                 raise ValueError(
@@ -336,10 +334,9 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 
     def check_mask(self, attention_mask: Tensor | None, expected: tuple[int, int], name: str) -> None:
         """Raise a ValueError for a 2-d mask whose shape is not `expected`; 4-d masks are not checked."""
-        if attention_mask is None or len(attention_mask.shape) != 2 or torch.compiler.is_compiling():
-            return
-        if tuple(attention_mask.shape) != expected:
-            raise ValueError(f"{name} has shape {tuple(attention_mask.shape)}, but must have {expected}")
+        shape = tuple(getattr(attention_mask, "shape", ()))
+        if len(shape) == 2 and shape != expected and not torch.compiler.is_compiling():
+            raise ValueError(f"{name} has shape {shape}, but must have {expected}")
 
 
 class VanillaTransformerEncoder(VanillaTransformerStack):

@@ -58,9 +58,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def tied_weights(self) -> dict[str, str]:
-        if not self.config.share_encoder_decoder_embeddings:
-            return {}
-        return {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+        shared = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+        return shared if self.config.share_encoder_decoder_embeddings else {}
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.encoder.embed_tokens
@@ -238,16 +237,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return VanillaTransformerOutput(loss=loss, logits=logits, nll_loss=nll_loss, **fields)
 
     def _can_skip_logits(self, wanted: bool | None) -> bool:
-        wanted = self.training if wanted is None else wanted
-        if not wanted or torch.compiler.is_compiling():
+        if not (self.training if wanted is None else wanted) or torch.compiler.is_compiling():
             return False
         # An adapter or a quantized layer computes something else; sharding or offloading gives it another forward.
         if type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):
             return False
         # The fused gradients come before the loss is scaled, and float16 underflows on small ones.
         device_type = self.lm_head.weight.device.type
-        half = torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == torch.float16
-        return not half
+        return not (torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == torch.float16)
 
     def _losses(
         self, states: Tensor, logits: Tensor | None, labels: Tensor, num_items: Tensor | int | None, objective: Any
@@ -355,8 +352,7 @@ class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
 
     def __init__(self, config: VanillaTransformerConfig):
         config = copy.deepcopy(config)  # the caller's may serve a translator too
-        config.is_encoder_decoder = False
-        config.use_cache = False
+        config.is_encoder_decoder = config.use_cache = False
         super().__init__(config)
         self.encoder = VanillaTransformerEncoder(config)
         self.post_init()
@@ -413,17 +409,13 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         Returns:
             `loss` where labels are given, `logits` (B, L).
         """
-        attention_mask = default_source_mask(self.config, input_ids, attention_mask)
-        outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
+        mask = default_source_mask(self.config, input_ids, attention_mask)
+        outputs = self.model(input_ids, mask, inputs_embeds, **kwargs)
         states = outputs.last_hidden_state  # (B, S, D)
-        mask = (
-            torch.ones_like(states[..., :1]) if attention_mask is None else attention_mask[..., None].type_as(states)
-        )
+        mask = torch.ones_like(states[..., :1]) if mask is None else mask[..., None].type_as(states)  # (B, S, 1)
         mean = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B, D)
         logits = self.classifier(dropout(mean, p=self.config.dropout, training=self.training))  # (B, L)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 

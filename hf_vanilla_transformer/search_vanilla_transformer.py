@@ -20,6 +20,7 @@ _NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
 _COMPACT_SHARE, _REFILL_SHARE = 0.2, 0.1  # of finished rows: compacting copies the caches, refilling encodes
 SLOTS = 16  # by which a KV cache grows: few shapes, and whole tiles of matrix units
 _CHUNK = 2**19  # logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches
+_BLOCK, _MANY = 64, 2**14  # of which `topk` reads the maxima first, in a vocabulary as large as that
 
 
 @dataclass(frozen=True)
@@ -203,9 +204,22 @@ def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[
     found = []
     for chunk in rows.split(at_once):
         scores = chunk.log_softmax(dim=-1, dtype=torch.float32) if normalize else chunk.float()
-        found.append(scores.topk(count) if count > 1 else scores.max(dim=1, keepdim=True))  # which is faster
+        found.append(topk(scores, count) if count > 1 else scores.max(dim=1, keepdim=True))  # which is faster
     values, tokens = (torch.cat(parts).unflatten(0, logits.shape[:-1]) for parts in zip(*found, strict=True))
     return values, tokens
+
+
+def topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`scores.topk(count)` of (N, V); on a CPU only the blocks with the highest maxima are searched."""
+    size, device = scores.shape[1], scores.device
+    if device.type != "cpu" or size < max(_MANY, 2 * count * _BLOCK):
+        return scores.topk(count)
+    whole = size // _BLOCK * _BLOCK  # tokens in blocks; the rest are always read
+    blocks = scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2).topk(count).indices  # (N, n)
+    tokens = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)  # (N, n, 64) -> (N, n · 64)
+    tokens = torch.cat([tokens, torch.arange(whole, size).expand(len(scores), -1)], dim=1)
+    values, index = scores.gather(1, tokens).topk(count)
+    return values, tokens.gather(1, index)
 
 
 Advance: TypeAlias = Callable[[BeamState, Tensor], BeamState]

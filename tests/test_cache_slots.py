@@ -83,7 +83,7 @@ def test_slot_cache_holds_what_it_was_given() -> None:
         assert held[0, :, [0, 2]].equal(old[0, :, [0, 2]])
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 40), (1, 1, 700), (5, 4, 16000)])
+@pytest.mark.parametrize("shape", [(2, 3, 40), (1, 1, 700), (5, 4, 16000), (2, 4, 20003), (1, 4, 16384)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_topk_log_probs_are_those_of_log_softmax(
     shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +97,18 @@ def test_topk_log_probs_are_those_of_log_softmax(
         assert (values - expected.values).abs().max() < 1e-5
         assert logits.gather(-1, tokens).equal(logits.gather(-1, expected.indices))
         assert topk_log_probs(logits, 8, normalize=False)[0].equal(logits.float().topk(8).values)
+
+
+def test_topk_finds_what_stands_in_one_block_and_behind_all_blocks() -> None:
+    size, highest = 20003, [64, 65, 66, 127, 128, 20000, 20001, 20002]  # 20003 is no multiple of the block
+    scores = torch.rand(2, size, generator=torch.Generator().manual_seed(0))
+    scores[:, highest] += torch.arange(1, 9)
+    scores[1] = -torch.inf  # as of a constraint that allows one token
+    scores[1, 20002] = 0.0
+    values, tokens = search.topk(scores, 8)
+    assert values.equal(scores.topk(8).values)
+    assert sorted(tokens[0].tolist()) == highest
+    assert tokens[1, 0] == 20002
 
 
 # Host synchronisations
