@@ -20,7 +20,7 @@ _NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
 _COMPACT_SHARE, _REFILL_SHARE = 0.2, 0.1  # of finished rows: compacting copies the caches, refilling encodes
 SLOTS = 16  # by which a KV cache grows: few shapes, and whole tiles of matrix units
 _CHUNK = 2**19  # logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches
-_BLOCK, _MANY = 64, 2**14  # of which `topk` reads the maxima first, in a vocabulary as large as that
+_BLOCK, _LARGE = 64, 2**14  # `topk` searches blocks of so many tokens, in a vocabulary from that size on
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[
 def topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """`scores.topk(count)` of (N, V); on a CPU only the blocks with the highest maxima are searched."""
     size, device = scores.shape[1], scores.device
-    if device.type != "cpu" or size < max(_MANY, 2 * count * _BLOCK):
+    if device.type != "cpu" or size < max(_LARGE, 2 * count * _BLOCK):
         return scores.topk(count)
     whole = size // _BLOCK * _BLOCK  # tokens in blocks; the rest are always read
     blocks = scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2).topk(count).indices  # (N, n)
