@@ -202,7 +202,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         if self.layer_norm_position == "pre" and not self.final_layer_norm:
-            raise ValueError("final_layer_norm=False: layer_norm_position='pre' needs a normalisation after a stack")
+            raise ValueError("final_layer_norm=False: layer_norm_position='pre' needs a LayerNorm after each stack")
         if self.position_encoding_type == "sinusoidal_fairseq" and self.pad_token_id is None:
             raise ValueError("pad_token_id=None: sinusoidal_fairseq counts positions from pad_token_id + 1")
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
