@@ -176,6 +176,28 @@ FAULTS = {
         "0).repeat",
         f"{LOSS} -k fused",
     ),
+    # Consistency training
+    "label smoothing of a fused objective lacks a derivative": Fault(
+        "training/fused_objective",
+        "_FusedObjective.forward",
+        ".sub_(u[:, None, None] * mean_weight)",
+        "",
+        "training/test_consistency.py -k 'papers or formula'",
+    ),
+    "KL divergence lacks the derivative of its mean": Fault(
+        "training/consistency",
+        "_differentiate",
+        "1 + r - f * mean",
+        "1 + r",
+        "training/test_consistency.py -k formula",
+    ),
+    "second half of a batch begins one pair late": Fault(
+        "training/consistency",
+        "halves",
+        "slice(middle, None)",
+        "slice(middle + 1, None)",
+        "training/test_consistency.py -k halves",
+    ),
     # The optimizer
     "Muon takes the momentum without Nesterov's step": Fault(
         "training/muon",

@@ -101,9 +101,26 @@ class ConsistencyObjective:
                 lm_head,
                 labels.flatten(),  # (B T,)
                 partial(_differentiate, smoothing=label_smoothing, objective=self),
+                uniform=(label_smoothing, label_smoothing * self.second_cross_entropy),
             )
         tokens = target_tokens(labels, num_items_in_batch)
         return total / tokens, plain / tokens
+
+
+def halves(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    """A batch in two parts with half of its pairs each; one pair remains a batch.
+
+    A part that is read twice has the activations of the whole batch read once, so that consistency training needs no
+    more memory than the plain loss. The gradients of the parts add up to those of the batch.
+    """
+    pairs = len(batch["labels"])
+    if pairs == 1:
+        return [batch]
+    middle = (pairs + 1) // 2
+    return [
+        {name: each[part] if isinstance(each, Tensor) else each for name, each in batch.items()}
+        for part in (slice(middle), slice(middle, None))
+    ]
 
 
 def random_mask(ids: Tensor, probability: float) -> Tensor:
@@ -153,7 +170,7 @@ def _differentiate(
     logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float, objective: ConsistencyObjective
 ) -> Tensor:
     """Overwrite the logits z and z' of both passes (2, n, V) with the derivatives of the loss by them; return the
-    summed loss and the unsmoothed cross-entropy of the first pass.
+    summed loss and the unsmoothed cross-entropy of the first pass, all without label smoothing's terms of mean(z).
 
     With d = z - z' and E for means under p and q, KL(p ‖ q) = E_p d - (lse z - lse z'), and without smoothing the
     derivatives are
@@ -170,13 +187,13 @@ def _differentiate(
         weighted = p * difference
         mean, gap = weighted.sum(dim=1, keepdim=True), lse - other_lse  # E_p d (rows, 1)
         loss = f * (mean - gap).sum()
-        by_z = torch.mul(p, 1 + r - f * mean).add_(weighted, alpha=f)
+        by_z = weighted.mul_(f).addcmul_(p, 1 + r - f * mean)
         if r:
-            torch.mul(q, difference, out=weighted)
-            mean = weighted.sum(dim=1, keepdim=True)  # E_q d
-            loss += r * (gap - mean).sum()
             by_z.sub_(q, alpha=r)
-            by_other = torch.mul(q, c + f + r * mean).sub_(weighted, alpha=r).sub_(p, alpha=f)
+            torch.mul(q, difference, out=difference)
+            mean = difference.sum(dim=1, keepdim=True)  # E_q d
+            loss += r * (gap - mean).sum()
+            by_other = difference.mul_(-r).addcmul_(q, c + f + r * mean).sub_(p, alpha=f)
         else:
             by_other = q.mul_(c + f).sub_(p, alpha=f)
         cross_entropy, plain = cross_entropy_into(by_z, 1.0, z, lse, label, smoothing)

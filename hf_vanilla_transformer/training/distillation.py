@@ -137,6 +137,7 @@ class DistillationObjective:
                 lm_head,
                 labels.flatten(),  # (B T,)
                 partial(self._differentiate, smoothing=label_smoothing),
+                uniform=((1 - self.weight) * label_smoothing,),
             )
         tokens = target_tokens(labels, num_items_in_batch)
         return total / tokens, plain / tokens
@@ -154,8 +155,8 @@ class DistillationObjective:
         return (1 - self.weight) * smoothed + self.weight * divergence, plain
 
     def _differentiate(self, logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
-        """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label] - ε / V) + λ (p - t); return the summed loss
-        and the unsmoothed cross-entropy."""
+        """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label]) + λ (p - t); return the summed loss without
+        label smoothing's term of mean(z), and the unsmoothed cross-entropy."""
         taught = self.taught.at(positions, logits.dtype)  # autocast is off here: that of the student's products
         sums = torch.zeros(2, device=logits.device)
         rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]

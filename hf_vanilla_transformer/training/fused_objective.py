@@ -7,7 +7,7 @@ Shapes: P passes over a batch, N target positions, N' of them with a label, n po
 V target vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,15 +22,18 @@ Differentiate = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def fused_objective(
-    hidden_states: Tensor, lm_head: nn.Module, labels: Tensor, differentiate: Differentiate
+    hidden_states: Tensor, lm_head: nn.Module, labels: Tensor, differentiate: Differentiate, uniform: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """The two sums of `differentiate` over all positions with a label; only the first can be differentiated, once.
+    """The two sums of `differentiate` over all positions with a label, with -Σ u_i mean(z_i) in the first, which alone
+    can be differentiated, once.
 
     Args:
         hidden_states: (P, N, D). lm_head: the output layer, a plain linear layer. labels: (N,), -100 for padding.
+        uniform: u (P,), the weight with which label smoothing gives each pass's target to all tokens alike: ε times
+            the weight of its cross-entropy. mean(z) = h · mean(W) + mean(b) needs no logits.
     """
     total, logged, *_ = _FusedObjective.apply(
-        hidden_states, lm_head.weight, lm_head.bias, labels, differentiate, torch.is_grad_enabled()
+        hidden_states, lm_head.weight, lm_head.bias, labels, differentiate, tuple(uniform), torch.is_grad_enabled()
     )
     return total, logged
 
@@ -43,6 +46,7 @@ class _FusedObjective(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         differentiate: Differentiate,
+        uniform: tuple[float, ...],
         grad: bool,
     ) -> tuple[Tensor | None, ...]:
         device_type = hidden.device.type
@@ -52,12 +56,17 @@ class _FusedObjective(torch.autograd.Function):
         cast_weight = weight.to(dtype)  # (V, D)
         cast_bias = None if bias is None else bias.to(dtype)  # (V,)
         with torch.autocast(device_type, enabled=False):
-            sums = torch.zeros(2, device=hidden.device)
+            u = torch.tensor(uniform, device=hidden.device)  # (P,)
+            mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
+            sum_tokens = u @ tokens.sum(dim=1, dtype=torch.float32)  # (D,) from (P,), (P, D)
+            total, grad_bias = -(sum_tokens @ mean_weight), None
+            if bias is not None:
+                count = sum(uniform) * len(counted)
+                total -= count * bias.float().mean()
+                grad_bias = torch.full_like(bias, -count / len(bias), dtype=torch.float32)  # (V,)
+            sums = torch.stack([total, torch.zeros_like(total)])
             grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None  # (P, N', D)
-            grad_weight: Any = torch.zeros_like(weight, dtype=torch.float32) if grad else None  # (V, D)
-            grad_bias: Any = None
-            if grad and bias is not None:
-                grad_bias = torch.zeros_like(bias, dtype=torch.float32)  # (V,)
+            grad_weight: Any = (sum_tokens / -len(weight)).repeat(len(weight), 1) if grad else None  # (V, D)
             rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // len(hidden))
             # One buffer for all chunks, as in the loss of one pass: fresh memory is mapped page by page.
             buffer = tokens.new_empty(min(rows, tokens.shape[1]) * len(hidden), len(weight))  # (P rows, V)
@@ -82,7 +91,7 @@ class _FusedObjective(torch.autograd.Function):
                 if grad_bias is not None:
                     grad_bias += flat.sum(dim=0, dtype=torch.float32)
             if grad:
-                grad_tokens = grad_tokens[:, : len(counted)]
+                grad_tokens = grad_tokens[:, : len(counted)].sub_(u[:, None, None] * mean_weight)
         return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
 
     @staticmethod
@@ -106,22 +115,21 @@ class _FusedObjective(torch.autograd.Function):
         if grad_bias is not None:
             grad_bias = (grad_bias * grad_total).to(weight_dtype)
         grad_weight = (grad_weight * grad_total).to(weight_dtype)
-        return grad_hidden.to(hidden_dtype), grad_weight, grad_bias, None, None, None
+        return grad_hidden.to(hidden_dtype), grad_weight, grad_bias, None, None, None, None
 
 
 def cross_entropy_into(
     derivative: Tensor, weight: float, logits: Tensor, lse: Tensor, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Subtract weight ((1 - ε) [label] + ε / V) from a derivative (n, V), which has weight · p already.
+    """Subtract weight (1 - ε) [label] from a derivative (n, V), which has weight · p already.
 
     Args:
         logits: (n, V). lse: (n, 1), of their rows. labels: (n, 1). smoothing: ε.
 
     Returns:
-        The sums of the smoothed and of the plain cross-entropy, without the weight.
+        The sums of the smoothed and of the plain cross-entropy, without the weight and the term of mean(z).
     """
-    plain = (lse - logits.gather(1, labels)).sum()
-    uniform = lse.sum() - logits.mean(dim=1, dtype=torch.float32).sum()  # -mean(log p)
-    derivative.sub_(weight * smoothing / logits.shape[1])
+    chosen = logits.gather(1, labels).float()  # z_label (n, 1)
+    plain = (lse - chosen).sum()
     derivative.scatter_add_(1, labels, derivative.new_full(labels.shape, weight * (smoothing - 1)))
-    return (1 - smoothing) * plain + smoothing * uniform, plain
+    return plain + smoothing * chosen.sum(), plain

@@ -36,7 +36,7 @@ from .checkpoints import (
     move_into_place,
     remove_old_checkpoints,
 )
-from .consistency import ConsistencyObjective, consistency_objective
+from .consistency import ConsistencyObjective, consistency_objective, halves
 from .distillation import Teacher
 from .distributed import print_main
 from .ema import WeightAverage
@@ -264,13 +264,17 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Forward and backward pass of one batch, or of all batches of an update with one gradient all-reduce.
 
+        With SimCut or R-Drop each batch in two halves: see `halves`.
+
         Raises:
             UserError: the loss is not a finite number.
         """
-        batches = inputs if self.by_tokens else [inputs]
+        batches = list(enumerate(inputs if self.by_tokens else [inputs]))
+        if self._consistency_due() and num_items_in_batch is not None:
+            batches = [(index, half) for index, batch in batches for half in halves(batch)]
         total = torch.zeros((), device=self.args.device)
-        for index, batch in enumerate(batches):
-            last = index == len(batches) - 1
+        for part, (index, batch) in enumerate(batches):
+            last = part == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(model):
                 loss = super().training_step(model, batch, num_items_in_batch)
             if not torch.isfinite(loss):
@@ -278,11 +282,14 @@ class VanillaTransformerTrainer(ResumableTrainer):
             total += loss
         return total
 
+    def _consistency_due(self) -> bool:
+        return self.consistency is not None and self.state.global_step >= self.args.consistency_start
+
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """As `Seq2SeqTrainer`; the loss without label smoothing, if the model returns it, is logged."""
-        if model.training and self.consistency is not None and self.state.global_step >= self.args.consistency_start:
+        if model.training and self.consistency is not None and self._consistency_due():
             inputs = self.consistency.inputs(self._base_model(), inputs)
         elif model.training and self.teacher is not None:
             inputs = self.teacher.inputs(inputs)

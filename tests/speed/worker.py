@@ -86,21 +86,22 @@ def in_threads(workers: int, work: Callable[[int], int]) -> int:
     return sum(results)
 
 
-def objective(model: Any, row: dict[str, Any], pairs: list[list[int]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What the trainer makes of a batch for the row's objective."""
+def objective(model: Any, row: dict[str, Any], pairs: list[list[int]]) -> Callable[..., list[dict[str, Any]]]:
+    """What the trainer makes of a batch for the row's objective: the arguments of its forward passes."""
     name = row.get("objective")
     if name is None:
-        return dict
+        return lambda batch: [batch]
     if name.startswith("teacher"):
         from hf_vanilla_transformer.training.distillation import Teacher
 
         teacher = Teacher([row["model"]], 0.5, model)
         if name == "teacher_top":
             teacher.keep_top(16, [{"input_ids": each, "labels": each} for each in pairs], partial(collate, model))
-        return teacher.inputs
+        return lambda batch: [teacher.inputs(batch)]
     from hf_vanilla_transformer.training import consistency
 
-    return partial(getattr(consistency, name)().inputs, model)
+    inputs = partial(getattr(consistency, name)().inputs, model)
+    return lambda batch: [inputs(half) for half in consistency.halves(batch)]
 
 
 def collate(model: Any, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
@@ -109,13 +110,16 @@ def collate(model: Any, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}  # (B, T) each
 
 
-def update(model: Any, row: dict[str, Any], inputs: Callable[..., dict[str, Any]], pairs: list[list[int]]) -> int:
+def update(model: Any, row: dict[str, Any], passes: Callable[..., Any], pairs: list[list[int]]) -> int:
     """Loss and gradients of one batch; the number of target tokens."""
     batch = collate(model, [{"input_ids": each} for each in pairs])
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=row["dtype"] == "bfloat16"):
-        model(**inputs(batch)).loss.backward()
+    tokens = int(batch["attention_mask"].sum())
+    for inputs in passes(batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=row["dtype"] == "bfloat16"):
+            loss = model(**inputs, num_items_in_batch=tokens).loss
+        loss.backward()
     model.zero_grad()
-    return int(batch["attention_mask"].sum())
+    return tokens
 
 
 def prepare(row: dict[str, Any]) -> Callable[[], int]:
@@ -132,8 +136,8 @@ def prepare(row: dict[str, Any]) -> Callable[[], int]:
     sentences = random_sentences(model.config.vocab_size, model.config.eos_token_id, row.get("pairs", SENTENCES))
     if trains:
         pairs = sentences[: row.get("pairs", BATCH)]
-        inputs = objective(model, row, pairs)
-        return lambda: update(model, row, inputs, pairs)
+        passes = objective(model, row, pairs)
+        return lambda: update(model, row, passes, pairs)
     engine = engine_arguments(model, row)
     workers = row["workers"]
     if workers == 1:

@@ -210,6 +210,54 @@ def test_consistency_update_is_the_same_in_1_or_8_batches(method: str, tmp_path:
     assert relative_error(update(method, 4, 8, tmp_path), whole) <= 1e-5
 
 
+@pytest.mark.parametrize("pairs", [1, 2, 5])
+def test_halves_have_the_loss_and_the_gradients_of_the_batch(pairs: int) -> None:
+    model, batch = (
+        tiny_model(label_smoothing=0.1).train(),
+        translation_batch([9, 4, 7, 5, 6][:pairs], [4, 8, 6, 5, 3][:pairs]),
+    )
+    batch["labels"][pairs - 1 :] = -100  # a pair that only fills up the batch
+    tokens = batch["labels"].ne(-100).sum().clamp(min=1)
+    with fixed_second_pass(model, "simcut"):
+        expected = gradients(model, **simcut().inputs(model, batch), num_items_in_batch=tokens)
+        loss = 0.0
+        model.zero_grad()
+        parts = consistency.halves(batch)
+        for part in parts:
+            output = model(**simcut().inputs(model, part), num_items_in_batch=tokens)
+            output.loss.backward()
+            loss += output.loss.item()
+    assert [len(part["input_ids"]) for part in parts] == {1: [1], 2: [1, 1], 5: [3, 2]}[pairs]
+    assert loss == pytest.approx(expected[0], rel=1e-6)
+    assert_same_gradients({name: each.grad for name, each in model.named_parameters()}, expected[1])
+
+
+@both
+def test_trainer_reads_a_batch_in_halves_once_consistency_starts(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sizes = tiny_model(), []
+    monkeypatch.setattr(
+        VanillaTransformerTrainer,
+        "compute_loss",
+        lambda self, model, inputs, *args, **kwargs: (
+            sizes.append(len(inputs["labels"])),
+            super(VanillaTransformerTrainer, self).compute_loss(model, inputs, *args, **kwargs),
+        )[1],
+    )
+    arguments = Arguments(
+        str(tmp_path),
+        **{f"{method}_alpha": 3.0},
+        **QUIET,
+        consistency_start=1,
+        max_steps=2,
+        per_device_train_batch_size=8,
+    )
+    data: Any = random_pairs(16)
+    VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate).train()
+    assert sizes == [8, 4, 4]
+
+
 @both
 def test_consistency_starts_after_the_updates_that_it_is_told(method: str, tmp_path: Path) -> None:
     def weights(steps: int, alpha: float, resume: str | None = None, **settings: Any) -> Tensor:
