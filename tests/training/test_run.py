@@ -74,10 +74,10 @@ def finished(tmp_path_factory, parallel):
     def finish(name):
         if name not in runs:
             folder = tmp_path_factory.mktemp("runs") / name
-            numbers = "numbers_size" in yaml.safe_load(RECIPES[name].read_text(encoding="utf-8"))
-            data = {"numbers_size": 12, "max_eval_samples": 8} if numbers else dict(parallel)
-            if name == "iwslt14_de_en_bisimcut":  # the second stage begins with the model of the first
-                data["model_name_or_path"] = finish("iwslt14_bidirectional")[0]
+            recipe = yaml.safe_load(RECIPES[name].read_text(encoding="utf-8"))
+            data = {"numbers_size": 12, "max_eval_samples": 8} if "numbers_size" in recipe else dict(parallel)
+            if base := recipe.get("model_name_or_path"):  # a second stage begins with the model of the first
+                data["model_name_or_path"] = finish(Path(base).name)[0]
             runs[name] = folder, train(folder, RECIPES[name], eval_steps=1, **data)
         return runs[name]
 
