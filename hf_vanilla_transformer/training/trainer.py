@@ -270,7 +270,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             UserError: the loss is not a finite number.
         """
         batches = list(enumerate(inputs if self.by_tokens else [inputs]))
-        if self._consistency_due() and num_items_in_batch is not None:
+        if self._due_consistency() and num_items_in_batch is not None:
             batches = [(index, half) for index, batch in batches for half in halves(batch)]
         total = torch.zeros((), device=self.args.device)
         for part, (index, batch) in enumerate(batches):
@@ -282,15 +282,15 @@ class VanillaTransformerTrainer(ResumableTrainer):
             total += loss
         return total
 
-    def _consistency_due(self) -> bool:
-        return self.consistency is not None and self.state.global_step >= self.args.consistency_start
+    def _due_consistency(self) -> ConsistencyObjective | None:
+        return self.consistency if self.state.global_step >= getattr(self.args, "consistency_start", 0) else None
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """As `Seq2SeqTrainer`; the loss without label smoothing, if the model returns it, is logged."""
-        if model.training and self.consistency is not None and self._consistency_due():
-            inputs = self.consistency.inputs(self._base_model(), inputs)
+        if model.training and (consistency := self._due_consistency()):
+            inputs = consistency.inputs(self._base_model(), inputs)
         elif model.training and self.teacher is not None:
             inputs = self.teacher.inputs(inputs)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
