@@ -108,7 +108,7 @@ class ConsistencyObjective:
 
 
 def halves(batch: dict[str, Any]) -> list[dict[str, Any]]:
-    """A batch in two parts with half of its pairs each; one pair remains a batch.
+    """A batch in two parts with half of its pairs each; a batch of one pair is not split.
 
     A part that is read twice has the activations of the whole batch read once, so that consistency training needs no
     more memory than the plain loss. The gradients of the parts add up to those of the batch.

@@ -236,15 +236,13 @@ def test_halves_have_the_loss_and_the_gradients_of_the_batch(pairs: int) -> None
 def test_trainer_reads_a_batch_in_halves_once_consistency_starts(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, sizes = tiny_model(), []
-    monkeypatch.setattr(
-        VanillaTransformerTrainer,
-        "compute_loss",
-        lambda self, model, inputs, *args, **kwargs: (
-            sizes.append(len(inputs["labels"])),
-            super(VanillaTransformerTrainer, self).compute_loss(model, inputs, *args, **kwargs),
-        )[1],
-    )
+    model, sizes, compute_loss = tiny_model(), [], VanillaTransformerTrainer.compute_loss
+
+    def record(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(len(inputs["labels"]))
+        return compute_loss(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(VanillaTransformerTrainer, "compute_loss", record)
     arguments = Arguments(
         str(tmp_path),
         **{f"{method}_alpha": 3.0},
