@@ -310,7 +310,22 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 inputs = {**inputs, "skip_logits": True}
             elif self.args.predict_with_generate and self.label_smoother is None:  # that one reads the logits
                 model = partial(model, skip_logits=True)  # not among the inputs, which `generate` gets too
-        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
+        with self._autocast_around_the_step():
+            if self.args.predict_with_generate and not prediction_loss_only:
+                optimize_if_possible(self.model)  # until the model trains again
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
+
+    @contextmanager
+    def _autocast_around_the_step(self) -> Iterator[None]:
+        """Autocast for `generate` as a whole. accelerate puts it into the model's `forward`, which a search with
+        packed weights does not call."""
+        forward = vars(self.model).pop("forward", None) if self.accelerator.native_amp else None
+        try:
+            with self.accelerator.autocast():
+                yield
+        finally:
+            if forward is not None:
+                self.model.forward = forward
 
     def _non_finite_loss(self, loss: float, batch: int) -> str:
         """The error message for a loss that is not finite: the update, and the lines of the batch if known."""
@@ -388,8 +403,6 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """As `Seq2SeqTrainer`, but pairs that accelerate repeats to fill the last batch are counted once."""
         self.gather_function = self.accelerator.gather_for_metrics
-        if self.args.predict_with_generate:
-            optimize_if_possible(self.model.eval())  # until the model trains again
         return super().evaluation_loop(*args, **kwargs)
 
     # Resuming

@@ -266,6 +266,23 @@ def test_predictions_are_those_of_seq2seq_trainer(tmp_path, generates):
     assert actual.shape == expected.shape and (actual == expected).all()
 
 
+@pytest.mark.parametrize("after_training", [True, False])
+def test_evaluation_in_bf16_decodes_with_packed_weights(tmp_path, after_training):
+    data, model = random_pairs(6), tiny_model()
+    settings = {"predict_with_generate": True, "per_device_eval_batch_size": 6, "bf16": True, "learning_rate": 0.0}
+    made = trainer(tmp_path, data, model, max_steps=1, **settings)
+    if after_training:
+        made.train()
+    found = made.predict(data, max_new_tokens=3)
+    assert list(model.inference_engine.packed) == [(torch.bfloat16, False)]
+    batch = collate(list(data))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model.generate(**batch, max_new_tokens=3)
+        loss = model(**batch).loss.item()
+    assert (found.predictions[:, : expected.shape[1]] == expected.numpy()).all()
+    assert found.metrics["test_loss"] == pytest.approx(loss, rel=1e-6)
+
+
 @pytest.mark.parametrize("generates", [True, False])
 @pytest.mark.parametrize("loss_only", [True, False])
 def test_evaluation_loss_of_label_smoothing_factor_is_that_of_seq2seq_trainer(tmp_path, generates, loss_only):
