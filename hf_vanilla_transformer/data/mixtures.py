@@ -21,6 +21,8 @@ from .corpora import FEATURES, PairReport, load_pairs, moses_files
 from .readers import file_format, is_readable
 from .translation_memories import FORMATS
 
+DISTILLED = "train.source.txt", "train.target.txt"  # the files of a folder that `distil` wrote
+
 
 @dataclass
 class MixtureReport:
@@ -54,7 +56,8 @@ def load_mixture(
     """Load several inputs as one.
 
     Args:
-        inputs: each a file of a known format, the prefix of two files of parallel text, or a dataset's name or folder.
+        inputs: each a file of a known format, the prefix of two files of parallel text, a folder that `distil` wrote,
+            or a dataset's name or folder.
         weights: whole numbers from 1, one for each input; None is 1 for all. See above how they are realised.
         streaming: read while iterating.
         settings: the other arguments of `load_pairs`, for all inputs.
@@ -92,9 +95,11 @@ def _checked_weights(inputs: Sequence[str], weights: Sequence[float] | None) -> 
 
 
 def _input(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The argument of `load_pairs` that a name stands for."""
+    """The arguments of `load_pairs` that a name stands for."""
     files = input_files(name, settings.get("source_lang"), settings.get("target_lang"))
-    return {("dataset_name", "file", "prefix")[len(files)]: name}
+    if len(files) == 2:
+        return dict(zip(("source_file", "target_file"), files, strict=True))
+    return {"file" if files else "dataset_name": name}
 
 
 def input_files(name: str, source_lang: str | None, target_lang: str | None) -> list[Path]:
@@ -102,6 +107,8 @@ def input_files(name: str, source_lang: str | None, target_lang: str | None) -> 
     path = Path(name).expanduser()
     if path.is_file() or is_readable(path) or file_format(path) in FORMATS:
         return [path]
+    if all((path / side).is_file() for side in DISTILLED):
+        return [path / side for side in DISTILLED]
     ends = [f"{language}{zipped}" for language in (source_lang, target_lang) for zipped in ("", ".gz")]
     is_prefix = any(Path(f"{path}.{end}").is_file() for end in ends)
     return moses_files(name, source_lang, target_lang) if is_prefix else []

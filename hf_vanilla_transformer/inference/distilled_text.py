@@ -1,7 +1,9 @@
-"""Training text for sequence-level knowledge distillation (Kim & Rush 2016, arXiv 1606.07947, §3.2).
+"""Training text for sequence-level knowledge distillation (Kim & Rush 2016, arXiv 1606.07947, §3.2), and by
+back-translation (Sennrich et al. 2016, arXiv 1511.06709).
 
 A teacher, which is any sequence-to-sequence model that `AutoModelForSeq2SeqLM` loads or an ensemble of this package's
-models, translates the source text; a student is trained on its translations, alone or beside the references.
+models, translates the source text; a student is trained on its translations, alone or beside the references. In
+back-translation it translates text in the target language, and its translations become the source.
 """
 
 import json
@@ -11,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ..atomic_write import atomic_file
+from ..data.mixtures import DISTILLED
 from ..errors import UserError
 from .file_translation import translate_file
 from .text_io import line_writer, read_lines
 from .translator import Translator
 
-SOURCE, TARGET = "train.source.txt", "train.target.txt"
+SOURCE, TARGET = DISTILLED
 TRANSLATIONS = "translations.txt"  # what the teacher wrote, in the format of `translate --n_best`
 JOB = "distil.json"  # what the translations were made from
 
@@ -29,6 +32,7 @@ def distil(
     *,
     n_best: int = 1,
     references: str | Path | None = None,
+    back_translation: bool = False,
     progress: Any = None,
     **settings: Any,
 ) -> int:
@@ -36,11 +40,12 @@ def distil(
 
     Args:
         teacher: a translator.
-        source: text, `.gz` too. Blank lines, and translations that are blank, are left out.
+        source: the text to translate, `.gz` too. Blank lines, and translations that are blank, are left out.
         output: a folder; it gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
         processes: `accelerate.PartialState()`.
         n_best: translations of each sentence, each of which is a training pair; more than 1 needs as many beams.
         references: translations by people of the same lines, to train on too, behind the teacher's.
+        back_translation: write the lines as `TARGET`, and their translations as `SOURCE`.
         progress, settings: those of `translate_file`.
 
     Returns:
@@ -69,11 +74,12 @@ def distil(
         return 0
     taught = _numbered(translations) if n_best > 1 else enumerate(read_lines(translations))
     pairs, count = chain(taught, enumerate(human)), 0
-    with line_writer(folder / SOURCE) as write_source, line_writer(folder / TARGET) as write_target:
-        for number, target in pairs:
-            if lines[number].strip() and target.strip():
-                write_source(lines[number])
-                write_target(target)
+    sides = (TARGET, SOURCE) if back_translation else (SOURCE, TARGET)
+    with line_writer(folder / sides[0]) as write_line, line_writer(folder / sides[1]) as write_translation:
+        for number, translation in pairs:
+            if lines[number].strip() and translation.strip():
+                write_line(lines[number])
+                write_translation(translation)
                 count += 1
     return count
 

@@ -65,7 +65,9 @@ class DataArguments:
     train_prefix: str | None = _optional("Parallel text train_prefix.source_lang and train_prefix.target_lang (Moses)")
     validation_prefix: str | None = _optional("The same, for evaluation during training")
     test_prefix: str | None = _optional("The same, scored once after training")
-    train_mixture: list[str] | None = _optional("Several inputs to train on: files, prefixes or datasets")
+    train_mixture: list[str] | None = _optional(
+        "Several inputs to train on: files, prefixes, datasets, or folders of `distil`"
+    )
     train_weights: list[int] | None = _optional(
         "How often each pair of each input occurs in an epoch; of streams, the pairs that are read in turn"
     )

@@ -1,8 +1,12 @@
 """Translate text with a teacher, to train a smaller student on its translations (sequence-level distillation).
 
   vanilla-transformer distil --teacher runs/big --source_file train.en --output_dir distilled
-  vanilla-transformer train RECIPE --train_source_file distilled/train.source.txt \\
-    --train_target_file distilled/train.target.txt
+  vanilla-transformer train RECIPE --train_mixture train distilled
+
+Or text in the target language, with a model of the other direction, whose translations become the source
+(back-translation):
+
+  vanilla-transformer distil --teacher runs/de_en --source_file more.de --output_dir back --back_translation
 
 The teacher is any model folder that AutoModelForSeq2SeqLM loads, such as OPUS-MT's, or several folders of this
 package as an ensemble. A killed command resumes. Several processes can share the work with accelerate launch. To learn
@@ -22,6 +26,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--source_file", required=True, metavar="F", help="text to translate, one sentence per line, .gz too")
     add("--output_dir", required=True, metavar="DIR", help="folder for train.source.txt and train.target.txt")
     add("--reference_file", metavar="F", help="translations of the same lines by people, to train on too")
+    add("--back_translation", action="store_true", help="write the translations as the source, the text as the target")
     add("--n_best", type=int, default=1, metavar="N", help="translations of each line (default: %(default)s)")
     add = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)").add_argument
     add("--num_beams", type=int, metavar="N", help="beam size; 1 is greedy decoding")
@@ -54,7 +59,7 @@ def main(arguments: argparse.Namespace) -> None:
         try:
             count = distil(
                 teacher, arguments.source_file, arguments.output_dir, processes, n_best=arguments.n_best,
-                references=arguments.reference_file,
+                references=arguments.reference_file, back_translation=arguments.back_translation,
                 progress=lambda lines, _: bar.update(lines * processes.num_processes), **settings,
             )  # fmt: skip
         except KeyboardInterrupt:

@@ -9,9 +9,10 @@ from torch.utils.data import DataLoader
 from hf_vanilla_transformer.data import encode_pairs, load_mixture, train_tokenizer
 from hf_vanilla_transformer.data.token_batches import StreamingTokenBatches
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 
 LANGUAGES = {"source_lang": "en", "target_lang": "de"}
-COUNTS = {"table": 5, "prefix": 3, "memory": 2, "saved": 4}
+COUNTS = {"table": 5, "prefix": 3, "memory": 2, "saved": 4, "distilled": 2}
 
 
 def pairs_of(name):
@@ -20,7 +21,7 @@ def pairs_of(name):
 
 @pytest.fixture
 def inputs(tmp_path):
-    """A TSV, two files of parallel text, a TMX and a dataset in a folder."""
+    """A TSV, two files of parallel text, a TMX, a dataset in a folder, and a folder of `distil`."""
     (tmp_path / "table.tsv").write_text("en\tde\n" + "".join(f"{a}\t{b}\n" for a, b in pairs_of("table")))
     for side, language in enumerate(("en", "de")):
         (tmp_path / f"prefix.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs_of("prefix")))
@@ -30,7 +31,11 @@ def inputs(tmp_path):
     )
     (tmp_path / "memory.tmx").write_text(f"<tmx><body>{units}</body></tmx>")
     Dataset.from_list([{"en": a, "de": b} for a, b in pairs_of("saved")]).save_to_disk(str(tmp_path / "saved"))
-    return [str(tmp_path / name) for name in ("table.tsv", "prefix", "memory.tmx", "saved")]
+    (tmp_path / "distilled").mkdir()
+    for side, name in enumerate((SOURCE, TARGET)):
+        text = "".join(f"{pair[side]}\n" for pair in pairs_of("distilled"))
+        (tmp_path / "distilled" / name).write_text(text)
+    return [str(tmp_path / name) for name in ("table.tsv", "prefix", "memory.tmx", "saved", "distilled")]
 
 
 def text_of(pairs):
@@ -38,9 +43,9 @@ def text_of(pairs):
 
 
 def test_weights_are_occurrences_per_epoch(inputs):
-    pairs, report = load_mixture(inputs, [1, 3, 2, 1], **LANGUAGES)
+    pairs, report = load_mixture(inputs, [1, 3, 2, 1, 1], **LANGUAGES)
     expected = Counter()
-    for name, weight in zip(COUNTS, (1, 3, 2, 1), strict=True):
+    for name, weight in zip(COUNTS, (1, 3, 2, 1, 1), strict=True):
         expected.update(dict.fromkeys(pairs_of(name), weight))
     assert Counter(text_of(pairs)) == expected
     # the header is line 1 of the first input; BPE-dropout tells copies apart by their lines
@@ -50,9 +55,9 @@ def test_weights_are_occurrences_per_epoch(inputs):
 
 
 def test_mixture_is_the_same_in_every_run(inputs):
-    first, second = (load_mixture(inputs, [1, 3, 2, 1], **LANGUAGES) for _ in range(2))
+    first, second = (load_mixture(inputs, [1, 3, 2, 1, 1], **LANGUAGES) for _ in range(2))
     assert first[0]._fingerprint == second[0]._fingerprint and first[1].fingerprint == second[1].fingerprint
-    others = [load_mixture(inputs, weights, **LANGUAGES)[1].fingerprint for weights in ([1, 3, 2, 2], None)]
+    others = [load_mixture(inputs, weights, **LANGUAGES)[1].fingerprint for weights in ([1, 3, 2, 2, 1], None)]
     assert len({first[1].fingerprint, *others}) == 3
     tokenizer = train_tokenizer(["table prefix memory saved Nummer"] * 5, 280)
     encoded = [encode_pairs(mixture, tokenizer, drop_too_long=True)[0] for mixture, _ in (first, second)]
@@ -75,7 +80,7 @@ def test_streamed_mixture_resumes_at_every_update(inputs):
     tokenizer = train_tokenizer(["table prefix memory saved Nummer"] * 5, 280)
 
     def updates():
-        pairs, _ = load_mixture(inputs, [1, 2, 1, 1], streaming=True, **LANGUAGES)
+        pairs, _ = load_mixture(inputs, [1, 2, 1, 1, 1], streaming=True, **LANGUAGES)
         encoded, _ = encode_pairs(pairs, tokenizer, drop_too_long=True)
         return StreamingTokenBatches(encoded, window=6, seed=1, max_tokens=40)
 
@@ -96,9 +101,9 @@ def test_streamed_mixture_resumes_at_every_update(inputs):
 
 def test_invalid_mixtures_are_refused(inputs):
     for weights, message in (
-        ([1, 2], "weights: 2 numbers for 4 inputs"),
-        ([1, 1, 1, 0], "weights: 0 is no whole number from 1"),
-        ([1, 1, 1.5, 1], "weights: 1.5 is no whole number from 1; give ratios as such, 3 and 2 for 1.5 and 1"),
+        ([1, 2], "weights: 2 numbers for 5 inputs"),
+        ([1, 1, 1, 0, 1], "weights: 0 is no whole number from 1"),
+        ([1, 1, 1.5, 1, 1], "weights: 1.5 is no whole number from 1; give ratios as such, 3 and 2 for 1.5 and 1"),
     ):
         with pytest.raises(UserError, match=message):
             load_mixture(inputs, weights, **LANGUAGES)

@@ -74,6 +74,14 @@ def test_distilled_text_of_a_finished_translation_is_not_translated_again(
         distil(teacher, source, tmp_path / "out", ALONE, num_beams=2)
 
 
+def test_distilled_text_of_back_translation_has_the_translations_as_source(
+    teacher: Translator, source: Path, tmp_path: Path
+) -> None:
+    for name, back_translation in (("there", False), ("back", True)):
+        distil(teacher, source, tmp_path / name, ALONE, back_translation=back_translation, num_beams=1)
+    assert pairs(tmp_path / "back") == [(target, line) for line, target in pairs(tmp_path / "there")] != []
+
+
 def test_distilled_text_takes_a_foreign_teacher(source: Path, tmp_path: Path) -> None:
     tokenizer: Any = train_tokenizer(["one two three"] * 3, 290)
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
