@@ -61,6 +61,7 @@ class Teacher:
             pairs: rows with `input_ids` and `labels`, by number.
             collator: makes a batch of rows.
         """
+        count = min(count, self.models[0].config.target_vocab_size)
         self.top = TopOfCorpus(count, pairs, collator, self._distributions)
 
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,12 +112,13 @@ class TopOfCorpus:
     position takes 6 K bytes.
 
     Args:
-        count: K.
+        count: K, at most V.
         pairs: rows with `input_ids` and `labels`, by number.
         collator: makes a batch of rows.
         distributions: the teacher's, at all target positions of a batch.
     """
 
+    @torch.no_grad()
     def __init__(
         self,
         count: int,
@@ -126,8 +127,11 @@ class TopOfCorpus:
         distributions: Callable[[Mapping[str, Any]], FullDistributions],
     ):
         self.start: dict[bytes, int] = {}  # of a pair: the number of its first position
-        tokens, probabilities, end = [], [], 0
-        order = np.lexsort(pair_lengths(pairs))  # by target length, then source length
+        lengths = pair_lengths(pairs)
+        order, end = np.lexsort(lengths), 0  # by target length, then source length
+        # Allocated first: small tensors kept among the logits of all chunks would fragment the heap.
+        self.tokens = torch.empty(int(lengths[1].sum()), count, dtype=torch.int32)
+        self.probabilities = torch.empty(self.tokens.shape, dtype=torch.float16)
         for first in range(0, len(order), PAIRS_AT_ONCE):
             rows = [pairs[int(number)] for number in order[first : first + PAIRS_AT_ONCE]]
             for row in rows:
@@ -135,13 +139,12 @@ class TopOfCorpus:
                 end += len(row["labels"])
             batch = collator([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
             positions = batch["labels"].flatten().ne(IGNORED).nonzero().squeeze(1)  # (n,)
-            taught = distributions(batch)
-            for some in positions.split(POSITIONS_AT_ONCE):
-                t = taught.at(some, torch.float32).rows(slice(None)).t  # (n, V)
-                best = t.topk(min(count, t.shape[1]))  # (n, K)
-                tokens.append(best.indices.int().cpu())
-                probabilities.append(best.values.half().cpu())
-        self.tokens, self.probabilities = torch.cat(tokens), torch.cat(probabilities)  # (positions, K)
+            taught, kept = distributions(batch), slice(end - len(positions), end)
+            parts = (each[kept].split(POSITIONS_AT_ONCE) for each in (self.tokens, self.probabilities))
+            for some, tokens, probabilities in zip(positions.split(POSITIONS_AT_ONCE), *parts, strict=True):
+                best = taught.at(some, torch.float32).rows(slice(None)).t.topk(count)  # (n, K)
+                tokens.copy_(best.indices)
+                probabilities.copy_(best.values)
 
     def of(self, batch: Mapping[str, Any]) -> TopDistributions:
         """The distributions at the target positions of a batch of these pairs; padding gets those of any position."""

@@ -439,7 +439,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     def _keep_teacher(self, teacher: Teacher) -> None:
         start = time.monotonic()
-        with self.compute_loss_context_manager():
+        with self.accelerator.autocast():
             teacher.keep_top(self.args.teacher_top, self.train_dataset, self.data_collator)
         print_main(f"teacher: distributions of the training pairs computed in {time.monotonic() - start:.0f} s")
 
