@@ -42,7 +42,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 def as_flags(fields: dict[str, Any]) -> list[str]:
     """Recipe fields as command-line flags."""
-    return [part for name, value in fields.items() for part in (f"--{name}", str(value))]
+    values = {name: value if isinstance(value, list) else [value] for name, value in fields.items()}
+    return [part for name, value in values.items() for part in (f"--{name}", *map(str, value))]
 
 
 def random_pairs(count: int, seed: int = 0) -> Rows:
