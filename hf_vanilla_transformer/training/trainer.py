@@ -319,7 +319,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def _autocast_around_the_step(self) -> Iterator[None]:
         """Autocast for `generate` as a whole. accelerate puts it into the model's `forward`, which a search with
         packed weights does not call."""
-        forward = vars(self.model).pop("forward", None) if self.accelerator.native_amp else None
+        forward = self.model.__dict__.pop("forward", None) if self.accelerator.native_amp else None
         try:
             with self.accelerator.autocast():
                 yield
