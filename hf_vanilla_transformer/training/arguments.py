@@ -229,6 +229,10 @@ class RunArguments(VanillaTransformerTrainingArguments):
     average_last: int = HfArg(default=0, help="Average the last N checkpoints (§6.1), if that scores higher")
     test_num_beams: int | None = _optional("Beams for the test split and in the saved generation_config.json")
     test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
+    validation_length_penalties: list[float] | None = _optional(
+        "Exponents α to compare on the validation split after training, with test_num_beams; the one with the highest "
+        "BLEU takes the place of test_length_penalty"
+    )
 
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():

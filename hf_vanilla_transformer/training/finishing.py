@@ -71,7 +71,8 @@ def score_and_save(
     signals.message = f"the scores are left out; {saved}"
     with _scoring("the validation split", stop, args.device, saved):
         results |= choose_weights(trainer, run, args)
-    set_decoding(trainer.model, args)
+        set_decoding(trainer.model, args)
+        results |= choose_length_penalty(trainer, args)
     save_model_folder(trainer, tokenizers, run)
     saved = f"the model is saved in {run}, and a resumed run scores it: {resume_hint(run)}"
     signals.message = f"the scores are left out; {saved}"
@@ -173,6 +174,25 @@ def set_decoding(model: VanillaTransformerForConditionalGeneration, args: RunArg
         config.num_beams = args.test_num_beams
     if args.test_length_penalty is not None:
         config.length_penalty = args.test_length_penalty
+
+
+def choose_length_penalty(trainer: VanillaTransformerTrainer, args: RunArguments) -> dict[str, float]:
+    """Translate the validation split with the beams of the test and each of `validation_length_penalties`, and set the
+    one with the highest BLEU in the generation config.
+
+    Returns:
+        The BLEU of each, by name: `eval_bleu_length_penalty_1.2`.
+    """
+    config, scores = trainer.model.generation_config, dict[float, float]()
+    for alpha in args.validation_length_penalties or ():
+        config.length_penalty = alpha
+        predicted = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval", num_beams=config.num_beams)
+        scores[alpha] = predicted.metrics["eval_bleu"]
+    if scores:
+        config.length_penalty = max(scores, key=lambda alpha: scores[alpha])
+        listed = ", ".join(f"{score:.2f} with α {alpha:g}" for alpha, score in scores.items())
+        print_main(f"validation BLEU by length penalty, {config.num_beams} beams: {listed}")
+    return {f"eval_bleu_length_penalty_{alpha:g}": score for alpha, score in scores.items()}
 
 
 # Test split and model folder

@@ -256,6 +256,11 @@ def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
         raise UserError(f"eval_strategy={args.eval_strategy.value} needs validation data; give some, or `no`")
     if args.early_stopping_patience is not None and args.eval_strategy == "no":
         raise UserError("early_stopping_patience needs eval_strategy: steps or epoch")
+    if args.validation_length_penalties and "validation" not in encoded:
+        raise UserError(
+            f"validation_length_penalties={args.validation_length_penalties} needs validation data; give some, or a "
+            "test_length_penalty"
+        )
     if args.average_last > 1 and args.save_strategy == "no":
         raise UserError(f"average_last={args.average_last} needs checkpoints: set save_strategy to steps or epoch")
 

@@ -21,7 +21,7 @@ from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_failed_save
 from hf_vanilla_transformer.training.corpus import load_corpus
-from hf_vanilla_transformer.training.finishing import choose_weights, load_full_state_dict
+from hf_vanilla_transformer.training.finishing import choose_length_penalty, choose_weights, load_full_state_dict
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
@@ -351,6 +351,34 @@ def test_choose_weights_keeps_the_better(tmp_path, single, average):
 def test_choose_weights_needs_validation_data(tmp_path):
     trainer = SimpleNamespace(model=None, eval_dataset=None)
     assert choose_weights(trainer, tmp_path, SimpleNamespace(average_last=5)) == {}
+
+
+@pytest.mark.parametrize("penalties", [[1.0, 1.4, 2.0], [2.0, 0.6], [1.0, 3.0, 2.0]])
+def test_length_penalty_is_chosen_by_the_bleu_of_the_validation_split(penalties):
+    model, asked = tiny_model(1), []
+    model.generation_config.num_beams = 4
+
+    def predict(dataset, metric_key_prefix, num_beams):
+        asked.append((dataset, num_beams))
+        return SimpleNamespace(
+            metrics={f"{metric_key_prefix}_bleu": 40 - abs(model.generation_config.length_penalty - 1.5)}
+        )
+
+    trainer = SimpleNamespace(model=model, eval_dataset="validation", predict=predict)
+    results = choose_length_penalty(trainer, SimpleNamespace(validation_length_penalties=penalties))
+    assert model.generation_config.length_penalty == min(penalties, key=lambda alpha: abs(alpha - 1.5))
+    assert results == {f"eval_bleu_length_penalty_{alpha:g}": 40 - abs(alpha - 1.5) for alpha in penalties}
+    assert asked == [("validation", 4)] * len(penalties)
+
+
+def test_length_penalty_of_the_validation_split_is_saved_and_tested(tmp_path, parallel):
+    run, penalties = tmp_path / "run", [-4.0, 4.0]
+    results = train(run, **parallel, test_num_beams=3, test_length_penalty=1.0, validation_length_penalties=penalties)
+    scores = {alpha: results[f"eval_bleu_length_penalty_{alpha:g}"] for alpha in penalties}
+    saved = json.loads((run / "generation_config.json").read_text(encoding="utf-8"))
+    assert saved["length_penalty"] == max(penalties, key=lambda alpha: scores[alpha]) and saved["num_beams"] == 3
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert f"3 beams, score log P / length^{saved['length_penalty']}" in card
 
 
 def test_load_full_state_dict_refuses_missing_weights(tmp_path):
