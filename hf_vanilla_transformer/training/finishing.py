@@ -183,7 +183,8 @@ def choose_length_penalty(trainer: VanillaTransformerTrainer, args: RunArguments
     Returns:
         The BLEU of each, by name: `eval_bleu_length_penalty_1.2`.
     """
-    config, scores = trainer.model.generation_config, dict[float, float]()
+    config = trainer.model.generation_config
+    scores: dict[float, float] = {}
     for alpha in args.validation_length_penalties or ():
         config.length_penalty = alpha
         predicted = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval", num_beams=config.num_beams)
