@@ -11,7 +11,8 @@ from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..inference.alignment import decoder_inputs, eager_attention
+from ..inference.alignment import decoder_inputs
+from ..inference.shared_copy import shared_copy
 from ..inference.translator import Translator
 from ..plotting import figure_file
 
@@ -30,7 +31,7 @@ def cross_attention(
     """The cross-attention weights of every decoder layer and head (§3.2.3).
 
     Args:
-        model: its mode and attention implementation are restored afterwards.
+        model: it is not changed, so that other threads may use it meanwhile.
         source_tokenizer: for `sentence`.
         target_tokenizer: for the translation; None for a joint tokenizer.
         sentence: the source text.
@@ -49,12 +50,11 @@ def cross_attention(
     if translation is None:
         (translation,) = Translator(model, source_tokenizer, target_tokenizer).translate([sentence])
     source_ids, target_ids = source_tokenizer(sentence)["input_ids"], target_tokenizer(translation)["input_ids"]
-    with eager_attention(model):
-        output = model(
-            input_ids=torch.tensor([source_ids], device=model.device),
-            decoder_input_ids=decoder_inputs(model, [target_ids]),
-            output_attentions=True,
-        )
+    output = shared_copy(model, attention="eager")(
+        input_ids=torch.tensor([source_ids], device=model.device),
+        decoder_input_ids=decoder_inputs(model, [target_ids]),
+        output_attentions=True,
+    )
     weights = torch.stack(output.cross_attentions).squeeze(1).float().cpu()  # (layers, heads, T, S)
     return _readable(source_tokenizer, source_ids), _readable(target_tokenizer, target_ids), weights
 

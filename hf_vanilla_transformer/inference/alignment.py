@@ -1,7 +1,6 @@
 """Word alignment between a source and its translation, from the decoder's cross-attention."""
 
 from collections.abc import Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
+from .shared_copy import shared_copy
 
 #: (source word, target word), both counted from 0
 Link = tuple[int, int]
@@ -30,7 +30,7 @@ def align(
     tokens are (Garg et al. 2019, arXiv 1909.02074).
 
     Args:
-        model: a translation model of this package; its mode and attention implementation are restored afterwards.
+        model: a translation model of this package. It is not changed, so that other threads may use it meanwhile.
         sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
         layer: of the decoder, counted from 1; None is the last but one, as in the paper cited.
 
@@ -84,19 +84,6 @@ def word_numbers(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list
     return numbers
 
 
-@contextmanager
-def eager_attention(model: PreTrainedModel):
-    """Evaluation mode with eager attention, the implementation that returns its weights; restored afterwards."""
-    was_training, implementation = model.training, model.config._attn_implementation
-    try:
-        model.eval()
-        model.set_attn_implementation("eager")
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
-        model.train(was_training)
-
-
 def _mean_attention(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -111,14 +98,11 @@ def _mean_attention(
     def keep(module: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
         weights.append(output[1].float().mean(dim=1).cpu())  # (B, H, T, S) -> (B, T, S)
 
-    # a hook, because `output_attentions` would keep the weights of every layer
-    hook = model.get_decoder().layers[layer - 1].cross_attn.register_forward_hook(keep)
-    try:
-        with eager_attention(model):
-            # the base model computes no logits
-            model.base_model(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False)
-    finally:
-        hook.remove()
+    # A hook, because `output_attentions` would keep the weights of every layer. The copy is this call's alone.
+    copied = shared_copy(model, attention="eager")
+    copied.get_decoder().layers[layer - 1].cross_attn.register_forward_hook(keep)
+    # The base model computes no logits.
+    copied.base_model(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False)
     return weights[0]
 
 

@@ -14,11 +14,12 @@ from ..search_vanilla_transformer import Advance, BeamState, Decoder
 
 
 class EnsembleEngine:
-    """An inference engine of a model that asks other models too.
+    """An inference engine that averages the probabilities of several models.
 
     Args:
-        members: the other models. Their encoders' states stand behind the first one's, (B, S, D + …).
-        engine: the first model's own, or None. Either may be optimized.
+        model: the first model.
+        members: the other models. The states of all encoders are concatenated, (B, S, D + …). Every model may be
+            optimized.
 
     Raises:
         ValueError: vocabularies of different sizes.
@@ -27,7 +28,7 @@ class EnsembleEngine:
     search_only = True  # transformers' own loops would ask the first model alone
 
     def __init__(self, model: Model, members: Sequence[Model]):
-        self.members, self.engine = members, model.inference_engine
+        self.model, self.members, self.engine = model, members, model.inference_engine
         size = model.config.target_vocab_size
         for other in (member.config.target_vocab_size for member in members):
             if other != size:
@@ -38,19 +39,20 @@ class EnsembleEngine:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copied or pickled model is alone
 
-    def _models(self, model: Model) -> list[tuple[Model, Any]]:
-        """All models with their own inference engines."""
-        return [(each, self.engine if each is model else each.inference_engine) for each in (model, *self.members)]
+    def _models(self) -> list[tuple[Model, Any]]:
+        """All models with their inference engines."""
+        models = (self.model, *self.members)
+        return [(model, self.engine if model is self.model else model.inference_engine) for model in models]
 
     def encode(self, model: Model, ids: Tensor, mask: Tensor) -> BaseModelOutput:
         encoded = [
             each.get_encoder()(ids, mask) if engine is None else engine.encode(each, ids, mask)
-            for each, engine in self._models(model)
+            for each, engine in self._models()
         ]
         return BaseModelOutput(last_hidden_state=torch.cat([each.last_hidden_state for each in encoded], dim=-1))
 
     def decoder(self, model: Model, states: Tensor, mask: Tensor, beams: int, rows: int) -> Decoder:
-        models = self._models(model)
+        models = self._models()
         widths = [each.config.d_model for each, _ in models]
         if states.shape[-1] != sum(widths):
             raise ValueError("ensemble: each model encodes the source itself; give input_ids, not what one model made")

@@ -7,7 +7,7 @@ from itertools import islice
 from ..errors import check_at_least_one
 from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
 from .token_probabilities import token_log_probabilities
-from .translator import Translator
+from .translator import TOKENIZER_LOCK, Translator
 
 
 @dataclass
@@ -50,7 +50,8 @@ def score_translations_of(
 def _score_window(
     translator: Translator, window: list[tuple[str, str]], done: int, limits: tuple[int, int]
 ) -> list[ScoredTranslation]:
-    targets = translator.target_tokenizer(text_target=[target for _, target in window])["input_ids"]
+    with TOKENIZER_LOCK:
+        targets = translator.target_tokenizer(text_target=[target for _, target in window])["input_ids"]
     sources = [translator.encode(source, done + i + 1) for i, (source, _) in enumerate(window)]
     lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
     scored: dict[int, ScoredTranslation] = {}

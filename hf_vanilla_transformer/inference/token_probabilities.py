@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .alignment import decoder_inputs
+from .shared_copy import in_evaluation_mode
 
 #: Logits in memory at a time, in numbers: 256 MiB in float32, of which three copies are made.
 _MAX_LOGITS = 2**26
@@ -23,10 +24,11 @@ def token_log_probabilities(
     """The natural log-probability of each target token, given the source and the tokens before it.
 
     Args:
-        models: in evaluation mode from now on; of several, the token probabilities are averaged.
+        models: the token probabilities of several models are averaged.
         source_tokenizer: pads.
         sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
     """
+    models = [in_evaluation_mode(model) for model in models]
     found: list[list[float]] = []
     for rows in _row_batches(targets, models[0].get_output_embeddings().weight.shape[0]):
         pair = [list(sources[row]) for row in rows], [targets[row] for row in rows]
@@ -54,7 +56,7 @@ def _log_probabilities(
     tokens = torch.tensor([row + [0] * (longest - len(row)) for row in targets], device=device)
     log_probabilities: list[Tensor] = []
     for model in models:
-        logits = model.eval()(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False).logits
+        logits = model(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False).logits
         chosen = logits.gather(2, tokens[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
         log_probabilities.append(chosen - logits.float().logsumexp(dim=2))
     # the log of the mean probability

@@ -22,11 +22,15 @@ from .batching import BATCHES_AHEAD, MAX_TOKENS, EncodedSentence, SearchJob, sea
 from .ensemble import EnsembleEngine
 from .loading import load_model
 from .optimize import optimize_if_possible
+from .shared_copy import in_evaluation_mode, shared_copy
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
 
 #: "We set the maximum output length during inference to input length + 50" (§6.1).
 EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
+
+#: Encoding a target switches some tokenizers, such as Marian's, to another vocabulary and back.
+TOKENIZER_LOCK = threading.Lock()
 
 #: Scores below this belong to beams that hold no hypothesis: a tiny vocabulary cannot fill every beam.
 _IMPOSSIBLE = -1e8
@@ -269,29 +273,34 @@ class Translator:
         jobs = search_jobs(sentences, request.batch_size, request.max_tokens, request.refill, workers)
         stop = threading.Event()
 
-        def search(job: SearchJob) -> list[list[Hypothesis]]:
-            return self._search([sentences[i] for i in job.indices], job.batch_size, request, stop)
+        models = self._searched_models()
 
-        was_training = [model.training for model in self.models]
-        for model in self.models:
-            optimize_if_possible(model.eval())
-        engine = getattr(self.model, "inference_engine", None)
-        if len(self.models) > 1:
-            self.model.inference_engine = EnsembleEngine(self.model, self.models[1:])
-        try:
-            for job, found in zip(jobs, map_in_threads(search, jobs, workers, stop), strict=True):
-                for i, hypotheses in zip(job.indices, found, strict=True):
-                    results[i] = hypotheses
-        finally:
-            if len(self.models) > 1:
-                self.model.inference_engine = engine
-            for model, mode in zip(self.models, was_training, strict=True):
-                model.train(mode)
+        def search(job: SearchJob) -> list[list[Hypothesis]]:
+            return self._search(models, [sentences[i] for i in job.indices], job.batch_size, request, stop)
+
+        for job, found in zip(jobs, map_in_threads(search, jobs, workers, stop), strict=True):
+            for i, hypotheses in zip(job.indices, found, strict=True):
+                results[i] = hypotheses
         return results
+
+    def _searched_models(self) -> list[Any]:
+        """The models in evaluation mode, optimized; the first one searches with all of them.
+
+        Other threads may use these models, so that their mode and engine are set on copies only.
+        """
+        models = [in_evaluation_mode(model) for model in self.models]
+        for model in models:
+            optimize_if_possible(model)
+        if len(models) > 1:
+            first = shared_copy(models[0])
+            first.inference_engine = EnsembleEngine(models[0], models[1:])
+            models[0] = first
+        return models
 
     def encode(self, line: str, line_number: int) -> list[int]:
         """Token ids of a source sentence; `line_number` is for the error if learned positions do not suffice."""
-        ids = self.source_tokenizer(line)["input_ids"]
+        with TOKENIZER_LOCK:
+            ids = self.source_tokenizer(line)["input_ids"]
         limit = self._position_limit()
         if limit is not None and len(ids) > limit:
             raise UserError(
@@ -303,7 +312,8 @@ class Translator:
         """Token ids of the text that a translation must begin with, without an end-of-sentence token."""
         if not prefix.strip():
             return []
-        ids = self.target_tokenizer(text_target=prefix.strip(), add_special_tokens=False)["input_ids"]
+        with TOKENIZER_LOCK:
+            ids = self.target_tokenizer(text_target=prefix.strip(), add_special_tokens=False)["input_ids"]
         limit = self._position_limit()
         if limit is not None and len(ids) >= limit:
             raise UserError(
@@ -322,7 +332,12 @@ class Translator:
 
     @torch.inference_mode()
     def _search(
-        self, sentences: list[EncodedSentence], batch_size: int, request: _Request, stop: threading.Event
+        self,
+        models: list[Any],
+        sentences: list[EncodedSentence],
+        batch_size: int,
+        request: _Request,
+        stop: threading.Event,
     ) -> list[list[Hypothesis]]:
         """Translate sentences in one search, `batch_size` at a time, refilling finished rows until `stop` is set."""
         sources = [sentence.source for sentence in sentences]
@@ -346,11 +361,11 @@ class Translator:
             rows = [[start, *sentence.prefix] for sentence in sentences]
             arguments["decoder_input_ids"] = torch.tensor(rows, device=self.model.device)  # (B, 1 + P)
         length = self._maximum_length(input_ids.shape[1], prefix_length)
-        output = self.model.generate(**arguments, **(length | request.settings))
-        return self._hypotheses(sources, output, 1 + prefix_length, request)
+        output = models[0].generate(**arguments, **(length | request.settings))
+        return self._hypotheses(models, sources, output, 1 + prefix_length, request)
 
     def _hypotheses(
-        self, sources: list[list[int]], output: Any, given: int, request: _Request
+        self, models: list[Any], sources: list[list[int]], output: Any, given: int, request: _Request
     ) -> list[list[Hypothesis]]:
         """What `generate` returned for each source; the first `given` tokens of each sequence were forced."""
         sequences, scores = output.sequences, getattr(output, "sequences_scores", None)  # (B · n_best, T)
@@ -365,10 +380,10 @@ class Translator:
             targets = self._targets(sequences.tolist(), given)
             if request.alignment_layer is not None:
                 tokenizers = self.source_tokenizer, self.target_tokenizer
-                alignments = align(self.model, *tokenizers, repeated, targets, request.alignment_layer)
+                alignments = align(models[0], *tokenizers, repeated, targets, request.alignment_layer)
             if request.probabilities:
                 tokens = [self.target_tokenizer.convert_ids_to_tokens(target) for target in targets]
-                rows = token_log_probabilities(self.models, self.source_tokenizer, repeated, targets)
+                rows = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
                 probabilities = [[math.exp(log_p) for log_p in row] for row in rows]
         all_scores: list[Any] = [None] * len(texts) if scores is None else scores.tolist()
         found = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities))

@@ -13,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..errors import UserError
-from ..inference.alignment import eager_attention
+from ..inference.shared_copy import shared_copy
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line
 
@@ -96,7 +96,8 @@ def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[s
     )
     batch, s, t, p = Dim("batch"), Dim("source"), Dim("target"), Dim("past")
     shapes = {0: batch, 1: t}, {0: batch, 1: s}, [{0: batch, 2: s}] * len(source), [{0: batch, 2: p}] * len(past)
-    with eager_attention(model), torch.no_grad():  # no fused kernels, no dropout
+    model = shared_copy(model, attention="eager")  # no fused kernels, no dropout
+    with torch.no_grad():
         return {
             "encoder": export_module(ExportableEncoder(model), (ids, torch.ones_like(ids)), ({0: batch, 1: s},) * 2),
             "decoder": export_module(ExportableDecoder(model), (target, torch.ones_like(ids), source, past), shapes),

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
-from ..inference.alignment import eager_attention
+from ..inference.shared_copy import shared_copy
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .exported_programs import export_module, refuse
 from .joint_tokenizer import SourceIds, joint_tokenizer
@@ -204,7 +204,8 @@ def _trace(
     )
     batch, s, t, p = Dim("batch"), Dim("source"), Dim("target"), Dim("past")
     shapes = {0: batch, 1: t}, {0: batch, 1: s}, [{2: s}] * len(source), [{0: batch, 2: p}] * len(past)
-    with eager_attention(model), torch.no_grad():  # attention that returns its weights, no dropout
+    model = shared_copy(model, attention="eager")  # attention that returns its weights, no dropout
+    with torch.no_grad():
         return (
             export_module(_Encoder(model, ids), (tokens, torch.ones_like(tokens)), ({0: batch, 1: s},) * 2),
             export_module(_Projections(model), (torch.zeros(3, 4, config.d_model),), ({0: batch, 1: s},)),

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 from ..inference.alignment import Link, align, decoder_inputs
 from ..inference.batching import length_batches
+from ..inference.shared_copy import shared_copy
 from ..inference.translator import Translator
 from .engine import QueueFull
 
@@ -42,9 +43,7 @@ class Inspector:
 
     def __init__(self, translator: Translator, max_queue: int = 32):
         self.model = translator.model
-        weights = {id(weight): weight for weight in (*self.model.parameters(), *self.model.buffers())}
-        self.eager = copy.deepcopy(self.model, weights).eval()
-        self.eager.set_attn_implementation("eager")
+        self.eager = shared_copy(self.model, attention="eager")
         self.source_tokenizer = copy.deepcopy(translator.source_tokenizer)
         self.target_tokenizer = self.source_tokenizer
         if translator.target_tokenizer is not translator.source_tokenizer:
@@ -76,7 +75,7 @@ class Inspector:
         lengths = {i: max(len(source), len(targets[i])) for i, source in enumerate(sources)}
         for batch in length_batches(lengths, _ALIGNED_SENTENCES, _ALIGNED_TOKENS):
             pairs = [sources[i] for i in batch], [targets[i] for i in batch]
-            found = align(self.eager, self.source_tokenizer, self.target_tokenizer, *pairs)
+            found = align(self.model, self.source_tokenizer, self.target_tokenizer, *pairs)
             links |= zip(batch, found, strict=True)
         return [links[i] for i in range(len(sources))]
 

@@ -132,12 +132,12 @@ def test_error_in_one_search_stops_the_others(model, tokenizer, monkeypatch):
     threads, begun = torch.get_num_threads(), threading.Barrier(2)
     original = Translator._search
 
-    def search(self, sentences, batch_size, request, stop):
+    def search(self, models, sentences, batch_size, request, stop):
         begun.wait(timeout=60)
         if len(sentences) == 16:
             raise OSError("one of two")
         assert stop.wait(timeout=60)
-        return original(self, sentences, batch_size, request, stop)
+        return original(self, models, sentences, batch_size, request, stop)
 
     monkeypatch.setattr(Translator, "_search", search)
     lines = ["seven"] * 31

@@ -1,0 +1,90 @@
+"""Threads that share a model, in aligning, scoring and translating, do not notice each other."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
+from hf_vanilla_transformer.evaluation.attention_maps import cross_attention
+from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.inference.translator import Translator
+from tests.model_helpers import tiny_model
+
+WORDS = ["a", "small", "dog", "runs", "over", "two", "hundred", "green", "hills", "and", "sees", "one", "bird"]
+SETTINGS = {"num_beams": 2, "max_new_tokens": 8, "alignment": True, "probabilities": True}
+
+
+def lines(count: int) -> list[str]:
+    draw = random.Random(1)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 9))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(lines(50), 300)
+
+
+def new_model(tokenizer, seed: int = 0):
+    torch.manual_seed(seed)
+    model = tiny_model(vocab_size=len(tokenizer), decoder_layers=3, tie_word_embeddings=False).eval()
+    with torch.no_grad():
+        for layer in model.model.decoder.layers:
+            layer.cross_attn.q_proj.weight *= 4  # gives each target token one clearly largest attention weight
+    return model
+
+
+def rounded(results):
+    """Texts, links and probabilities, the last rounded, because a batch of another size rounds otherwise."""
+    return [
+        [(one.text, one.alignment, one.tokens, [round(p, 4) for p in one.probabilities]) for one in hypotheses]
+        for hypotheses in results
+    ]
+
+
+@pytest.mark.parametrize("members", [1, 2], ids=["one model", "ensemble"])
+@pytest.mark.parametrize("n_best", [1, 2])
+def test_workers_return_the_results_of_one(tokenizer, members, n_best):
+    models = [new_model(tokenizer, seed) for seed in range(members)]
+    text = lines(130)  # at least 32 sentences for each worker
+    translators = [Translator(models[0], tokenizer, ensemble=models[1:], workers=workers) for workers in (1, 2, 4)]
+    expected, *others = (list(translator.translate_nbest(text, n_best, **SETTINGS)) for translator in translators)
+    # Otherwise the comparison proves little.
+    assert len({str(hypotheses[0].alignment) for hypotheses in expected}) > 20
+    for results in others:
+        assert rounded(results) == rounded(expected)
+
+
+@pytest.mark.parametrize("engine", ["modules", "packed", "eager", "training mode", "ensemble"])
+def test_user_threads_get_the_results_of_one_thread(tokenizer, engine):
+    model = new_model(tokenizer)
+    ensemble = [new_model(tokenizer, 1)] if engine == "ensemble" else []
+    if engine == "packed":
+        optimize_for_inference(model)
+    elif engine == "eager":
+        model.set_attn_implementation("eager")
+    elif engine == "training mode":
+        model.train()
+    translator = Translator(model, tokenizer, ensemble=ensemble, workers=1)
+    text = lines(24)
+    alone = [rounded(translator.translate_nbest([line], **SETTINGS)) for line in text]
+    plain = list(translator.translate(text, num_beams=2, max_new_tokens=8))
+    maps = [cross_attention(model, tokenizer, None, line, line)[2] for line in text]
+    before = torch.get_num_threads()
+
+    def call(number: int):
+        line = text[number % len(text)]
+        kinds = (
+            lambda: rounded(translator.translate_nbest([line], **SETTINGS)) == alone[number % len(text)],
+            lambda: list(translator.translate(text, num_beams=2, max_new_tokens=8)) == plain,
+            lambda: torch.equal(cross_attention(model, tokenizer, None, line, line)[2], maps[number % len(text)]),
+        )
+        return kinds[number % 3 if number % 5 else 0]()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(96)))
+    assert model.training == (engine == "training mode")
+    assert model.config._attn_implementation == ("eager" if engine == "eager" else "sdpa")
+    assert not any(module._forward_hooks for module in model.modules())
+    assert torch.get_num_threads() == before
