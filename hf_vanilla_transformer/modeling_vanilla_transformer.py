@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import (
@@ -117,11 +118,78 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         )
 
 
+class KeptTensors(torch.autograd.Function):
+    """Saves tensors as autograd does: reading them after a write to one of them raises a RuntimeError."""
+
+    @staticmethod
+    def forward(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return states.new_empty(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+        return None, None, None
+
+
+class UnreadLogits:
+    """Logits (B, T, V) of a training step that are computed if somebody reads them; the fused loss does not.
+
+    `VanillaTransformerOutput` computes them at the first access. `dtype` and `float()` are for accelerate, which
+    converts the outputs of a step in half precision to float32 and thereby must not compute them.
+    """
+
+    def __init__(self, states: Tensor, lm_head: nn.Linear):
+        device_type = states.device.type
+        autocast, autocast_dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+        self.autocast: dict[str, Any] = {"device_type": device_type, "enabled": autocast, "dtype": autocast_dtype}
+        self.dtype = autocast_dtype if autocast else lm_head.weight.dtype
+        self.kept: Tensor = KeptTensors.apply(states, lm_head.weight, lm_head.bias)
+
+    def float(self) -> "UnreadLogits":
+        converted = copy.copy(self)
+        converted.dtype = torch.float32
+        return converted
+
+    def read(self) -> Tensor:
+        node: Any = self.kept.grad_fn
+        try:
+            states, weight, bias = node.saved_tensors
+        except RuntimeError as error:
+            raise RuntimeError(
+                "logits: the weights have changed since the forward pass; read outputs.logits before "
+                "optimizer.step(), or call the model with skip_logits=False"
+            ) from error
+        with torch.autocast(**self.autocast):
+            return F.linear(states, weight, bias).to(self.dtype)
+
+
 @dataclass
 class VanillaTransformerOutput(Seq2SeqLMOutput):
-    """`Seq2SeqLMOutput`, and while training the loss without smoothing: `nll_loss`, a scalar without a gradient."""
+    """`Seq2SeqLMOutput`, and while training the loss without smoothing: `nll_loss`, a scalar without a gradient.
+
+    While training, `logits` are computed at the first access by name, key or index.
+    """
 
     nll_loss: Tensor | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if isinstance(value, UnreadLogits):
+            value = value.read()
+            setattr(self, name, value)
+        return value
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self.logits if key == "logits" and key in self else super().__getitem__(key)
+        names = list(self)[key]
+        return self[names] if isinstance(names, str) else tuple(self[name] for name in names)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401
 
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
@@ -195,13 +263,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         Args:
             labels: (B, T), -100 for padding; the decoder reads them shifted right, unless it is given other inputs.
             num_items_in_batch: target tokens of the whole update (`Trainer` passes it); see `translation_loss`.
-            skip_logits: compute the loss without the (B, T, V) logits, in a fraction of their time and memory; None:
-                while training. There are always logits without labels, or where an adapter wraps the output layer.
+            skip_logits: True computes the loss without the (B, T, V) logits, in a fraction of their time and memory.
+                None does so while training, and computes logits if they are read. False computes them at once, and
+                so does a call without labels, or a model whose output layer has a hook, an adapter or another class.
             objective: computes the loss in place of `translation_loss`; called as in `_losses`.
             The others: as in the two stacks.
 
         Returns:
-            `loss` (with label smoothing only while training), `logits` (B, T, V) or None, what the stacks return, and
+            `loss` (with label smoothing only while training), `logits` (B, T, V), what the stacks return, and
             while training `nll_loss`, the loss without smoothing.
 
         Raises:
@@ -227,17 +296,26 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             use_cache=False if labels is not None else use_cache,
             **kwargs,
         )
-        logits = loss = nll_loss = None
-        if labels is None or not self._can_skip_logits(skip_logits):
-            logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)
+        logits: Any = None
+        loss = nll_loss = None
+        states = outputs.last_hidden_state  # (B, T, D)
+        if labels is None or not self._can_skip_logits(states, skip_logits):
+            logits = self.lm_head(states)  # (B, T, V)
         if labels is not None:
-            loss, nll_loss = self._losses(outputs.last_hidden_state, logits, labels, num_items_in_batch, objective)
+            loss, nll_loss = self._losses(states, logits, labels, num_items_in_batch, objective)
+            if logits is None and skip_logits is None:
+                logits = UnreadLogits(states, self.lm_head)
         fields = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         nll_loss = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
         return VanillaTransformerOutput(loss=loss, logits=logits, nll_loss=nll_loss, **fields)
 
-    def _can_skip_logits(self, wanted: bool | None) -> bool:
-        if not (self.training if wanted is None else wanted) or torch.compiler.is_compiling():
+    def _can_skip_logits(self, states: Tensor, skip_logits: bool | None) -> bool:
+        # Without a gradient there is no fused backward pass to gain from.
+        wanted = self.training and states.requires_grad if skip_logits is None else skip_logits
+        if not wanted or torch.compiler.is_compiling():
+            return False
+        # Hooks of the output layer, such as those of pruning and weight normalisation, run when it is called.
+        if any(hooks for name, hooks in vars(self.lm_head).items() if name.endswith(("ward_hooks", "ward_pre_hooks"))):
             return False
         # An adapter or a quantized layer computes something else; sharding or offloading gives it another forward.
         if type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.bundle_rules import violations
+from tests.bundle_rules import code_lines, violations
 from vanilla_transformer_cli.main import SUBCOMMANDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla_transformer"
 COMMAND = ROOT / "scripts" / "vanilla_transformer_cli"
 BUNDLE = sorted(PACKAGE.glob("*_vanilla_transformer.py"))
-MAX_FLOORS, MAX_FILES, MAX_LINES = 9, 7, 2200
+MAX_FLOORS, MAX_FILES, MAX_CODE_LINES = 9, 7, 1600
 IMPORT_NAMES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub"}  # where they differ from the distribution's
 
 Graph = dict[str, set[str]]
@@ -207,9 +207,14 @@ def test_optional_libraries_are_imported_inside_functions() -> None:
     assert not found, "\n".join(found)
 
 
-def test_bundle_is_small() -> None:
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in BUNDLE)
-    assert (0 < len(BUNDLE) <= MAX_FILES) and (lines <= MAX_LINES), f"{len(BUNDLE)} files, {lines} lines"
+def test_bundle_is_reviewable() -> None:
+    lines = sum(code_lines(path.read_text(encoding="utf-8")) for path in BUNDLE)
+    assert (0 < len(BUNDLE) <= MAX_FILES) and (lines <= MAX_CODE_LINES), f"{len(BUNDLE)} files, {lines} lines of code"
+
+
+def test_code_lines_are_those_of_the_syntax_tree_without_docstrings() -> None:
+    source = '"""Two\nlines."""\n\nX = (  # a comment\n    1,\n)\n\n\ndef f():\n    """Doc."""\n    return X\n'
+    assert code_lines(source) == 5
 
 
 @pytest.mark.parametrize("path", BUNDLE, ids=lambda path: path.stem)

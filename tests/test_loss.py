@@ -192,10 +192,10 @@ def test_fused_loss_of_extreme_logits_is_finite() -> None:
 def test_skip_logits_decides_whether_logits_are_returned() -> None:
     model = tiny_model().train()
     batch = translation_batch([5, 3], [6, 4])
-    assert model(**batch).logits is None
     with_logits = model(**batch, skip_logits=False)
     assert with_logits.logits.shape == (2, 6, 40)
     assert model(**batch).loss.item() == pytest.approx(with_logits.loss.item(), rel=1e-6)
+    assert model(**batch, skip_logits=True).logits is None
     assert model.eval()(**batch).logits is not None
     assert model(**batch, skip_logits=True).logits is None
 

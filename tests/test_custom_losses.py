@@ -1,0 +1,210 @@
+"""Losses of users: what `compute_loss` overrides read of a training step is what a plain output layer gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.utils import prune, weight_norm
+from transformers import Seq2SeqTrainer, Trainer
+
+from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
+from tests.trainer_helpers import DESCENT, QUIET, collate, random_pairs
+
+TEACHER = tiny_model(3)
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), labels.view(-1))
+
+
+def distillation(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    student = model(**inputs)
+    with torch.no_grad():
+        teacher = TEACHER(**inputs)
+    kl = F.kl_div(F.log_softmax(student.logits / 2, -1), F.softmax(teacher.logits / 2, -1), reduction="batchmean")
+    return student.loss + kl, student
+
+
+def focal(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    outputs = model(**inputs)
+    labels = inputs["labels"]
+    log_p = outputs.logits.log_softmax(-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
+    return (-((1 - log_p.exp()) ** 2) * log_p)[labels != -100].mean(), outputs
+
+
+def entropy_bonus(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    outputs = model(**inputs)
+    p = torch.softmax(outputs["logits"], dim=-1)
+    return outputs["loss"] + 0.1 * (p * p.log()).sum(-1).mean(), outputs
+
+
+def by_index(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    outputs = model(**inputs)
+    return outputs[0] + cross_entropy(outputs[1], inputs["labels"]), outputs
+
+
+def by_slice(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    outputs = model(**inputs)
+    loss, logits = outputs[:2]
+    return loss + cross_entropy(logits, inputs["labels"]), outputs
+
+
+def by_get(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    outputs = model(**inputs)
+    return cross_entropy(outputs.get("logits"), inputs["labels"]), outputs
+
+
+def of_a_dictionary(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    outputs = {**model(**inputs)}
+    return cross_entropy(outputs["logits"], inputs["labels"]), outputs
+
+
+def of_a_tuple(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    loss, logits = model(**inputs, return_dict=False)[:2]
+    return loss + cross_entropy(logits, inputs["labels"]), None
+
+
+def without_labels(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    labels = inputs.pop("labels")
+    decoder_input_ids = trainer.model.prepare_decoder_input_ids_from_labels(labels)
+    outputs = model(**inputs, decoder_input_ids=decoder_input_ids)
+    return cross_entropy(outputs.logits, labels), outputs
+
+
+def token_weights(trainer: Trainer, model: Any, inputs: Any) -> Any:
+    loss, outputs = super(type(trainer), trainer).compute_loss(model, inputs, return_outputs=True)
+    weight = torch.linspace(0.5, 1.5, outputs.logits.shape[-1])
+    return loss + F.cross_entropy(outputs.logits.flatten(0, 1), inputs["labels"].flatten(), weight=weight), outputs
+
+
+LOSSES = [
+    distillation,
+    focal,
+    entropy_bonus,
+    by_index,
+    by_slice,
+    by_get,
+    of_a_dictionary,
+    of_a_tuple,
+    without_labels,
+    token_weights,
+]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "bf16": {"bf16": True},
+    "checkpointing": {"gradient_checkpointing": True},
+}
+
+
+def trained(base: type, loss: Any, folder: Path, plain_output_layer: bool, **settings: Any) -> dict[str, torch.Tensor]:
+    """The weights after two updates with a user's loss."""
+
+    class Custom(base):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            value, outputs = loss(self, model, inputs)
+            return (value, outputs) if return_outputs else value
+
+    model = tiny_model(1, dropout=0.0, label_smoothing=0.1)
+    if plain_output_layer:
+        # A hook of the output layer makes the model call it.
+        model.lm_head.register_forward_hook(lambda module, inputs, output: None)
+    args = VanillaTransformerTrainingArguments(
+        output_dir=str(folder),
+        **{**QUIET, **DESCENT, "learning_rate": 0.1, "max_steps": 2, "per_device_train_batch_size": 3, **settings},
+    )
+    trainer = Custom(model=model, args=args, train_dataset=random_pairs(12), data_collator=collate)
+    trainer.train()
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+CASES = [(loss, "plain") for loss in LOSSES]
+CASES += [(loss, setting) for loss in (distillation, by_slice, token_weights) for setting in list(SETTINGS)[1:]]
+
+
+@pytest.mark.parametrize(("loss", "setting"), CASES, ids=[f"{loss.__name__}-{setting}" for loss, setting in CASES])
+@pytest.mark.parametrize("base", [Seq2SeqTrainer, VanillaTransformerTrainer], ids=["stock", "own"])
+def test_custom_loss_trains_as_with_a_plain_output_layer(base: type, loss: Any, setting: str, tmp_path: Path) -> None:
+    settings = SETTINGS[setting]
+    expected = trained(base, loss, tmp_path / "a", plain_output_layer=True, **settings)
+    for name, weight in trained(base, loss, tmp_path / "b", plain_output_layer=False, **settings).items():
+        assert_near(weight, expected[name], 1e-2 if setting == "bf16" else 1e-6, name)
+
+
+BATCH = translation_batch([5, 3], [6, 4])
+
+
+def test_logits_of_training_equal_those_of_the_output_layer_with_their_gradients() -> None:
+    model = tiny_model().train()
+    computed = model(**BATCH, skip_logits=False).logits
+    unread = model(**BATCH)
+    assert type(unread.get("logits")) is torch.Tensor and unread.logits is unread["logits"] is unread[1]
+    assert unread.logits.equal(computed)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    for actual, expected in zip(
+        *(torch.autograd.grad(z.sin().sum(), weights) for z in (unread.logits, computed)), strict=True
+    ):
+        assert_near(actual, expected)
+    assert unread.loss.item() == pytest.approx(model(**BATCH, skip_logits=False).loss.item(), rel=1e-6)
+
+
+def test_logits_are_not_computed_for_whoever_does_not_read_them() -> None:
+    model = tiny_model().train()
+    outputs = model(**BATCH)
+    assert any(type(value) is not torch.Tensor for value in outputs.values())
+    outputs.loss.backward()
+    assert any(type(value) is not torch.Tensor for value in outputs.values())
+
+
+def test_logits_after_an_optimizer_step_are_refused() -> None:
+    model = tiny_model().train()
+    outputs = model(**BATCH)
+    outputs.loss.backward()
+    assert outputs.logits.shape == (2, 6, 40)  # between backward pass and step they are right
+    outputs = model(**BATCH)
+    outputs.loss.backward()
+    torch.optim.AdamW(model.parameters()).step()
+    with pytest.raises(RuntimeError, match="logits"):
+        _ = outputs.logits
+
+
+def test_logits_without_gradients_are_computed_at_once() -> None:
+    model = tiny_model(dropout=0.5).train()
+    with torch.no_grad():
+        outputs = model(**BATCH)
+    assert all(type(value) is torch.Tensor for value in outputs.values())
+    assert not outputs.logits.requires_grad
+
+
+def test_hooks_of_the_output_layer_run_in_training() -> None:
+    model = tiny_model()
+
+    def mask_token(module: torch.nn.Module, inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(-1, torch.tensor([7]), -1e4)
+
+    plain = model(**BATCH).loss.item()
+    model.lm_head.register_forward_hook(mask_token)
+    losses = [model.train(training)(**BATCH).loss.item() for training in (False, True)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] != plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5), weight_norm],
+    ids=["pruning", "weight norm"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_reparametrised_output_layer_trains(change: Any) -> None:
+    model = tiny_model(tie_word_embeddings=False)
+    change(model.lm_head)
+    for _ in range(2):
+        loss, found = gradients(model.train(), **BATCH)
+        assert loss == pytest.approx(model.eval()(**BATCH).loss.item(), rel=1e-6)
+        assert any(name.startswith("lm_head.weight_") and gradient.abs().sum() > 0 for name, gradient in found.items())
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.sub_(0.01 * weight.grad)
