@@ -178,21 +178,21 @@ FAULTS = {
     ),
     # Consistency training
     "label smoothing of a fused objective lacks a derivative": Fault(
-        "training/fused_objective",
+        "training/objectives/fused_objective",
         "_FusedObjective.forward",
         ".sub_(u[:, None, None] * mean_weight)",
         "",
         "training/test_consistency.py -k 'papers or formula'",
     ),
     "KL divergence lacks the derivative of its mean": Fault(
-        "training/consistency",
+        "training/objectives/consistency",
         "_differentiate",
         "1 + r - f * mean",
         "1 + r",
         "training/test_consistency.py -k formula",
     ),
     "second half of a batch begins one pair late": Fault(
-        "training/consistency",
+        "training/objectives/consistency",
         "halves",
         "slice(middle, None)",
         "slice(middle + 1, None)",

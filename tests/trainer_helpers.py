@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_vanilla_transformer.training import consistency
+from hf_vanilla_transformer.training.objectives import consistency
 from tests.model_helpers import PAD, padded, sentences
 
 Rows = list[dict[str, list[int]]]

@@ -36,11 +36,11 @@ from .checkpoints import (
     move_into_place,
     remove_old_checkpoints,
 )
-from .consistency import ConsistencyObjective, consistency_objective, halves
-from .distillation import Teacher
 from .distributed import print_main
 from .ema import WeightAverage
 from .muon import MuonAdamW, muon_groups
+from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
+from .objectives.distillation import Teacher
 from .progress import ThroughputMeter, perplexities
 from .resumable_trainer import ResumableTrainer
 from .resuming import checkpoint_path

@@ -92,13 +92,13 @@ def objective(model: Any, row: dict[str, Any], pairs: list[list[int]]) -> Callab
     if name is None:
         return lambda batch: [batch]
     if name.startswith("teacher"):
-        from hf_vanilla_transformer.training.distillation import Teacher
+        from hf_vanilla_transformer.training.objectives.distillation import Teacher
 
         teacher = Teacher([row["model"]], 0.5, model)
         if name == "teacher_top":
             teacher.keep_top(16, [{"input_ids": each, "labels": each} for each in pairs], partial(collate, model))
         return lambda batch: [teacher.inputs(batch)]
-    from hf_vanilla_transformer.training import consistency
+    from hf_vanilla_transformer.training.objectives import consistency
 
     inputs = partial(getattr(consistency, name)().inputs, model)
     return lambda batch: [inputs(half) for half in consistency.halves(batch)]

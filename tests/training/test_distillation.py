@@ -11,9 +11,13 @@ from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training import distillation
-from hf_vanilla_transformer.training.distillation import DistillationObjective, Teacher
-from hf_vanilla_transformer.training.teacher_distributions import FullDistributions, TopDistributions, TopOfCorpus
+from hf_vanilla_transformer.training.objectives import distillation
+from hf_vanilla_transformer.training.objectives.distillation import DistillationObjective, Teacher
+from hf_vanilla_transformer.training.objectives.teacher_distributions import (
+    FullDistributions,
+    TopDistributions,
+    TopOfCorpus,
+)
 from tests.model_helpers import assert_same_gradients, gradients, tiny_model, translation_batch
 from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs, relative_error
 

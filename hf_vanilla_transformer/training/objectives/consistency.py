@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..loss_vanilla_transformer import IGNORED, softmax_and_lse, target_tokens
+from ...loss_vanilla_transformer import IGNORED, softmax_and_lse, target_tokens
 from .fused_objective import cross_entropy_into, fused_objective
 
 CPU_CACHE = 2**17  # logits of each pass that are differentiated at once, so that they stay in a core's cache

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.batching import pair_lengths
-from ..loss_vanilla_transformer import IGNORED
+from ...data.batching import pair_lengths
+from ...loss_vanilla_transformer import IGNORED
 
 PAIRS_AT_ONCE, POSITIONS_AT_ONCE = 128, 512  # of whose distributions the most probable tokens are found
 

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import UserError
-from ..inference.loading import load_model
-from ..loss_vanilla_transformer import IGNORED, softmax_and_lse, target_tokens
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ...errors import UserError
+from ...inference.loading import load_model
+from ...loss_vanilla_transformer import IGNORED, softmax_and_lse, target_tokens
+from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .fused_objective import cross_entropy_into, fused_objective
 from .teacher_distributions import FullDistributions, TopDistributions, TopOfCorpus
 

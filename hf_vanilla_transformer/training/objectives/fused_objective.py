@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..loss_vanilla_transformer import IGNORED, ROW_UNIT, rows_per_chunk
+from ...loss_vanilla_transformer import IGNORED, ROW_UNIT, rows_per_chunk
 
 #: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1) and
 #: the chunk's positions (n,) among the N, and returns two sums over the chunk: the loss, and what is logged beside it.
