@@ -9,7 +9,7 @@ import torch
 
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference.translator import Translator
-from hf_vanilla_transformer.serving.app import Limits, Server, create_app
+from hf_vanilla_transformer.serving import Limits
 from hf_vanilla_transformer.serving.engine import Engine
 from hf_vanilla_transformer.serving.inspection import Inspector
 from hf_vanilla_transformer.serving.service import LanguagePair
@@ -54,6 +54,8 @@ def language_pair(
 def client_of(*pairs: LanguagePair, **limits: Any) -> Iterator[Any]:
     """FastAPI's client of a server with these pairs, which is closed at the end."""
     from fastapi.testclient import TestClient
+
+    from hf_vanilla_transformer.serving.app import Server, create_app
 
     by_codes = {(pair.source, pair.target): pair for pair in pairs}
     site = {"engine": "server", "title": "test"}

@@ -1,57 +1,54 @@
-"""The HTTP interface: LibreTranslate's `/translate` and `/languages`, the page, `/health` and `/metrics`."""
+"""The HTTP interface: LibreTranslate's `/translate` and `/languages`, the page, `/health`, `/metrics` and `/docs`."""
 
 import asyncio
 import html
-import logging
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from ..errors import UserError
 from ..web import CONTENT_TYPES, page_files
+from .api_page import api_page
 from .engine import QueueFull
 from .languages import NAMES
-from .metrics import Metrics
-from .request_body import BadRequest, check_key, check_text, integer, parse_fields, read_body, translate_request
+from .metrics import CountRequests, Metrics
+from .options import Limits
+from .request_body import check_key, parse_fields, read_body, validate
+from .schemas import ErrorAnswer, Health, Language, PageRequest, PageTranslation, TranslateAnswer, TranslateRequest
 from .service import LanguagePair, TooLong
-
-logger = logging.getLogger(__name__)
 
 _RETRY_AFTER = "1"  # seconds; a full queue moves on with every batch
 
-#: A character needs 12 bytes at most: as two JSON escapes, or percent-encoded.
+#: A character needs at most 12 bytes, as two JSON escapes or percent-encoded.
 _BYTES_PER_CHARACTER, _OTHER_FIELDS = 12, 4096
 
-_SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+# The page loads its files from this server alone, and no other page may frame it. index.html has a stricter policy of
+# its own. Browsers apply both.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-cache",
+}
 
-# The page brings its scripts and styles, and talks to this server alone; no other page may frame it. It has a stricter
-# policy in index.html; browsers apply both.
-_PAGE_POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server takes.
-
-    Attributes:
-        max_characters: of a request. timeout: seconds until its answer.
-        api_key: which requests must have; None lets everybody translate.
-        cors_origins: web sites whose pages may call this server; "*" is all.
-    """
-
-    max_characters: int = 10_000
-    timeout: float = 60.0
-    api_key: str | None = None
-    cors_origins: tuple[str, ...] = ()
+Result = TypeVar("Result")
 
 
 class Server:
-    """The answers of a server, without HTTP.
+    """Computes the answers, without HTTP.
 
     Args:
-        pairs: (source, target) -> what translates them.
+        pairs: (source, target) -> the language pair.
         sites: (source, target) -> `site.json` of the page.
     """
 
@@ -61,60 +58,60 @@ class Server:
         sites: Mapping[tuple[str, str], dict[str, Any]],
         limits: Limits,
     ):
-        self.pairs, self.sites, self.limits, self.metrics = dict(pairs), sites, limits, Metrics()
+        self.pairs = dict(pairs)
+        self.sites = sites
+        self.limits = limits
+        self.metrics = Metrics()
 
     def close(self) -> None:
-        """Translate what has been taken, and end the threads."""
+        """Translate the sentences in the queues, then end the threads."""
         for pair in self.pairs.values():
             pair.close()
 
     def pair(self, source: str, target: str) -> LanguagePair:
-        """That for these codes; "auto" is the only language from which there is a model into the target."""
-        found = [pair for (s, t), pair in self.pairs.items() if t == target and source in (s, "auto")]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise BadRequest(400, "source: languages are not detected; name one of those in GET /languages")
-        raise BadRequest(400, f"{source}-{target}: there is no model for it; GET /languages lists what there is")
+        """The pair for these codes. "auto" is the only source language with a model into `target`."""
+        pairs = [pair for (s, t), pair in self.pairs.items() if t == target and source in (s, "auto")]
+        if len(pairs) == 1:
+            return pairs[0]
+        if pairs:
+            raise HTTPException(400, "source: languages are not detected; name one of GET /languages")
+        raise HTTPException(400, f"{source}-{target}: there is no model for this pair; see GET /languages")
 
-    async def translate(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The answer of `POST /translate`."""
-        asked = translate_request(fields, self.limits.max_characters)
-        pair = self.pair(asked.source, asked.target)
-        n_best = 1 + asked.alternatives
+    def check_characters(self, name: str, count: int) -> None:
+        if count > self.limits.max_characters:
+            raise HTTPException(413, f"{name}: {count} characters; send at most {self.limits.max_characters}")
+
+    async def translate(self, request: TranslateRequest) -> TranslateAnswer:
+        texts = [request.q] if isinstance(request.q, str) else request.q
+        self.check_characters("q", sum(map(len, texts)))
+        pair = self.pair(request.source, request.target)
+        n_best = 1 + request.alternatives
         if n_best > pair.engine.num_beams:
-            raise BadRequest(400, f"alternatives: at most {pair.engine.num_beams - 1}, with the beams of this server")
-        found = await pair.translate(asked.texts, html=asked.html, n_best=n_best)
-        best: Any = [each[0] for each in found]
-        others: Any = [each[1:] for each in found]
-        if not asked.is_list:
+            raise HTTPException(400, f"alternatives: at most {pair.engine.num_beams - 1} with this server's beams")
+        translations = await pair.translate(texts, html=request.format == "html", n_best=n_best)
+        best: Any = [of_text[0] for of_text in translations]
+        others: Any = [of_text[1:] for of_text in translations]
+        if isinstance(request.q, str):
             best, others = best[0], others[0]
-        return {"translatedText": best} | ({"alternatives": others} if asked.alternatives else {})
+        return TranslateAnswer(translatedText=best, alternatives=others if request.alternatives else None)
 
-    async def page_translation(self, pair: LanguagePair, fields: dict[str, Any]) -> dict[str, Any]:
-        """The answer of `POST page/translate`."""
-        text: Any = fields.get("text")
-        prefix = fields.get("prefix") or []
-        check_text("text", text)
-        if not isinstance(prefix, list) or not all(isinstance(token, int) for token in prefix):
-            raise BadRequest(400, "prefix: a list of token ids is needed")
-        if len(text) > self.limits.max_characters:
-            raise BadRequest(413, f"text: {len(text)} characters; at most {self.limits.max_characters} are taken")
-        beams, alternatives = integer(fields, "num_beams", None, 1), integer(fields, "alternatives", 5, 1)
-        if beams is not None and beams > max(16, pair.engine.num_beams):
-            raise BadRequest(400, f"num_beams: at most {max(16, pair.engine.num_beams)}")
-        return await pair.inspector.run(pair.inspector.page_translation, text, beams, alternatives, prefix)
+    async def page_translation(self, pair: LanguagePair, request: PageRequest) -> dict[str, Any]:
+        self.check_characters("text", len(request.text))
+        most = max(16, pair.engine.num_beams)
+        if request.num_beams is not None and request.num_beams > most:
+            raise HTTPException(400, f"num_beams: at most {most}")
+        return await pair.inspector.run(
+            pair.inspector.page_translation, request.text, request.num_beams, request.alternatives, request.prefix
+        )
 
-    def languages(self) -> list[dict[str, Any]]:
-        """The answer of `GET /languages`."""
+    def languages(self) -> list[Language]:
         targets: dict[str, list[str]] = {}
         for source, target in self.pairs:
             targets.setdefault(source, []).append(target)
             targets.setdefault(target, [])
-        return [{"code": code, "name": NAMES.get(code, code), "targets": found} for code, found in targets.items()]
+        return [Language(code=code, name=NAMES.get(code, code), targets=into) for code, into in targets.items()]
 
     def metrics_text(self) -> str:
-        """The answer of `GET /metrics`."""
         engines = {f"{source}-{target}": pair.engine for (source, target), pair in self.pairs.items()}
         kinds = {"waiting": "gauge", "running": "gauge", "translated": "counter"}
         gauges = [
@@ -125,7 +122,7 @@ class Server:
         return self.metrics.text(gauges)
 
     def index(self) -> str:
-        """A list of the pages, where there are several."""
+        """A list of the pages, if there are several pairs."""
         entries = "".join(
             f'<li><a href="{html.escape(f"{source}-{target}")}/">'
             f"{html.escape(NAMES.get(source, source))} – {html.escape(NAMES.get(target, target))}</a></li>"
@@ -135,127 +132,141 @@ class Server:
         return f"{head}<ul>{entries}</ul></html>"
 
 
-def create_app(server: Server) -> Any:
-    """The FastAPI application of a server, which closes it at its end."""
-    from fastapi import FastAPI, Request
-    from fastapi.middleware.cors import CORSMiddleware
-    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-    from starlette.exceptions import HTTPException
+def create_app(server: Server) -> FastAPI:
+    """The FastAPI application of a server. It closes the server at its end."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> Any:
         yield
         await asyncio.to_thread(server.close)
 
-    # without OpenAPI's pages, which load scripts from other servers
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    handlers: dict[Any, Any] = {
+        StarletteHTTPException: lambda _, error: _failed(error.status_code, str(error.detail)),
+        ClientDisconnect: lambda *_: _failed(499, "the client has disconnected"),
+        QueueFull: lambda *_: _failed(503, "too many requests wait; try again in a second"),
+        TooLong: lambda _, error: _failed(413, str(error)),
+        UserError: lambda _, error: _failed(400, str(error)),
+        Exception: lambda *_: _failed(500, "the translation failed; see the log of the server"),
+    }
+    app = FastAPI(
+        title="vanilla-transformer serve",
+        description="Translates like LibreTranslate, with models of hf_vanilla_transformer.",
+        lifespan=lifespan,
+        exception_handlers=handlers,
+        # Swagger's and ReDoc's pages load scripts from other hosts
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.limits = server.limits
     if server.limits.cors_origins:
         origins = list(server.limits.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-
-    def failed(status: int, message: str) -> Response:
-        headers = _SECURITY_HEADERS | ({"Retry-After": _RETRY_AFTER} if status == 503 else {})
-        return JSONResponse({"error": message}, status, headers)
-
-    async def answer(request: Request, path: str, work: Callable[[dict[str, Any]], Awaitable[Any]]) -> Response:
-        """Read the body, do the work in time, and count the request."""
-        start = time.perf_counter()
-        try:
-            status, content = await _within_limits(request, server.limits, work)
-        except BadRequest as error:
-            status, content = error.status, {"error": error.message}
-        except Exception:
-            logger.exception("%s failed", path)
-            status, content = 500, {"error": "the translation failed; the log of the server says why"}
-        server.metrics.count(path, status, time.perf_counter() - start)
-        return failed(status, content["error"]) if status != 200 else JSONResponse(content, headers=_SECURITY_HEADERS)
-
-    @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> Response:
-        server.metrics.count("other", error.status_code)
-        return failed(error.status_code, str(error.detail))
-
-    @app.post("/translate")
-    async def translate(request: Request) -> Response:
-        return await answer(request, "/translate", server.translate)
-
-    @app.get("/languages")
-    async def languages() -> Response:
-        server.metrics.count("/languages", 200)
-        return JSONResponse(server.languages(), headers=_SECURITY_HEADERS)
-
-    @app.get("/health")
-    async def health() -> Response:
-        return JSONResponse({"status": "ok"}, headers=_SECURITY_HEADERS)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        kind = "text/plain; version=0.0.4"  # of Prometheus's text format
-        return PlainTextResponse(server.metrics_text(), headers=_SECURITY_HEADERS, media_type=kind)
-
-    def add_page(prefix: str, pair: LanguagePair, site: dict[str, Any]) -> None:
-        files = page_files(site)
-
-        @app.post(f"{prefix}/page/translate")
-        async def page_translate(request: Request) -> Response:
-            return await answer(request, "/page/translate", lambda fields: server.page_translation(pair, fields))
-
-        @app.get(f"{prefix}/")
-        @app.get(f"{prefix}/{{name}}")
-        async def page_file(name: str = "index.html") -> Response:
-            if name not in files:
-                raise HTTPException(404, "Not Found")
-            kind = CONTENT_TYPES.get(name.rpartition(".")[2], "application/octet-stream")
-            headers = _SECURITY_HEADERS | {"Content-Security-Policy": _PAGE_POLICY, "Cache-Control": "no-cache"}
-            return Response(files[name], headers=headers, media_type=kind)
-
-    if len(server.pairs) > 1:
-
-        @app.get("/")
-        async def index() -> Response:
-            return HTMLResponse(server.index(), headers=_SECURITY_HEADERS | {"Content-Security-Policy": _PAGE_POLICY})
-
+    app.add_middleware(CountRequests, metrics=server.metrics)
+    _add_interface(app, server)
+    several = len(server.pairs) > 1
     for (source, target), pair in server.pairs.items():
-        add_page(f"/{source}-{target}" if len(server.pairs) > 1 else "", pair, dict(server.sites[source, target]))
+        _add_page(app, server, f"/{source}-{target}" if several else "", pair, server.sites[source, target])
     return app
 
 
-async def _within_limits(
-    request: Any, limits: Limits, work: Callable[[dict[str, Any]], Awaitable[Any]]
-) -> tuple[int, Any]:
-    """Status and content of an answer; the work ends when the time is up, or when the client has left."""
-    end = time.monotonic() + limits.timeout
+def _add_interface(app: FastAPI, server: Server) -> None:
+    """The endpoints of the server, next to those of its pages."""
+
+    @app.post("/translate", **_documented(TranslateRequest), response_model_exclude_none=True)
+    async def translate(request: Request, fields: _Fields) -> TranslateAnswer:
+        """Translate a text, or a list of texts."""
+        work = server.translate(validate(TranslateRequest, fields))
+        return await _in_time(request, work, server.limits.timeout)
+
+    @app.get("/languages")
+    async def languages() -> list[Language]:
+        """List the languages, and the targets of each."""
+        return server.languages()
+
+    @app.get("/health")
+    async def health() -> Health:
+        """Answer once the models are loaded."""
+        return Health()
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Requests by status, their seconds, and sentences waiting, running and translated, for Prometheus."""
+        return PlainTextResponse(server.metrics_text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(api_page(app.openapi()), headers=_PAGE_HEADERS)
+
+    if len(server.pairs) > 1:
+
+        @app.get("/", include_in_schema=False)
+        async def index() -> Response:
+            return HTMLResponse(server.index(), headers=_PAGE_HEADERS)
+
+
+def _add_page(app: FastAPI, server: Server, prefix: str, pair: LanguagePair, site: Mapping[str, Any]) -> None:
+    files = page_files(dict(site))
+
+    @app.post(f"{prefix}/page/translate", **_documented(PageRequest), response_model=PageTranslation)
+    async def page_translate(request: Request, fields: _Fields) -> Any:
+        """Translate a sentence, with its attention, probabilities and hypotheses."""
+        work = server.page_translation(pair, validate(PageRequest, fields))
+        return await _in_time(request, work, server.limits.timeout)
+
+    @app.get(f"{prefix}/", include_in_schema=False)
+    @app.get(f"{prefix}/{{name}}", include_in_schema=False)
+    async def page_file(name: str = "index.html") -> Response:
+        if name not in files:
+            raise HTTPException(404, "Not Found")
+        kind = CONTENT_TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+        return Response(files[name], headers=_PAGE_HEADERS, media_type=kind)
+
+
+def _failed(status: int, message: str) -> Response:
+    return JSONResponse({"error": message}, status, {"Retry-After": _RETRY_AFTER} if status == 503 else {})
+
+
+def _documented(model: type[BaseModel]) -> dict[str, Any]:
+    """Arguments of a route that describe its body, which FastAPI would parse without a limit, and its errors."""
+    schema = {"schema": model.model_json_schema()}
+    content = dict.fromkeys(("application/json", "application/x-www-form-urlencoded"), schema)
+    return {"responses": _ERRORS, "openapi_extra": {"requestBody": {"required": True, "content": content}}}
+
+
+async def _read_fields(
+    request: Request, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+) -> dict[str, Any]:
+    """The fields of a body within the limits, with the right key."""
+    limits: Limits = request.app.state.limits
     most = limits.max_characters * _BYTES_PER_CHARACTER + _OTHER_FIELDS
+    reading = read_body(request.stream(), request.headers.get("content-length"), most)
     try:
-        reading = read_body(request.stream(), request.headers.get("content-length"), most)
         body = await asyncio.wait_for(reading, limits.timeout)
     except asyncio.TimeoutError:
-        raise BadRequest(408, f"the body did not arrive within {limits.timeout:g} seconds") from None
-    except Exception as error:
-        if type(error).__name__ != "ClientDisconnect":
-            raise
-        raise BadRequest(499, "the client has left") from None
+        raise HTTPException(408, f"the body did not arrive within {limits.timeout:g} seconds") from None
     fields = parse_fields(body, request.headers.get("content-type", ""))
-    check_key(fields, request.headers.get("authorization"), limits.api_key)
+    check_key(fields.get("api_key", bearer.credentials if bearer else None), limits.api_key)
+    return fields
 
-    async def gone() -> None:
+
+_Fields = Annotated[dict[str, Any], Depends(_read_fields)]
+
+
+async def _in_time(request: Request, work: Coroutine[Any, Any, Result], seconds: float) -> Result:
+    """Await the work. It ends when the time is up or the client has disconnected."""
+
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    tasks = [asyncio.ensure_future(work(fields)), asyncio.ensure_future(gone())]
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
-        done, _ = await asyncio.wait(tasks, timeout=max(0.0, end - time.monotonic()), return_when="FIRST_COMPLETED")
+        done, _ = await asyncio.wait([working, leaving], timeout=seconds, return_when="FIRST_COMPLETED")
     finally:
-        for task in tasks:
-            task.cancel()  # without effect on one that is done
-    if tasks[0] not in done:
-        status, message = (499, "the client has left") if done else (504, "no translation in time; try again later")
-        raise BadRequest(status, message)
-    try:
-        return 200, tasks[0].result()
-    except QueueFull:
-        raise BadRequest(503, "too many requests wait; try again in a second") from None
-    except TooLong as error:
-        raise BadRequest(413, str(error)) from None
-    except UserError as error:
-        raise BadRequest(400, str(error)) from None
+        working.cancel()  # no effect on a task that is done
+        leaving.cancel()
+    if working in done:
+        return working.result()
+    if done:
+        raise ClientDisconnect
+    raise HTTPException(504, "no translation in time; try again later")

@@ -1,12 +1,17 @@
-"""Counts of a server in Prometheus's text format. Owned by one server, and changed by its event loop only."""
+"""Counts of a server in Prometheus's text format. They belong to one server, and only its event loop changes them."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 #: Upper limits of the histogram's buckets, in seconds.
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 _PREFIX = "vanilla_transformer_"
+
+#: All others count as "other", so that strangers cannot add lines.
+_PATHS = ("/page/translate", "/translate", "/languages")
 
 
 class Metrics:
@@ -52,3 +57,27 @@ class Metrics:
                 described.add(name)
             lines.append(f'{_PREFIX}{name}{{pair="{label}"}} {value}')
         return "\n".join(lines) + "\n"
+
+
+class CountRequests:
+    """ASGI middleware that counts each request."""
+
+    def __init__(self, app: Any, metrics: Metrics):
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        start = time.perf_counter()
+        status = 500  # of an exception
+
+        async def watched(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        finally:
+            if scope["type"] == "http":
+                path = next((path for path in _PATHS if scope["path"].endswith(path)), "other")
+                self.metrics.count(path, status, time.perf_counter() - start if "translate" in path else None)

@@ -2,46 +2,26 @@
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import uvicorn
 
 from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import plan_search
 from ..inference.documents import sentence_splitter
 from ..inference.translator import Translator
-from .app import Limits, Server, create_app
+from .app import Server, create_app
 from .engine import Engine
 from .inspection import Inspector
 from .languages import model_folders
+from .options import ServeOptions
 from .service import LanguagePair
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _HEAD_SECONDS = 10.0  # until a connection has sent the head of a request
 _SPARE_FILES = 64  # file descriptors for other things than connections
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """What `vanilla-transformer serve` is given.
-
-    Attributes:
-        models: see `model_folders`. device, dtype, workers: of `Translator.from_pretrained`.
-        split_sentences: whether a line is split into sentences.
-        engine: arguments of `Engine`. port: 0 takes a free one.
-    """
-
-    models: Sequence[str]
-    host: str = "127.0.0.1"
-    port: int = 5000
-    device: str | None = None
-    dtype: str | None = None
-    workers: int | None = None
-    split_sentences: bool = True
-    limits: Limits = field(default_factory=Limits)
-    engine: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_server(options: ServeOptions) -> Server:
@@ -91,24 +71,13 @@ def _site(folder: Path, source: str, target: str, translator: Translator) -> dic
     }
 
 
-def serve(options: ServeOptions) -> None:
-    """Serve until SIGTERM or Ctrl-C; what was taken by then is answered.
-
-    Raises:
-        UserError: uvicorn is not installed, an address that is taken, or what `load_server` raises.
-    """
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{error.name} is missing; install the extra `serve`") from error
+def run(options: ServeOptions) -> None:
+    """Load the models, and serve them; see `serving.serve`."""
     with _bound_socket(options.host, options.port) as socket:
         _serve_on(socket, load_server(options), options)
 
 
 def _serve_on(socket: Any, server: Server, options: ServeOptions) -> None:
-    import uvicorn
-
     host, port = socket.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     names = ", ".join("-".join(pair) for pair in server.pairs)
@@ -123,6 +92,7 @@ def _serve_on(socket: Any, server: Server, options: ServeOptions) -> None:
         access_log=False,  # texts are private, and so is who translates when
         log_level="warning",
         server_header=False,
+        headers=[("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer")],
         timeout_graceful_shutdown=int(options.limits.timeout) + 5,
     )
     # uvicorn handles SIGTERM, and raises it again at its end, which by then is not to kill

@@ -51,8 +51,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.text_io import silence_transformers
-    from hf_vanilla_transformer.serving import ServeOptions, serve
-    from hf_vanilla_transformer.serving.app import Limits
+    from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
 
     silence_transformers()
     key = None

@@ -65,6 +65,13 @@ def test_many_clients_get_the_translations_of_translate(server: RunningServer, e
 
 
 @pytest.mark.slow
+def test_answers_have_security_headers(server: RunningServer) -> None:
+    for request in (post(GOOD), post({}), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+        headers = asyncio.run(ask(server.port, request))[1]
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.slow
 def test_client_of_libretranslate_works_unchanged(server: RunningServer, expected: list[str]) -> None:
     libretranslatepy = pytest.importorskip("libretranslatepy", reason="LibreTranslate's own client")
     client = libretranslatepy.LibreTranslateAPI(server.url)
