@@ -148,8 +148,7 @@ def _step(advance: SearchConfig | None) -> Callable[[PackedWeights, list[Tensor]
 class CompiledWeights:
     """Encoder and decoder of a model, compiled for one sentence; see `PackedWeights` for the arguments.
 
-    Embeddings are looked up outside: compiled code takes the addresses of its constants, which ends the copy-on-write
-    of a `WeightSnapshot`, so that it would need a copy of the largest matrix.
+    Embeddings are looked up outside: compiled code contains copies of its weights, and theirs are the largest matrix.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):

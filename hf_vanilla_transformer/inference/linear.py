@@ -122,8 +122,7 @@ def packed_linear(
 ) -> PlainLinear:
     """Linear layers with the same input as one, their outputs side by side; the compiler packs weights itself.
 
-    A single layer's weight stays the model's own. Compiled code gets a copy: it takes the addresses of its weights,
-    which would end the copy-on-write by which a `WeightSnapshot` notices writes.
+    A single layer shares the model's weight, unless the code is compiled.
     """
     weights = [linear.weight.detach().to(dtype) for linear in linears]
     weight = torch.cat(weights) if compiled or len(weights) > 1 else weights[0]  # (O, D)

@@ -1,13 +1,16 @@
 """`optimize_for_inference`: pack a model's weights once, and decode with them.
 
-The engine belongs to the model, which drops it in `train()`, and checks at every request what it has packed.
+The engine belongs to the model, which drops it in `train()`. It checks at every request what it has packed.
 """
 
 import threading
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
@@ -29,7 +32,9 @@ def optimize_for_inference(
 ) -> VanillaTransformerForConditionalGeneration:
     """Decode faster from now on: `generate`, `Translator` and pipelines use packed weights.
 
-    `deoptimize` and `train()` undo it; weights that change are packed again when they are needed.
+    `deoptimize` and `train()` undo it. Weights that change are packed again at the next request: optimizer steps,
+    in-place operations, `to`, `load_state_dict`, merged adapters, replaced weights and modules are noticed. Call it
+    again after a write through `.data` or a NumPy array, and after a change of a setting such as `eps`.
 
     Args:
         model: in evaluation mode, whole on one device, without adapters or hooks; it comes back.
@@ -101,83 +106,45 @@ def _is_known(module_class: type) -> bool:
     )
 
 
-class WeightSnapshot:
-    """Notices writes to tensors without reading them.
-
-    Copy-on-write copies share their memory: whatever torch writes to, also through `.data` or by a fused optimizer,
-    which count no version, gets another address. What others may write to past torch is compared number by number.
-    """
-
-    def __init__(self, tensors: list[Tensor]):
-        self.tensors, self.copies = tensors, [self._copy(tensor) for tensor in tensors]
-
-    @staticmethod
-    def _copy(tensor: Tensor) -> Tensor:
-        try:
-            copy = torch._lazy_clone(tensor.detach())
-        except RuntimeError:  # memory that is not torch's own, as of a mapped file
-            if not _is_shared(tensor):
-                tensor.data = tensor.detach().clone()
-                return torch._lazy_clone(tensor.detach())
-        return tensor.detach().clone() if _has_other_writers(tensor) else copy
-
-    def matches(self, tensors: list[Tensor]) -> bool:
-        """Whether these are the same tensors with the same numbers."""
-        if len(tensors) != len(self.tensors):
-            return False
-        for index, (tensor, known, copy) in enumerate(zip(tensors, self.tensors, self.copies, strict=True)):
-            if tensor is not known or tensor.dtype != copy.dtype or tensor.device != copy.device:
-                return False
-            if _address(tensor) != _address(copy):
-                if tensor.shape != copy.shape or not tensor.equal(copy):
-                    return False
-                if not _has_other_writers(tensor):
-                    self.copies[index] = self._copy(tensor)  # written with what it held, or only read by address
-        return True
-
-
-def _is_shared(tensor: Tensor) -> bool:
-    """Whether other processes have this memory; on a GPU torch says so of all."""
-    return tensor.device.type == "cpu" and tensor.is_shared()
-
-
-def _has_other_writers(tensor: Tensor) -> bool:
-    """Whether other processes have this memory, or a NumPy array of this one: torch then never moves it."""
-    return _is_shared(tensor) or not tensor.untyped_storage().resizable()
-
-
-def _address(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
-    return torch._C._data_address(tensor), tensor.stride()  # type: ignore[attr-defined]
-
-
 class InferenceEngine:
-    """Packed weights of one model, by the dtype that it computes in, and whether they are compiled.
+    """Packed weights of one model for each dtype that it computes in, compiled or not.
 
-    At every request it looks whether the model is still what was packed, and packs it again where it is not.
+    Checks at every request that the packed weights match the model, and repacks if not.
     """
 
     def __init__(self, quantization: str | None, compile: bool):
         self.quantization, self.compile = quantization, compile
         self.lock = threading.Lock()
-        self.signature: list[Any] | None = None
-        self.snapshot = WeightSnapshot([])
+        self.states: dict[bool, list[Any]] = {}  # of encoder (True) and decoder (False), when they were packed
+        self.held: list[Any] = []  # modules and weights of these states, so that no other gets their id or address
         self.packed: dict[tuple[torch.dtype, bool], PackedWeights | CompiledWeights] = {}
+        owner = weakref.ref(self)
+        for handle in (
+            register_optimizer_step_post_hook(_count_fused_step),
+            register_module_module_registration_hook(lambda parent, *_: _forget_packed(owner(), parent)),
+        ):
+            weakref.finalize(self, handle.remove)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copied or pickled model is not optimized
 
-    def weights(self, model: PreTrainedModel, compiled: bool) -> PackedWeights | CompiledWeights | None:
-        """Those of the model as it is now, in the dtype that it computes in; None where its modules do more."""
+    def weights(
+        self, model: PreTrainedModel, compiled: bool, for_encoder: bool = False
+    ) -> PackedWeights | CompiledWeights | None:
+        """Packed weights for the current model and compute dtype; None if it cannot be packed."""
         device = model.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.lm_head.weight.dtype
-        signature, tensors = _signature(model)
+        state = _state(model, for_encoder)
         with self.lock:
-            if signature != self.signature or not self.snapshot.matches(tensors):
+            if state != self.states.get(for_encoder):
                 reason = not_optimizable(model)
                 if reason is not None:
                     logger.warning_once(f"optimize_for_inference: decoding through the modules, since {reason}")
                     return None
-                self.packed, self.signature, self.snapshot = {}, signature, WeightSnapshot(tensors)
+                self.packed = {}
+                self.states = {part: _state(model, part) for part in (False, True)}
+                self.held = [weight.detach() for weight in model.parameters()]
+                self.held += [module for module in model.modules() if module is not model]  # which must be collected
             if (dtype, compiled) not in self.packed:
                 make = CompiledWeights if compiled else PackedWeights
                 with torch.no_grad():
@@ -186,7 +153,7 @@ class InferenceEngine:
 
     def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> BaseModelOutput:
         """The source (B, S) as states (B, S, D): by the model's encoder, or the compiled one for one sentence."""
-        weights = self.weights(model, True) if self.compile and len(ids) == 1 else None
+        weights = self.weights(model, True, for_encoder=True) if self.compile and len(ids) == 1 else None
         encoder: Any = model.get_encoder()
         return encoder(ids, mask) if weights is None else weights.encode(ids, mask)  # type: ignore[operator]
 
@@ -200,18 +167,33 @@ class InferenceEngine:
         return PackedDecoder(weights, states, mask)
 
 
-def _signature(model: PreTrainedModel) -> tuple[list[Any], list[Tensor]]:
-    """All but weights that decides what the modules compute: if it is as it was, `not_optimizable` is None still. And
-    the weights, in one walk, which every request pays for."""
+def _state(model: PreTrainedModel, of_encoder: bool) -> list[Any]:
+    """Everything that torch reports about changes of the encoder, or of the decoder. Every request pays for it."""
+    stack: Any = model.get_encoder() if of_encoder else model.get_decoder()
+    modules, weights = [model, model.model, *stack.modules()], list(stack.parameters())
+    if not of_encoder:
+        modules += model.lm_head.modules()
+        weights += model.lm_head.parameters()
     torch_modules = nn.modules.module
-    global_hooks = len(torch_modules._global_forward_hooks), len(torch_modules._global_forward_pre_hooks)
-    found: list[Any] = [model.config._attn_implementation, global_hooks]
-    weights: list[Tensor] = []
-    for module in model.modules():
-        fields = vars(module)
-        weights += [weight for weight in module._parameters.values() if weight is not None]
-        hooks = len(module._forward_hooks), len(module._forward_pre_hooks), "forward" in fields
-        numbers = map(fields.get, ("scaling", "eps", "embed_scale", "head_dim", "value_head_dim", "pre_norm"))
-        owner = None if module is model else module  # a reference to the model would keep it alive until a collection
-        found += (owner, type(module), module.training, *hooks, *numbers)
-    return found, weights
+    return [
+        model.config._attn_implementation,
+        len(torch_modules._global_forward_hooks) + len(torch_modules._global_forward_pre_hooks),
+        [(id(module), type(module), module.training, "forward" in vars(module)) for module in modules],
+        [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules],
+        # Tensors have no public version counter, and those made in inference mode have none at all.
+        [(id(weight), None if weight.is_inference() else weight._version) for weight in weights],
+        [weight.data_ptr() if type(weight) is nn.Parameter else None for weight in weights],
+    ]
+
+
+def _count_fused_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Count a step in the versions of the weights. Fused optimizers are the only ones that do not."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            torch.autograd.graph.increment_version(group["params"])
+
+
+def _forget_packed(engine: InferenceEngine | None, parent: nn.Module) -> None:
+    """Notice a new child of a module, also if the old one returns: PEFT merges adapters so, and writes to `.data`."""
+    if engine is not None and any(parent is module for module in engine.held):
+        engine.states = {}

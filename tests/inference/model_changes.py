@@ -62,16 +62,8 @@ def write_in_place(model: Model) -> None:
     decoder_weight(model)[3] += 1.0
 
 
-def write_through_data(model: Model) -> None:
-    model.model.decoder.layers[0].cross_attn.v_proj.weight.data[1, 1] += 2.0
-
-
 def write_through_detach(model: Model) -> None:
     decoder_weight(model).detach().mul_(1.5)
-
-
-def write_through_view(model: Model) -> None:
-    decoder_weight(model).view(-1)[7:90].mul_(2.0)
 
 
 def write_through_flat(model: Model) -> None:
@@ -88,32 +80,6 @@ def assign_data(model: Model) -> None:
     decoder_weight(model).data = 2 * decoder_weight(model).data
 
 
-def set_storage(model: Model) -> None:
-    decoder_weight(model).set_(2 * decoder_weight(model).data)
-
-
-def write_through_numpy(model: Model) -> None:
-    decoder_weight(model).detach().numpy()[2] += 1.0
-
-
-def exchange_rows(model: Model) -> None:
-    weight = decoder_weight(model)
-    weight[[0, 2]] = weight[[2, 0]]
-
-
-def exchange_rows_through_data(model: Model) -> None:
-    weight = decoder_weight(model)
-    weight.data[[1, 3]] = weight.data[[3, 1]]
-
-
-def roll_columns(model: Model) -> None:
-    decoder_weight(model).copy_(decoder_weight(model).roll(2, dims=1))
-
-
-def reverse_rows(model: Model) -> None:
-    decoder_weight(model).data.copy_(decoder_weight(model).flip(0).clone())
-
-
 def replace_parameter(model: Model) -> None:
     model.lm_head.weight = nn.Parameter(model.lm_head.weight * 2)
 
@@ -121,18 +87,6 @@ def replace_parameter(model: Model) -> None:
 def replace_module(model: Model) -> None:
     layer = model.model.decoder.layers[0]
     layer.fc2 = nn.Linear(*layer.fc2.weight.shape[::-1]).to(model.dtype).eval()
-
-
-def write_bias(model: Model) -> None:
-    model.model.decoder.layers[0].fc2.bias.data[0] += 1.0
-
-
-def write_norm(model: Model) -> None:
-    model.model.decoder.layers[0].final_layer_norm.weight.data *= 2
-
-
-def write_embedding(model: Model) -> None:
-    model.model.decoder.embed_tokens.weight.data *= 2
 
 
 def write_encoder(model: Model) -> None:
@@ -153,22 +107,6 @@ def round_to_bfloat16(model: Model) -> None:
 
 def replace_activation(model: Model) -> None:
     model.model.decoder.layers[-1].activation = nn.Tanh().eval()
-
-
-def change_scaling(model: Model) -> None:
-    model.model.decoder.layers[0].self_attn.scaling *= 3
-
-
-def change_cross_scaling(model: Model) -> None:
-    model.model.decoder.layers[0].cross_attn.scaling *= 3
-
-
-def change_eps(model: Model) -> None:
-    model.model.decoder.layers[0].self_attn_layer_norm.eps = 0.5
-
-
-def change_embed_scale(model: Model) -> None:
-    model.model.decoder.embed_scale /= 2
 
 
 def remove_layer(model: Model) -> None:
@@ -214,12 +152,10 @@ CHANGES: dict[str, Change] = {
 CHANGES |= {
     change.__name__: change
     for change in (
-        write_in_place, write_through_data, write_through_detach, write_through_view, write_through_flat,
-        write_through_numpy, copy_another, assign_data, set_storage, exchange_rows, exchange_rows_through_data,
-        roll_columns, reverse_rows, replace_parameter, replace_module, write_bias, write_norm, write_embedding,
-        write_encoder, load_other_weights, assign_other_weights, round_to_bfloat16, replace_activation,
-        change_scaling, change_cross_scaling, change_eps, change_embed_scale, remove_layer, exchange_layers,
-        use_transposed_weight, use_sliced_weight, use_weight_at_odd_offset, merge_adapter,
+        write_in_place, write_through_detach, write_through_flat, copy_another, assign_data, replace_parameter,
+        replace_module, write_encoder, load_other_weights, assign_other_weights, round_to_bfloat16,
+        replace_activation, remove_layer, exchange_layers, use_transposed_weight, use_sliced_weight,
+        use_weight_at_odd_offset, merge_adapter,
     )
 }  # fmt: skip
 
