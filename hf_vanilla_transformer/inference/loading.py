@@ -3,13 +3,16 @@
 import copy
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
+from .. import modeling_vanilla_transformer
 from ..errors import UserError
 from ..untrusted import one_line
 from .linear import INT8
@@ -98,17 +101,52 @@ def _model_folder(directory: str | os.PathLike) -> Path:
 def _from_folder(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
     try:
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
     # raised by damaged files, another model type or weights of another shape; other errors keep their traceback
     except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise UserError(f"{folder}: cannot load the model ({one_line(error)})") from error
-    if missing := sorted(info["missing_keys"]):
-        # transformers would fill them with random numbers and only warn
-        raise UserError(
-            f"{folder}: the weights lack {len(missing)} tensors, such as {missing[0]}; save the model again"
-        )
+    check_weights(folder, info)
+    check_architecture(folder, model)
     return model
+
+
+def check_weights(folder: Path, info: Mapping[str, Any]) -> None:
+    """Refuse weights that transformers would fill with random numbers or leave out with a warning.
+
+    Args:
+        info: the loading information of `from_pretrained(…, output_loading_info=True)`.
+
+    Raises:
+        UserError: missing, unexpected or mismatched tensors.
+    """
+    remedies = {
+        "missing_keys": "the weights lack {count} tensors, such as {name}; save the model again",
+        "unexpected_keys": "the weights have {count} tensors that the model lacks, such as {name}; "
+        "load a subclass with its own class",
+        "mismatched_keys": "{count} tensors have other shapes than config.json says, such as {name}; "
+        "save the model again",
+    }
+    for kind, remedy in remedies.items():
+        if keys := sorted(key if isinstance(key, str) else key[0] for key in info[kind]):
+            raise UserError(f"{folder}: {remedy.format(count=len(keys), name=keys[0])}")
+
+
+def check_architecture(folder: Path, model: PreTrainedModel) -> None:
+    """Refuse a folder of a subclass that kept this package's model type: it would decode as its base class.
+
+    Raises:
+        UserError: config.json names a class that this package does not have.
+    """
+    if not isinstance(model, modeling_vanilla_transformer.VanillaTransformerPreTrainedModel):
+        return
+    for name in model.config.architectures or ():
+        # FSDP2 saves under a class of its own with this prefix.
+        if name.removeprefix("FSDP") not in (*modeling_vanilla_transformer.__all__, type(model).__name__):
+            raise UserError(
+                f"{folder}: architectures={name} in config.json is not a class of this package, and would be loaded "
+                f"as {type(model).__name__}; load it with its own class"
+            )
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..inference.loading import check_architecture, check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line, read_json_object, reading_weights, shown
 from .converting import Converted
@@ -163,9 +164,8 @@ def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
         settings = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
         settings["ignore_mismatched_sizes"] = True  # reported below, by name
         model, info = model_class.from_pretrained(folder, **settings)
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if names := sorted(map(str, info[what])):
-            raise UserError(f"{folder}: {what.replace('_', ' ')} in the weights ({len(names)}): {names[0]} …")
+    check_weights(folder, info)
+    check_architecture(folder, model)
     return model.eval()
 
 

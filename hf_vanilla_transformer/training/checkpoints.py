@@ -12,8 +12,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from .. import modeling_vanilla_transformer
 from ..atomic_write import atomic_file, replace_folder, report_full_disk
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import DiskFull, UserError
+from ..inference.loading import check_architecture, check_weights
+from ..untrusted import read_json_object
 from .run_folder import has_other_files, record_all_files, remove_written_folder, set_aside
 from .run_state import on_branch
 
@@ -146,6 +150,48 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     averaged = {name: _mean([each[name] for each in files], name) for name in shapes[0]}
     with atomic_file(target) as temporary:
         save_file(averaged, temporary, metadata={"format": "pt"})
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder whose weights are not those of the class that its config.json names; they are not read.
+
+    Raises:
+        UserError: what `check_architecture` and `check_tensors` raise. Models of other packages are not checked.
+    """
+    if read_json_object(folder / "config.json").get("model_type") != VanillaTransformerConfig.model_type:
+        return
+    config = VanillaTransformerConfig.from_pretrained(folder)
+    name = (config.architectures or [""])[0].removeprefix("FSDP")
+    default = modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration
+    model_class = getattr(modeling_vanilla_transformer, name, default)
+    with torch.device("meta"):
+        model = model_class(config)
+    check_architecture(folder, model)
+    check_tensors(model, folder)
+
+
+def check_tensors(model: torch.nn.Module, checkpoint: Path) -> None:
+    """Refuse a checkpoint whose tensors are not those of the model; `Trainer` would only warn.
+
+    A checkpoint without whole weights, such as that of an adapter, is not checked. Tied weights may have any of their
+    names.
+
+    Raises:
+        UserError: missing, unexpected or mismatched tensors.
+    """
+    if not any((checkpoint / name).is_file() for name in (WEIGHTS, INDEX)):
+        return
+    names: dict[int, set[str]] = {}
+    tensors = model.state_dict(keep_vars=True)
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), set()).add(name)
+    saved = {name: tuple(shape) for name, (*shape, _) in _shapes(_tensor_files(checkpoint)).items()}
+    info = {
+        "missing_keys": [min(aliases) for aliases in names.values() if not aliases & saved.keys()],
+        "unexpected_keys": saved.keys() - tensors.keys(),
+        "mismatched_keys": [name for name in saved.keys() & tensors.keys() if saved[name] != tensors[name].shape],
+    }
+    check_weights(checkpoint, info)
 
 
 def _tensor_files(checkpoint: Path) -> TensorFiles:

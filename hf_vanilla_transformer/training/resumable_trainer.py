@@ -10,7 +10,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..data.batching import TokenBatchSampler
 from ..data.token_batches import StreamingTokenBatches
-from ..errors import UserError
+from ..inference.loading import check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from ..untrusted import read_json_object, reading_weights
 from .checkpoints import DATA_POSITION
@@ -155,11 +155,12 @@ class ResumableTrainer(StoppableTrainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As `Trainer`; tied weights, which are saved once, are not missing, and others are an error."""
+        """As `Trainer`; tied weights, saved once, are not missing; missing or unexpected weights are an error."""
         tied = set(getattr(self.model, "all_tied_weights_keys", ()))
         missing = [name for name in load_result.missing_keys if name not in tied]
-        if missing and isinstance(self.model, VanillaTransformerPreTrainedModel):
-            raise UserError(f"the checkpoint lacks {missing[0]}: it is of another model")
+        if isinstance(self.model, VanillaTransformerPreTrainedModel):
+            info = {"missing_keys": missing, "unexpected_keys": load_result.unexpected_keys, "mismatched_keys": ()}
+            check_weights(Path(self._resumed_from or self.args.output_dir), info)
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _write_position(self, checkpoint: Path) -> None:

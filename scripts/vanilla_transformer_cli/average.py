@@ -72,9 +72,11 @@ def write_model_folder(checkpoints: list[Path], output: Path) -> None:
     from hf_vanilla_transformer.atomic_write import new_folder
     from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
     from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.training.checkpoints import INDEX, WEIGHTS, average_weights
+    from hf_vanilla_transformer.training.checkpoints import INDEX, WEIGHTS, average_weights, check_model_folder
 
     last = checkpoints[-1]
+    if (last / "config.json").is_file():
+        check_model_folder(last)  # the others have the same tensors
     with new_folder(output) as folder:
         folder.mkdir()
         average_weights(checkpoints, folder / WEIGHTS)

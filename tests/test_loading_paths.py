@@ -1,0 +1,170 @@
+"""Every way to load a model refuses weights that are missing, unexpected or of another shape, and foreign classes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_vanilla_transformer import (
+    Translator,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTrainer,
+    VanillaTransformerTrainingArguments,
+)
+from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.hub.model_files import choose_files
+from hf_vanilla_transformer.inference.loading import load_model
+from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.training.checkpoints import check_model_folder
+from hf_vanilla_transformer.training.fine_tuning import load_base_model
+from hf_vanilla_transformer.training.objectives.distillation import Teacher
+from tests.model_helpers import tiny_config, tiny_model
+from tests.trainer_helpers import QUIET, collate, random_pairs
+from vanilla_transformer_cli.main import main
+
+WEIGHT = "model.decoder.layers.0.fc1.weight"
+
+
+class GatedTransformer(VanillaTransformerForConditionalGeneration):
+    """A subclass with a gate, which keeps the configuration and the model type of its base."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.gate = torch.nn.Linear(config.d_model, config.d_model)
+
+
+class ScaledTransformer(VanillaTransformerForConditionalGeneration):
+    """A subclass without weights of its own."""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "good"
+    tokenizer = train_tokenizer(["one two three"] * 3, 265)
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
+    return folder
+
+
+def damaged(good: Path, damage: str) -> Path:
+    """A copy of the folder with one of the faults."""
+    folder = good.parent / damage
+    if folder.exists():
+        return folder
+    shutil.copytree(good, folder)
+    weights = load_file(folder / "model.safetensors")
+    if damage == "missing":
+        del weights[WEIGHT]
+    elif damage == "unexpected":
+        weights["gate.weight"] = torch.ones(2, 2)
+    elif damage == "mismatched":
+        weights[WEIGHT] = torch.ones(3, 3)
+    elif damage in ("subclass", "class"):
+        model_class = GatedTransformer if damage == "subclass" else ScaledTransformer
+        model_class(tiny_config(vocab_size=265)).save_pretrained(folder)
+        return folder
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def by_command(*arguments: str) -> Callable[[Path, Path, Path], None]:
+    """A subcommand of `vanilla-transformer` in this process; FOLDER, GOOD, TEXT and OUT are replaced by paths."""
+
+    def load(folder: Path, good: Path, scratch: Path) -> None:
+        text = scratch / "text"
+        text.write_text("one two\n", encoding="utf-8")
+        paths = {"FOLDER": folder, "GOOD": good, "TEXT": text, "OUT": scratch / "out"}
+        main([reduce(lambda text, name: text.replace(name, str(paths[name])), paths, one) for one in arguments])
+
+    return load
+
+
+def ensemble(folder: Path, good: Path, scratch: Path) -> None:
+    Translator.from_pretrained(good, "cpu", ensemble=[folder])
+
+
+def teacher(folder: Path, good: Path, scratch: Path) -> None:
+    Teacher([folder], 0.5, tiny_model(vocab_size=265))
+
+
+def resumed(folder: Path, good: Path, scratch: Path) -> None:
+    """Resume from a checkpoint whose weights are those of the folder."""
+    model = tiny_model(vocab_size=265)
+    args = VanillaTransformerTrainingArguments(
+        output_dir=str(scratch / "run"), **{**QUIET, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    )
+    trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=random_pairs(8), data_collator=collate)
+    trainer.train()
+    checkpoint = scratch / "run" / "checkpoint-1"
+    shutil.copy(folder / "model.safetensors", checkpoint / "model.safetensors")
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+LOADERS: dict[str, Callable[[Path, Path, Path], Any]] = {
+    "load_model": lambda folder, good, scratch: load_model(folder, "cpu"),
+    "Translator": lambda folder, good, scratch: Translator.from_pretrained(folder, "cpu"),
+    "ensemble": ensemble,
+    "teacher": teacher,
+    "base of a fine-tuning": lambda folder, good, scratch: load_base_model(str(folder)),
+    "checkpoint": lambda folder, good, scratch: check_model_folder(folder),
+    "export ctranslate2": lambda folder, good, scratch: export("ctranslate2", folder, scratch / "out"),
+    "export marian": lambda folder, good, scratch: export("marian", folder, scratch / "out"),
+    "translate": by_command("translate", "--model", "FOLDER", "--input", "TEXT", "--output", "OUT"),
+    "evaluate": by_command("evaluate", "--model", "FOLDER", "--source", "TEXT", "--reference", "TEXT"),
+    "distil": by_command("distil", "--teacher", "FOLDER", "--source_file", "TEXT", "--output_dir", "OUT"),
+    "attention": by_command("attention", "--model", "FOLDER", "--sentence", "one", "--output", "OUT"),
+    "average": by_command("average", "FOLDER", "FOLDER", "--output", "OUT"),
+    "serve": by_command("serve", "--model", "en-de=FOLDER", "--port", "0"),
+}
+DAMAGES = {
+    "missing": "fc1",
+    "unexpected": "gate",
+    "mismatched": "fc1",
+    "subclass": "gate|GatedTransformer",
+    "class": "ScaledTransformer",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_loading_refuses_other_weights_in_one_line(
+    good: Path, loader: str, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = damaged(good, damage)
+    with pytest.raises((UserError, SystemExit)) as caught:
+        LOADERS[loader](folder, good, tmp_path)
+    message = str(caught.value) if isinstance(caught.value, UserError) else capsys.readouterr().err + str(caught.value)
+    assert str(folder) in message and any(part in message for part in DAMAGES[damage].split("|")), message
+    assert "Traceback" not in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "unexpected", "mismatched", "subclass"])
+def test_resuming_refuses_other_weights(good: Path, damage: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="checkpoint-1.*(fc1|gate)"):
+        resumed(damaged(good, damage), good, tmp_path)
+
+
+@pytest.mark.parametrize("loader", ["load_model", "Translator", "ensemble", "checkpoint"])
+def test_loading_takes_the_folder_without_damage(good: Path, loader: str, tmp_path: Path) -> None:
+    LOADERS[loader](good, good, tmp_path)
+
+
+def test_publishing_refuses_a_subclass_with_the_code_of_its_base(good: Path) -> None:
+    with pytest.raises(UserError, match=r"test_loading_paths\.py"):  # the file of the class, which auto_map names
+        choose_files(damaged(good, "class"))
+    choose_files(good)
+
+
+def test_encoder_that_names_its_class_is_averaged(tmp_path: Path) -> None:
+    encoder = tiny_model().model
+    encoder.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["VanillaTransformerModel"]
+    check_model_folder(tmp_path)
