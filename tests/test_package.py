@@ -38,7 +38,7 @@ before = set(sys.modules)
 for _ in range(2):  # imported twice is as good as once
     sys.modules.pop("hf_vanilla_transformer", None)
     import hf_vanilla_transformer
-libraries = ["matplotlib", "num2words", "tensorboard", "datasets", "evaluate", "sacrebleu", "accelerate"]
+libraries = ["matplotlib", "num2words", "tensorboard", "datasets", "sacrebleu", "accelerate"]
 print(*[name for name in libraries if name in sys.modules and name not in before])
 import hf_vanilla_transformer.evaluation
 print("matplotlib" in sys.modules and "matplotlib" not in before)

@@ -115,7 +115,7 @@ def sections(check: Check) -> dict[str, Callable[[], Figures]]:
 
 def machine() -> Figures:
     """The hardware and the versions of what lies there."""
-    return {"hardware": describe_hardware(), **versions("ctranslate2", "flash-attn", "evaluate")}
+    return {"hardware": describe_hardware(), **versions("ctranslate2", "flash-attn")}
 
 
 def train_on_text(check: Check, preset: str) -> Figures:

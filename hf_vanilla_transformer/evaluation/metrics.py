@@ -3,17 +3,14 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sacrebleu.metrics import BLEU, CHRF
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..loss_vanilla_transformer import IGNORED
-
-#: Folder of the local `evaluate` module: `evaluate.load(TRANSLATION_SCORE)` works offline.
-TRANSLATION_SCORE = str(Path(__file__).parent / "translation_score")
 
 
 def score_translations(
@@ -45,21 +42,38 @@ def score_translations(
     if not hypotheses:
         raise UserError("hypotheses and references are empty: there is nothing to score")
     check_tokenizer(tokenize)
-    scores = _translation_score().compute(
-        predictions=hypotheses, references=references, tokenize=tokenize, lowercase=lowercase
-    )
-    if scores["bleu"] == 0 and scores["exact_match"] > 0:
+    # force: no warning that the text looks tokenised, as "none" expects
+    bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
+    chrf = CHRF(lowercase=lowercase)
+    bleu_score = bleu.corpus_score(hypotheses, [references])
+    chrf_score = chrf.corpus_score(hypotheses, [references])
+    exact_match = _exact_match(hypotheses, references, lowercase)
+    if bleu_score.score == 0 and exact_match > 0:
         _warn_about_short_lines(tokenize)
-    return scores
+    return {
+        "bleu": bleu_score.score,
+        "chrf": chrf_score.score,
+        "exact_match": exact_match,
+        "bleu_signature": f"{bleu_score.name}|{bleu.get_signature()}",
+        "chrf_signature": f"{chrf_score.name}|{chrf.get_signature()}",
+        "brevity_penalty": bleu_score.bp,
+        "precisions": list(bleu_score.precisions),
+        "hypothesis_length": bleu_score.sys_len,
+        "reference_length": bleu_score.ref_len,
+        "sentences": len(hypotheses),
+    }
 
 
 def translation_metrics(
     tokenizer: PreTrainedTokenizerBase, *, tokenize: str = "13a", lowercase: bool = False
 ) -> Callable[[EvalPrediction], dict[str, float]]:
-    """The `compute_metrics` of a `Seq2SeqTrainer` with `predict_with_generate=True`.
+    """Return a function for the `compute_metrics` argument of any `Seq2SeqTrainer`.
+
+        args = Seq2SeqTrainingArguments(…, predict_with_generate=True)
+        trainer = Seq2SeqTrainer(model, args, …, compute_metrics=translation_metrics(tokenizer))
 
     Args:
-        tokenizer: of the target language.
+        tokenizer: the tokenizer of the target language.
         tokenize, lowercase: see `score_translations`.
 
     Returns:
@@ -87,18 +101,16 @@ def translation_metrics(
 
 @lru_cache
 def check_tokenizer(name: str) -> None:
-    """Check that sacreBLEU can load a tokenizer, which is better known before hours of decoding than after.
+    """Check that sacreBLEU can load a tokenizer, before hours of decoding.
 
     Raises:
-        UserError: it cannot; the message lists those that exist.
+        UserError: sacreBLEU cannot load it. The message lists the known tokenizers.
     """
-    from sacrebleu.metrics import BLEU
-
     if name not in BLEU.TOKENIZERS:
         raise UserError(f"tokenize: sacreBLEU has no tokenizer {name!r}; choose one of {', '.join(BLEU.TOKENIZERS)}")
     try:
         BLEU(tokenize=name)
-    # a tokenizer may need a package or a download, which sacreBLEU reports by exceptions of many types
+    # if a tokenizer needs a package or a download, sacreBLEU raises exceptions of many types
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UserError(
@@ -106,12 +118,12 @@ def check_tokenizer(name: str) -> None:
         ) from error
 
 
-@lru_cache(maxsize=1)
-def _translation_score() -> Any:
-    import evaluate  # here, because importing it takes seconds
-
-    # in memory, because two processes that score at once would lock the same file
-    return evaluate.load(TRANSLATION_SCORE, keep_in_memory=True)
+def _exact_match(hypotheses: list[str], references: list[str], lowercase: bool) -> float:
+    """Percentage of hypotheses that equal their reference, ignoring spaces at the ends, as sacreBLEU does."""
+    normalise = str.lower if lowercase else str
+    pairs = zip(hypotheses, references, strict=True)
+    equal = sum(normalise(hypothesis).strip() == normalise(reference).strip() for hypothesis, reference in pairs)
+    return 100 * equal / len(hypotheses)
 
 
 @lru_cache  # warns once, not at every evaluation of a training run

@@ -1,8 +1,6 @@
 """Metrics against the formula of Papineni et al. 2002 and sacreBLEU's functions, and token ids from a trainer."""
 
 import math
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -13,12 +11,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import metrics
-from hf_vanilla_transformer.evaluation.metrics import (
-    TRANSLATION_SCORE,
-    check_tokenizer,
-    score_translations,
-    translation_metrics,
-)
+from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, score_translations, translation_metrics
 
 HYPOTHESES = ["the the the cat sat on the mat", "a dog barks at the old red gate today", "yes it is"]
 REFERENCES = ["the cat sat on the mat by the big door", "a dog barks at the old gate", "yes it is so"]
@@ -109,25 +102,6 @@ def test_lines_too_short_for_bleu_give_one_warning(caplog):
         assert score_translations(words, words)["bleu"] == 0  # no 4-gram exists
     assert [record.message.startswith("BLEU is 0 although") for record in caplog.records] == [True]
     assert score_translations(words, words, tokenize="char")["bleu"] == pytest.approx(100)
-
-
-def test_module_loads_offline_in_two_processes_at_once(tmp_path):
-    code = (
-        "import os, socket, sys, evaluate\n"
-        "def refuse(*_): raise SystemExit('the network was asked')\n"
-        "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "other = os.fork()\n"  # after the slow import, so that both load at the same time
-        "score = evaluate.load(sys.argv[1])\n"
-        "print(score.compute(predictions=['a b c d'], references=['a b c d'])['bleu_signature'], flush=True)\n"
-        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) if other else 0)\n"
-    )
-    environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, TRANSLATION_SCORE]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    printed = run.stdout.splitlines()
-    assert len(printed) == 2
-    assert all(line.startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a") for line in printed)
 
 
 @pytest.fixture

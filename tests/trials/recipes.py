@@ -255,7 +255,7 @@ def judge(outcome: Outcome, folder: Path, before: str, files: dict[str, bytes]) 
 
 def make_template(folder: Path) -> Path:
     """A finished run: what lies in the output folder of some cases, and a tokenizer."""
-    for library in ("evaluate", "matplotlib.pyplot", "sacrebleu"):  # once, not in every case
+    for library in ("matplotlib.pyplot", "sacrebleu"):  # once, not in every case
         importlib.import_module(library)
     folder.mkdir()
     write_text(folder)

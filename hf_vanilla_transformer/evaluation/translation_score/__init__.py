@@ -1,1 +1,0 @@
-"""A local `evaluate` module; load it with `evaluate.load(TRANSLATION_SCORE)`, it needs no network."""
