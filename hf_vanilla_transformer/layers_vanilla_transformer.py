@@ -283,6 +283,18 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         # Without `tie_word_embeddings` the base class ties nothing; here the two embeddings can still be one.
         return super().get_expanded_tied_weights_keys(True) if all_submodels else self.tied_weights()
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save as `PreTrainedModel` does, with every weight that the configuration, as it is now, does not tie.
+
+        PEFT sets `tie_word_embeddings` to False when it adds an adapter to a model with separate vocabularies.
+        """
+        untied = self.all_tied_weights_keys.keys() - self.tied_weights().keys()
+        if untied:
+            state_dict = dict(kwargs.get("state_dict") or self.state_dict())
+            state_dict.update({name: state_dict[name].clone() for name in untied & state_dict.keys()})
+            kwargs["state_dict"] = state_dict
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
         ids = torch.tensor([[4, 5, 6, 2], [7, 8, 2, 1]], device=self.device)

@@ -1,0 +1,74 @@
+"""What `save_pretrained` leaves out follows the configuration that it writes, in every tying mode."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from tests.model_helpers import assert_near, tiny_model, translation_batch
+
+TYING: dict[str, dict[str, Any]] = {
+    "all tied": {},
+    "one embedding": {"tie_word_embeddings": False},
+    "target tied": {"share_encoder_decoder_embeddings": False},
+    "two vocabularies": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 44},
+    "nothing tied": {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+}
+BATCH = translation_batch([5, 3], [6, 4])
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(**BATCH).logits
+
+
+def reloaded(model: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
+    model.save_pretrained(folder)
+    return VanillaTransformerForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
+
+
+@pytest.mark.parametrize("fields", TYING.values(), ids=TYING)
+@pytest.mark.parametrize("tie", [True, False, None], ids=["tie", "untie", "unchanged"])
+def test_changed_tying_is_saved_whole(fields: dict[str, Any], tie: bool | None, tmp_path: Path) -> None:
+    model = tiny_model(**fields)
+    expected = logits(model)
+    if tie is not None:
+        model.config.tie_word_embeddings = tie
+    again, info = reloaded(model, tmp_path)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert_near(logits(again), expected, 1e-6)
+    third, _ = reloaded(again, tmp_path / "third")
+    assert_near(logits(third), expected, 1e-6)
+
+
+def test_embeddings_untied_in_the_configuration_are_saved_whole(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.config.share_encoder_decoder_embeddings = False
+    again, info = reloaded(model, tmp_path)
+    assert not info["missing_keys"]
+    assert_near(logits(again), logits(model), 1e-6)
+
+
+@pytest.mark.parametrize("fields", TYING.values(), ids=TYING)
+@pytest.mark.parametrize("modules", [["q_proj", "v_proj"], ["fc1", "fc2"]], ids=["attention", "feed-forward"])
+@pytest.mark.parametrize("way", ["merged", "unloaded", "modules_to_save", "state_dict"])
+def test_model_of_an_adapter_loads_as_it_was(
+    fields: dict[str, Any], modules: list[str], way: str, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    saved = ["fc1"] if way == "modules_to_save" and "fc1" not in modules else None
+    config = peft.LoraConfig(r=4, target_modules=modules, init_lora_weights=False, modules_to_save=saved)
+    adapted = peft.get_peft_model(tiny_model(**fields), config)
+    expected = logits(adapted)
+    model = adapted.unload() if way == "unloaded" else adapted.merge_and_unload()
+    if way == "unloaded":
+        expected = logits(model)
+    if way == "state_dict":  # as `Trainer` saves
+        model.save_pretrained(tmp_path, state_dict=model.state_dict())
+        again = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    else:
+        again, info = reloaded(model, tmp_path)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert_near(logits(again), expected, 2e-6)
