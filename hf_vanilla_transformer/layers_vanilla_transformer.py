@@ -127,7 +127,7 @@ class VanillaTransformerAttention(nn.Module):
         hidden_states = cast_once(hidden_states)
         query = self._split_heads(self.q_proj(hidden_states), self.head_dim)  # (B, H, T, d_k)
         if key_value_states is None:
-            key, value = self._project(hidden_states)
+            key, value = self.keys_and_values(hidden_states)
             cache = getattr(past_key_values, "self_attention_cache", past_key_values)
             if cache is not None:
                 key, value = cache.update(key, value, self.layer_idx)  # (B, H, K, ·)
@@ -145,7 +145,7 @@ class VanillaTransformerAttention(nn.Module):
     def _split_heads(self, projected: Tensor, width: int) -> Tensor:
         return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, T, H * width) -> (B, H, T, width)
 
-    def _project(self, states: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         states = cast_once(states)
         key = self._split_heads(self.k_proj(states), self.head_dim)
         value = self._split_heads(self.v_proj(states), self.value_head_dim)
@@ -154,12 +154,12 @@ class VanillaTransformerAttention(nn.Module):
     def _project_source(self, source: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source; computed at the first decoding step, then taken from the cache."""
         if not isinstance(past_key_values, EncoderDecoderCache):
-            return self._project(source)
+            return self.keys_and_values(source)
         cache = past_key_values.cross_attention_cache
         if past_key_values.is_updated.get(self.layer_idx):
             return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
         past_key_values.is_updated[self.layer_idx] = True
-        return cache.update(*self._project(source), self.layer_idx)
+        return cache.update(*self.keys_and_values(source), self.layer_idx)
 
 
 class VanillaTransformerLayer(GradientCheckpointingLayer):

@@ -8,12 +8,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import UserError
@@ -21,8 +23,8 @@ from ..untrusted import one_line, read_json_object
 from .card import CardFacts, card_for_repository, model_card
 from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, json_bytes, shard
 
-# The exception of the HTTP library for a failed connection; the library depends on the version of `huggingface_hub`.
-_ConnectionFailed: Any = HfHubHTTPError.__mro__[1]
+# `huggingface_hub` 1 sends requests with httpx, later versions with httpx2; `HfHubHTTPError` is one of these as well.
+_HTTP_ERRORS: Any = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
 
 _BUSY = (408, 429, 500, 502, 503, 504)
 _WAITS = (1, 2, 4, 8, 8)  # seconds, as `huggingface_hub` waits
@@ -177,9 +179,9 @@ def with_retries(call: Callable[[], Result]) -> Result:
     for wait in _WAITS:
         try:
             return call()
-        except (HfHubHTTPError, _ConnectionFailed, RuntimeError) as error:
+        except (*_HTTP_ERRORS, RuntimeError) as error:
             response = getattr(_cause(error), "response", None)
-            if response is None and isinstance(_cause(error), _ConnectionFailed):
+            if response is None and isinstance(_cause(error), _HTTP_ERRORS):
                 retry_after = ""
             elif response is not None and response.status_code in _BUSY and _sent_once(response.request):
                 retry_after = response.headers.get("Retry-After", "")
@@ -208,8 +210,8 @@ def one_line_errors(repo_id: str) -> Iterator[None]:
         raise
     except OfflineModeIsEnabled:
         raise UserError("HF_HUB_OFFLINE is set; unset it to publish") from None
-    except (HfHubHTTPError, _ConnectionFailed, RuntimeError) as error:
-        if not isinstance(_cause(error), HfHubHTTPError | _ConnectionFailed):
+    except (*_HTTP_ERRORS, RuntimeError) as error:
+        if not isinstance(_cause(error), _HTTP_ERRORS):
             raise
         raise UserError(_explained(_cause(error), repo_id)) from None
     except ValueError as error:

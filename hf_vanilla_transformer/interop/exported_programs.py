@@ -35,7 +35,7 @@ class ExportableEncoder(nn.Module):
         """
         states = self.encoder(input_ids, attention_mask).last_hidden_state
         attentions: Any = self.cross_attentions
-        return states, [part for attention in attentions for part in attention._project(states)]
+        return states, [part for attention in attentions for part in attention.keys_and_values(states)]
 
 
 class ExportableDecoder(nn.Module):

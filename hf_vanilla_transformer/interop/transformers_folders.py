@@ -244,5 +244,4 @@ def set_generation_config(model: VanillaTransformerForConditionalGeneration, set
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"generation settings: {one_line(error)}") from None
     check_generation_config(generation_config)
-    generation_config._from_model_config = False  # otherwise `generate` derives a new one from the model's config
     model.generation_config = generation_config

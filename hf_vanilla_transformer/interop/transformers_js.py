@@ -114,7 +114,7 @@ class _Projections(nn.Module):
     def forward(self, encoder_hidden_states: Tensor) -> list[Tensor]:
         """(B, S, D) to keys (B, H, S, d_k) and values (B, H, S, d_v) of each layer."""
         attentions: Any = self.attentions
-        return [part for attention in attentions for part in attention._project(encoder_hidden_states)]
+        return [part for attention in attentions for part in attention.keys_and_values(encoder_hidden_states)]
 
 
 class _Decoder(nn.Module):
