@@ -141,7 +141,8 @@ class Inspector:
             tokens = row[1 : self._end(row, 1 + len(prefix))]
             text = self.target_tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             if score is None or score > -1e8:  # below: a beam without a hypothesis
-                found.append({"text": text, "score": score, "tokens": tokens})
+                shown = [token["text"] for token in _all_shown(self.target_tokenizer, tokens)]
+                found.append({"text": text, "score": score, "tokens": tokens, "token_texts": shown})
         return found
 
     def _end(self, row: list[int], first: int) -> int:

@@ -72,6 +72,7 @@ class Hypothesis(BaseModel):
     text: str
     score: float | None
     tokens: list[int]
+    token_texts: list[str]
 
 
 class PageTranslation(BaseModel):

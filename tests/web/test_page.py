@@ -247,8 +247,8 @@ def test_page_of_a_server_shows_what_it_answers(tmp_path: Path) -> None:
             [{"id": 2, "text": "</s>", "probability": 1}],
         ],
         "hypotheses": [
-            {"text": "eins", "score": -0.25, "tokens": [5, 2]},
-            {"text": "eins eins", "score": -0.5, "tokens": [5, 5, 2]},
+            {"text": "eins", "score": -0.25, "tokens": [5, 2], "token_texts": ["eins", "</s>"]},
+            {"text": "eins zwei", "score": -0.5, "tokens": [5, 6, 2], "token_texts": ["eins", " zwei", "</s>"]},
         ],
     }
 
@@ -274,7 +274,7 @@ def test_page_of_a_server_shows_what_it_answers(tmp_path: Path) -> None:
         page.point_at(page.all("#tokens .token")[0])
         assert page.weights() == [0.9, 0.1]
         labels = [each.text for each in page.all("#tree text")]
-        assert sorted(labels) == ["</s>", "</s>", "eins", "eins"]  # a tree of the hypotheses
+        assert sorted(labels) == ["</s>", "</s>", "eins", "zwei"]  # a tree of the hypotheses
         assert page.error == "" and page.console() == []
         page.find("#source").clear()
         page.type("wrong")

@@ -4,10 +4,9 @@ const SVG = "http://www.w3.org/2000/svg";
 const ROW = 30, GAP = 26, PADDING = 9, CHARACTER = 7.2; // pixels
 const LONGEST = 14; // characters of a label
 
-/** The tree of a translation; of its hypotheses where the engine gives none. */
-export function treeOf({ tree, hypotheses, tokens }) {
+/** The tree of a translation, made of its hypotheses if the engine gives none. */
+export function treeOf({ tree, hypotheses }) {
   if (tree) return tree;
-  const texts = new Map(tokens.map(({ id, text }) => [id, text]));
   const nodes = [];
   hypotheses.forEach((hypothesis, rank) => {
     let parent = -1;
@@ -16,7 +15,7 @@ export function treeOf({ tree, hypotheses, tokens }) {
       let at = last ? -1 : nodes.findIndex((node) => node.parent === parent && node.id === id && node.state === "running");
       if (at < 0) {
         const state = last ? (rank === 0 ? "best" : "ended") : "running";
-        at = nodes.push({ parent, id, text: texts.get(id) ?? `#${id}`, state }) - 1;
+        at = nodes.push({ parent, id, text: hypothesis.token_texts[i], state }) - 1;
       }
       parent = at;
     });
