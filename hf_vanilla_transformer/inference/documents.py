@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import yaml
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
@@ -141,3 +143,18 @@ def too_long(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> li
     long = [sentence for sentence in sentences if len(sentence.encode()) >= limit]
     lengths = [len(tokenizer(sentence)["input_ids"]) for sentence in long]
     return [length for length in lengths if length > limit]
+
+
+def card_languages(folder: Path) -> list[str]:
+    """`language` of the metadata in a model card: source and target in the cards of this package.
+
+    Returns:
+        An empty list if there is no card, or no list of languages in it.
+    """
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        metadata = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    languages = metadata.get("language") if isinstance(metadata, dict) else None
+    return [str(code) for code in languages] if isinstance(languages, list) else []

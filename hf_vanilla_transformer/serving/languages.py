@@ -4,9 +4,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from ..errors import UserError
+from ..inference.documents import card_languages
 
 #: English names, which `GET /languages` shows; a code without one is its own name.
 _NAMES = (
@@ -58,14 +57,3 @@ def _pair_of(folder: Path) -> tuple[str, str]:
     if name is None:
         raise UserError(f"--model: {folder}: its languages are not known; give them, as in en-de={folder}")
     return name[1], name[2]
-
-
-def card_languages(folder: Path) -> list[str]:
-    """`language` of a model card's metadata, source and target in the cards of this package; empty without a card."""
-    try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
-        metadata = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return []
-    found = metadata.get("language") if isinstance(metadata, dict) else None
-    return [str(code) for code in found] if isinstance(found, list) else []

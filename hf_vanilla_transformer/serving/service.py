@@ -1,8 +1,9 @@
-"""One language pair: from the text of a request to its translation. Runs in the thread of the requests."""
+"""One language pair: from the texts of a request to their translations. Runs in the thread of the requests."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from ..errors import UserError
 from ..inference.alignment import Link
@@ -16,17 +17,14 @@ from .inspection import Inspector
 #: Attention needs memory for the square of a sentence's length. Models are trained on far shorter ones.
 MAX_SENTENCE_TOKENS = 1024
 
+Result = TypeVar("Result")
+
+#: For each sentence of a text, its token ids and its hypotheses, the best first.
+Translated = list[tuple[list[int], list[FoundHypothesis]]]
+
 
 class TooLong(UserError):
     """A request that is larger than the server takes."""
-
-
-@dataclass(frozen=True)
-class _Text:
-    """A text of a request, or a passage of one that is HTML, as parts."""
-
-    parts: list[Part]
-    passage: Passage | None = None
 
 
 class LanguagePair:
@@ -34,7 +32,7 @@ class LanguagePair:
 
     Args:
         source, target: codes such as "en".
-        translator: whose tokenizers are used here, and nowhere else.
+        translator: its tokenizers are used here and nowhere else.
         engine: translates sentences. inspector: aligns words, for HTML.
         split: splits a line into sentences; None takes a line as one sentence.
     """
@@ -48,54 +46,99 @@ class LanguagePair:
         inspector: Inspector,
         split: Splitter | None,
     ):
-        self.source, self.target, self.translator = source, target, translator
-        self.engine, self.inspector = engine, inspector
+        self.source = source
+        self.target = target
+        self.translator = translator
+        self.engine = engine
+        self.inspector = inspector
         self.split: Splitter = split or (lambda line: [line])
+        # Python's HTML parser takes seconds for some malformed documents
+        self._html_thread = ThreadPoolExecutor(1, thread_name_prefix="html")
 
     def close(self) -> None:
-        """Translate what has been taken, and end the threads."""
+        """Translate the sentences in the queue, then end the threads."""
         self.engine.close()
         self.inspector.close()
+        self._html_thread.shutdown()
 
     async def translate(self, texts: Sequence[str], *, html: bool = False, n_best: int = 1) -> list[list[str]]:
-        """Translate texts, all of whose sentences wait together.
+        """Translate texts. All their sentences wait in the queue together.
 
         Args:
-            texts: with line feeds, blank lines and list marks, which stay.
-            html: whether they are HTML, whose tags stay.
-            n_best: translations of each, at most `engine.num_beams`; an HTML text has one.
+            texts: their line feeds, blank lines and list marks stay.
+            html: the texts are HTML, and their tags stay.
+            n_best: translations of each text, at most `engine.num_beams`. An HTML text has one.
 
         Returns:
-            For each text so many translations, the best first.
+            For each text its translations, the best first.
 
         Raises:
-            UserError: a sentence that is longer than the learned positions of the model.
-            TooLong: more sentences than the queue holds. QueueFull: more than it holds now.
+            UserError: a sentence is longer than the learned positions of the model.
+            TooLong: there are more sentences than the queue can contain.
+            QueueFull: there are more sentences than the queue has room for.
         """
-        documents: list[list[str | Passage]] = []
-        if html:  # in the other thread: Python's parser takes seconds for some malformed text
-            documents = await self.inspector.run(list, map(split_html, texts))
-            found = [
-                _Text(split_text(piece.text, self.split), piece)
-                for pieces in documents
-                for piece in pieces
-                if isinstance(piece, Passage)
-            ]
-        else:
-            found = [_Text(split_text(text, self.split)) for text in texts]
-        sources = [self._encode(sentence) for text in found for sentence in sentences_of(text.parts)]
-        if len(sources) > self.engine.max_queue:
-            raise TooLong(f"q: {len(sources)} sentences; at most {self.engine.max_queue} are taken at a time")
-        futures = self.engine.submit(sources, n_best)
-        # cancelled together with this coroutine, when the time is up or the client has left
-        hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        if not html:
-            return self._as_text(found, hypotheses, n_best)
-        passages = iter(await self._as_html(found, sources, hypotheses))
-        return [
-            [join_html(pieces, [next(passages) for piece in pieces if isinstance(piece, Passage)])]
-            for pieces in documents
+        if html:
+            return await self._translate_html(texts)
+        parts = [split_text(text, self.split) for text in texts]
+        results = []
+        for of_text, translated in zip(parts, await self._search(parts, n_best), strict=True):
+            hypotheses = [[self._decode(hypothesis) for hypothesis in ranked] for _, ranked in translated]
+            ranks = range(max(map(len, hypotheses), default=1))
+            # a sentence with fewer hypotheses repeats its last one
+            results.append([join_text(of_text, [ranked[: rank + 1][-1] for ranked in hypotheses]) for rank in ranks])
+        return results
+
+    async def _translate_html(self, texts: Sequence[str]) -> list[list[str]]:
+        documents = await self._in_html_thread(lambda: [split_html(text) for text in texts])
+        passages = [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
+        parts = [split_text(passage.text, self.split) for passage in passages]
+        translated = await self._search(parts, 1)
+        links = await self._links(passages, translated)
+        sentences = [
+            self._sentences(*of_passage, links) for of_passage in zip(passages, parts, translated, strict=True)
         ]
+
+        def joined() -> list[list[str]]:
+            following = (passage.html(own) for passage, own in zip(passages, sentences, strict=True))
+            return [[join_html(pieces, following)] for pieces in documents]
+
+        return await self._in_html_thread(joined)
+
+    def _sentences(
+        self, passage: Passage, parts: list[Part], translated: Translated, links: Iterator[list[Link]]
+    ) -> list[TranslatedPart]:
+        following = iter(translated)
+        results = []
+        for part in parts:
+            if part.is_sentence:
+                translation = self._decode(next(following)[1][0])
+                results.append(TranslatedPart(part.text, translation, next(links) if passage.elements else []))
+            else:
+                results.append(TranslatedPart(part.text, part.text))
+        return results
+
+    async def _links(self, passages: list[Passage], translated: list[Translated]) -> Iterator[list[Link]]:
+        """The aligned words of each sentence in a passage with inline elements; others do not need them."""
+        sentences = [
+            sentence
+            for passage, of_passage in zip(passages, translated, strict=True)
+            for sentence in of_passage
+            if passage.elements
+        ]
+        if not sentences:
+            return iter(())
+        sources, targets = [source for source, _ in sentences], [ranked[0].tokens for _, ranked in sentences]
+        return iter(await self.inspector.run(self.inspector.align, sources, targets))
+
+    async def _search(self, texts: list[list[Part]], n_best: int) -> list[Translated]:
+        sources = [[self._encode(sentence) for sentence in sentences_of(parts)] for parts in texts]
+        count = sum(map(len, sources))
+        if count > self.engine.max_queue:
+            raise TooLong(f"q: {count} sentences; send at most {self.engine.max_queue} at a time")
+        futures = self.engine.submit([source for of_text in sources for source in of_text], n_best)
+        # cancelled with this coroutine, when the time is up or the client has disconnected
+        following = iter(await asyncio.gather(*map(asyncio.wrap_future, futures)))
+        return [[(source, next(following)) for source in of_text] for of_text in sources]
 
     def _encode(self, sentence: str) -> list[int]:
         try:
@@ -103,7 +146,7 @@ class LanguagePair:
         except UserError as error:
             raise UserError("q: " + str(error).removeprefix("line 1: ").replace("the line", "the sentence")) from error
         if len(ids) > MAX_SENTENCE_TOKENS:
-            raise TooLong(f"q: a sentence of {len(ids)} tokens; at most {MAX_SENTENCE_TOKENS} are taken; split it")
+            raise TooLong(f"q: a sentence of {len(ids)} tokens; split it, the most is {MAX_SENTENCE_TOKENS}")
         return ids
 
     def _decode(self, hypothesis: FoundHypothesis) -> str:
@@ -112,43 +155,5 @@ class LanguagePair:
         )
         return text.replace("\n", " ")  # a model can generate any character
 
-    def _as_text(
-        self, texts: Sequence[_Text], hypotheses: Sequence[list[FoundHypothesis]], n_best: int
-    ) -> list[list[str]]:
-        """The n-th translation of a text has the n-th of each sentence, or its last."""
-        following, results = iter(hypotheses), []
-        for text in texts:
-            own = [next(following) for _ in sentences_of(text.parts)]
-            count = max([1, *(min(n_best, len(each)) for each in own)])
-            by_rank = [[self._decode(each[min(rank, len(each) - 1)]) for each in own] for rank in range(count)]
-            results.append([join_text(text.parts, translations) for translations in by_rank])
-        return results
-
-    async def _as_html(
-        self, passages: Sequence[_Text], sources: Sequence[list[int]], hypotheses: Sequence[list[FoundHypothesis]]
-    ) -> list[str]:
-        """HTML of each passage; words are aligned only where there are inline elements."""
-        number, pairs, owners = 0, [], []
-        for text in passages:
-            for _ in sentences_of(text.parts):
-                if text.passage is not None and text.passage.elements:
-                    pairs.append((sources[number], hypotheses[number][0].tokens))
-                    owners.append(number)
-                number += 1
-        links: dict[int, list[Link]] = {}
-        if pairs:
-            found = await self.inspector.run(self.inspector.align, *map(list, zip(*pairs, strict=True)))
-            links = dict(zip(owners, found, strict=True))
-        number, results = 0, list[tuple[Passage, list[TranslatedPart]]]()
-        for text in passages:
-            parts = []
-            for part in text.parts:
-                if not part.is_sentence:
-                    parts.append(TranslatedPart(part.text, part.text))
-                    continue
-                translation = self._decode(hypotheses[number][0])
-                parts.append(TranslatedPart(part.text, translation, links.get(number, [])))
-                number += 1
-            assert text.passage is not None
-            results.append((text.passage, parts))
-        return await self.inspector.run(lambda: [passage.html(parts) for passage, parts in results])
+    async def _in_html_thread(self, function: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._html_thread, function)

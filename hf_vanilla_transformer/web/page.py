@@ -32,7 +32,7 @@ def page_files(site: dict[str, Any]) -> dict[str, bytes]:
         site: the content of `site.json`; `site["engine"]` is "browser" or "server".
     """
     others = [name for engine, names in _OF_ENGINE.items() if engine != site["engine"] for name in names]
-    folder = resources.files(__package__) / "page"
+    folder = resources.files(__package__) / "static"
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in others}
     files["index.html"] = _index(files["index.html"].decode(), site).encode()
     files["site.json"] = (json.dumps(site, indent=2, ensure_ascii=False) + "\n").encode()

@@ -9,12 +9,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCard
 
 from ..atomic_write import new_folder
 from ..errors import UserError
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..hub.space import publish_space
+from ..inference.documents import card_languages
 from ..interop.transformers_folders import load_peer
 from ..interop.transformers_js import DTYPES, GRAPHS, write
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -106,8 +106,8 @@ def publish_site(
     Raises:
         UserError: what `write_site` and `hub.space.publish_space` refuse.
     """
-    names = languages(Path(source))
-    title = f"{names[0]} → {names[1]}" if None not in names else model_id.rpartition("/")[2]
+    names = card_languages(Path(source))
+    title = " → ".join(names) if len(names) == 2 else model_id.rpartition("/")[2]
     with TemporaryDirectory(prefix="site_") as temporary:
         folder = Path(temporary) / "site"
         write_site(source, folder)
@@ -126,7 +126,8 @@ def describe(
     Args:
         sizes: bytes of the graphs by dtype. local: whether the site holds the runtime.
     """
-    source_language, target_language = languages(source)
+    languages = card_languages(source)
+    source_language, target_language = languages if len(languages) == 2 else (None, None)
     return {
         "engine": "browser",
         "title": source.resolve().name,
@@ -175,15 +176,6 @@ def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[s
     if config.position_encoding_type == "learned":
         settings["max_positions"] = config.max_position_embeddings
     return settings
-
-
-def languages(source: Path) -> tuple[str | None, str | None]:
-    """Source and target language, where the model's card names these two."""
-    card = source / "README.md"
-    named = ModelCard.load(card, ignore_metadata_errors=True).data.get("language") if card.is_file() else None
-    if not isinstance(named, list) or len(named) != 2:
-        return None, None
-    return str(named[0]), str(named[1])
 
 
 def _runtime(local: bool) -> dict[str, dict[str, Any]]:

@@ -110,7 +110,7 @@ def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     others = ("n_best", "alignment", "alignment_layer", "probabilities")
     given = {name: getattr(arguments, name) for name in (*decoding, *others)}
     if arguments.paragraphs:
-        from hf_vanilla_transformer.serving.languages import card_languages
+        from hf_vanilla_transformer.inference.documents import card_languages
 
         languages = [arguments.source_lang, *card_languages(Path(arguments.model[0])), "en"]
         given["paragraphs"] = next(filter(None, languages))

@@ -166,9 +166,9 @@ def test_long_sentences_and_many_are_refused(translator: Translator) -> None:
     pair = language_pair(translator, max_queue=2)
     with client_of(pair, max_characters=100_000) as client:
         answer = client.post("/translate", json=GOOD | {"q": "xq" * 3000})
-        assert answer.status_code == 413 and "at most 1024 are taken" in answer.json()["error"]
+        assert answer.status_code == 413 and "1024" in answer.json()["error"]
         answer = client.post("/translate", json=GOOD | {"q": ["a", "b", "c"]})
-        assert answer.status_code == 413 and "3 sentences; at most 2" in answer.json()["error"]
+        assert answer.status_code == 413 and "at most 2" in answer.json()["error"]
 
 
 def test_learned_positions_limit_a_sentence() -> None:

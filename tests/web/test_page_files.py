@@ -12,7 +12,7 @@ from hf_vanilla_transformer import web
 from hf_vanilla_transformer.web.page import content_security_policy
 from hf_vanilla_transformer.web.site import _runtime
 
-FOLDER = Path(web.__file__).parent / "page"
+FOLDER = Path(web.__file__).parent / "static"
 SERVER = {"engine": "server", "search": {"num_beams": 4}}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.web.site import PACKAGES, _local_runtime, languages, search_settings, write_site
+from hf_vanilla_transformer.web.site import PACKAGES, _local_runtime, search_settings, write_site
 from tests.interop.exports import write_model
 from tests.model_helpers import tiny_model
 
@@ -24,14 +24,6 @@ def test_search_settings_are_those_of_generate() -> None:
     other = {"num_beams": 6, "length_penalty": 1.0, "formula": "power", "early_stopping": True, "max_new_tokens": 39}
     assert other.items() <= found.items() and found["suppressed_tokens"] == [1, 3]
     assert found["forced_eos_token_id"] == 2 and found["max_positions"] == 64
-
-
-def test_languages_are_those_of_the_card(tmp_path: Path) -> None:
-    assert languages(tmp_path) == (None, None)
-    (tmp_path / "README.md").write_text("---\nlanguage:\n- en\n- de\n---\n# A translator\n")
-    assert languages(tmp_path) == ("en", "de")
-    (tmp_path / "README.md").write_text("---\nlanguage: en\n---\n")
-    assert languages(tmp_path) == (None, None)
 
 
 def test_site_does_not_replace_the_model(tmp_path: Path) -> None:
