@@ -16,6 +16,7 @@ from ..atomic_write import atomic_file
 from ..data.mixtures import DISTILLED
 from ..errors import UserError
 from .file_translation import translate_file
+from .fingerprints import text_fingerprint, translator_fingerprint
 from .text_io import line_writer, read_lines
 from .translator import Translator
 
@@ -64,8 +65,8 @@ def distil(
     if references is not None and len(human) != len(lines):
         raise UserError(f"{source} has {len(lines)} lines, {references} has {len(human)}: each needs its other")
     translations = folder / TRANSLATIONS
-    models = [str(model.config.name_or_path) for model in teacher.models]
-    _claim(folder / JOB, {"source": str(source), "teacher": models, "n_best": n_best} | settings)
+    job = {"source": text_fingerprint(lines), "teacher": translator_fingerprint(teacher), "n_best": n_best}
+    _claim(folder / JOB, job | settings)
     if not translations.exists():
         listed = n_best if n_best > 1 else None
         translate_file(teacher, source, translations, processes, n_best=listed, progress=progress, **settings)
@@ -92,7 +93,8 @@ def _claim(note: Path, job: dict[str, Any]) -> None:
             temporary.write_text(wanted, encoding="utf-8")
     elif note.read_text(encoding="utf-8") != wanted:
         raise UserError(
-            f"output_dir {note.parent} holds translations by another teacher, text or search; name another"
+            f"output_dir: {note.parent} contains translations by another teacher, of other text or with another "
+            "search; name another folder"
         )
 
 

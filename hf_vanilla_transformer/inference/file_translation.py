@@ -1,8 +1,9 @@
 """Translations as lines of text, and resumable translation of a large file by several processes.
 
-The input is cut into chunks of lines. The translation of each chunk is written atomically to a file in a folder beside
-the output; in the end these files are concatenated. So a killed job resumes with the missing chunks, with any number
-of processes.
+The input is cut into chunks of lines. The translation of each chunk is written atomically to a file in a folder next
+to the output. In the end these files are concatenated. A killed job resumes with the missing chunks, with any number
+of processes. The name of a chunk's file contains a digest of its lines, so that the translation of other text is
+never reused.
 """
 
 import json
@@ -17,10 +18,13 @@ from ..atomic_write import atomic_file
 from ..errors import UserError
 from .batching import MAX_TOKENS, with_prefixes
 from .documents import translate_documents
+from .fingerprints import text_fingerprint, translator_fingerprint
 from .text_io import line_writer, open_to_write, read_lines
 from .translator import Hypothesis, Translator
 
 BATCHES_PER_CHUNK = 8
+
+_JOB = "job.json"  # what the chunks were translated with
 
 
 def translated_lines(
@@ -101,8 +105,8 @@ def translate_file(
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
         processes: `accelerate.PartialState()`.
         prefixes: a file with as many target prefixes as the source has lines.
-        batch_size, max_tokens_per_batch, settings: those of `translated_lines`. Only `max_tokens_per_batch` may differ
-            when a job resumes, since the last one may have run out of memory.
+        batch_size, max_tokens_per_batch, settings: those of `translated_lines`. The two limits may differ when a job
+            resumes, since the last one may have run out of memory.
         progress: called with the number of lines of each finished chunk and the seconds it took; 0 seconds for a chunk
             of an earlier run.
 
@@ -110,7 +114,8 @@ def translate_file(
         The number of lines of the source.
 
     Raises:
-        UserError: another job has left chunks beside this output, or what `Translator.translate` raises.
+        UserError: a job with another model or other settings has left chunks next to this output, or what
+            `Translator.translate` raises.
     """
     limits: dict[str, Any] = {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
     translated_lines(translator, [], **limits, **settings)  # checks the arguments before anything is read
@@ -118,16 +123,17 @@ def translate_file(
     parts = target.with_name(f".{target.name}.parts")
     size = batch_size * BATCHES_PER_CHUNK
     if processes.process_index == 0:
-        models = [str(model.config.name_or_path) for model in translator.models]
-        job = {"source": str(source), "prefixes": str(prefixes), "models": models, "size": size}
-        _claim(parts, job | settings)
+        _claim(parts, {"translator": translator_fingerprint(translator)} | settings)
     processes.wait_for_everyone()
     settings |= limits
     pairs, lines = with_prefixes(read_lines(source), None if prefixes is None else read_lines(prefixes)), 0
+    written: list[Path] = []
     try:
         for number, chunk in enumerate(iter(lambda: list(islice(pairs, size)), [])):
+            part = parts / f"{number:09d}-{text_fingerprint([lines, *chunk])}"
+            written.append(part)
             if number % processes.num_processes == processes.process_index:
-                start, part = time.perf_counter(), parts / f"{number:09d}"
+                start = time.perf_counter()
                 if not (resumed := part.exists()):
                     sentences, begin = map(list, zip(*chunk, strict=True))
                     forced = None if prefixes is None else begin
@@ -141,36 +147,35 @@ def translate_file(
                     progress(len(chunk), 0.0 if resumed else time.perf_counter() - start)
             lines += len(chunk)
     except UserError:
-        if not _finished(parts):
+        if not any(path.name != _JOB for path in parts.glob("*")):
             shutil.rmtree(parts, ignore_errors=True)
         raise
     processes.wait_for_everyone()
     if processes.process_index == 0:
-        _join(parts, target)
+        _join(written, target)
+        shutil.rmtree(parts)
     processes.wait_for_everyone()
     return lines
 
 
 def _claim(parts: Path, job: dict[str, Any]) -> None:
     """Create the folder of the chunks, or check that its job had the same arguments."""
-    note = parts / "job.json"
+    note = parts / _JOB
     wanted = json.dumps(job, default=str, sort_keys=True)
     if note.exists():
         if note.read_text(encoding="utf-8") != wanted:
-            raise UserError(f"{parts} holds parts of another translation; delete it, or name another output")
+            raise UserError(
+                f"output: {parts} contains parts of a translation by another model or with other settings; delete it, "
+                "or name another output"
+            )
         return
     parts.mkdir(exist_ok=True)
     with atomic_file(note) as temporary:
         temporary.write_text(wanted, encoding="utf-8")
 
 
-def _finished(parts: Path) -> list[Path]:
-    return sorted(path for path in parts.glob("*") if path.name.isdigit())
-
-
-def _join(parts: Path, target: Path) -> None:
+def _join(parts: list[Path], target: Path) -> None:
     with open_to_write(target) as stream:
-        for part in _finished(parts):
+        for part in parts:
             with open(part, "rb") as file:
                 shutil.copyfileobj(file, stream)
-    shutil.rmtree(parts)

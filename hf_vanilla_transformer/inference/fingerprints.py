@@ -1,0 +1,51 @@
+"""Fingerprints of translators and text: whether a part of a translation may be reused."""
+
+import json
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .translator import Translator
+
+#: Fields of a configuration that do not change what a model computes.
+_INCIDENTAL = {"_name_or_path", "transformers_version", "dtype", "architectures", "auto_map", "custom_pipelines"}
+
+
+def translator_fingerprint(translator: Translator) -> str:
+    """Digest of the weights, configurations, dtypes, tokenizers and search defaults of a translator.
+
+    The folder's name is not part of it, so that a moved model is the same and a retrained one is another.
+    """
+    digest = blake2b(digest_size=16)
+    for model in translator.models:
+        _add_model(digest, model)
+    for tokenizer in (translator.source_tokenizer, translator.target_tokenizer):
+        digest.update(_description(tokenizer).encode())
+    return digest.hexdigest()
+
+
+def text_fingerprint(lines: Iterable[Any]) -> str:
+    """Digest of lines, or of tuples of them."""
+    digest = blake2b(digest_size=8)
+    for line in lines:
+        digest.update(json.dumps(line).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _add_model(digest: Any, model: PreTrainedModel) -> None:
+    quantization = getattr(getattr(model, "inference_engine", None), "quantization", None)
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _INCIDENTAL}
+    search = {name: value for name, value in model.generation_config.to_dict().items() if name not in _INCIDENTAL}
+    digest.update(json.dumps([str(quantization), config, search], sort_keys=True, default=str).encode())
+    for name, weight in model.state_dict().items():
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _description(tokenizer: PreTrainedTokenizerBase) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
+    return json.dumps([type(tokenizer).__name__, content, tokenizer.all_special_ids])
