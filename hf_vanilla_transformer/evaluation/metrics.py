@@ -64,6 +64,14 @@ def score_translations(
     }
 
 
+def example_translations(
+    sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str], count: int = 5
+) -> list[list[str]]:
+    """Return [source, reference, hypothesis] of `count` sentences at even distances, so that nobody chooses them."""
+    indices = dict.fromkeys(number * len(hypotheses) // count for number in range(count)) if hypotheses else ()
+    return [[sources[index], references[index], hypotheses[index]] for index in indices]
+
+
 def translation_metrics(
     tokenizer: PreTrainedTokenizerBase, *, tokenize: str = "13a", lowercase: bool = False
 ) -> Callable[[EvalPrediction], dict[str, float]]:

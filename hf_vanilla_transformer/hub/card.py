@@ -17,6 +17,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..atomic_write import atomic_file
 from ..data.tokenizer_training import TARGET_FOLDER
+from ..markdown import markdown_table
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 
@@ -63,7 +64,8 @@ class CardFacts:
         languages: (source, target), as codes such as en.
         recipe: all recipe fields that were set.
         command: the command line of the run.
-        metrics: `all_results.json`: `test_bleu`, `test_chrf`, `eval_bleu`, `train_updates`, `epoch` …
+        metrics: `all_results.json`: `test_bleu`, `test_chrf`, `eval_bleu`, `train_updates`, `epoch` …; `test_examples`
+            of `evaluation.example_translations`.
         signatures: sacreBLEU's, by metric (`bleu`) or by split and metric (`test_bleu`), if `metrics` lacks them as
             `test_bleu_signature`.
         data_summaries: by split (`train`, `validation`, `test`), how many pairs were kept and dropped.
@@ -130,6 +132,7 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         **_model_section(directory, facts),
         results=results,
         search=_search(facts.generation_config),
+        examples=_examples(facts.metrics.get("test_examples") or ()),
         before=any(row["before"] for row in results),
         result_signatures=list(dict.fromkeys(row["signature"] for row in results if row["signature"])),
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
@@ -171,10 +174,12 @@ def card_for_repository(text: str, repo_id: str, license: str | None = None) -> 
 
 
 def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
+    codes = [code for code in dict.fromkeys(facts.languages or ()) if _LANGUAGE.fullmatch(code)]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="translation",
-        language=[code for code in dict.fromkeys(facts.languages or ()) if _LANGUAGE.fullmatch(code)] or None,
+        language=list(dict.fromkeys(code.split("-")[0] for code in codes)) or None,
+        language_bcp47=codes if any("-" in code for code in codes) else None,
         license=facts.license,
         base_model=facts.base_model if facts.base_model_on_hub else None,
         datasets=[name for name in facts.datasets if _HUB_NAME.fullmatch(name)] or None,
@@ -232,6 +237,12 @@ def _search(settings: Mapping[str, Any]) -> str | None:
     if settings.get("paper_length_penalty") is not None:
         return f"{beams} beams, score log P / ((5 + length) / 6)^{settings['paper_length_penalty']}"
     return f"{beams} beams"
+
+
+def _examples(rows: Sequence[Sequence[str]]) -> str | None:
+    """A table of sources, references and translations; None without rows."""
+    cells = [[re.sub(r"([\\|<*_`\[])", r"\\\1", " ".join(text.split())) for text in row] for row in rows]
+    return markdown_table(("source", "reference", "translation"), cells) if rows else None
 
 
 _PARTS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_test_samples"}
@@ -346,7 +357,8 @@ _ABSOLUTE_PATH = re.compile(
     r"""([^\s"'()<>,;:`|\\/\]]+)"""
 )
 _PATH_START = re.compile(r"(file://|~|[A-Za-z]:)?[\\/]")
-_LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # an ISO 639 code, which the Hub asks for
+# The Hub accepts a code of ISO 639 as `language`, and one with subtags only as `language_bcp47`.
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SECRET_FIELD = re.compile(r"(^|[_-])(token|password|secret|key)$", re.IGNORECASE)
 _SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}")

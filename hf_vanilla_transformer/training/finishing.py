@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data import save_tokenizers
 from ..errors import DiskFull, Interrupted, UserError
 from ..evaluation.attention_maps import cross_attention, plot_attention
-from ..evaluation.metrics import score_translations
+from ..evaluation.metrics import example_translations, score_translations
 from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..system_info import describe_hardware, versions
@@ -220,13 +220,14 @@ def score_test_split(
     ids = predicted.predictions
     ids[ids < 0] = target_tokenizer.pad_token_id
     hypotheses = target_tokenizer.batch_decode(ids, skip_special_tokens=True)
-    references = corpus.pairs[split]["target"]
+    sources, references = corpus.pairs[split]["source"], corpus.pairs[split]["target"]
     scores = score_translations(
         hypotheses, references, tokenize=data_args.bleu_tokenize, lowercase=data_args.bleu_lowercase
     )
     print_main(f"{split}: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}")
     metrics = {name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")}
-    return metrics | {f"{split}_{name}": value for name, value in scores.items()} | {f"{split}_seconds": seconds}
+    scores |= {"seconds": seconds, "examples": example_translations(sources, references, hypotheses)}
+    return metrics | {f"{split}_{name}": value for name, value in scores.items()}
 
 
 def save_model_folder(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path) -> None:

@@ -11,7 +11,12 @@ from transformers import EvalPrediction, PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import metrics
-from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, score_translations, translation_metrics
+from hf_vanilla_transformer.evaluation.metrics import (
+    check_tokenizer,
+    example_translations,
+    score_translations,
+    translation_metrics,
+)
 
 HYPOTHESES = ["the the the cat sat on the mat", "a dog barks at the old red gate today", "yes it is"]
 REFERENCES = ["the cat sat on the mat by the big door", "a dog barks at the old gate", "yes it is so"]
@@ -102,6 +107,12 @@ def test_lines_too_short_for_bleu_give_one_warning(caplog):
         assert score_translations(words, words)["bleu"] == 0  # no 4-gram exists
     assert [record.message.startswith("BLEU is 0 although") for record in caplog.records] == [True]
     assert score_translations(words, words, tokenize="char")["bleu"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(("sentences", "expected"), [(1000, [0, 200, 400, 600, 800]), (3, [0, 1, 2]), (0, [])])
+def test_examples_are_at_even_distances(sentences, expected):
+    texts = [[f"{side}{number}" for number in range(sentences)] for side in "srh"]
+    assert example_translations(*texts) == [[f"s{number}", f"r{number}", f"h{number}"] for number in expected]
 
 
 @pytest.fixture

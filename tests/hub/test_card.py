@@ -57,6 +57,7 @@ def full_facts(**changes) -> CardFacts:
             "epoch": 7.5,
             "train_loss": 1.23456,
             "averaged_checkpoints": 10,
+            "test_examples": [["a | b", "c", "d_e"], ["<x>", "y", ""]],
         },
         "signatures": {"chrf": CHRF_SIGNATURE},
         "data_summaries": {"train": "kept 28,998 of 29,000 pairs; dropped 2 of /home/alice/x.en: empty (lines 7, 31)"},
@@ -113,6 +114,7 @@ def test_text_states_every_fact(full_card) -> None:
         "| test | test_2016.en, test_2016.de | BLEU | 41.02 |",
         "| validation |  | BLEU | 40.10 |",
         f"scores:\n\n- `{BLEU_SIGNATURE}`\n- `{CHRF_SIGNATURE}`\n\n## Training",
+        "| source | reference | translation |\n| --- | --- | --- |\n| a \\| b | c | d\\_e |\n| \\<x> | y | |\n",
         "from `en` to `no`",
         "It has 2,456,789 parameters.",
         "| vocabulary | 9,700 |",
@@ -303,5 +305,8 @@ def test_card_names_search_settings_and_parts(tmp_path):
 
 def test_only_language_codes_become_metadata(tmp_path):
     path = write_model_card(tmp_path, CardFacts("x", languages=("english", "pt-BR")))
-    assert ModelCard.load(path).data.language == ["pt-BR"]
+    data = ModelCard.load(path).data.to_dict()
+    # the Hub refuses a card with subtags in `language`
+    assert (data["language"], data["language_bcp47"]) == (["pt"], ["pt-BR"])
     assert "from `english` to `pt-BR`" in path.read_text(encoding="utf-8")
+    assert "language_bcp47" not in write_model_card(tmp_path, full_facts()).read_text(encoding="utf-8")
