@@ -7,17 +7,18 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 model=$root/runs/quickstart
-target=(--output_dir "$model" --overwrite_output_dir true)
+target=(--output_dir "$model")
 arguments=("$@")
 for ((i = 0; i < $#; i++)); do
   case ${arguments[i]} in
     --output_dir=*) model=${arguments[i]#*=} target=() ;;
-    --output_dir) model=${arguments[i + 1]-} target=() ;; # overwrite only the default folder
+    --output_dir) model=${arguments[i + 1]-} target=() ;; # only the default folder is replaced
   esac
 done
 started=$SECONDS
 
 ensure_environment plot,onnx
+((${#target[@]} == 0)) || rm -rf -- "$model"
 "$python" "$root/scripts/train.py" "$root/scripts/recipes/numbers_en_de.yaml" ${target[@]+"${target[@]}"} "$@"
 
 # New processes, which load the model from its folder.

@@ -22,12 +22,12 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.benchmarks import plan
 from hf_vanilla_transformer.benchmarks.decoding_engines import ENGINES as DECODING_ENGINES
 from hf_vanilla_transformer.benchmarks.training import ENGINES as TRAINING_ENGINES
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.interop.converting import FORMATS as IMPORT_FORMATS
 from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
-from hf_vanilla_transformer.training import plan
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from vanilla_transformer_cli.installed_recipes import recipe_path

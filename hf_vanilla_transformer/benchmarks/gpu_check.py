@@ -5,6 +5,7 @@ runs, and the same command goes on with those that are missing. What cannot run 
 """
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ from ..inference.loading import load_model
 from ..inference.optimize import optimize_for_inference
 from ..markdown import markdown_table
 from ..system_info import describe_hardware, versions
-from ..training.plan import forward_flops
 from ..training.recipes import parse_recipe
 from ..training.run import run_training
 from . import decoding, training
+from .plan import forward_flops
 from .training import RANDOM_LENGTH, TINY
 
 Figures = dict[str, Any]
@@ -144,6 +145,7 @@ def train_on_random_pairs(check: Check, preset: str) -> Figures:
 
 def train_model(check: Check, preset: str) -> Figures:
     """A model that ends its sentences, for the decoding: trained on the text for a minute."""
+    shutil.rmtree(check.output / preset, ignore_errors=True)  # of an earlier check
     source, target = check.text()
     fields: Figures = TINY if preset == "tiny" else {"preset": preset, "label_smoothing": 0.1}
     fields = fields | {
@@ -151,7 +153,7 @@ def train_model(check: Check, preset: str) -> Figures:
         "vocab_size": 500 if check.quick else 10_000, "max_steps": 5 if check.quick else 1500,
         "max_tokens_per_batch": 512 if check.quick else 8192, "learning_rate": 0.001, "warmup_steps": 200,
         "eval_strategy": "no", "save_strategy": "no", "bf16": check.device == "cuda",
-        "use_cpu": check.device == "cpu", "disable_tqdm": True, "overwrite_output_dir": True,
+        "use_cpu": check.device == "cpu", "disable_tqdm": True,
     }  # fmt: skip
     results = run_training(
         *parse_recipe([part for name, value in fields.items() for part in (f"--{name}", str(value))])

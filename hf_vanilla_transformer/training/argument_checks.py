@@ -103,13 +103,6 @@ def check_run_arguments(arguments: Any) -> None:
         nearest = difflib.get_close_matches(metric.removeprefix("eval_"), _METRICS, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"choose among {', '.join(_METRICS)}"
         raise UserError(f"metric_for_best_model: {metric!r} is not measured; {hint}")
-    penalties = arguments.validation_length_penalties
-    if penalties and (arguments.test_num_beams or 1) == 1:
-        raise UserError(
-            f"validation_length_penalties: {penalties}: a greedy search has none; set test_num_beams to 2 or more"
-        )
-    if penalties and not all(map(math.isfinite, penalties)):
-        raise UserError(f"validation_length_penalties: must be finite numbers, not {penalties}")
     if not arguments.predict_with_generate:
         raise UserError("predict_with_generate: False: a run scores generated translations; leave it out")
     if arguments.use_liger_kernel:

@@ -222,17 +222,12 @@ class RunArguments(VanillaTransformerTrainingArguments):
     metric_for_best_model: str | None = _optional("The metric that selects the best checkpoint; default BLEU")
     # Every parameter gets a gradient in every step.
     ddp_find_unused_parameters: bool | None = HfArg(default=False, help="Whether DDP searches for unused parameters")
-    overwrite_output_dir: bool = HfArg(default=False, help="Delete the run in output_dir")
     auto_bf16: bool = HfArg(default=False, help="Train in bf16 if a few timed steps are faster than in float32")
     early_stopping_patience: int | None = _optional("Stop after this many evaluations without improvement")
     max_minutes: float | None = _optional("Stop training after this many minutes")
     average_last: int = HfArg(default=0, help="Average the last N checkpoints (§6.1), if that scores higher")
     test_num_beams: int | None = _optional("Beams for the test split and in the saved generation_config.json")
     test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
-    validation_length_penalties: list[float] | None = _optional(
-        "Exponents α to compare on the validation split after training, with test_num_beams; the one with the highest "
-        "BLEU takes the place of test_length_penalty"
-    )
 
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():

@@ -1,12 +1,17 @@
-"""Checkpoints of a run: which are complete, and their average (§6.1)."""
+"""Checkpoints of a run: complete ones, atomic writing, checks before a run resumes, and their average (§6.1)."""
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,32 +22,56 @@ from ..atomic_write import atomic_file, replace_folder, report_full_disk
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import DiskFull, UserError
 from ..inference.loading import check_architecture, check_weights
-from ..untrusted import read_json_object
-from .run_folder import has_other_files, record_all_files, remove_written_folder, set_aside
-from .run_state import on_branch
+from ..untrusted import one_line, read_json_object
+from .distributed import print_main
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
-TRAINER_STATE = "trainer_state.json"
-DATA_POSITION = "data_position.json"  # with token batches: where in the data to resume
-ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT; of further adapters in a folder each
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT; further adapters have a folder each
 FSDP_WEIGHTS = "pytorch_model_fsdp_0"  # accelerate's folder for SHARDED_STATE_DICT
+TRAINER_STATE = "trainer_state.json"
+RUN_STATE = "run_state.json"
+SCHEDULER = "scheduler.pt"
+# By `Trainer`, by FSDP with FULL_STATE_DICT, by FSDP with SHARDED_STATE_DICT (a folder).
+OPTIMIZERS = "optimizer.pt", "optimizer.bin", "optimizer_0"
 STAGING_FOLDER = ".saving"  # a checkpoint is written here and renamed when it is complete
 
 
+# Complete checkpoints
+
+
 def complete_checkpoints(run: Path) -> list[Path]:
-    """The checkpoints in a run's `output_dir` that were completely written, oldest first."""
-    numbered = [(int(match[1]), path) for path in run.glob("checkpoint-*") if (match := _step(path))]
+    """The checkpoints in `run` that were completely written, oldest first."""
+    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in run.glob("checkpoint-*"))
+    numbered = [(int(match[1]), path) for match, path in matches if match]
     return [path for _, path in sorted(numbered) if _is_complete(path)]
 
 
-def branch_checkpoints(run: Path) -> list[Path]:
-    """The complete checkpoints of a run's current branch, oldest first."""
-    return on_branch(run, complete_checkpoints(run))
+def last_checkpoint(run: Path) -> Path:
+    """The last complete checkpoint in `run`.
+
+    Raises:
+        UserError: there is none.
+    """
+    checkpoints = complete_checkpoints(run)
+    if not checkpoints:
+        raise UserError(f"output_dir {run} has no complete checkpoint to resume from; start without it")
+    return checkpoints[-1]
 
 
-def _step(path: Path) -> re.Match | None:
-    return re.fullmatch(r"checkpoint-(\d+)", path.name)
+def require_last(checkpoint: Path, run: Path) -> None:
+    """Refuse to resume `run` from one of its older checkpoints: the newer ones would be of a different run.
+
+    Raises:
+        UserError: names the newer checkpoint and the remedy.
+    """
+    if checkpoint.resolve().parent == run.resolve():
+        last = last_checkpoint(run)
+        if checkpoint.resolve() != last.resolve():
+            raise UserError(
+                f"resume_from_checkpoint {checkpoint}: {run} already has {last.name}; give a new output_dir to "
+                "continue from the older checkpoint"
+            )
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -60,47 +89,32 @@ def _is_complete(checkpoint: Path) -> bool:
         return False
 
 
-def move_into_place(staged: Path, target: Path) -> None:
-    """Sync a finished folder to disk, then rename it to `target`.
+# Writing
 
-    A complete checkpoint of the same step is replaced. One that was pruned, or has files of the user, is set aside.
-    """
-    record_all_files(staged)
+
+def move_into_place(staged: Path, target: Path) -> None:
+    """Sync a finished folder to disk, then rename it to `target`."""
     for path in (*staged.rglob("*"), staged):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    if os.path.lexists(target) and (target.is_symlink() or not _is_complete(target) or has_other_files(target)):
-        set_aside(target)
     replace_folder(staged, target)
 
 
-def remove_old_checkpoints(run: Path, limit: int, newest: Path, best: str | Path | None = None) -> None:
-    """Keep the `limit` youngest complete checkpoints, and in any case the newest and the best.
-
-    `newest` is named because checkpoints of an abandoned run may have higher step numbers. Files that no run wrote
-    stay.
-    """
-    kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
-    others = [path for path in complete_checkpoints(run) if path.resolve() not in kept]
-    others.sort(key=lambda path: (path / TRAINER_STATE).stat().st_mtime)
-    for path in others[: max(0, len(others) + len(kept) - limit)]:
-        remove_written_folder(path)
-
-
 def remove_staging_folder(run: Path) -> None:
-    """Delete the partial checkpoint that a crash or a full disk left. Checkpoints that were pruned later stay."""
+    """Delete the partial checkpoint that a crash or a full disk left in `run`."""
     shutil.rmtree(run / STAGING_FOLDER, ignore_errors=True)
 
 
 @contextmanager
-def report_failed_save(run: Path, consequence: str, hint: Callable[[], str] | None = None) -> Iterator[None]:
+def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
     """Turn a failed write of any library into a one-line error, and delete the partial checkpoint.
 
     Args:
-        run: where the block writes. consequence: what is not saved. hint: what to do; None is `resume_hint`.
+        run: the folder that the block writes to.
+        consequence: says what is not saved.
 
     Raises:
         UserError: the disk is full, or the folder is not writable.
@@ -110,15 +124,117 @@ def report_failed_save(run: Path, consequence: str, hint: Callable[[], str] | No
             yield
     except (DiskFull, PermissionError) as error:
         remove_staging_folder(run)
-        raise DiskFull(f"{error}: {consequence}; {hint() if hint else resume_hint(run)}") from error
+        raise DiskFull(f"{error}: {consequence}; {resume_hint(run)}") from error
 
 
 def resume_hint(run: Path) -> str:
-    """For error messages: the last complete checkpoint, if any, and how to resume from it."""
-    checkpoints = branch_checkpoints(run)
+    """The end of an error message: the last complete checkpoint, if any, and how to resume from it."""
+    checkpoints = complete_checkpoints(run)
     if not checkpoints:
         return "no checkpoint was saved yet"
     return f"{checkpoints[-1]} is complete: resume with --resume_from_checkpoint true"
+
+
+# Resuming
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The facts about a run that a checkpoint keeps next to weights, optimizer and counters.
+
+    Attributes:
+        fixed: settings that cannot change within a run, such as the precision.
+        data: settings and digests that determine the batches. They may change with `ignore_data_skip`.
+        position: the next batch in the data, if the number of updates is not enough to find it.
+    """
+
+    fixed: dict[str, Any]
+    data: dict[str, Any]
+    position: dict[str, Any]
+
+    def write(self, checkpoint: Path) -> None:
+        """Write `run_state.json` into a checkpoint."""
+        text = json.dumps(asdict(self), indent=2)
+        (checkpoint / RUN_STATE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_run_state(checkpoint: Path) -> RunState:
+    """Read the `run_state.json` of a checkpoint.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    file = checkpoint / RUN_STATE
+    try:
+        return RunState(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file} is missing or damaged ({one_line(error)}): {_remedy(checkpoint)}") from None
+
+
+def require_training_state(checkpoint: Path, processes: int) -> None:
+    """Refuse a checkpoint without optimizer, schedule or random states, or with damaged ones.
+
+    `Trainer` would silently start them anew: Adam's moments, the warm-up, the random numbers of dropout.
+
+    Args:
+        checkpoint: the folder, not written by DeepSpeed, whose files have different names.
+        processes: the number of processes that resume.
+
+    Raises:
+        UserError: names the file.
+    """
+    optimizer = next((name for name in OPTIMIZERS if (checkpoint / name).exists()), OPTIMIZERS[0])
+    random_states = [path.name for path in checkpoint.iterdir() if re.fullmatch(r"rng_state(_\d+)?\.pth", path.name)]
+    for name in (optimizer, SCHEDULER, *(sorted(random_states) or ["rng_state.pth"])):
+        file = checkpoint / name
+        if not file.exists():
+            raise UserError(
+                f"{checkpoint} has no {name}, so the run cannot continue as it was (save_only_model writes none): "
+                "resume from a checkpoint that has it"
+            )
+        if file.is_file():
+            _require_whole(file)
+    if len(random_states) != processes:
+        print_main(
+            f"{checkpoint} was written by {len(random_states)} processes and is resumed by {processes}: "
+            "the random numbers of dropout will differ"
+        )
+
+
+def _require_whole(file: Path) -> None:
+    """`torch.save` writes a zip archive: a cut file has no directory, a changed one a wrong checksum."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError) as error:
+        raise UserError(f"{file} is damaged ({one_line(error)}): {_remedy(file.parent)}") from None
+    if broken is not None:
+        raise UserError(f"{file} is damaged (checksum of {broken}): {_remedy(file.parent)}")
+
+
+def _remedy(checkpoint: Path) -> str:
+    return f"delete {checkpoint.name} to resume from the checkpoint before it"
+
+
+def plain_values(arguments: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The named arguments as JSON values."""
+    values = {name: getattr(arguments, name, None) for name in names}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+def require_same(checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], remedy: str) -> None:
+    """Refuse to resume with a value that differs from the checkpoint's.
+
+    Args:
+        saved, now: name → value. Only names in both are compared.
+        remedy: the end of the message.
+
+    Raises:
+        UserError: names the value, its present and its saved content, and the remedy.
+    """
+    for name in now:
+        if name in saved and saved[name] != now[name]:
+            raise UserError(f"{name}: {now[name]}, but {checkpoint} was trained with {saved[name]}: {remedy}")
 
 
 # Averaging

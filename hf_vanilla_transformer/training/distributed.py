@@ -1,14 +1,15 @@
-"""Runs of several processes: which rank prints and writes, and what all ranks must agree on."""
+"""Runs of several processes: the rank that prints and writes, agreement of all ranks, FSDP."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets.utils.logging import disable_progress_bar as disable_progress_bars
-from torch import distributed
+from torch import distributed, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from ..errors import Interrupted, UserError
 from ..inference.text_io import silence_transformers
@@ -59,3 +60,25 @@ def errors_on_main_rank_only() -> Iterator[None]:
         if is_main_rank():
             raise
         raise SystemExit(error.status if isinstance(error, Interrupted) else 2) from None
+
+
+def shard_tied_modules(model: nn.Module, **settings: Any) -> None:
+    """Make each set of modules with tied weights one FSDP2 unit; `settings` are arguments of `fully_shard`."""
+    by_weight: dict[torch.Tensor, list[nn.Module]] = {}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.Linear) and not isinstance(module, FSDPModule):
+            by_weight.setdefault(module.weight, []).append(module)
+    for tied in by_weight.values():
+        if len(tied) > 1:
+            fully_shard(tied, reshard_after_forward=False, **settings)
+
+
+@contextmanager
+def original_class(model: nn.Module) -> Iterator[None]:
+    """Restore the class of a model while it is saved: FSDP2 replaces it, and checkpoints would name FSDP2's."""
+    sharded: Any = type(model)
+    model.__class__ = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
+    try:
+        yield
+    finally:
+        model.__class__ = sharded

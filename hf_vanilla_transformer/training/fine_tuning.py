@@ -18,9 +18,9 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..untrusted import one_line, read_json_object
 from .arguments import DataArguments, RunArguments
 from .corpus import Corpus, Tokenizers
-from .distributed import print_main
+from .distributed import is_main_rank, print_main
 from .finishing import score_test_split, set_decoding
-from .run_folder import record_files
+from .run_folder import SCORES_BEFORE
 
 # What fine-tuning may change: regularisation. All other configuration fields decide the shapes or meaning of weights.
 _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
@@ -28,8 +28,6 @@ _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"
 _TOKENIZER_FIELDS = {"tokenizer_name": None, "separate_vocabularies": False, "min_frequency": 2, "lowercase": False}
 _WEIGHTS, _OTHER_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
 _MODEL_FILES = ("*.json", "*.txt", "*.spm", "*.model", _WEIGHTS)
-# The scores before training, kept for a run that is resumed.
-SCORES_BEFORE = "scores_before.json"
 
 
 @dataclass
@@ -155,30 +153,27 @@ def score_before(
     encoded: dict[str, Any],
     data_args: DataArguments,
     args: RunArguments,
-    resumed: bool,
+    checkpoint: Path | None,
 ) -> dict[str, Any]:
-    """The scores of the base model on the test splits, with the search settings of the test after training.
+    """Score the base model on the test splits, with the search settings of the test after training.
 
     Returns:
-        `before_test_bleu`, `before_base_test_bleu` and so on; of a resumed run those from its start.
+        `before_test_bleu`, `before_base_test_bleu` and so on. A resumed run takes them from the run of `checkpoint`.
     """
-    path = Path(args.output_dir) / SCORES_BEFORE
-    if resumed:
-        return dict(read_json_object(path)) if path.is_file() else {}
-    own = copy.deepcopy(trainer.model.generation_config)
-    set_decoding(trainer.model, args)
     scores: dict[str, Any] = {}
-    for split in ("test", "base_test"):
-        if split in encoded:
-            print_main(f"before fine-tuning, {split}:")
-            found = score_test_split(trainer, tokenizers[1], corpus, encoded[split], data_args, split)
-            scores |= {f"before_{name}": value for name, value in found.items()}
-    trainer.model.generation_config = own
+    if checkpoint is not None:
+        file = checkpoint.parent / SCORES_BEFORE
+        scores = read_json_object(file) if file.is_file() else {}
+    else:
+        saved = copy.deepcopy(trainer.model.generation_config)
+        set_decoding(trainer.model, args)
+        for split in ("test", "base_test"):
+            if split in encoded:
+                print_main(f"before fine-tuning, {split}:")
+                results = score_test_split(trainer, tokenizers[1], corpus, encoded[split], data_args, split)
+                scores |= {f"before_{name}": value for name, value in results.items()}
+        trainer.model.generation_config = saved
+    if scores and is_main_rank():
+        with atomic_file(Path(args.output_dir) / SCORES_BEFORE) as temporary:
+            temporary.write_text(json.dumps(scores, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return scores
-
-
-def save_scores_before(run: Path, scores: dict[str, Any]) -> None:
-    """Keep the scores of the base model in the run's folder, for a resumed run."""
-    with atomic_file(run / SCORES_BEFORE) as temporary:
-        temporary.write_text(json.dumps(scores, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    record_files(run, [SCORES_BEFORE])

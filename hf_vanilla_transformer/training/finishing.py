@@ -2,6 +2,7 @@
 
 import filecmp
 import json
+import shutil
 import signal
 import sys
 import time
@@ -30,19 +31,19 @@ from .checkpoints import (
     STAGING_FOLDER,
     TRAINER_STATE,
     average_weights,
-    branch_checkpoints,
+    complete_checkpoints,
     remove_staging_folder,
     report_failed_save,
     resume_hint,
 )
 from .corpus import Corpus, Tokenizers, has_train_files
 from .curve import plot_curve
-from .distributed import is_main_rank, print_main
-from .run_folder import make_way, move_into_run, record_files, remove_written_folder, written_files
-from .trainer import VanillaTransformerTrainer, original_class
+from .distributed import is_main_rank, original_class, print_main
+from .run_folder import move_into_run
+from .trainer import VanillaTransformerTrainer
 
-CARD_FILES = ("attention.png", "curve.png", "README.md")
-RESULTS = ("all_results.json", "trainer_state.json", *CARD_FILES)  # of the weights beside them
+# Files about the weights in the same folder
+RESULTS = "all_results.json", "trainer_state.json", "attention.png", "curve.png", "README.md"
 
 
 def score_and_save(
@@ -72,7 +73,6 @@ def score_and_save(
     with _scoring("the validation split", stop, args.device, saved):
         results |= choose_weights(trainer, run, args)
         set_decoding(trainer.model, args)
-        results |= choose_length_penalty(trainer, args)
     save_model_folder(trainer, tokenizers, run)
     saved = f"the model is saved in {run}, and a resumed run scores it: {resume_hint(run)}"
     signals.message = f"the scores are left out; {saved}"
@@ -83,7 +83,7 @@ def score_and_save(
     if is_main_rank():
         save_results(trainer, run, results)
         if stop.saved_for_scoring:
-            remove_written_folder(run / f"checkpoint-{stop.saved_step}")
+            shutil.rmtree(run / f"checkpoint-{stop.saved_step}")
     return results
 
 
@@ -112,7 +112,7 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
     if trainer.eval_dataset is None:
         return {}
     scored = {"single": trainer.evaluate()}
-    checkpoints = branch_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
+    checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
     candidates: dict[str, dict[str, Any]] = {}
     if len(checkpoints) > 1:
         candidates["averaged"] = averaged_weights(checkpoints, run)
@@ -176,26 +176,6 @@ def set_decoding(model: VanillaTransformerForConditionalGeneration, args: RunArg
         config.length_penalty = args.test_length_penalty
 
 
-def choose_length_penalty(trainer: VanillaTransformerTrainer, args: RunArguments) -> dict[str, float]:
-    """Translate the validation split with the beams of the test and each of `validation_length_penalties`, and set the
-    one with the highest BLEU in the generation config.
-
-    Returns:
-        The BLEU of each, by name: `eval_bleu_length_penalty_1.2`.
-    """
-    config = trainer.model.generation_config
-    scores: dict[float, float] = {}
-    for alpha in args.validation_length_penalties or ():
-        config.length_penalty = alpha
-        predicted = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval", num_beams=config.num_beams)
-        scores[alpha] = predicted.metrics["eval_bleu"]
-    if scores:
-        config.length_penalty = max(scores, key=lambda alpha: scores[alpha])
-        listed = ", ".join(f"{score:.2f} with α {alpha:g}" for alpha, score in scores.items())
-        print_main(f"validation BLEU by length penalty, {config.num_beams} beams: {listed}")
-    return {f"eval_bleu_length_penalty_{alpha:g}": score for alpha, score in scores.items()}
-
-
 # Test split and model folder
 
 
@@ -243,8 +223,8 @@ def save_model_folder(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers
             model.save_pretrained(staging, state_dict=weights)
             save_tokenizers(staging, *tokenizers)
             if not _same_weights(staging, run):
-                for name in set(RESULTS) & set(written_files(run)):
-                    (run / name).unlink()
+                for name in RESULTS:
+                    (run / name).unlink(missing_ok=True)
             move_into_run(staging, run)
     finally:
         remove_staging_folder(run)
@@ -311,7 +291,6 @@ def write_card(
     run = Path(args.output_dir)
     if not is_main_rank():
         return
-    make_way(run, CARD_FILES)
     with report_failed_save(run, "the model and its scores are saved, its card is not"):
         if not trainer.is_fsdp_enabled:  # a forward pass of a sharded model would need all ranks
             draw_attention(trainer.model, tokenizers, corpus, run)
@@ -319,7 +298,6 @@ def write_card(
             print_main(f"curve: {plot_curve(trainer.state.log_history, run / 'curve.png')}")
         facts = _card_facts(trainer, corpus, results, model_args, data_args, args, command)
         print_main(f"model card: {write_model_card(run, facts)}")
-        record_files(run, [name for name in CARD_FILES if (run / name).is_file()])
 
 
 def _card_facts(

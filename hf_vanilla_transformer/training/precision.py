@@ -8,8 +8,8 @@ import torch
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import RunArguments
+from .checkpoints import read_run_state
 from .distributed import broadcast_from_main, print_main
-from .run_state import read_run_state
 
 WARM_UP, TIMED = 1, 3  # training steps of each precision
 
@@ -23,9 +23,9 @@ def resolve_precision(
     """
     reason = "as asked"
     if args.auto_bf16 and not (args.bf16 or args.fp16):
-        state = read_run_state(checkpoint) if checkpoint is not None else None
-        if state is not None and "precision" in state.fixed:
-            faster, reason = state.fixed["precision"] == "bf16", f"that of {checkpoint}"
+        if checkpoint is not None:
+            precision = read_run_state(checkpoint).fixed.get("precision")
+            faster, reason = precision == "bf16", f"as in {checkpoint}"
         else:
             faster = broadcast_from_main(lambda: bf16_is_faster(model.to(args.device)))
             reason = "measured to be faster here; the run keeps it"

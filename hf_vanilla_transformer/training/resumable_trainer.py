@@ -1,89 +1,145 @@
-"""`Seq2SeqTrainer` whose resumed runs are the same run: its settings, its position in the data, its counters."""
+"""`Seq2SeqTrainer` that can be stopped at any time and resumed as the same run, bit for bit.
 
-import json
-from collections.abc import Callable, Mapping
+A run stops by a signal or a time limit (`StopWithCheckpoint`) and loses neither an evaluation nor a checkpoint. A
+checkpoint keeps the settings, the position in the data and the counters of its run.
+"""
+
+import math
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import wait_for_everyone
+from torch.utils.data import DataLoader
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Seq2SeqTrainer
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import rotate_checkpoints
+from transformers.utils import CONFIG_NAME
 
 from ..data.batching import TokenBatchSampler
 from ..data.token_batches import StreamingTokenBatches
+from ..data.tokenizer_training import save_tokenizers
+from ..errors import Interrupted, UserError
 from ..inference.loading import check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from ..untrusted import read_json_object, reading_weights
-from .checkpoints import DATA_POSITION
-from .resuming import require_training_state
-from .run_folder import record_files
-from .run_state import RUN_STATE, RunState, plain_values, require_same, state_to_resume
-from .stoppable_trainer import StoppableTrainer
+from .callbacks import StopWithCheckpoint
+from .checkpoints import (
+    STAGING_FOLDER,
+    TRAINER_STATE,
+    RunState,
+    last_checkpoint,
+    move_into_place,
+    plain_values,
+    read_run_state,
+    remove_staging_folder,
+    require_last,
+    require_same,
+    require_training_state,
+)
+from .distributed import original_class
+from .signals import leave_signals_to_main_process
 
-# The arguments that decide which pairs an update contains.
+# Arguments that determine the pairs of an update.
 _PLAN = "max_tokens_per_batch", "tokens_per_update", "seed", "data_seed"
-# The arguments of optimizer and schedule, whose states in a checkpoint would win over other values.
+# Arguments of optimizer and schedule. Their states in a checkpoint would override new values.
 _OPTIMIZATION = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon"),
 )
+NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
 
 
-class ResumableTrainer(StoppableTrainer):
-    """`Seq2SeqTrainer` with what a checkpoint keeps of a run beyond weights, optimizer and counters.
+class ResumableTrainer(Seq2SeqTrainer):
+    """`Seq2SeqTrainer` with atomic, complete checkpoints from which a run continues as if it had not stopped.
 
     Args:
-        data_facts, fixed_facts: what determines the run, apart from `args` (name → JSON value), such as a digest of
-            the data: kept in each checkpoint, compared on resume. `data_facts` may change with `ignore_data_skip`.
-        others: as for `Seq2SeqTrainer`.
+        target_tokenizer: saved in each checkpoint next to `processing_class`, for separate vocabularies.
+        data_facts, fixed_facts: facts that determine the run, apart from `args` (name → JSON value), such as a digest
+            of the data. They are kept in each checkpoint and compared on resume. `data_facts` may change with
+            `ignore_data_skip`.
+        args, kwargs: the arguments of `Seq2SeqTrainer`.
     """
 
     def __init__(
         self,
         *args: Any,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
         data_facts: Mapping[str, Any] | None = None,
         fixed_facts: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
+        self.target_tokenizer = target_tokenizer
         self.data_facts, self.fixed_facts = dict(data_facts or {}), dict(fixed_facts or {})
-        # Batches per update without `tokens_per_update`; a resumed run takes it from the checkpoint.
+        # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the loader that trains; None without token batches.
         self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
-        self._resume_position: dict[str, Any] | None = None  # `DATA_POSITION` of the checkpoint to resume from
+        self._epoch = 0
         self._epoch_start = 0  # the number of updates before this epoch
-        self._run_state = RunState()  # of the last checkpoint
-        # Called before the first checkpoint appears in `output_dir`; a run deletes the old run there.
-        self.before_first_save: Callable[[], None] | None = None
+        self._resumed_from: Path | None = None
+        self._resume_position: dict[str, Any] = {}  # `RunState.position` of that checkpoint
+        self._staging: Path | None = None  # the folder that a checkpoint is being written to
 
     @property
     def by_tokens(self) -> bool:
         """Whether batches are limited by tokens (`max_tokens_per_batch`)."""
         return getattr(self.args, "max_tokens_per_batch", None) is not None
 
-    def _check_checkpoint(self, checkpoint: Path) -> None:
-        """Refuse a checkpoint that is incomplete or of another run; read its state and its position in the data."""
+    # Start or resume
+
+    def train(self, resume_from_checkpoint: str | os.PathLike | bool | None = None, **kwargs: Any) -> Any:
+        """Train as `Seq2SeqTrainer`; `resume_from_checkpoint=True` resumes from the last complete checkpoint.
+
+        Raises:
+            UserError: the checkpoint is incomplete, damaged, of a run with other settings, or older than the last one
+                in `output_dir`; no update was trained.
+        """
+        run = Path(self.args.output_dir)
+        checkpoint: Path | None = None
+        if resume_from_checkpoint is True:
+            checkpoint = last_checkpoint(run)
+        elif resume_from_checkpoint:
+            checkpoint = Path(resume_from_checkpoint)
+            if not (checkpoint / TRAINER_STATE).is_file():
+                raise UserError(f"resume_from_checkpoint {checkpoint} is not complete: it has no {TRAINER_STATE}")
+            require_last(checkpoint, run)
+        if self.is_world_process_zero():
+            remove_staging_folder(run)
+        self._start_or_resume(checkpoint)
+        outcome = super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs)
+        if self.state.global_step == 0:
+            raise UserError(NOTHING_TRAINED)
+        return outcome
+
+    def _start_or_resume(self, checkpoint: Path | None) -> None:
+        """Refuse a checkpoint that is damaged or of a different run, and read its position in the data."""
+        self._resumed_from, self._resume_position = checkpoint, {}
+        if checkpoint is None:
+            return
+        read_json_object(checkpoint / TRAINER_STATE)
         if not self.is_deepspeed_enabled:
             require_training_state(checkpoint, self.args.world_size)
-        self._run_state = state_to_resume(checkpoint)
-        remedy = "optimizer and model continue with that; give it again, or start a new run in another output_dir"
-        require_same(checkpoint, self._run_state.fixed, self._fixed(), remedy)
+        saved = read_run_state(checkpoint)
+        remedy = "optimizer and model continue with that; set it again, or start a new run in another output_dir"
+        require_same(checkpoint, saved.fixed, self._fixed(), remedy)
         if self.args.ignore_data_skip:
             return
-        file = checkpoint / DATA_POSITION
-        self._resume_position = read_json_object(file) if file.is_file() else None
-        saved = {**(self._resume_position or {}), **self._run_state.data}
         remedy = "resume with that, or restart the epoch with ignore_data_skip=True"
-        require_same(checkpoint, saved, self._data(), remedy)
-        self.batches_per_update = saved.get("batches_per_update", self.batches_per_update)
+        require_same(checkpoint, saved.data, self._data(), remedy)
+        self._resume_position = saved.position
+        self.batches_per_update = saved.position.get("batches_per_update", self.batches_per_update)
 
     def _fixed(self) -> dict[str, Any]:
-        """What cannot change within a run."""
+        """Settings that cannot change within a run."""
         precision = {"no": "float32"}.get(self.accelerator.mixed_precision, self.accelerator.mixed_precision)
         return {**plain_values(self.args, _OPTIMIZATION), "precision": precision, **self.fixed_facts}
 
     def _data(self) -> dict[str, Any]:
-        """What determines the batches."""
+        """Settings and facts that determine the batches."""
         args, streaming = self.args, isinstance(self.train_dataset, torch.utils.data.IterableDataset)
         pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         return {
@@ -94,14 +150,24 @@ class ResumableTrainer(StoppableTrainer):
             **self.data_facts,
         }
 
+    def _position(self) -> dict[str, Any]:
+        """The next batch in the data, as far as the number of updates does not determine it."""
+        if isinstance(self._updates, StreamingTokenBatches):
+            return {"batches_per_update": self.batches_per_update, "stream": self._updates.state_dict()}
+        if self.by_tokens:
+            return {"batches_per_update": self.batches_per_update}
+        if not hasattr(self.train_dataset, "__len__"):
+            return {"stream_pass": self._epoch, "updates": self.state.global_step - self._epoch_start}
+        return {}
+
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         epochs, updates = super()._init_training_state(max_steps, *args, **kwargs)
-        self.state.compute_steps(self.args, max_steps)  # those of the arguments, not of the checkpoint
+        self.state.compute_steps(self.args, max_steps)  # by the arguments, not by the checkpoint
         if self._resumed_from is not None and self.state.best_global_step:
-            # The state has its path, which another working directory or a moved run makes invalid.
+            # The saved path is invalid in a moved run or another working directory.
             best = self._resumed_from.parent / f"checkpoint-{self.state.best_global_step}"
             self.state.best_model_checkpoint = str(best) if best.is_dir() else None
-        position = self._resume_position or {}
+        position = self._resume_position
         if isinstance(self._updates, StreamingTokenBatches) and "stream" in position:
             self._updates.load_state_dict(position["stream"])
             return position["stream"]["epoch"], 0
@@ -109,38 +175,29 @@ class ResumableTrainer(StoppableTrainer):
             return position["stream_pass"], position["updates"] * self.args.gradient_accumulation_steps
         return epochs, updates
 
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        prepared = super()._prepare_for_training(*args, **kwargs)
-        # Everything is loaded: a new branch begins here, also if the run ends before its first checkpoint.
-        self._run_state = self._run_state.next(self._data(), self._fixed())
-        if self.args.should_save and self.before_first_save is None:
-            self._write_run_state(Path(self.args.output_dir))
-        return prepared
-
-    def _write_run_state(self, run: Path) -> None:
-        self._run_state.write(run)
-        record_files(run, [RUN_STATE])
-
     def _load_callback_state(self) -> None:
         """Restore the callbacks' counters in place.
 
-        The base class does so only if asked, and replaces the callbacks by new ones with the arguments of the
-        checkpoint: Ctrl-C and the time limit would reach objects that take no part in training.
+        The base class does so only with `restore_callback_states_from_checkpoint`, and replaces the callbacks by new
+        ones with the arguments of the checkpoint: Ctrl-C and the time limit would reach objects that do not train.
         """
         saved = self.state.stateful_callbacks
         kept: dict[str, Any] = {}
-        for each in [*self.callback_handler.callbacks, self.control]:
-            if not isinstance(each, ExportableState):
+        for callback in [*self.callback_handler.callbacks, self.control]:
+            if not isinstance(callback, ExportableState):
                 continue
-            name, count = type(each).__name__, len(kept.get(type(each).__name__, ()))
+            name = type(callback).__name__
+            count = len(kept.setdefault(name, []))
             states = saved.get(name, [])
             states = states if isinstance(states, list) else [states]
-            if each is not self.control and count < len(states):
+            if callback is not self.control and count < len(states):
                 for attribute, value in states[count].get("attributes", {}).items():
-                    setattr(each, attribute, value)
-            kept.setdefault(name, []).append(each.state())
-        # `Trainer` needs an entry for each callback, also for those that the checkpoint does not know.
-        self.state.stateful_callbacks = {name: all_[0] if len(all_) == 1 else all_ for name, all_ in kept.items()}
+                    setattr(callback, attribute, value)
+            kept[name].append(callback.state())
+        # `Trainer` needs an entry for each callback, also for those that the checkpoint does not contain.
+        self.state.stateful_callbacks = {
+            name: states[0] if len(states) == 1 else states for name, states in kept.items()
+        }
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with reading_weights(resume_from_checkpoint):
@@ -155,7 +212,7 @@ class ResumableTrainer(StoppableTrainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As `Trainer`; tied weights, saved once, are not missing; missing or unexpected weights are an error."""
+        """Ignore missing tied weights, because they are saved once. Refuse other missing or unexpected weights."""
         tied = set(getattr(self.model, "all_tied_weights_keys", ()))
         missing = [name for name in load_result.missing_keys if name not in tied]
         if isinstance(self.model, VanillaTransformerPreTrainedModel):
@@ -163,14 +220,134 @@ class ResumableTrainer(StoppableTrainer):
             check_weights(Path(self._resumed_from or self.args.output_dir), info)
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
-    def _write_position(self, checkpoint: Path) -> None:
-        """Save what locates the next batch in the data, apart from the number of updates."""
-        position: dict[str, Any] = {}
-        if self.by_tokens:
-            position["batches_per_update"] = self.batches_per_update
-            if isinstance(self._updates, StreamingTokenBatches):
-                position["stream"] = self._updates.state_dict()
-        elif not hasattr(self.train_dataset, "__len__"):
-            position = {"stream_pass": self._epoch, "updates": self.state.global_step - self._epoch_start}
-        if position:
-            (checkpoint / DATA_POSITION).write_text(json.dumps(position), encoding="utf-8")
+    # Train and evaluate
+
+    def _run_epoch(self, *, epoch: int, steps_trained_in_current_epoch: int, **kwargs: Any) -> None:
+        """Train an epoch with the order of its number, unless the resumed run has nothing left to train."""
+        seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
+        for each in seeded_by_epoch:
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+        self._epoch = epoch
+        resumed = epoch == kwargs["epochs_trained"] and kwargs["resume_from_checkpoint"] is not None
+        skipped = steps_trained_in_current_epoch // self.args.gradient_accumulation_steps if resumed else 0
+        self._epoch_start = self.state.global_step - skipped
+        self._evaluate_if_due(kwargs["start_time"])
+        if self._training_is_over():  # `Trainer` checks this only after an update
+            self.control.should_training_stop = True
+        if not self.control.should_training_stop:
+            super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
+
+    def _training_is_over(self) -> bool:
+        """Whether a resumed run had ended: at its last update, by early stopping or by the time limit."""
+        if self.state.global_step == 0:
+            return False
+        callbacks = self.callback_handler.callbacks
+        stopping = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
+        return (
+            self.state.global_step >= self.state.max_steps
+            or any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stopping)
+            or self._minutes_left() == 0
+        )
+
+    def _stop_callbacks(self) -> list[StopWithCheckpoint]:
+        return [each for each in self.callback_handler.callbacks if isinstance(each, StopWithCheckpoint)]
+
+    def _minutes_left(self) -> float:
+        return min((stop.minutes_left() for stop in self._stop_callbacks()), default=math.inf)
+
+    def _evaluate_if_due(self, start_time: float) -> None:
+        """Make the evaluation of the resumed update, if a signal prevented it.
+
+        The checkpoint is not saved again: a run that is killed before its next one repeats the evaluation.
+        """
+        if self._resumed_from is None or not any(stop.evaluation_due for stop in self._stop_callbacks()):
+            return
+        self._load_rng_state(str(self._resumed_from))  # saved again if the evaluation is interrupted again
+        self.control.should_evaluate = True
+        self._maybe_log_save_evaluate(self._tr_loss, None, self.model_wrapped, None, self._epoch, None, start_time)
+        if self.state.best_global_step == self.state.global_step:
+            best = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            self.state.best_model_checkpoint = str(best if best.is_dir() else self._resumed_from)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """After a signal in the evaluation, save the checkpoint without its scores."""
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        except Interrupted:
+            self.control.should_evaluate = False
+            self.control.should_save = self.control.should_training_stop = True
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the random state as it is, because a resumed run may evaluate at another time."""
+        device = self.args.device
+        # A DataLoader draws a seed from the global generator, even if it shuffles nothing.
+        devices = [] if device.type == "cpu" else [device]
+        with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
+            return super().evaluation_loop(*args, **kwargs)
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        return leave_signals_to_main_process(super().get_eval_dataloader(*args, **kwargs))
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        return leave_signals_to_main_process(super().get_test_dataloader(*args, **kwargs))
+
+    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any:
+        """Keep the last checkpoint. With `save_total_limit=1`, `Trainer` would delete every checkpoint but the best,
+        also the one that a resumed or interrupted run needs."""
+        self._evaluate_if_due(start_time)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            return super()._finalize_training(trial, num_train_samples, start_time)
+        finally:
+            self.args.save_total_limit = limit
+
+    # Save
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._staging or super()._get_output_dir(trial))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        with original_class(self.model):
+            super()._save(output_dir, state_dict)
+        if self.args.should_save and self.target_tokenizer is not None:
+            save_tokenizers(output_dir or self.args.output_dir, self.processing_class, self.target_tokenizer)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint to the staging folder and rename it when complete, so that a killed run or a full disk
+        leaves only complete checkpoints."""
+        run = Path(self._get_output_dir(trial))
+        name = f"checkpoint-{self.state.global_step}"
+        self._staging = run / STAGING_FOLDER
+        try:
+            super()._save_checkpoint(model, trial)
+        except BaseException:
+            remove_staging_folder(run)
+            raise
+        finally:
+            staged, self._staging = self._staging / name, None
+        if self.state.best_model_checkpoint == str(staged):
+            self.state.best_model_checkpoint = str(run / name)
+        wait_for_everyone()  # each rank writes its random state
+        if self.args.should_save:
+            self._write_run_state(staged)
+            self.state.save_to_json(str(staged / TRAINER_STATE))
+            move_into_place(staged, run / name)
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(run.resolve()), self.args.save_total_limit, best and str(Path(best).resolve()))
+        wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(run / name))
+
+    def _write_run_state(self, checkpoint: Path) -> None:
+        """Add to a checkpoint what `Trainer` does not write."""
+        if not (checkpoint / CONFIG_NAME).is_file():  # SHARDED_STATE_DICT writes weights only
+            self.model.config.save_pretrained(checkpoint)
+            if self.processing_class is not None:
+                save_tokenizers(checkpoint, self.processing_class, self.target_tokenizer)
+        RunState(self._fixed(), self._data(), self._position()).write(checkpoint)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self._staging is None:  # `_save_checkpoint` pushes after the rename
+            super()._push_from_checkpoint(checkpoint_folder)

@@ -1,9 +1,6 @@
 """A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +19,7 @@ from . import finishing
 from .argument_checks import check_optimizer, check_schedule, check_size, refused_as_one_line
 from .arguments import DataArguments, RunArguments, model_config
 from .callbacks import StopWithCheckpoint
-from .checkpoints import (
-    branch_checkpoints,
-    complete_checkpoints,
-    remove_staging_folder,
-    report_failed_save,
-    resume_hint,
-)
+from .checkpoints import remove_staging_folder, report_failed_save, resume_hint
 from .corpus import (
     Corpus,
     Tokenizers,
@@ -46,14 +37,12 @@ from .fine_tuning import (
     load_base_model,
     prepare_model,
     resumed_model,
-    save_scores_before,
     score_before,
 )
 from .memory import ReleaseFreeMemory
 from .precision import resolve_precision
 from .report import show_progress
-from .run_folder import RunLock, check_new_run, remove_run
-from .run_state import RUN_STATE
+from .run_folder import find_checkpoint, one_run_at_a_time
 from .signals import StopSignals
 from .trainer import VanillaTransformerTrainer
 
@@ -77,7 +66,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
     signals = StopSignals()
     with one_run_at_a_time(run):
         with errors_on_main_rank_only():
-            checkpoint = find_checkpoint(run, args)
+            checkpoint = find_checkpoint(run, str(args.resume_from_checkpoint or "false"))
             set_seed(args.seed)
             with report_full_disk(datasets_config.HF_DATASETS_CACHE):
                 corpus, tokenizers, encoded, encoding, model = load_data_and_model(
@@ -98,9 +87,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         if args.model_name_or_path is not None:
             print_main(describe_defaults(args))
             with errors_on_main_rank_only():
-                before = score_before(trainer, tokenizers, corpus, encoded, data_args, args, checkpoint is not None)
-        if not continues(run, checkpoint):
-            trainer.before_first_save = partial(begin_run, run, before)
+                before = score_before(trainer, tokenizers, corpus, encoded, data_args, args, checkpoint)
         with signals:
             results = before | train(trainer, stop, run, checkpoint)
             if data_args.streaming:
@@ -141,70 +128,7 @@ def load_data_and_model(
     return corpus, tokenizers, encoded, encoding, model
 
 
-# 1. The output folder
-
-
-@contextmanager
-def one_run_at_a_time(run: Path) -> Iterator[None]:
-    """Lock the output folder, which is created if necessary.
-
-    Raises:
-        UserError: it is no folder for a run, cannot be written, or another process trains in it.
-    """
-    lock = RunLock(run)
-    with errors_on_main_rank_only():
-        if run.exists() and not run.is_dir():
-            raise UserError(f"output_dir {run} is a file; name a folder")
-        if (run / ".git").exists() or run.resolve() in (Path.home(), Path.cwd(), *Path.cwd().parents):
-            raise UserError(f"output_dir {run} is no folder for a run; name a separate one")
-        refusal = broadcast_from_main(lock.acquire)
-        if refusal is not None:
-            raise UserError(refusal)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def find_checkpoint(run: Path, args: RunArguments) -> Path | None:
-    """The checkpoint to resume from, or None for a new run. Checks the output folder without changing it.
-
-    Raises:
-        UserError: the folder has a run or files that would be replaced, or there is no checkpoint to resume from.
-    """
-    resume = str(args.resume_from_checkpoint or "false")
-    if resume.lower() in ("true", "auto"):
-        checkpoints = branch_checkpoints(run)
-        if checkpoints:
-            print_main(f"resuming from {checkpoints[-1]}")
-            return checkpoints[-1]
-        if resume.lower() == "true":
-            raise UserError(f"output_dir {run} has no complete checkpoint to resume from; start without it")
-    elif resume.lower() != "false":
-        checkpoint = Path(resume)
-        if checkpoint not in complete_checkpoints(checkpoint.parent):
-            raise UserError(f"resume_from_checkpoint {resume} is no complete checkpoint; `true` takes the run's last")
-        if not continues(run, checkpoint):
-            check_new_run(run, args.overwrite_output_dir)
-        return checkpoint
-    check_new_run(run, args.overwrite_output_dir)
-    return None
-
-
-def continues(run: Path, checkpoint: Path | None) -> bool:
-    """Whether a checkpoint is one of this folder's run, rather than the beginning of a new run in it."""
-    return checkpoint is not None and checkpoint.resolve().parent == run.resolve()
-
-
-def begin_run(run: Path, scores_before: dict[str, Any]) -> None:
-    """Delete the old run, whose place the first checkpoint of the new one takes."""
-    remove_run(run)
-    (run / RUN_STATE).unlink(missing_ok=True)
-    if scores_before:
-        save_scores_before(run, scores_before)
-
-
-# 2. Model and trainer
+# 1. Model and trainer
 
 
 def build_model(
@@ -256,11 +180,6 @@ def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
         raise UserError(f"eval_strategy={args.eval_strategy.value} needs validation data; give some, or `no`")
     if args.early_stopping_patience is not None and args.eval_strategy == "no":
         raise UserError("early_stopping_patience needs eval_strategy: steps or epoch")
-    if args.validation_length_penalties and "validation" not in encoded:
-        raise UserError(
-            f"validation_length_penalties={args.validation_length_penalties} needs validation data; give some, or a "
-            "test_length_penalty"
-        )
     if args.average_last > 1 and args.save_strategy == "no":
         raise UserError(f"average_last={args.average_last} needs checkpoints: set save_strategy to steps or epoch")
 
@@ -304,7 +223,7 @@ def make_trainer(
     return trainer, stop
 
 
-# 3. Training
+# 2. Training
 
 
 def train(
@@ -315,11 +234,8 @@ def train(
         remove_staging_folder(run)
     wait_for_everyone()
 
-    def hint() -> str:
-        return resume_hint(run) if trainer.before_first_save is None else f"what was in {run} before is unchanged"
-
     try:
-        with report_failed_save(run, "training stopped", hint):
+        with report_failed_save(run, "training stopped"):
             outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except Interrupted:  # in an evaluation before the first update
         pass
@@ -328,7 +244,9 @@ def train(
     seconds, step = stop.seconds(), trainer.state.global_step
     if stop.interrupted:
         with errors_on_main_rank_only():
-            raise Interrupted(f"interrupted at step {step}; {hint()}", stop.signals.received or signal.SIGINT)
+            raise Interrupted(
+                f"interrupted at step {step}; {resume_hint(run)}", stop.signals.received or signal.SIGINT
+            )
     print_main(f"trained {step:,} updates in {seconds / 60:.1f} minutes")
     metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}

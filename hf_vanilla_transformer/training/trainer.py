@@ -1,7 +1,5 @@
 """`Seq2SeqTrainer` for sentence pairs: token batches, exact updates, atomic checkpoints."""
 
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,17 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import wait_for_everyone
 from datasets import Dataset
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME
 
 from ..data.batching import LengthGroupedSampler, TokenBatchSampler, pair_lengths
 from ..data.encoding import BpeDropoutDataset
 from ..data.token_batches import StreamingTokenBatches, TokenBatchDataset, collate_batches
-from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..inference.optimize import optimize_if_possible
 from ..loss_vanilla_transformer import ROW_UNIT
@@ -29,22 +23,13 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerPreTrainedModel,
 )
-from .checkpoints import (
-    STAGING_FOLDER,
-    TRAINER_STATE,
-    branch_checkpoints,
-    move_into_place,
-    remove_old_checkpoints,
-)
-from .distributed import print_main
+from .distributed import print_main, shard_tied_modules
 from .ema import WeightAverage
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
 from .progress import ThroughputMeter, perplexities
-from .resumable_trainer import ResumableTrainer
-from .resuming import checkpoint_path
-from .run_state import RunState
+from .resumable_trainer import NOTHING_TRAINED, ResumableTrainer
 from .signals import leave_signals_to_main_process
 
 
@@ -73,14 +58,11 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def __init__(
         self,
         *args: Any,
-        target_tokenizer: PreTrainedTokenizerBase | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        self.target_tokenizer = target_tokenizer
         self.meter = ThroughputMeter()
         self._warned = False
-        self._staging: Path | None = None
         self.consistency: ConsistencyObjective | None = consistency_objective(self.args)
         if self.by_tokens:
             self._check_token_batches()
@@ -223,21 +205,6 @@ class VanillaTransformerTrainer(ResumableTrainer):
             self._updates = stream if isinstance(stream, StreamingTokenBatches) else sampler
         return super().set_initial_training_values(args, dataloader)
 
-    def _run_epoch(self, *, epoch: int, steps_trained_in_current_epoch: int, **kwargs: Any) -> None:
-        seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
-        for each in seeded_by_epoch:
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
-        self._epoch = epoch
-        resumed = epoch == kwargs["epochs_trained"] and kwargs["resume_from_checkpoint"] is not None
-        skipped = steps_trained_in_current_epoch // self.args.gradient_accumulation_steps if resumed else 0
-        self._epoch_start = self.state.global_step - skipped
-        self._evaluate_if_due(kwargs["start_time"])
-        if self._training_is_over():  # `Trainer` asks only after an update
-            self.control.should_training_stop = True
-        if not self.control.should_training_stop:
-            super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
-
     # The update
 
     def get_batch_samples(
@@ -256,7 +223,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             except ValueError as error:  # of accelerate, for a stream without a batch
                 if "does not contain any data" not in str(error):
                     raise
-                raise UserError(_NOTHING_TRAINED) from None
+                raise UserError(NOTHING_TRAINED) from None
             batches = updates
         self.meter.count(batches, target_tokens)
         return updates, target_tokens
@@ -405,122 +372,26 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **kwargs)
 
-    # Resuming
+    # Start, resume, save
 
-    def train(self, resume_from_checkpoint: str | os.PathLike | bool | None = None, **kwargs: Any) -> Any:
-        """As `Seq2SeqTrainer`; `resume_from_checkpoint=True` takes the last complete checkpoint of the run's branch.
-
-        Raises:
-            UserError: the checkpoint is incomplete, damaged or of a run with other settings; no update was trained.
-        """
-        run = Path(self.args.output_dir)
-        checkpoint: Path | None = None
-        if resume_from_checkpoint is True:
-            checkpoints = branch_checkpoints(run)
-            if not checkpoints:
-                raise UserError(f"output_dir {run} has no complete checkpoint to resume from; start without it")
-            checkpoint = checkpoints[-1]
-        elif resume_from_checkpoint:
-            checkpoint = checkpoint_path(resume_from_checkpoint)
-        if self.is_world_process_zero():
-            shutil.rmtree(run / STAGING_FOLDER, ignore_errors=True)
-        self._resume_position, self._run_state, self._resumed_from = None, RunState(), checkpoint
-        if checkpoint is not None:
-            self._check_checkpoint(checkpoint)
-            if self.ema is not None:
-                self.ema.load(checkpoint)
+    def _start_or_resume(self, checkpoint: Path | None) -> None:
+        super()._start_or_resume(checkpoint)
+        if self.ema is not None and checkpoint is not None:
+            self.ema.load(checkpoint)
         if self.teacher is not None and self.args.teacher_top:
             self._keep_teacher(self.teacher)
         self.meter.reset()
-        outcome = super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs)
-        if self.state.global_step == 0:
-            raise UserError(_NOTHING_TRAINED)
-        return outcome
+
+    def _write_run_state(self, checkpoint: Path) -> None:
+        super()._write_run_state(checkpoint)
+        if self.ema is not None:
+            self.ema.save(checkpoint)
 
     def _keep_teacher(self, teacher: Teacher) -> None:
         start = time.monotonic()
         with self.accelerator.autocast():
             teacher.keep_top(self.args.teacher_top, self.train_dataset, self.data_collator)
         print_main(f"teacher: distributions of the training pairs computed in {time.monotonic() - start:.0f} s")
-
-    # Checkpoints
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self._staging or super()._get_output_dir(trial))
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        with original_class(self.model):
-            super()._save(output_dir, state_dict)
-        if self.args.should_save and self.target_tokenizer is not None:
-            save_tokenizers(output_dir or self.args.output_dir, self.processing_class, self.target_tokenizer)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint to the staging folder and rename it when complete, so that a killed run or a full disk
-        leaves only complete checkpoints."""
-        run = Path(self._get_output_dir(trial))
-        name = f"checkpoint-{self.state.global_step}"
-        self._staging = run / STAGING_FOLDER
-        try:
-            super()._save_checkpoint(model, trial)
-        except BaseException:
-            shutil.rmtree(self._staging, ignore_errors=True)
-            raise
-        finally:
-            staged, self._staging = self._staging / name, None
-        if self.state.best_model_checkpoint == str(staged):
-            self.state.best_model_checkpoint = str(run / name)
-        wait_for_everyone()  # each rank writes its random state
-        if self.args.should_save:
-            if not (staged / CONFIG_NAME).is_file():  # with SHARDED_STATE_DICT only weights are written
-                self.model.config.save_pretrained(staged)
-                if self.processing_class is not None:
-                    save_tokenizers(staged, self.processing_class, self.target_tokenizer)
-            self._write_position(staged)
-            self._run_state = self._run_state.next(self._data(), self._fixed())
-            self._run_state.write(staged)
-            if self.ema is not None:
-                self.ema.save(staged)
-            self.state.save_to_json(str(staged / TRAINER_STATE))
-            if self.before_first_save is not None:
-                self.before_first_save()
-                self.before_first_save = None
-            move_into_place(staged, run / name)
-            self._write_run_state(run)
-            if self.args.save_total_limit:
-                remove_old_checkpoints(run, self.args.save_total_limit, run / name, self.state.best_model_checkpoint)
-        wait_for_everyone()
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(run / name))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._staging is None:  # `_save_checkpoint` pushes after the rename
-            super()._push_from_checkpoint(checkpoint_folder)
-
-
-_NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
-
-
-def shard_tied_modules(model: torch.nn.Module, **settings: Any) -> None:
-    """Make each set of modules with tied weights one FSDP2 unit; `settings` are those of `fully_shard`."""
-    by_weight: dict[torch.Tensor, list[torch.nn.Module]] = {}
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding | torch.nn.Linear) and not isinstance(module, FSDPModule):
-            by_weight.setdefault(module.weight, []).append(module)
-    for tied in by_weight.values():
-        if len(tied) > 1:
-            fully_shard(tied, reshard_after_forward=False, **settings)
-
-
-@contextmanager
-def original_class(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the class of a model while it is saved: FSDP2 replaces it, and checkpoints would name FSDP2's."""
-    sharded = type(model)
-    if issubclass(sharded, FSDPModule):
-        model.__class__ = sharded.__bases__[1]
-    try:
-        yield
-    finally:
-        model.__class__ = sharded
 
 
 def _plain_dataset(dataset: Any) -> Any:

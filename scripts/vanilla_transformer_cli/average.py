@@ -17,7 +17,7 @@ from .parsing import Parser
 RESULTS = ("README.md", "all_results.json", "*.png", "runs")
 TRAINING_STATE = (
     *("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin"),
-    *("data_position.json", "run_state.json", "pytorch_model_fsdp*"),
+    *("run_state.json", "ema.safetensors", "pytorch_model_fsdp*"),
 )
 
 
@@ -55,12 +55,12 @@ def main(arguments: argparse.Namespace) -> None:
 def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
     """The named checkpoints, or those of the run, oldest first."""
     from hf_vanilla_transformer.errors import UserError, check_at_least_one
-    from hf_vanilla_transformer.training.checkpoints import branch_checkpoints
+    from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 
     if arguments.run is None:
         return [Path(name) for name in arguments.checkpoints]
     check_at_least_one(last=arguments.last)
-    checkpoints = branch_checkpoints(Path(arguments.run))
+    checkpoints = complete_checkpoints(Path(arguments.run))
     if len(checkpoints) < arguments.last:
         have = f"run {arguments.run} has {len(checkpoints)} complete checkpoints"
         raise UserError(f"{have}; last asks for {arguments.last}")

@@ -40,7 +40,6 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "auto_bf16": ("BOOL", "train in bfloat16 if that is faster here"),
         "seed": ("N", "of weights, order and dropout"),
         "resume_from_checkpoint": ("true", "go on with the run in output_dir"),
-        "overwrite_output_dir": ("true", "delete the run in output_dir first"),
     },
     "evaluation": {
         "eval_strategy": ("WHEN", "no, steps (every eval_steps updates) or epoch"),
@@ -51,7 +50,6 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "early_stopping_patience": ("N", "stop after N evaluations without improvement"),
         "average_last": ("N", "average the last N checkpoints, if that scores higher (section 6.1)"),
         "test_num_beams": ("N", "beams for the test, and in the saved model"),
-        "validation_length_penalties": ("A …", "length penalties to choose from on the validation split"),
         "bleu_tokenize": ("NAME", "tokenizer of sacreBLEU: 13a, intl, char, zh, none"),
         "base_test_source_file": ("F", "fine-tuning: a test set of the base model (base_test_target_file)"),
         "report_to": ("NAME", "tensorboard, wandb, trackio or none"),

@@ -60,26 +60,6 @@ def test_wrong_number_is_refused_when_it_is_given(name, value, reason):
     assert name in message and reason in message
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"test_num_beams": 1}, "[1.0, 1.5]: a greedy search has none; set test_num_beams to 2 or more"),
-        ({}, "[1.0, 1.5]: a greedy search has none; set test_num_beams to 2 or more"),
-        ({"validation_length_penalties": ["1", "inf"], "test_num_beams": 4}, "must be finite numbers, not [1.0, inf]"),
-    ],
-)
-def test_validation_length_penalties_that_choose_nothing_are_refused(tmp_path, fields, message):
-    flags = as_flags({"output_dir": tmp_path, "validation_length_penalties": [1.0, 1.5]} | fields)
-    assert error_of(lambda: parse_recipe(flags)) == f"validation_length_penalties: {message}"
-
-
-def test_validation_length_penalties_need_validation_data(tmp_path):
-    files = {f"validation_{side}_file": "null" for side in ("source", "target")}
-    fields = {"validation_length_penalties": [1.0, 1.5], "test_num_beams": 2, "eval_strategy": "no"} | files
-    message = error_of(lambda: train(tmp_path, **fields))
-    assert message.startswith("validation_length_penalties=[1.0, 1.5] needs validation data")
-
-
 def write_text(folder, pairs=PAIRS):
     flags = {}
     for split in ("train", "validation", "test"):

@@ -10,10 +10,8 @@ from hf_vanilla_transformer.training import checkpoints
 from hf_vanilla_transformer.training.checkpoints import (
     average_weights,
     complete_checkpoints,
-    move_into_place,
     remove_staging_folder,
 )
-from hf_vanilla_transformer.training.run_folder import record_all_files
 from tests.model_helpers import TYING_MODES, tiny_model
 
 
@@ -41,15 +39,6 @@ def test_incomplete_and_pruned_checkpoints_are_ignored_and_stay(tmp_path):
     checkpoint(tmp_path / ".saving", "checkpoint-15")
     remove_staging_folder(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before and all(path.exists() for path in incomplete + others)
-
-
-def test_pruned_checkpoint_is_not_replaced_by_that_of_the_same_step(tmp_path):
-    pruned = checkpoint(tmp_path, "checkpoint-4", weights=b"mine")
-    record_all_files(pruned)
-    (pruned / "trainer_state.json").unlink()
-    move_into_place(checkpoint(tmp_path / ".saving", "checkpoint-4"), pruned)
-    assert (tmp_path / "checkpoint-4.bak" / "model.safetensors").read_bytes() == b"mine"
-    assert complete_checkpoints(tmp_path) == [pruned]
 
 
 def test_complete_checkpoints_of_a_missing_run_are_none(tmp_path):

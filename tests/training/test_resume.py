@@ -1,6 +1,5 @@
-"""A resumed run is the same run: same settings, data, precision and branch; otherwise one line says why not."""
+"""A resumed run is the same run: same settings, data and precision; otherwise one line says why not."""
 
-import json
 import logging
 import shutil
 
@@ -13,9 +12,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training import finishing, precision
-from hf_vanilla_transformer.training.arguments import RunArguments
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.training import precision
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, read_run_state
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from tests.model_helpers import tiny_model
@@ -51,72 +49,16 @@ def error_of(call, *arguments, **settings):
     return str(raised.value)
 
 
-# 1. The branch
+# 1. The last checkpoint of the run
 
 
-@pytest.fixture(scope="module")
-def abandoned(tmp_path_factory):
-    """Trained to update 10, resumed from 2, trained to 6: checkpoints 8 and 10 are of the abandoned branch."""
-    folder = tmp_path_factory.mktemp("branches")
-    trained(folder, max_steps=10, save_steps=2, **TOKENS)
-    trained(folder, max_steps=6, save_steps=2, resume=folder / "checkpoint-2", **TOKENS)
-    assert steps_of(complete_checkpoints(folder)) == [2, 4, 6, 8, 10]  # nothing of the user's is deleted
-    return folder
-
-
-def test_average_leaves_out_an_abandoned_branch(abandoned, monkeypatch):
-    averaged = []
-
-    def average(checkpoints, target):
-        averaged.extend(checkpoints)
-        raise UserError("enough")
-
-    class Evaluated:
-        eval_dataset, ema = [1], None
-
-        def evaluate(self):
-            return {"eval_bleu": 1.0}
-
-    monkeypatch.setattr(finishing, "average_weights", average)
-    args = RunArguments(output_dir=str(abandoned), use_cpu=True, average_last=2)
-    with pytest.raises(UserError, match="enough"):
-        finishing.choose_weights(Evaluated(), abandoned, args)
-    assert steps_of(averaged) == [4, 6]
-
-
-def test_resume_true_leaves_out_an_abandoned_branch(abandoned, tmp_path):
-    run = shutil.copytree(abandoned, tmp_path / "run")
-    made = trained(run, max_steps=8, save_steps=2, resume=True, **TOKENS)
-    assert made.state.global_step == 8  # from 6, not from 10
-    made = trained(run, max_steps=9, save_steps=2, resume=True, **TOKENS)
-    assert made.state.global_step == 9  # 8 is now of this branch
-
-
-def test_branch_begins_before_its_first_checkpoint(abandoned, tmp_path):
-    """A run that is resumed from 2 and killed at once is resumed from 2 again."""
-    run = shutil.copytree(abandoned, tmp_path / "run")
-
-    class Kill(TrainerCallback):
-        def on_step_begin(self, *_, **__):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(run, max_steps=6, save_steps=2, resume=str(run / "checkpoint-2"), callbacks=[Kill()], **TOKENS)
-    made = trained(run, max_steps=3, save_steps=9, resume=True, **TOKENS)
-    assert made.state.global_step == 3
-
-
-@pytest.mark.slow
-def test_checkpoints_of_version_0_1_0_are_resumed(abandoned, tmp_path):
-    """They have no `run_state.json`."""
-    run = shutil.copytree(abandoned, tmp_path / "run")
-    for file in (run / "run_state.json", *run.glob("*/run_state.json")):
-        file.unlink()
-    trained(run, max_steps=5, save_steps=1, resume=str(run / "checkpoint-4"), **TOKENS)
-    made = trained(run, max_steps=7, save_steps=1, resume=True, **TOKENS)
-    assert made.state.global_step == 7
-    averaged = [path for path in complete_checkpoints(run) if path in finishing.branch_checkpoints(run)]
-    assert steps_of(averaged) == [2, 4, 5, 6, 7]
+def test_older_checkpoint_needs_a_new_output_dir(run, tmp_path):
+    older = run / "checkpoint-1"
+    message = error_of(trained, run, max_steps=3, resume=str(older), **TOKENS)
+    assert "resume_from_checkpoint" in message and "checkpoint-2" in message and "output_dir" in message
+    assert steps_of(complete_checkpoints(run)) == [1, 2]
+    continued = trained(tmp_path / "new", max_steps=3, resume=older, **TOKENS)
+    assert continued.state.global_step == 3 and steps_of(complete_checkpoints(tmp_path / "new")) == [2, 3]
 
 
 # 2. What the checkpoint must contain
@@ -152,7 +94,7 @@ def test_resume_from_damaged_training_state_is_refused(run, name, damage):
         content[len(content) // 2 - 40 : len(content) // 2] = b"\xff" * 40
     file.write_bytes(content)
     message = error_of(trained, run, max_steps=3, resume=str(run / "checkpoint-2"), **TOKENS)
-    assert name in message and "is damaged" in message and "resume from another checkpoint" in message
+    assert name in message and "damaged" in message and "delete checkpoint-2" in message
 
 
 def test_resume_from_cut_weights_is_refused(run):
@@ -249,18 +191,6 @@ def text_run(tmp_path_factory):
     files = write_text(folder)
     train(folder / "run", **files)
     return folder / "run", files
-
-
-def test_resume_keeps_checkpoints_that_were_pruned_to_their_weights(text_run, tmp_path):
-    run = shutil.copytree(text_run[0], tmp_path / "run")
-    pruned = run / "checkpoint-1"
-    for path in pruned.iterdir():
-        if path.name not in ("model.safetensors", "config.json"):
-            path.unlink()
-    before = (pruned / "model.safetensors").read_bytes()
-    results = train(run, **text_run[1], max_steps=3, resume_from_checkpoint=True)
-    assert results["train_updates"] == 3
-    assert (pruned / "model.safetensors").read_bytes() == before and (pruned / "config.json").is_file()
 
 
 def test_resume_with_moved_files_goes_on(text_run, tmp_path):
@@ -496,12 +426,10 @@ def test_stream_without_a_usable_pair_saves_no_model(tmp_path, by_tokens):
 
 
 def test_run_state_is_written_with_each_checkpoint(run):
-    states = [json.loads((folder / "run_state.json").read_text()) for folder in (run / "checkpoint-2", run)]
-    assert states[0] == states[1]
-    assert {"learning_rate", "optim", "precision"} <= states[0]["fixed"].keys()
-    assert {"seed", "max_tokens_per_batch"} <= states[0]["data"].keys()
-    first = json.loads((run / "checkpoint-1" / "run_state.json").read_text())
-    assert states[0]["ancestors"] == [*first["ancestors"], first["id"]]
+    for checkpoint in complete_checkpoints(run):
+        state = read_run_state(checkpoint)
+        assert {"learning_rate", "optim", "precision"} <= state.fixed.keys()
+        assert {"seed", "max_tokens_per_batch"} <= state.data.keys() and state.position == {"batches_per_update": 1}
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def make_case(number: int, seed: int) -> tuple[dict[str, Any], str]:
             recipe = {key: value for key, value in recipe.items() if key not in BASE or not key.endswith("_file")}
     before = dice.choices(["nothing", "an empty folder", "notes", "a run", "a file"], [6, 3, 3, 5, 1])[0]
     if before == "a run" and dice.random() < 0.9:
-        recipe[dice.choice(["overwrite_output_dir", "resume_from_checkpoint"])] = True
+        recipe["resume_from_checkpoint"] = True
     return recipe, before
 
 

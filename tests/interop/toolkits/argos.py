@@ -47,7 +47,7 @@ def train(folder: Path, sentencepiece: bool = True) -> list[str]:
         **{"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128},
         **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "dropout": 0.0, "max_steps": 200},
         **{"per_device_train_batch_size": 64, "learning_rate": 0.003, "warmup_steps": 100, "eval_strategy": "no"},
-        **{"save_strategy": "no", "output_dir": folder / "model", "overwrite_output_dir": True, "use_cpu": True},
+        **{"save_strategy": "no", "output_dir": folder / "model", "use_cpu": True},
         **{"max_eval_samples": 8, "max_test_samples": 8, "disable_tqdm": True},
     }
     given = [part for name, value in fields.items() for part in (f"--{name}", str(value))]

@@ -1,6 +1,6 @@
 """Estimate what a recipe needs on a cluster: parameters, memory, FLOPs, all-reduce traffic, hours.
 
-  python -m hf_vanilla_transformer.training.plan scripts/recipes/wmt14_en_de_base.yaml
+  python -m hf_vanilla_transformer.benchmarks.plan scripts/recipes/wmt14_en_de_base.yaml
 
 prints a table with a row for each recipe, computed without training. Flags describe the machine.
 """
@@ -14,8 +14,8 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError, run_command
 from ..markdown import markdown_table
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import model_config
-from .recipes import parse_recipe
+from ..training.arguments import model_config
+from ..training.recipes import parse_recipe
 
 #: bytes per parameter in training: weight, gradient and both moments of Adam, in float32
 STATE_BYTES = 16

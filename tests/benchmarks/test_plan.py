@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from hf_vanilla_transformer.benchmarks import plan
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training import plan
 from tests.model_helpers import tiny_model
 
 
