@@ -149,14 +149,15 @@ def train_model(check: Check, preset: str) -> Figures:
     source, target = check.text()
     fields: Figures = TINY if preset == "tiny" else {"preset": preset, "label_smoothing": 0.1}
     fields = fields | {
-        "output_dir": check.output / preset, "train_source_file": source, "train_target_file": target,
+        "output_dir": check.output / preset, "train": [source, target],
         "vocab_size": 500 if check.quick else 10_000, "max_steps": 5 if check.quick else 1500,
         "max_tokens_per_batch": 512 if check.quick else 8192, "learning_rate": 0.001, "warmup_steps": 200,
         "eval_strategy": "no", "save_strategy": "no", "bf16": check.device == "cuda",
         "use_cpu": check.device == "cpu", "disable_tqdm": True,
     }  # fmt: skip
+    values = {name: value if isinstance(value, list) else [value] for name, value in fields.items()}
     results = run_training(
-        *parse_recipe([part for name, value in fields.items() for part in (f"--{name}", str(value))])
+        *parse_recipe([part for name, value in values.items() for part in (f"--{name}", *map(str, value))])
     )
     return {name: results[name] for name in ("train_updates", "train_seconds", "train_loss") if name in results}
 

@@ -1,4 +1,4 @@
-"""Sentence pairs from files and datasets, validated row by row, memory-mapped or streamed."""
+"""Read one input of sentence pairs, validated row by row, as a memory-mapped table or a stream."""
 
 import hashlib
 import json
@@ -18,6 +18,7 @@ from ..atomic_write import atomic_file
 from ..errors import UserError
 from ..untrusted import one_line
 from . import translation_memories
+from .inputs import Input
 from .readers import (
     NEEDS_HEADER,
     TABLES_WITH_HEADER,
@@ -27,7 +28,6 @@ from .readers import (
     file_format,
     read_parallel,
     read_rows,
-    require_file,
 )
 
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
@@ -131,21 +131,21 @@ class Columns:
         Raises:
             UserError: no match; the message lists the columns that exist.
         """
-        holder: str | None = None
+        parent: str | None = None
         source, target = self.source_column, self.target_column
         if not source and not target:
             source, target = self.source_lang, self.target_lang
-            holder = "translation" if source and target and "translation" in columns else None
+            parent = "translation" if source and target and "translation" in columns else None
         if not source and not target:
             source, target = "source", "target"
-        if not source or not target or not {holder or source, holder or target} <= set(columns):
+        if not source or not target or not {parent or source, parent or target} <= set(columns):
             need = f"{source!r} and {target!r}" if source and target else "a source and a target"
             raise UserError(
                 f"{where} has the columns {', '.join(map(repr, columns))}; {need} are needed: "
                 "name them by source_column and target_column, or by source_lang and target_lang"
                 + (f"; {hint}" if hint else "")
             )
-        return holder, source, target
+        return parent, source, target
 
 
 def _select_columns(
@@ -158,9 +158,9 @@ def _select_columns(
             yield line, row, None
             continue
         first = names is None
-        holder, source, target = names = names or columns.names_in(list(row), where, hint)
-        if holder is not None:
-            nested = row.get(holder)
+        parent, source, target = names = names or columns.names_in(list(row), where, hint)
+        if parent is not None:
+            nested = row.get(parent)
             row = nested if isinstance(nested, Mapping) else {}
             if first and not {source, target} <= set(row):
                 raise UserError(
@@ -170,7 +170,7 @@ def _select_columns(
         yield line, row.get(source), row.get(target)
 
 
-def _defect(side: str, text: Any, max_characters: int | None) -> str | None:
+def _defect(side: str, text: Any) -> str | None:
     """The reason to drop a pair because of one side, or None."""
     if isinstance(text, BadRow):
         return str(text)
@@ -180,8 +180,6 @@ def _defect(side: str, text: Any, max_characters: int | None) -> str | None:
         return f"{side} is not text"
     if not text.strip():
         return f"empty {side}"
-    if max_characters is not None and len(text) > max_characters:
-        return f"{side} longer than {max_characters:,} characters"
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -193,13 +191,13 @@ def _defect(side: str, text: Any, max_characters: int | None) -> str | None:
     return None
 
 
-def _valid_pairs(source: "_Input", report: PairReport, max_characters: int | None) -> Iterator[RawPair]:
+def _valid_pairs(source: "Source", report: PairReport) -> Iterator[RawPair]:
     """Yield the valid pairs and count every row in the report."""
     report.restore(PairReport(report.name))  # a stream may be read again from its start
     for line, text, translation in source.pairs(report.repaired):
         if report.seen == _ROWS_FOR_ENCODING:
             _check_encoding(report)
-        reason = _defect("source", text, max_characters) or _defect("target", translation, max_characters)
+        reason = _defect("source", text) or _defect("target", translation)
         if reason is not None:
             report.drop(reason, line)
             continue
@@ -223,113 +221,33 @@ def _check_encoding(report: PairReport) -> None:
         )
 
 
-def load_pairs(
-    *,
-    file: str | Path | None = None,
-    source_file: str | Path | None = None,
-    target_file: str | Path | None = None,
-    prefix: str | Path | None = None,
-    dataset_name: str | None = None,
-    dataset_config_name: str | None = None,
-    split: str = "train",
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-    source_column: str | None = None,
-    target_column: str | None = None,
-    streaming: bool = False,
-    max_characters: int | None = None,
-) -> tuple[Dataset | IterableDataset, PairReport]:
-    """Load and validate sentence pairs from exactly one input.
-
-    Text is not changed, not even spaces at its ends; byte order marks and carriage returns at line ends are removed
-    and counted. The table is written once, as an Arrow file in the cache of
-    `datasets` whose name is a hash of the input's content, and memory-mapped.
-
-    Args:
-        file: JSON lines, CSV, TSV (each also `.gz`) or Parquet; CSV and TSV with a header. Or a translation memory,
-            TMX or XLIFF (also `.gz`).
-        source_file, target_file: parallel text, plain or `.gz`; line n of one translates line n of the other.
-        prefix: parallel text by Moses' convention: the files `prefix.source_lang` and `prefix.target_lang`.
-        dataset_name: a dataset of the Hub, a folder of data files, or a folder written by `save_to_disk`.
-        dataset_config_name, split: its configuration and split.
-        source_lang, target_lang: keys in the column `translation`, names of columns, languages of a translation
-            memory (`en` finds `en-GB`), or suffixes of the files of `prefix`.
-        source_column, target_column: names of columns. Without any of the four: `source` and `target`.
-        streaming: read while iterating, without a table on disk; errors and the report come during iteration.
-        max_characters: a pair with a longer sentence on either side is dropped.
-
-    Returns:
-        The pairs, with columns `source`, `target` and `line` (of the input, from 1), and the report of what
-        was dropped. Rows with a missing, empty, too long or non-text side, with bytes that are not UTF-8 or with a
-        NUL character are dropped and counted.
-
-    Raises:
-        UserError: not exactly one input, a missing or unreadable file, an encoding that is not UTF-8, parallel files
-            of different lengths, a missing column or language, or no valid pair.
-    """
-    if bool(source_file) != bool(target_file):
-        raise UserError("parallel text needs both source_file and target_file")
-    if sum(map(bool, (file, source_file, prefix, dataset_name))) != 1:
-        raise UserError("give exactly one of: file; source_file with target_file; prefix; dataset_name")
-    files = [Path(name).expanduser() for name in (file, source_file, target_file) if name]
-    if prefix:
-        files = moses_files(prefix, source_lang, target_lang)
-    for path in files:
-        require_file(path)
-    dataset_name = dataset_name and str(Path(dataset_name).expanduser())
-    data = _open_dataset(dataset_name, dataset_config_name, split, streaming) if dataset_name else None
-    columns = Columns(source_column, target_column, source_lang, target_lang)
-    source = _Input(" + ".join(map(str, files)) or f"{dataset_name} ({split})", files, data, columns)
-    report = PairReport(source.name)
-    load = _stream if streaming else _table
-    return load(source, report, max_characters), report
-
-
-def moses_files(prefix: str | Path, source_lang: str | None, target_lang: str | None) -> list[Path]:
-    """The files `prefix.source_lang` and `prefix.target_lang`, each plain or with `.gz`.
-
-    Raises:
-        UserError: a language is not given, or a file is not there.
-    """
-    if not source_lang or not target_lang:
-        raise UserError(f"prefix {prefix} needs source_lang and target_lang, the suffixes of its two files")
-    files = []
-    for language in (source_lang, target_lang):
-        plain = Path(f"{prefix}.{language}").expanduser()
-        zipped = plain.with_name(f"{plain.name}.gz")
-        files.append(zipped if zipped.is_file() and not plain.is_file() else plain)
-        if not files[-1].is_file():
-            raise UserError(f"prefix {prefix}: there is neither {plain} nor {zipped.name}")
-    return files
-
-
 @dataclass
-class _Input:
-    """The input of `load_pairs`: one file, two parallel files, or a dataset."""
+class Source:
+    """An input, and what reads it: its dataset if it is one, and its columns."""
 
-    name: str
-    files: list[Path]
-    data: Dataset | IterableDataset | None
+    input: Input
     columns: Columns
+    data: Dataset | IterableDataset | None = None
 
     def pairs(self, repairs: Repairs) -> Iterator[RawPair]:
         """Read from the start and count repairs. Raises UserError if the input is malformed."""
-        if len(self.files) == 2:
-            return read_parallel(self.files[0], self.files[1], repairs)
+        name, files = self.input.name, self.input.files
         if self.data is not None:
-            return _select_columns(self._rows_of(self.data), self.columns, self.name, "")
-        kind = file_format(self.files[0])
+            return _select_columns(self._rows_of(self.data), self.columns, name, "")
+        if len(files) == 2:
+            return read_parallel(files[0], files[1], repairs)
+        kind = file_format(files[0])
         if kind in translation_memories.FORMATS:
-            languages = self.columns.source_lang, self.columns.target_lang
-            return translation_memories.read_memory(self.files[0], *languages)
+            return translation_memories.read_memory(files[0], self.columns.source_lang, self.columns.target_lang)
         hint = NEEDS_HEADER if kind in TABLES_WITH_HEADER else ""
-        return _select_columns(read_rows(self.files[0], repairs), self.columns, self.name, hint)
+        return _select_columns(read_rows(files[0], repairs), self.columns, name, hint)
 
     def _rows_of(self, data: Dataset | IterableDataset) -> Iterator[tuple[int, Row]]:
+        name = self.input.name
         if data.column_names is not None:
             # do not decode other columns, which may be images
-            holder, source, target = self.columns.names_in(data.column_names, self.name)
-            data = data.select_columns([holder] if holder else list(dict.fromkeys([source, target])))
+            parent, source, target = self.columns.names_in(data.column_names, name)
+            data = data.select_columns([parent] if parent else list(dict.fromkeys([source, target])))
         line = 0
         try:
             for batch in data.iter(batch_size=1000):
@@ -337,12 +255,12 @@ class _Input:
                     line += 1
                     yield line, dict(zip(batch, values, strict=True))
         except (pa.ArrowException, datasets.exceptions.DatasetsError) as error:
-            raise UserError(f"{self.name}: damaged after row {line:,}: {one_line(error.__cause__ or error)}") from None
+            raise UserError(f"{name}: damaged after row {line:,}: {one_line(error.__cause__ or error)}") from None
 
     def identity(self) -> str:
         """Hash of the input's content and of the columns."""
         digest = hashlib.blake2b(repr((_CACHE_VERSION, self.columns)).encode(), digest_size=16)
-        for path in self.files:
+        for path in self.input.files:
             # the suffix determines the format
             digest.update("".join(path.suffixes[-2:]).encode())  # with `.gz`, and a language of parallel text
             with path.open("rb") as handle:
@@ -353,51 +271,57 @@ class _Input:
         return digest.hexdigest()
 
 
-def _open_dataset(name: str, config_name: str | None, split: str, streaming: bool) -> Dataset | IterableDataset:
-    """Open a dataset of the Hub or a folder; errors become one line."""
+def load_source(source: Source, streaming: bool) -> tuple[Dataset | IterableDataset, PairReport]:
+    """Read and validate one input; see `load_pairs`."""
+    report = PairReport(source.input.name)
+    return (_stream if streaming else _table)(source, report), report
+
+
+def open_dataset(chosen: Input, split: str, streaming: bool, field: str) -> Dataset | IterableDataset:
+    """Open a split of a folder or of a dataset on the Hub; errors become one line that starts with `field`."""
+    folder = Path(str(chosen.dataset))
     try:
-        folder = Path(name)
         if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):
-            return _from_disk(name, split)
-        return datasets.load_dataset(name, config_name, split=split, streaming=streaming)
+            return _from_disk(folder, split, field)
+        return datasets.load_dataset(chosen.dataset, chosen.configuration, split=split, streaming=streaming)
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a full disk or missing permissions: the message of the system is clearer
+        place = "no such file, folder or prefix, and no dataset on the Hub" if chosen.on_hub else "no dataset"
         reason = " ".join(str(error.__cause__ or error).split())
-        raise UserError(f"cannot load the dataset {name!r} (split {split!r}): {reason}") from error
+        raise UserError(f"{field}: {chosen.name}: {place} with a split {split!r}: {reason}") from error
 
 
-def _from_disk(folder: str, split: str) -> Dataset:
-    saved = datasets.load_from_disk(folder)
+def _from_disk(folder: Path, split: str, field: str) -> Dataset:
+    saved = datasets.load_from_disk(str(folder))
     if isinstance(saved, DatasetDict):
         if split not in saved:
-            raise UserError(f"{folder} has the splits {', '.join(map(repr, saved))}, not {split!r}")
+            raise UserError(f"{field}: {folder} has the splits {', '.join(map(repr, saved))}, not {split!r}")
         return saved[split]
     if split not in ("train", str(saved.split)):
-        raise UserError(f"{folder} holds one dataset without splits; the split {split!r} was asked for")
+        raise UserError(f"{field}: {folder} contains one dataset without splits, and so no split {split!r}")
     return saved
 
 
-def _stream(source: _Input, report: PairReport, max_characters: int | None) -> IterableDataset:
+def _stream(source: Source, report: PairReport) -> IterableDataset:
     def read() -> Iterator[dict[str, Any]]:
-        for line, text, translation in _valid_pairs(source, report, max_characters):
+        for line, text, translation in _valid_pairs(source, report):
             yield {"source": text, "target": translation, "line": line}
 
     return IterableDataset.from_generator(read, features=FEATURES)
 
 
-def _table(source: _Input, report: PairReport, max_characters: int | None) -> Dataset:
+def _table(source: Source, report: PairReport) -> Dataset:
     """Memory-map the valid pairs from the cache, after writing them there if this content is new."""
-    key = hashlib.blake2b(f"{source.identity()} {max_characters}".encode(), digest_size=16).hexdigest()
-    path = cache_file(f"{key}.arrow")
+    path = cache_file(f"{source.identity()}.arrow")
     saved_report = path.with_suffix(".json")
     # the report is written last: if it exists, the table is complete
     if not saved_report.is_file():
         remove_leftovers()
         with atomic_file(path) as temporary:
-            _write_table(_valid_pairs(source, report, max_characters), str(temporary))
+            _write_table(_valid_pairs(source, report), str(temporary))
         _check_encoding(report)
         with atomic_file(saved_report) as temporary:
             temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")

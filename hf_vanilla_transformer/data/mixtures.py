@@ -1,9 +1,8 @@
-"""Several inputs in one run, with weights.
+"""Load sentence pairs from one input, or from several with weights.
 
 A weight is the number of times that each pair of an input occurs in an epoch, so that an epoch is the same table in
-every run and every resume: 2 : 1 doubles the first input. Inputs that are streamed have no known length: there,
-weights are the numbers of pairs that are read from each input in turn, and an input that ends begins again until all
-have been read once.
+every run and every resume: 2 : 1 doubles the first input. The length of a stream is unknown. There a weight is the
+number of pairs to read from that input in turn, and an input that ends is read again until all have been read once.
 """
 
 import hashlib
@@ -17,11 +16,9 @@ import pyarrow as pa
 from datasets import Dataset, IterableDataset, concatenate_datasets
 
 from ..errors import UserError
-from .corpora import FEATURES, PairReport, load_pairs, moses_files
-from .readers import file_format, is_readable
-from .translation_memories import FORMATS
-
-DISTILLED = "train.source.txt", "train.target.txt"  # the files of a folder that `distil` wrote
+from .corpora import FEATURES, Columns, PairReport, Source, load_source, open_dataset
+from .inputs import NUMBERS, parse_inputs
+from .numbers import number_pairs
 
 
 @dataclass
@@ -50,26 +47,60 @@ class MixtureReport:
         return "; ".join(f"{part.name} × {weight}: {part.summary()}" for part, weight in reports)
 
 
-def load_mixture(
-    inputs: Sequence[str], weights: Sequence[float] | None = None, *, streaming: bool = False, **settings: Any
-) -> tuple[Dataset | IterableDataset, MixtureReport]:
-    """Load several inputs as one.
+def load_pairs(
+    inputs: str | Path | Sequence[str | Path],
+    *,
+    weights: Sequence[float] | None = None,
+    split: str = "train",
+    field: str = "inputs",
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    source_column: str | None = None,
+    target_column: str | None = None,
+    streaming: bool = False,
+    numbers_size: int = 20_000,
+    seed: int = 0,
+) -> tuple[Dataset | IterableDataset, PairReport | MixtureReport]:
+    """Load and validate sentence pairs from one input or several.
+
+    Text is not changed, not even spaces at its ends. Only byte order marks and carriage returns at line ends are
+    removed, and counted. Each input is written once, as an Arrow file in the cache of `datasets` named by a hash of
+    the input's content, and memory-mapped.
 
     Args:
-        inputs: each a file of a known format, the prefix of two files of parallel text, a folder that `distil` wrote,
-            or a dataset's name or folder.
-        weights: whole numbers from 1, one for each input; None is 1 for all. See above how they are realised.
-        streaming: read while iterating.
-        settings: the other arguments of `load_pairs`, for all inputs.
+        inputs: as of `parse_inputs`. CSV and TSV files need a header.
+        weights: whole numbers from 1, one for each input; None is 1 for all. The module's docstring explains them.
+        split: the split of datasets.
+        field: the name of the argument in errors about inputs.
+        source_lang, target_lang: keys in the column `translation`, names of columns, languages of a translation
+            memory (`en` finds `en-GB`), suffixes of the files of a prefix, or languages of the built-in corpus.
+        source_column, target_column: names of columns. If none of the four is given: `source` and `target`.
+        streaming: read while iterating, without a table on disk; errors and the report come during iteration.
+        numbers_size, seed: of the built-in corpus.
 
     Returns:
-        The pairs, whose `line` counts on from one input, and from one copy of it, to the next, and the reports.
+        The pairs, with columns `source`, `target` and `line`, and the report. `line` is the line or row of the input,
+        from 1, and counts on from one input, and from one copy of it, to the next. Rows with a missing, empty or
+        non-text side, with bytes that are not UTF-8 or with a NUL character are dropped and counted.
 
     Raises:
-        UserError: what `load_pairs` raises, or weights that are no whole numbers or not as many as the inputs.
+        UserError: a missing, ambiguous or unreadable input, an encoding that is not UTF-8, parallel files of different
+            lengths, a missing column or language, no valid pair, or wrong weights.
     """
-    counts = _checked_weights(inputs, weights)
-    loaded = [load_pairs(**_input(name, settings), **settings, streaming=streaming) for name in inputs]
+    columns = Columns(source_column, target_column, source_lang, target_lang)
+    sources = []
+    for chosen in parse_inputs(inputs, source_lang, target_lang, field):
+        if chosen.dataset == NUMBERS:
+            pairs = number_pairs(numbers_size, seed, source_lang or "en", target_lang or "de")
+            sources.append(Source(chosen, Columns(), pairs[split]))
+        elif chosen.dataset is not None:
+            sources.append(Source(chosen, columns, open_dataset(chosen, split, streaming, field)))
+        else:
+            sources.append(Source(chosen, columns))
+    counts = _checked_weights(len(sources), weights)
+    loaded = [load_source(source, streaming) for source in sources]
+    if len(loaded) == 1 and weights is None:
+        return loaded[0]
     report = MixtureReport([part for _, part in loaded], counts)
     if streaming:
         return _interleaved([pairs for pairs, _ in loaded], counts), report
@@ -77,41 +108,21 @@ def load_mixture(
     for (pairs, _), count in zip(loaded, counts, strict=True):
         for _ in range(count):
             lines = np.asarray(pairs.with_format("numpy")["line"][:]) + last_line
-            columns = [pairs.select_columns(["source", "target"]), Dataset(pa.table({"line": lines}))]
-            tables.append(concatenate_datasets(columns, axis=1))  # the text stays memory-mapped
+            parts = [pairs.select_columns(["source", "target"]), Dataset(pa.table({"line": lines}))]
+            tables.append(concatenate_datasets(parts, axis=1))  # the text stays memory-mapped
             last_line = int(lines[-1])
-    # `datasets` caches what is made of it under this name
+    # `datasets` caches what is computed from the table under this name
     return Dataset(concatenate_datasets(tables).data, fingerprint=report.fingerprint), report
 
 
-def _checked_weights(inputs: Sequence[str], weights: Sequence[float] | None) -> list[int]:
-    weights = [1] * len(inputs) if weights is None else weights
-    if len(weights) != len(inputs):
-        raise UserError(f"weights: {len(weights)} numbers for {len(inputs)} inputs; give one for each")
+def _checked_weights(inputs: int, weights: Sequence[float] | None) -> list[int]:
+    weights = [1] * inputs if weights is None else weights
+    if len(weights) != inputs:
+        raise UserError(f"train_weights: {len(weights)} numbers for {inputs} inputs; give one for each")
     wrong = [weight for weight in weights if weight < 1 or weight != int(weight)]
     if wrong:
-        raise UserError(f"weights: {wrong[0]} is no whole number from 1; give ratios as such, 3 and 2 for 1.5 and 1")
+        raise UserError(f"train_weights: {wrong[0]} is no whole number from 1; give 3 and 2 for a ratio of 1.5")
     return [int(weight) for weight in weights]
-
-
-def _input(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `load_pairs` that a name stands for."""
-    files = input_files(name, settings.get("source_lang"), settings.get("target_lang"))
-    if len(files) == 2:
-        return dict(zip(("source_file", "target_file"), files, strict=True))
-    return {"file" if files else "dataset_name": name}
-
-
-def input_files(name: str, source_lang: str | None, target_lang: str | None) -> list[Path]:
-    """The file, or the two files of parallel text, that a name stands for; none for a dataset."""
-    path = Path(name).expanduser()
-    if path.is_file() or is_readable(path) or file_format(path) in FORMATS:
-        return [path]
-    if all((path / side).is_file() for side in DISTILLED):
-        return [path / side for side in DISTILLED]
-    ends = [f"{language}{zipped}" for language in (source_lang, target_lang) for zipped in ("", ".gz")]
-    is_prefix = any(Path(f"{path}.{end}").is_file() for end in ends)
-    return moses_files(name, source_lang, target_lang) if is_prefix else []
 
 
 def _interleaved(streams: list[IterableDataset], counts: list[int]) -> IterableDataset:

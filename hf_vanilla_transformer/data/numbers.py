@@ -66,7 +66,9 @@ def _require_language(language: str) -> None:
 def _draw(count: int, maximum: int, rng: random.Random) -> list[int]:
     """Sample distinct numbers from 0 to `maximum`, the same share for each number of digits, in random order."""
     if count > maximum + 1:
-        raise UserError(f"{count:,} different numbers are wanted, but 0 to {maximum:,} are only {maximum + 1:,}")
+        raise UserError(
+            f"numbers_size: with held-out pairs {count:,} numbers, but 0 to {maximum:,} are {maximum + 1:,}"
+        )
     digits = range(1, len(str(maximum)) + 1)
     ranges = [range(10 ** (n - 1) if n > 1 else 0, min(10**n, maximum + 1)) for n in digits]
     numbers: list[int] = []

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -75,7 +75,7 @@ class CardFacts:
         train_seconds: wall time of training, including the time before a resumption.
         hardware, versions: of `system_info`.
         base_model: the model that was fine-tuned; `base_model_on_hub` says that this is its name on the Hub.
-        datasets: names of datasets on the Hub.
+        datasets: by split, its datasets on the Hub, as `user/name` or `user/name:configuration`.
         license: the model's, by its id on the Hub.
         example: a source sentence for the usage code.
     """
@@ -96,7 +96,7 @@ class CardFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     base_model: str | None = None
     base_model_on_hub: bool = False
-    datasets: Sequence[str] = ()
+    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     license: str | None = None
     example: str | None = None
 
@@ -125,7 +125,7 @@ def write_model_card(directory: Path, facts: CardFacts) -> Path:
 
 def model_card(directory: Path, facts: CardFacts) -> ModelCard:
     """The card of a model folder, without writing it; see `write_model_card`."""
-    results = _results(facts)
+    results, hub_names = _results(facts), _hub_names(facts)
     return ModelCard.from_template(
         _metadata(facts, results),
         template_str=TEMPLATE.read_text(encoding="utf-8") + "\n",  # jinja strips the last newline
@@ -137,8 +137,8 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         result_signatures=list(dict.fromkeys(row["signature"] for row in results if row["signature"])),
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
         training=_training(facts),
-        command=_public_command(facts.command) if facts.command else None,
-        recipe=_yaml(facts.recipe),
+        command=_public_command(facts.command, hub_names) if facts.command else None,
+        recipe=_yaml(facts.recipe, hub_names),
         data=_data(facts),
         fingerprints=any(facts.data_fingerprints.values()),
         limits=_limits(facts),
@@ -182,7 +182,7 @@ def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
         language_bcp47=codes if any("-" in code for code in codes) else None,
         license=facts.license,
         base_model=facts.base_model if facts.base_model_on_hub else None,
-        datasets=[name for name in facts.datasets if _HUB_NAME.fullmatch(name)] or None,
+        datasets=list(dict.fromkeys(name.partition(":")[0] for name in facts.datasets.get("train", ()))) or None,
         metrics=list(dict.fromkeys(row["metric"] for row in results)) or None,
         tags=["vanilla_transformer", "translation", "attention-is-all-you-need"],
         model_name=_public_value("model_name", facts.model_name) if results else None,
@@ -210,6 +210,7 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
     rows = []
     for prefix, split in SPLITS.items():
         text, dataset = _text(facts, split)
+        dataset, _, configuration = (dataset or "").partition(":")
         for metric, label in METRICS.items():
             name = f"{prefix}_{metric}"
             value = facts.metrics.get(name)
@@ -217,7 +218,7 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
                 continue
             signature = facts.signatures.get(name) or facts.metrics.get(f"{name}_signature")
             row = {"split": split, "text": text, "dataset": dataset, "metric": metric, "label": label}
-            row["config"] = facts.recipe.get("dataset_config_name") if dataset else None
+            row["config"] = configuration or None
             row["signature"] = signature or facts.signatures.get(metric)
             before = facts.metrics.get(f"before_{name}")
             row["before"] = f"{float(before):.2f}" if _is_number(before) else ""
@@ -245,33 +246,25 @@ def _examples(rows: Sequence[Sequence[str]]) -> str | None:
     return markdown_table(("source", "reference", "translation"), cells) if rows else None
 
 
+_BUILT_IN = "number words made by num2words"
 _PARTS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_test_samples"}
 
 
 def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
-    """Description of a split's text, and its dataset name on the Hub or None; says if only a part of it is used."""
-    text, dataset = _whole_text(facts, split)
+    """Description of a split's text, and its dataset on the Hub or None; says if only a part of it is used."""
+    inputs = [str(each) for each in facts.recipe.get(split) or ()]
+    shown = [_BUILT_IN if each == "numbers" else _public_value("input", each, _hub_names(facts)) for each in inputs]
+    text, on_hub = ", ".join(shown) or None, list(facts.datasets.get(split, ()))
+    dataset = on_hub[0] if inputs == on_hub and len(on_hub) == 1 else None
     part = facts.recipe.get(_PARTS.get(split.removeprefix("base_"), ""))
     if text is None and split == "validation" and facts.recipe.get("held_out_pairs"):
         text = "pairs held out of the training text"
     return f"{text}, the first {part:,} pairs" if text and isinstance(part, int) else text, dataset
 
 
-def _whole_text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
-    """`_text` without limits of samples; files take precedence over a dataset."""
-    recipe = facts.recipe
-    files = [recipe.get(f"{split}_{name}") for name in ("file", "source_file", "target_file", "prefix")]
-    files += recipe.get(f"{split}_mixture") or []
-    if any(files):
-        return ", ".join(_public_value("file", str(file)) for file in files if file), None
-    if recipe.get("numbers_size"):
-        return "number words made by num2words", None
-    if any(recipe.get(f"train_{name}") for name in ("file", "source_file", "prefix", "mixture")):
-        return None, None  # the files for training take precedence over the dataset
-    name = recipe.get("dataset_name") or next(iter(facts.datasets), None)
-    if not name:
-        return None, None
-    return _public_value("dataset_name", str(name)), str(name) if _HUB_NAME.fullmatch(str(name)) else None
+def _hub_names(facts: CardFacts) -> set[str]:
+    """The datasets on the Hub, which look like relative paths."""
+    return {name for names in facts.datasets.values() for name in names}
 
 
 # 2. The text
@@ -332,7 +325,7 @@ def _data(facts: CardFacts) -> list[tuple[str, str]]:
 
 def _limits(facts: CardFacts) -> list[str]:
     recipe, limits = facts.recipe, []
-    if recipe.get("numbers_size"):
+    if list(recipe.get("train") or ()) == ["numbers"]:
         limits.append("It was trained on number words and translates nothing else.")
     if recipe.get("lowercase"):
         limits.append("It lower-cases its input and its translations.")
@@ -369,30 +362,32 @@ def _public_text(text: str) -> str:
     return _SECRET.sub("hf_…", _ABSOLUTE_PATH.sub(r"\1", text))
 
 
-def _public_value(name: str, value: str) -> str:
+def _public_value(name: str, value: str, hub_names: Collection[str] = ()) -> str:
     """The value of a recipe field or a flag: a path is reduced to its last part, a name on the Hub is kept."""
+    if value in hub_names:
+        return value
     is_path = _PATH_START.match(value) or not re.search(r"[\s{\[]|://", value)
     if is_path and not (name.endswith(("_name", "_id")) and _HUB_NAME.fullmatch(value)):
         value = re.split(r"[\\/]", value.rstrip("\\/"))[-1]
     return _public_text(value)
 
 
-def _public_command(command: str) -> str:
+def _public_command(command: str, hub_names: Collection[str]) -> str:
     """A command line with paths reduced to their last part, except the relative paths of script and recipe."""
     try:
         arguments = shlex.split(command)
     except ValueError:  # an unclosed quote
         arguments = command.split()
     public: list[str] = []
-    flag = ""  # the one that the next argument belongs to
+    flag = ""  # the one that the next arguments belong to
     for argument in arguments:
         owner, equals, value = argument.partition("=")
         if equals and re.fullmatch(r"[\w-]+", owner):  # --flag=value, VARIABLE=value
-            flag, shown = "", f"{owner}={_public_value(owner, value)}"
+            flag, shown = "", f"{owner}={_public_value(owner, value, hub_names)}"
         elif argument.startswith("-"):
             flag = owner = shown = argument
         elif flag:
-            flag, owner, shown = "", flag, _public_value(flag, argument)
+            owner, shown = flag, _public_value(flag, argument, hub_names)
         else:
             inside = not _PATH_START.match(argument) and ".." not in re.split(r"[\\/]", argument)
             owner, shown = "", _public_text(argument) if inside else _public_value("file", argument)
@@ -401,27 +396,28 @@ def _public_command(command: str) -> str:
     return shlex.join(public)
 
 
-def _yaml(recipe: Mapping[str, Any]) -> str | None:
-    public = _public_recipe(recipe)
+def _yaml(recipe: Mapping[str, Any], hub_names: Collection[str]) -> str | None:
+    public = _public_recipe(recipe, hub_names)
     return yaml.safe_dump(public, sort_keys=False, allow_unicode=True, width=119).rstrip() if public else None
 
 
-def _public_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _public_recipe(recipe: Mapping[str, Any], hub_names: Collection[str]) -> dict[str, Any]:
     return {
-        str(name): _plain(str(name), value)
+        str(name): _plain(str(name), value, hub_names)
         for name, value in recipe.items()
         if value is not None and not (isinstance(value, str) and _SECRET_FIELD.search(str(name)))
     }
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(name: str, value: Any, hub_names: Collection[str]) -> Any:
     """A value that YAML can represent, without private parts."""
     if isinstance(value, Enum):
-        return _plain(name, value.value)
+        return _plain(name, value.value, hub_names)
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return _public_recipe(value)
+        return _public_recipe(value, hub_names)
     if isinstance(value, list | tuple | set):
-        return [_plain(name, each) for each in value if each is not None]
-    return _public_value(name, str(value))
+        items = [_plain(name, each, hub_names) for each in value if each is not None]
+        return items[0] if len(items) == 1 else items  # a recipe takes a list of one without brackets
+    return _public_value(name, str(value), hub_names)

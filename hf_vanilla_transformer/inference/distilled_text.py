@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..atomic_write import atomic_file
-from ..data.mixtures import DISTILLED
+from ..data.inputs import DISTILLED
 from ..errors import UserError
 from .file_translation import translate_file
 from .fingerprints import text_fingerprint, translator_fingerprint

@@ -20,7 +20,7 @@ _AT_LEAST_1 = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("save_total_limit", "eval_accumulation_steps", "dataloader_prefetch_factor", "torch_empty_cache_steps"),
     *("generation_max_length", "generation_num_beams", "test_num_beams", "early_stopping_patience", "ddp_timeout"),
-    *("numbers_size", "numbers_maximum", "max_source_length", "max_target_length", "min_frequency"),
+    *("numbers_size", "max_source_length", "max_target_length", "min_frequency"),
     *("max_train_samples", "max_eval_samples", "max_eval_length", "max_test_samples", "held_out_pairs"),
 )
 _AT_LEAST_0 = (

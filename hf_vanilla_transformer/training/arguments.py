@@ -47,36 +47,22 @@ class DataArguments:
 
     source_lang: str | None = _optional("Source language, such as en")
     target_lang: str | None = _optional("Target language, such as de")
-    train_file: str | None = _optional("JSON lines, CSV, TSV, TMX, XLIFF (also .gz) or Parquet to train on")
-    validation_file: str | None = _optional("The same, for evaluation during training")
-    test_file: str | None = _optional("The same, scored once after training")
-    train_source_file: str | None = _optional("Parallel text (plain or .gz): the source")
-    train_target_file: str | None = _optional("Parallel text: the target, line-aligned")
-    validation_source_file: str | None = _optional("Validation source text")
-    validation_target_file: str | None = _optional("Validation target text")
-    test_source_file: str | None = _optional("Test source text")
-    test_target_file: str | None = _optional("Test target text")
-    base_test_file: str | None = _optional(
-        "Fine-tuning: a test set of the base model's text, scored before and after, so that forgetting is seen"
+    train: list[str] | None = _optional(
+        "Text to train on: two plain-text files, source first (train.en train.de); a TSV, CSV, JSON lines, Parquet, "
+        "TMX or XLIFF file; a prefix (data/train: data/train.en, data/train.de); a folder of distil; numbers, the "
+        "built-in corpus; or a dataset on the Hub (user/name or user/name:configuration). Several are mixed"
     )
-    base_test_source_file: str | None = _optional("The same as parallel text: the source")
-    base_test_target_file: str | None = _optional("The same as parallel text: the target")
-    base_test_prefix: str | None = _optional("The same by one prefix")
-    train_prefix: str | None = _optional("Parallel text train_prefix.source_lang and train_prefix.target_lang (Moses)")
-    validation_prefix: str | None = _optional("The same, for evaluation during training")
-    test_prefix: str | None = _optional("The same, scored once after training")
-    train_mixture: list[str] | None = _optional(
-        "Several inputs to train on: files, prefixes, datasets, or folders of `distil`"
+    validation: list[str] | None = _optional("The same, for evaluation during training and to select a checkpoint")
+    test: list[str] | None = _optional("The same, scored once after training")
+    base_test: list[str] | None = _optional(
+        "Fine-tuning: a test set of the base model's text, scored before and after, so that forgetting is seen"
     )
     train_weights: list[int] | None = _optional(
         "How often each pair of each input occurs in an epoch; of streams, the pairs that are read in turn"
     )
-    dataset_name: str | None = _optional("A dataset on the Hub or in a folder, with splits train, validation and test")
-    dataset_config_name: str | None = _optional("Configuration of that dataset")
     source_column: str | None = _optional("Column of the source sentences")
     target_column: str | None = _optional("Column of the target sentences")
-    numbers_size: int | None = _optional("Train on this many generated number words (num2words) instead")
-    numbers_maximum: int = HfArg(default=999_999, help="The largest number")
+    numbers_size: int = HfArg(default=20_000, help="Training pairs of the built-in corpus, number words of num2words")
     streaming: bool = HfArg(default=False, help="Stream the training data (needs max_steps)")
     max_source_length: int | None = HfArg(default=256, help="Drop (and report) training pairs with more source tokens")
     max_target_length: int | None = HfArg(default=256, help="The same for target tokens")

@@ -15,19 +15,18 @@ from transformers import PreTrainedTokenizerBase
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import (
     EncodingReport,
+    Input,
     MixtureReport,
     PairReport,
     encode_pairs,
-    load_mixture,
     load_pairs,
     load_tokenizers,
-    number_pairs,
+    parse_inputs,
     train_tokenizer,
     with_bpe_dropout,
 )
 from ..data.batching import pair_lengths
-from ..data.corpora import REPORTED_LINES, describe_dropped, moses_files
-from ..data.mixtures import input_files
+from ..data.corpora import REPORTED_LINES, describe_dropped
 from ..errors import UserError
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
@@ -49,35 +48,34 @@ class Corpus:
 
 def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
     """Load and check every split that the arguments name, and report dropped rows."""
-    if data_args.numbers_size is not None:
-        languages = data_args.source_lang or "en", data_args.target_lang or "de"
-        splits = number_pairs(data_args.numbers_size, args.seed, *languages, maximum=data_args.numbers_maximum)
-        return Corpus({split: _first(pairs, split, data_args) for split, pairs in splits.items()}, {})
-    corpus = Corpus({}, {})
+    if not data_args.train:
+        raise UserError(
+            "train: nothing to train on; give text files, a prefix or a dataset (--train train.en train.de)"
+        )
     if data_args.bidirectional and data_args.separate_vocabularies:
         raise UserError("bidirectional=True needs a joint vocabulary: leave out separate_vocabularies")
+    corpus = Corpus({}, {})
     for split in SPLITS:
-        source = _split_arguments(data_args, split)
-        if source is None:
+        inputs = getattr(data_args, split)
+        if not inputs:
             continue
         streaming = data_args.streaming and split == "train"
-        load = load_mixture if "inputs" in source else load_pairs
-        pairs, report = load(
-            **source,
+        pairs, report = load_pairs(
+            inputs,
+            weights=data_args.train_weights if split == "train" else None,
+            split=split.removeprefix("base_"),
+            field=split,
             source_lang=data_args.source_lang,
             target_lang=data_args.target_lang,
             source_column=data_args.source_column,
             target_column=data_args.target_column,
             streaming=streaming,
+            numbers_size=data_args.numbers_size,
+            seed=args.seed,
         )
         if not streaming:
             print_main(f"{split}: {report.summary()}")
         corpus.pairs[split], corpus.reports[split] = _first(pairs, split, data_args), report
-    if "train" not in corpus.pairs:
-        raise UserError(
-            "nothing to train on: give train_file, train_prefix, train_source_file and train_target_file, "
-            "train_mixture or dataset_name"
-        )
     if data_args.held_out_pairs and "validation" not in corpus.pairs:
         _hold_out(corpus, data_args.held_out_pairs, args.seed)
     if data_args.bidirectional:
@@ -117,35 +115,10 @@ def _first(pairs: Any, split: str, data_args: DataArguments) -> Any:
     return pairs.take(limit) if isinstance(pairs, IterableDataset) else pairs.select(range(min(limit, len(pairs))))
 
 
-def _split_arguments(data_args: DataArguments, split: str) -> dict[str, Any] | None:
-    """The arguments of `load_pairs` for one split. Files take precedence over `dataset_name`, so that flags can give
-    a recipe other data."""
-    file, prefix = getattr(data_args, f"{split}_file"), getattr(data_args, f"{split}_prefix")
-    source, target = (getattr(data_args, f"{split}_{side}_file") for side in ("source", "target"))
-    mixture = data_args.train_mixture if split == "train" else None
-    inputs = {"file": file, "prefix": prefix, "source_file": source or target, "mixture": mixture}
-    if len(given := [f"{split}_{name}" for name, value in inputs.items() if value]) > 1:
-        raise UserError(f"{', '.join(given)}: give one of them")
-    if mixture:
-        return {"inputs": mixture, "weights": data_args.train_weights}
-    if split == "train" and data_args.train_weights:
-        raise UserError(f"train_weights: {data_args.train_weights}: they belong to train_mixture, which is not given")
-    if file or prefix:
-        return {"file": file} if file else {"prefix": prefix}
-    if source or target:
-        if not (source and target):
-            raise UserError(f"{split}_source_file and {split}_target_file go together; one of them is missing")
-        return {"source_file": source, "target_file": target}
-    if data_args.dataset_name and split != "base_test" and not has_train_files(data_args):
-        name, config = data_args.dataset_name, data_args.dataset_config_name
-        return {"dataset_name": name, "dataset_config_name": config, "split": split}
-    return None
-
-
-def has_train_files(data_args: DataArguments) -> bool:
-    """Whether the training data are given otherwise than by `dataset_name`."""
-    names = "train_file", "train_prefix", "train_source_file", "train_mixture"
-    return any(getattr(data_args, name) for name in names)
+def split_inputs(data_args: DataArguments, split: str) -> list[Input]:
+    """The inputs of a split."""
+    languages = data_args.source_lang, data_args.target_lang
+    return parse_inputs(getattr(data_args, split) or [], *languages, field=split)
 
 
 def choose_tokenizers(
@@ -347,18 +320,10 @@ def _digest_of_split(corpus: Corpus, data_args: DataArguments, split: str) -> st
 
 def _digest_of_stream(data_args: DataArguments) -> str:
     """Of the sizes and ends of the files, because reading a stream to its end could take hours."""
-    names = data_args.train_file, data_args.train_source_file, data_args.train_target_file
-    files = [Path(name).expanduser() for name in names if name]
-    languages = data_args.source_lang, data_args.target_lang
-    if data_args.train_prefix:
-        files = moses_files(data_args.train_prefix, *languages)
-    digest = hashlib.blake2b(digest_size=8)
-    if data_args.train_mixture:
-        digest.update(json.dumps([data_args.train_mixture, data_args.train_weights]).encode())
-        files = [file for name in data_args.train_mixture for file in input_files(name, *languages)]
-    elif not files:
-        digest.update(json.dumps([data_args.dataset_name, data_args.dataset_config_name]).encode())
-    for file in files:
+    inputs = split_inputs(data_args, "train")
+    described = [[each.dataset, each.configuration] for each in inputs], data_args.train_weights
+    digest = hashlib.blake2b(json.dumps(described).encode(), digest_size=8)
+    for file in (file for each in inputs for file in each.files):
         with file.open("rb") as handle:
             size = handle.seek(0, os.SEEK_END)
             digest.update(str(size).encode())

@@ -36,7 +36,7 @@ from .checkpoints import (
     report_failed_save,
     resume_hint,
 )
-from .corpus import Corpus, Tokenizers, has_train_files
+from .corpus import SPLITS, Corpus, Tokenizers, split_inputs
 from .curve import plot_curve
 from .distributed import is_main_rank, original_class, print_main
 from .run_folder import move_into_run
@@ -311,9 +311,8 @@ def _card_facts(
 ) -> CardFacts:
     run = Path(args.output_dir)
     source, target = data_args.source_lang, data_args.target_lang
-    files = has_train_files(data_args)
     base = args.model_name_or_path
-    from_hub = data_args.dataset_name and not files and not Path(data_args.dataset_name).exists()
+    on_hub = {split: [each.name for each in split_inputs(data_args, split) if each.on_hub] for split in SPLITS}
     return CardFacts(
         model_name=run.resolve().name,
         languages=(source, target) if source and target else None,
@@ -330,6 +329,6 @@ def _card_facts(
         versions=versions(),
         base_model=base if base is None or not Path(base).exists() else Path(base).resolve().name,
         base_model_on_hub=base is not None and not Path(base).exists(),
-        datasets=[str(data_args.dataset_name)] if from_hub else [],
+        datasets=on_hub,
         example=corpus.pairs["test"][0]["source"] if "test" in corpus.pairs else None,
     )

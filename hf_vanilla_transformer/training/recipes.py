@@ -44,6 +44,7 @@ _TEXT = {
 _OTHER_NAMES = {
     "batch_size": "per_device_train_batch_size",
     "beam_size": "test_num_beams",
+    "dataset_name": "train",
     "epochs": "num_train_epochs",
     "eval_batch_size": "per_device_eval_batch_size",
     "lr": "learning_rate",
@@ -62,8 +63,7 @@ _OTHER_NAMES = {
     "tokenize": "bleu_tokenize",
     "tokenizer": "tokenizer_name",
     "train_batch_size": "per_device_train_batch_size",
-    "train_source": "train_source_file",
-    "train_target": "train_target_file",
+    "train_file": "train",
     "update_freq": "tokens_per_update",
     "warmup": "warmup_steps",
 }

@@ -1,7 +1,7 @@
 """Translate text with a teacher, to train a smaller student on its translations (sequence-level distillation).
 
   vanilla-transformer distil --teacher runs/big --source_file train.en --output_dir distilled
-  vanilla-transformer train RECIPE --train_mixture train distilled
+  vanilla-transformer train RECIPE --train train distilled
 
 Or text in the target language, with a model of the other direction, whose translations become the source
 (back-translation):

@@ -1,9 +1,8 @@
 """Train a translation model, or fine-tune one.
 
   vanilla-transformer train numbers_en_de --output_dir runs/numbers
-  vanilla-transformer train small_corpus --train_source_file train.en --train_target_file train.de
-  vanilla-transformer train --model_name_or_path opus-mt-en-de --train_source_file train.en \\
-    --train_target_file train.de --output_dir runs/tuned
+  vanilla-transformer train small_corpus --train train.en train.de --output_dir runs/mine
+  vanilla-transformer train --model_name_or_path opus-mt-en-de --train train.en train.de --output_dir runs/tuned
 
 A recipe is a YAML file of fields. Each field is also a flag, and flags win. The common fields are below; --help-all
 lists every field with its default.

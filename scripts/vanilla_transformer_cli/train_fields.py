@@ -3,15 +3,11 @@
 # title of a group -> field: (placeholder, help)
 COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
     "data": {
-        "train_source_file": ("F", "text to train on, one sentence a line, plain or .gz"),
-        "train_target_file": ("F", "its translations, line by line"),
-        "validation_source_file": ("F", "text that chooses the best weights"),
-        "validation_target_file": ("F", "its translations"),
-        "held_out_pairs": ("N", "without validation text: hold out N training pairs"),
-        "test_source_file": ("F", "text that is scored once, at the end"),
-        "test_target_file": ("F", "its reference translations"),
-        "train_file": ("F", "instead: JSON lines, CSV, TSV or Parquet (validation_file, test_file)"),
-        "dataset_name": ("NAME", "instead: a dataset on the Hub"),
+        "train": ("INPUT", "text to train on: train.en train.de, a TSV, TMX or other file, a prefix, a dataset"),
+        "validation": ("INPUT", "text that selects the best checkpoint"),
+        "held_out_pairs": ("N", "without validation: hold out N training pairs"),
+        "test": ("INPUT", "text that is scored once, at the end"),
+        "train_weights": ("N", "how often the pairs of each input occur in an epoch"),
         "source_lang": ("CODE", "source language, such as en"),
         "target_lang": ("CODE", "target language, such as de"),
         "max_train_samples": ("N", "only the first N pairs (max_eval_samples, max_test_samples)"),
@@ -51,7 +47,7 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "average_last": ("N", "average the last N checkpoints, if that scores higher (section 6.1)"),
         "test_num_beams": ("N", "beams for the test, and in the saved model"),
         "bleu_tokenize": ("NAME", "tokenizer of sacreBLEU: 13a, intl, char, zh, none"),
-        "base_test_source_file": ("F", "fine-tuning: a test set of the base model (base_test_target_file)"),
+        "base_test": ("INPUT", "fine-tuning: a test set of the base model, scored before and after"),
         "report_to": ("NAME", "tensorboard, wandb, trackio or none"),
     },
 }

@@ -28,7 +28,7 @@ def pairs(request, tmp_path):
     for side, lines in (("en", SOURCES), ("de", TARGETS)):
         (tmp_path / side).write_text("\n".join(lines), encoding="utf-8")
     streaming = request.param == "stream"
-    return load_pairs(source_file=tmp_path / "en", target_file=tmp_path / "de", streaming=streaming)[0]
+    return load_pairs([tmp_path / "en", tmp_path / "de"], streaming=streaming)[0]
 
 
 def rows_of(data):
@@ -88,7 +88,7 @@ def test_pairs_that_are_all_too_long_are_an_error(tokenizer):
 def test_encoding_is_cached_until_the_tokenizer_changes(tmp_path, tokenizer, german):
     path = tmp_path / "x.jsonl"
     path.write_text('{"source": "one", "target": "eins"}\n')
-    pairs, _ = load_pairs(file=path)
+    pairs, _ = load_pairs(path)
     files = [encode_pairs(pairs, each, drop_too_long=True)[0].cache_files for each in (tokenizer, tokenizer, german)]
     assert files[0] and files[0] == files[1] != files[2]
 

@@ -36,7 +36,7 @@ def text_of(pairs):
 def test_tmx_gives_the_pairs_of_two_languages(tmp_path, name, streaming):
     units = unit(en="a dog &amp; a cat", fr="un chien", de="ein Hund &#38; eine Katze"), unit(de="zwei", en="two")
     path = write_tmx(tmp_path, *units, unit(en="no German"), unit(en="empty", de=" "), name=name)
-    pairs, report = load_pairs(file=path, **EN_DE, streaming=streaming)
+    pairs, report = load_pairs(path, **EN_DE, streaming=streaming)
     assert text_of(pairs) == [("a dog & a cat", "ein Hund & eine Katze"), ("two", "zwei")]
     assert report.first_lines == {"missing target": [3], "empty target": [4]}
 
@@ -44,7 +44,7 @@ def test_tmx_gives_the_pairs_of_two_languages(tmp_path, name, streaming):
 def test_tmx_markup_of_the_document_is_removed(tmp_path):
     marked = 'a <bpt i="1">&lt;b&gt;</bpt>big<ept i="1">&lt;/b&gt;</ept> <ph x="1">{0}</ph><hi>dog <it/>runs</hi>.'
     path = write_tmx(tmp_path, unit(en=marked, de="<!-- note -->ein Hund"))
-    assert text_of(load_pairs(file=path, **EN_DE)[0]) == [("a big dog runs.", "ein Hund")]
+    assert text_of(load_pairs(path, **EN_DE)[0]) == [("a big dog runs.", "ein Hund")]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_language_codes_match_by_their_parts(wanted, found, fits):
 
 def test_best_matching_variant_is_taken(tmp_path):
     path = write_tmx(tmp_path, unit(en_US="color", en_GB="colour", de_AT="Farbe", de="Farbton"))
-    assert text_of(load_pairs(file=path, source_lang="en-GB", target_lang="de")[0]) == [("colour", "Farbton")]
-    assert text_of(load_pairs(file=path, source_lang="en", target_lang="de-AT")[0]) == [("color", "Farbe")]
+    assert text_of(load_pairs(path, source_lang="en-GB", target_lang="de")[0]) == [("colour", "Farbton")]
+    assert text_of(load_pairs(path, source_lang="en", target_lang="de-AT")[0]) == [("color", "Farbe")]
 
 
 XLIFF_1 = """<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
@@ -81,9 +81,9 @@ XLIFF_2 = """<xliff version="2.0" srcLang="en-US" trgLang="de" xmlns="urn:oasis:
 def test_xliff_gives_its_pairs_in_either_direction(tmp_path, content, suffix):
     path = tmp_path / f"x.{suffix}"
     path.write_text(HEAD + content, encoding="utf-8")
-    pairs, report = load_pairs(file=path, **EN_DE)
+    pairs, report = load_pairs(path, **EN_DE)
     assert text_of(pairs) == [("a dog", "ein Hund")] and report.first_lines == {"missing target": [2]}
-    assert text_of(load_pairs(file=path, source_lang="de", target_lang="en")[0]) == [("ein Hund", "a dog")]
+    assert text_of(load_pairs(path, source_lang="de", target_lang="en")[0]) == [("ein Hund", "a dog")]
 
 
 BILLION = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
@@ -100,14 +100,14 @@ def test_entities_are_refused(tmp_path, declaration):
     reference = "&l9;" if "l9" in declaration else "&name;" if "%" not in declaration else "text"
     path = write_tmx(tmp_path, unit(en=reference, de="Text"), head=HEAD + declaration)
     with pytest.raises(UserError, match=r"x\.tmx declares the entity '\w+', which is refused"):
-        list(load_pairs(file=path, **EN_DE)[0])
+        list(load_pairs(path, **EN_DE)[0])
 
 
 def test_external_dtd_is_not_read(tmp_path):
     (tmp_path / "tmx14.dtd").write_text('<!ENTITY secret "from the DTD">', encoding="utf-8")
     units = unit(en="two", de="zwei"), unit(en="&secret;", de="geheim")
     path = write_tmx(tmp_path, *units, head=HEAD + f'<!DOCTYPE tmx SYSTEM "{tmp_path}/tmx14.dtd">')
-    pairs, report = load_pairs(file=path, **EN_DE)
+    pairs, report = load_pairs(path, **EN_DE)
     assert text_of(pairs) == [("two", "zwei")]
     assert report.first_lines == {"an entity stands for a part of the text": [2]}
 
@@ -128,18 +128,18 @@ def test_damaged_memories_are_one_line_errors(tmp_path):
         path = tmp_path / f"{number}.tmx"
         path.write_bytes(damaged)
         with pytest.raises(UserError) as caught:
-            load_pairs(file=path, **EN_DE)
+            load_pairs(path, **EN_DE)
         assert part in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(UserError, match="has the languages 'en', 'de', not 'fr'"):
-        load_pairs(file=whole, source_lang="en", target_lang="fr")
+        load_pairs(whole, source_lang="en", target_lang="fr")
     with pytest.raises(UserError, match="needs source_lang and target_lang"):
-        load_pairs(file=whole)
+        load_pairs(whole)
 
 
 def test_utf16_memory_is_read(tmp_path):
     path = write_tmx(tmp_path, unit(en="two", de="fünf"))
     path.write_bytes(path.read_text(encoding="utf-8").replace("UTF-8", "UTF-16").encode("utf-16"))
-    assert text_of(load_pairs(file=path, **EN_DE)[0]) == [("two", "fünf")]
+    assert text_of(load_pairs(path, **EN_DE)[0]) == [("two", "fünf")]
 
 
 @pytest.mark.parametrize("kind", ["tmx", "xliff"])

@@ -19,13 +19,11 @@ CHRF_SIGNATURE = "chrF2|nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.
 TOKEN = "hf_" + "a1B2" * 8
 
 RECIPE = {
-    "train_source_file": "/home/alice/secret project/train.en",
-    "train_target_file": "~/data/train.de",
-    "test_source_file": "../shared/test_2016.en",
-    "test_target_file": Path("/mnt/disk/test_2016.de"),
+    "train": ["/home/alice/secret project/train.en", "~/data/train.de", "org/pairs", "data/more"],
+    "test": ["../shared/test_2016.en", Path("/mnt/disk/test_2016.de")],
     "output_dir": "/home/alice/runs/tiny",
     "tokenizer_name": "some-org/tokenizer",
-    "dataset_config_name": None,
+    "train_weights": None,
     "learning_rate": 0.004,
     "bf16": False,
     "eval_strategy": IntervalStrategy.STEPS,
@@ -35,8 +33,8 @@ RECIPE = {
     "max_source_length": 256,
 }
 COMMAND = (
-    f"/home/alice/.venv/bin/python scripts/train.py scripts/recipes/tiny.yaml --output_dir=/home/alice/runs/tiny "
-    f"--train_source_file '/home/alice/secret project/train.en' --hub_token {TOKEN} --dataset_name org/pairs --seed 3"
+    f"vanilla-transformer train scripts/recipes/tiny.yaml --output_dir=/home/alice/runs/tiny "
+    f"--train '/home/alice/secret project/train.en' data/train.de org/pairs --hub_token {TOKEN} --seed 3"
 )
 
 
@@ -67,7 +65,7 @@ def full_facts(**changes) -> CardFacts:
         "train_seconds": 3599.6,
         "hardware": "AMD EPYC, 2 of 64 cores, 2 torch threads",
         "versions": {"python": "3.11.2", "torch": "2.13.0"},
-        "datasets": ["org/pairs", "/home/alice/pairs"],
+        "datasets": {"train": ["org/pairs"]},
         "license": "apache-2.0",
     }
     return CardFacts(**(facts | changes))
@@ -123,8 +121,8 @@ def test_text_states_every_fact(full_card) -> None:
         "- wall time (h:min:s): 1:00:00",
         "- hardware: AMD EPYC, 2 of 64 cores, 2 torch threads",
         "- versions: python 3.11.2, torch 2.13.0",
-        "- train: train.en, train.de; kept 28,998 of 29,000 pairs; dropped 2 of x.en: empty (lines 7, 31); "
-        "fingerprint `00112233445566778899aabbccddeeff`",
+        "- train: train.en, train.de, org/pairs, more; kept 28,998 of 29,000 pairs; dropped 2 of x.en: "
+        "empty (lines 7, 31); fingerprint `00112233445566778899aabbccddeeff`",
         "A fingerprint is the BLAKE2b hash",
         "Vaswani, Ashish",
     ):
@@ -134,10 +132,8 @@ def test_text_states_every_fact(full_card) -> None:
 def test_recipe_is_yaml_without_directories(full_card) -> None:
     (recipe,) = blocks(full_card, "yaml")
     assert yaml.safe_load(recipe) == {
-        "train_source_file": "train.en",
-        "train_target_file": "train.de",
-        "test_source_file": "test_2016.en",
-        "test_target_file": "test_2016.de",
+        "train": ["train.en", "train.de", "org/pairs", "more"],
+        "test": ["test_2016.en", "test_2016.de"],
         "output_dir": "tiny",
         "tokenizer_name": "some-org/tokenizer",
         "learning_rate": 0.004,
@@ -152,8 +148,8 @@ def test_recipe_is_yaml_without_directories(full_card) -> None:
 def test_command_has_no_private_directories(full_card) -> None:
     (command,) = blocks(full_card, "bash")
     assert command == (
-        "python scripts/train.py scripts/recipes/tiny.yaml --output_dir=tiny --train_source_file train.en "
-        "--dataset_name org/pairs --seed 3"
+        "vanilla-transformer train scripts/recipes/tiny.yaml --output_dir=tiny --train train.en train.de org/pairs "
+        "--seed 3"
     )
 
 
@@ -213,10 +209,14 @@ def test_score_without_a_finite_value_is_left_out(tmp_path) -> None:
 
 
 def test_dataset_of_the_hub_is_in_the_metadata(tmp_path) -> None:
-    recipe = {"dataset_name": "org/pairs", "dataset_config_name": "de-en"}
-    path = write_model_card(tmp_path, full_facts(recipe=recipe))
+    recipe = {"test": ["org/pairs:de-en"]}
+    path = write_model_card(tmp_path, full_facts(recipe=recipe, datasets=recipe))
     result = ModelCard.load(path).data.eval_results[0]
-    assert (result.dataset_type, result.dataset_name, result.dataset_config) == ("org/pairs", "org/pairs", "de-en")
+    assert (result.dataset_type, result.dataset_name, result.dataset_config) == (
+        "org/pairs",
+        "org/pairs:de-en",
+        "de-en",
+    )
 
 
 def test_plots_and_code_are_shown_if_they_exist(tmp_path) -> None:
@@ -283,9 +283,9 @@ def test_failed_write_keeps_the_old_card(tmp_path, monkeypatch) -> None:
 def test_card_names_search_settings_and_parts(tmp_path):
     recipe = {
         "max_eval_samples": 200,
-        "validation_file": "val.csv",
-        "test_file": "test.csv",
-        "train_file": "train.csv",
+        "validation": ["val.csv"],
+        "test": ["test.csv"],
+        "train": ["train.csv"],
     }
     metrics = {"test_bleu": 1.0, "eval_bleu": 2.0}
     facts = CardFacts("x", recipe=recipe, metrics=metrics, generation_config={"num_beams": 5, "length_penalty": 1.0})
@@ -295,9 +295,7 @@ def test_card_names_search_settings_and_parts(tmp_path):
         "| validation | val.csv, the first 200 pairs | BLEU | 2.00 |" in card and "| test | test.csv | BLEU |" in card
     )
     search = {"num_beams": 4, "length_penalty": None, "paper_length_penalty": 0.6}
-    facts = CardFacts(
-        "x", recipe={"train_file": "a.csv", "held_out_pairs": 9}, metrics=metrics, generation_config=search
-    )
+    facts = CardFacts("x", recipe={"train": ["a.csv"], "held_out_pairs": 9}, metrics=metrics, generation_config=search)
     card = write_model_card(tmp_path, facts).read_text(encoding="utf-8")
     assert "4 beams, score log P / ((5 + length) / 6)^0.6." in card
     assert "| validation | pairs held out of the training text | BLEU | 2.00 |" in card

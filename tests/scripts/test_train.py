@@ -41,12 +41,10 @@ def train(repository, monkeypatch, capfd, tmp_path):
 
 
 def write_parallel(folder, pairs=PAIRS, name="train"):
-    """Write two text files; return the flags that name them."""
-    flags = []
+    """Write two text files; return the flag that names them."""
     for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
         (folder / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        flags += [f"--{name}_{side}_file", f"{name}.{side}"]
-    return flags
+    return [f"--{name}", f"{name}.source", f"{name}.target"]
 
 
 # 1. Input formats
@@ -67,7 +65,7 @@ def csv_file(path):
 @pytest.mark.parametrize(("name", "write"), [("pairs.jsonl", json_lines), ("pairs.csv", csv_file)])
 def test_files_with_columns(train, tmp_path, name, write):
     columns = write(tmp_path / name)
-    files = [part for split in ("train", "validation", "test") for part in (f"--{split}_file", name)]
+    files = [part for split in ("train", "validation", "test") for part in (f"--{split}", name)]
     status, printed, errors = train(*TINY, *files, *columns, "--output_dir", "run")
     assert status == 0, errors
     assert all(f"{split}: kept 6 of 6 pairs" in printed for split in ("train", "validation", "test"))
@@ -128,7 +126,7 @@ def test_lowercase_is_saved_and_bpe_dropout_is_not(train, tmp_path):
 def shorter_target(folder):
     (folder / "train.source").write_text("a\n" * 1000)
     (folder / "train.target").write_text("b\n" * 999)
-    return ["--train_source_file", "train.source", "--train_target_file", "train.target"]
+    return ["--train", "train.source", "train.target"]
 
 
 def latin1(folder):
@@ -174,8 +172,7 @@ def and_flags(*flags):
 
 
 USER_ERRORS = [
-    (lambda _: ["--train_source_file", "no.en", "--train_target_file", "no.de"], "no.en is not there"),
-    (lambda _: ["--train_file", "no.jsonl"], "no.jsonl is not there"),
+    (lambda _: ["--train", "no.en", "no.de"], "train: no.en: no such file"),
     (shorter_target, "train.source has 1,000 lines and train.target has 999"),
     (latin1, "rows are not UTF-8, target is not UTF-8 (lines 1, 2, 3"),
     (earlier_run, "output_dir run is not empty"),
@@ -183,20 +180,18 @@ USER_ERRORS = [
     (card_of_the_user, "output_dir run is not empty (it has README.md)"),
     (checkpoint_elsewhere, "output_dir run is not empty"),
     (output_is_a_file, "output_dir run is a file"),
-    (lambda _: [], "nothing to train on"),
+    (lambda _: [], "train: nothing to train on"),
     (and_flags("--resume_from_checkpoint", "true"), "no complete checkpoint to resume from"),
     (and_flags("--resume_from_checkpoint", "elsewhere"), "resume_from_checkpoint elsewhere is no complete checkpoint"),
-    (lambda folder: write_parallel(folder)[:2], "train_source_file and train_target_file go together"),
-    (and_flags("--train_file", "a.csv"), "train_file, train_source_file: give one of them"),
-    (lambda _: ["--train_file", "train.py"], "train.py"),
+    (lambda folder: write_parallel(folder)[:2], "train: train.source is plain text"),
     (and_flags("--vocab_size", "99"), "vocab_size is 99; 260 is the least"),
     (and_flags("--bleu_tokenize", "moses"), "sacreBLEU has no tokenizer 'moses'"),
     (and_flags("--bpe_dropout", "1.5"), "bpe_dropout: must be at least 0 and below 1, not 1.5"),
     (and_flags("--max_source_length", "1"), "every pair is longer than the limits"),
     (and_flags("--tokenizer_name", "elsewhere"), "no tokenizer in 'elsewhere'"),
     (and_flags("--encoder_attention_heads", "3"), "encoder_attention_heads"),
-    (lambda _: ["--numbers_size", "5", "--target_lang", "tlh"], "num2words cannot spell numbers in 'tlh'"),
-    (lambda _: ["--numbers_size", "5", "--numbers_maximum", "9"], "different numbers are wanted"),
+    (lambda _: ["--train", "numbers", "--target_lang", "tlh"], "num2words cannot spell numbers in 'tlh'"),
+    (lambda _: ["--train", "numbers", "--numbers_size", "2000000"], "numbers_size"),
 ]
 
 

@@ -65,7 +65,7 @@ def write_text(folder, pairs=PAIRS):
     for split in ("train", "validation", "test"):
         for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
             (folder / f"{split}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            flags[f"{split}_{side}_file"] = folder / f"{split}.{side}"
+            flags.setdefault(split, []).append(folder / f"{split}.{side}")
     return flags
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,16 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Flags for training text, a test set and a test set of the base model."""
     folder = tmp_path_factory.mktemp("text")
-    flags = {}
+    flags = defaultdict(list)
     for split, rows in (("train", slice(None)), ("test", slice(0, 3)), ("base_test", slice(3, 8))):
         for side, lines in (("source", SOURCES), ("target", TARGETS)):
             file = folder / f"{split}.{side}"
             file.write_text("\n".join(lines[rows]) + "\n", encoding="utf-8")
-            flags[f"{split}_{side}_file"] = file
-    return flags
+            flags[split].append(file)
+    return dict(flags)
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +82,14 @@ def opus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def fine_tune(output: Path, base: Path, text: dict[str, Path], **fields: Any) -> dict[str, Any]:
+def fine_tune(output: Path, base: Path, text: dict[str, list[Path]], **fields: Any) -> dict[str, Any]:
     flags = as_flags({**SETTINGS, "model_name_or_path": base, **text, **fields})
     return run_training(*parse_recipe(["--output_dir", str(output), *flags]), command="train")
 
 
 @pytest.fixture(scope="module")
 def tuned(
-    base: Path, text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    base: Path, text: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Any], str]:
     """A run from `base`: its folder, results and standard output."""
     folder, printed = tmp_path_factory.mktemp("tuned") / "run", io.StringIO()
@@ -97,7 +98,7 @@ def tuned(
     return folder, results, printed.getvalue()
 
 
-def test_fine_tuning_starts_from_the_base_weights(base: Path, text: dict[str, Path]) -> None:
+def test_fine_tuning_starts_from_the_base_weights(base: Path, text: dict[str, list[Path]]) -> None:
     loaded = load_base_model(str(base))
     prepare_model(loaded, *parse_recipe(["--dropout", "0.4", "--label_smoothing", "0.2"])[:2])
     expected, actual = load_file(base / "model.safetensors"), loaded.model.state_dict()
@@ -116,12 +117,10 @@ def test_fine_tuning_keeps_tokenizer_sizes_and_search_settings(base: Path, tuned
     assert before.get_vocab() == after.get_vocab() and before(SOURCES)["input_ids"] == after(SOURCES)["input_ids"]
 
 
-def test_scores_before_are_those_of_the_base_model(base: Path, text: dict[str, Path], tuned: tuple) -> None:
+def test_scores_before_are_those_of_the_base_model(base: Path, text: dict[str, list[Path]], tuned: tuple) -> None:
     folder, results, _ = tuned
     for split in ("test", "base_test"):
-        sources, references = (
-            text[f"{split}_{side}_file"].read_text("utf-8").splitlines() for side in ("source", "target")
-        )
+        sources, references = (file.read_text("utf-8").splitlines() for file in text[split])
         for prefix, model in (("before_", base), ("", folder)):
             translations = list(Translator.from_pretrained(model, "cpu").translate(sources, max_new_tokens=39))
             expected = sacrebleu.corpus_chrf(translations, [references]).score
@@ -225,9 +224,9 @@ def test_opus_folder_without_a_tokenizer_is_refused(opus: Path, tmp_path: Path) 
 
 
 def test_average_and_sample_limits_go_with_fine_tuning(
-    base: Path, text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, text: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    validation = {f"validation_{side}_file": text[f"test_{side}_file"] for side in ("source", "target")}
+    validation = {"validation": text["test"]}
     fields = {"average_last": 2, "eval_strategy": "steps", "eval_steps": 2, "max_train_samples": 4}
     results = fine_tune(tmp_path / "run", base, text | validation, **fields, max_test_samples=2)
     assert {"eval_bleu_single", "eval_bleu_averaged", "before_test_bleu"} <= results.keys()
@@ -243,12 +242,11 @@ def spelt_out(numbers: range, kind: str) -> tuple[list[str], list[str]]:
     return tuple([num2words(number, to=kind, lang=lang) for number in numbers] for lang in ("en", "de"))  # type: ignore
 
 
-def write_text(folder: Path, split: str, lines: tuple[list[str], list[str]]) -> dict[str, Path]:
-    files = {}
-    for side, text in zip(("source", "target"), lines, strict=True):
-        files[f"{split}_{side}_file"] = folder / f"{split}.{side}"
-        files[f"{split}_{side}_file"].write_text("\n".join(text) + "\n", encoding="utf-8")
-    return files
+def write_text(folder: Path, split: str, lines: tuple[list[str], list[str]]) -> dict[str, list[Path]]:
+    files = [folder / f"{split}.{side}" for side in ("source", "target")]
+    for file, text in zip(files, lines, strict=True):
+        file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    return {split: files}
 
 
 def write_tokenizer(folder: Path, sources: list[str], targets: list[str]) -> None:
@@ -280,7 +278,7 @@ def test_opus_folder_gains_on_new_text_and_on_fresh_weights(tmp_path: Path) -> N
     common: dict[str, Any] = {"per_device_train_batch_size": 64, "logging_steps": 100, "bleu_tokenize": "char",
                               "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}  # fmt: skip
 
-    def train(name: str, text: dict[str, Path], updates: int, **fields: Any) -> dict[str, Any]:
+    def train(name: str, text: dict[str, list[Path]], updates: int, **fields: Any) -> dict[str, Any]:
         flags = as_flags({**common, **text, **fields, "max_steps": updates, "output_dir": tmp_path / name})
         return run_training(*parse_recipe(flags))
 

@@ -123,7 +123,7 @@ def test_quota_in_each_phase_keeps_what_was_saved(tmp_path, monkeypatch, phase):
 
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("source\ttarget\n" + "".join(f"{number}\t{number} und {number}\n" for number in range(6)))
-    settings = {"train_file": pairs, "max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4}
+    settings = {"train": pairs, "max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4}
     run = tmp_path / "run"
     with (
         monkeypatch.context() as patch,

@@ -18,6 +18,7 @@ from tests.trainer_helpers import TINY_RUN, as_flags
 KILLS, STEPS = 10, 60
 FLAGS = as_flags(
     TINY_RUN
+    | dict.fromkeys(("train", "validation", "test"), "numbers")
     | {"numbers_size": 40, "dropout": 0.3, "bpe_dropout": 0.2, "simcut_alpha": 3, "ema_decay": 0.9, "muon": True}
     | {"max_tokens_per_batch": 150, "tokens_per_update": 300}
     | {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "eval_strategy": "no"}

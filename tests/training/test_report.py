@@ -97,7 +97,7 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(
     }
     for side, lines in (("source", sources), ("target", targets)):
         (tmp_path / side).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        fields |= {f"{split}_{side}_file": tmp_path / side for split in ("train", "validation")}
+    fields |= dict.fromkeys(("train", "validation"), [tmp_path / "source", tmp_path / "target"])
     fields = TINY_RUN | fields | {"disable_tqdm": False}
     run_training(*parse_recipe(as_flags(fields)))
     printed, errors = capfd.readouterr()

@@ -172,11 +172,10 @@ PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei"), ("four hundred", "
 
 def write_text(folder, pairs=PAIRS, name="train"):
     folder.mkdir(exist_ok=True)
-    flags = {}
-    for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
-        (folder / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        flags[f"{name}_{side}_file"] = folder / f"{name}.{side}"
-    return flags
+    files = [folder / f"{name}.{side}" for side in ("source", "target")]
+    for file, lines in zip(files, zip(*pairs, strict=True), strict=True):
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {name: files}
 
 
 def train(folder, **values):

@@ -52,12 +52,12 @@ def parallel(tmp_path_factory):
         for side, lines in (("source", SOURCES), ("target", TARGETS)):
             file = folder / f"{split}.{side}"
             file.write_text("\n".join(lines[rows]) + "\n", encoding="utf-8")
-            flags[f"{split}_{side}_file"] = file
+            flags.setdefault(split, []).append(file)
     return flags
 
 
 def only_training(parallel):
-    return {name: file for name, file in parallel.items() if name.startswith("train")}
+    return {"train": parallel["train"]}
 
 
 def train(folder, recipe=None, **values):
@@ -397,7 +397,7 @@ def test_held_out_pairs_are_moved_from_training_to_validation(parallel, tmp_path
     sources = [f"sentence {number}" for number in range(40)]
     for side in ("source", "target"):
         (tmp_path / side).write_text("".join(f"{line} {side}\n" for line in sources), encoding="utf-8")
-    files = ["--train_source_file", str(tmp_path / "source"), "--train_target_file", str(tmp_path / "target")]
+    files = ["--train", str(tmp_path / "source"), str(tmp_path / "target")]
 
     def rows(*flags):
         _, data_args, args = parse_recipe([*files, *flags])
@@ -412,7 +412,6 @@ def test_held_out_pairs_are_moved_from_training_to_validation(parallel, tmp_path
     assert set(rows("--max_train_samples", "30", "--held_out_pairs", "3")["validation"]) <= set(sources[:30])
     with pytest.raises(UserError, match="^held_out_pairs: 9 pairs to train on are too few"):
         rows("--held_out_pairs", "3", "--max_train_samples", "9")
-    flags = {f"{split}_{side}_file": parallel[f"{split}_{side}_file"] for split in ("train", "validation") for side in
-             ("source", "target")}  # fmt: skip
+    flags = {split: parallel[split] for split in ("train", "validation")}
     _, data_args, args = parse_recipe(as_flags(flags | {"held_out_pairs": 3}))
     assert len(load_corpus(data_args, args).pairs["validation"]) == 3, "the files', not held out"

@@ -21,7 +21,7 @@ def train(folder, long_side, **values):
             rows[2][long_side] = "seven " * 8000
         for side, name in enumerate(("en", "de")):
             (folder / f"{split}.{name}").write_text("".join(f"{row[side]}\n" for row in rows), encoding="utf-8")
-        flags[f"{split}_prefix"] = folder / split
+        flags[split] = folder / split
     flags |= TINY_RUN | {"source_lang": "en", "target_lang": "de", "max_steps": 2, "save_strategy": "no"}
     flags |= {"eval_strategy": "steps", "eval_steps": 1, "min_frequency": 1}
     return run_training(*parse_recipe(["--output_dir", str(folder / "run"), *as_flags(flags)]))
@@ -50,13 +50,13 @@ def test_recipe_trains_on_a_mixture(tmp_path, capsys):
         for side, language in enumerate(("en", "de")):
             (tmp_path / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
     (tmp_path / "mixture.yaml").write_text(
-        f"train_mixture: [{tmp_path}/one, {tmp_path}/two]\ntrain_weights: [1, 3]\nsource_lang: en\ntarget_lang: de\n"
+        f"train: [{tmp_path}/one, {tmp_path}/two]\ntrain_weights: [1, 3]\nsource_lang: en\ntarget_lang: de\n"
     )
     flags = TINY_RUN | {"output_dir": tmp_path / "run", "min_frequency": 1, "save_strategy": "no", "max_steps": 1}
     run_training(*parse_recipe([str(tmp_path / "mixture.yaml"), *as_flags(flags)]))
     printed = capsys.readouterr().out
     assert "one.de × 1: kept 4 of 4 pairs; " in printed and "two.de × 3: kept 4 of 4 pairs" in printed
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    two_inputs = {"train_prefix": "x", "output_dir": tmp_path / "other"}
-    with pytest.raises(UserError, match="train_.*train_mixture: give one of them"):
-        run_training(*parse_recipe([str(tmp_path / "mixture.yaml"), *as_flags(flags | two_inputs)]))
+    one_input = {"train": tmp_path / "one", "output_dir": tmp_path / "other"}
+    with pytest.raises(UserError, match="^train_weights: "):
+        run_training(*parse_recipe([str(tmp_path / "mixture.yaml"), *as_flags(flags | one_input)]))

@@ -29,7 +29,7 @@ def pairs(tmp_path_factory):
         ("six", "sechs"),
     ]
     file.write_text("source\ttarget\n" + "".join(f"{source}\t{target}\n" for source, target in numbers))
-    return {"train_file": file, "source_column": "source", "target_column": "target"}
+    return {"train": file, "source_column": "source", "target_column": "target"}
 
 
 def train(folder, pairs, **values):
@@ -127,8 +127,8 @@ def test_second_run_in_a_folder_is_refused(holder, tmp_path, pairs):
 
 
 def test_refused_run_leaves_no_folder(tmp_path, pairs):
-    with pytest.raises(UserError, match="is not there"):
-        train(tmp_path / "a" / "b", pairs | {"train_file": tmp_path / "no.tsv"})
+    with pytest.raises(UserError, match="^train: .*no.tsv"):
+        train(tmp_path / "a" / "b", pairs | {"train": tmp_path / "no.tsv"})
     assert not (tmp_path / "a").exists()
 
 
@@ -150,7 +150,7 @@ def test_model_is_saved_before_the_test_split_is_scored(tmp_path, pairs, monkeyp
     def fail(*_):
         raise IndexError("index 200 is out of range")
 
-    test = {"test_file": pairs["train_file"]}
+    test = {"test": pairs["train"]}
     with monkeypatch.context() as patch:
         patch.setattr(finishing, "score_test_split", fail)
         with pytest.raises(UserError) as raised:

@@ -102,7 +102,7 @@ def test_stream_without_token_batches_trains_in_two_processes(repository, tmp_pa
     (tmp_path / "train.tsv").write_text(
         "source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in numbers * 20), encoding="utf-8"
     )
-    settings = {"train_file": tmp_path / "train.tsv", "streaming": True, "max_steps": 3, "save_strategy": "no"}
+    settings = {"train": tmp_path / "train.tsv", "streaming": True, "max_steps": 3, "save_strategy": "no"}
     settings |= {"per_device_train_batch_size": 2, "optim": "sgd", "learning_rate": 0.5, "warmup_steps": 0}
     settings |= {"train_sampling_strategy": "random", "lr_scheduler_type": "constant", "dropout": 0.0}
     flags = as_flags(TINY_RUN | settings)

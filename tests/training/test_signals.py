@@ -52,7 +52,7 @@ def pairs(tmp_path_factory):
     rows = [f"{number} and {number + 1}\t{number} und {number + 1}\n" for number in range(40)]
     for name, count in (("train", 40), ("validation", 4), ("test", 4)):
         (folder / f"{name}.tsv").write_text("source\ttarget\n" + "".join(rows[:count]))
-    return {f"{name}_file": folder / f"{name}.tsv" for name in ("train", "validation", "test")}
+    return {name: folder / f"{name}.tsv" for name in ("train", "validation", "test")}
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_two_processes_stop_at_the_same_update_with_one_message(repository, tmp_
 
 @pytest.mark.slow
 def test_ctrl_c_before_training_is_reported_once_by_two_processes(repository, tmp_path):
-    process = start(repository, tmp_path, processes=2, numbers_size=5000, vocab_size=500)
+    process = start(repository, tmp_path, processes=2, train="numbers", numbers_size=5000, vocab_size=500)
     for line in process.stdout:
         if line.startswith("tokenizer: "):  # the pairs are encoded next
             os.killpg(process.pid, signal.SIGINT)

@@ -55,8 +55,8 @@ def write_pairs(folder: Path) -> dict[str, Path]:
     files = {}
     for name, count in (("train", 96), ("validation", 8), ("test", 8)):
         rows = [f"{number} and {number + 1}\t{number} und {number + 1}\n" for number in range(count)]
-        files[f"{name}_file"] = folder / f"{name}.tsv"
-        files[f"{name}_file"].write_text("source\ttarget\n" + "".join(rows))
+        files[name] = folder / f"{name}.tsv"
+        files[name].write_text("source\ttarget\n" + "".join(rows))
     return files
 
 

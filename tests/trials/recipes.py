@@ -45,11 +45,11 @@ BASE: dict[str, Any] = TINY_RUN | {
     "save_steps": 1,
     "warmup_steps": 1,
     "per_device_train_batch_size": 4,
-    **{f"{split}_{side}_file": f"{split}.{side}" for split in SPLITS for side in SIDES},
+    **{split: [f"{split}.{side}" for side in SIDES] for split in SPLITS},
 }
 # Fields that are left alone, each with its reason.
 LEFT_OUT = {
-    **dict.fromkeys(("push_to_hub", "hub_token", "hub_strategy", "dataset_name", "model_name_or_path"), "ask the Hub"),
+    **dict.fromkeys(("push_to_hub", "hub_token", "hub_strategy", "model_name_or_path"), "ask the Hub"),
     **dict.fromkeys(("torch_compile", "torch_compile_backend", "torch_compile_mode"), "compile for a minute"),
     **dict.fromkeys(("use_cpu", "tf32", "fp16_full_eval", "bf16_full_eval"), "concern accelerators"),
     **dict.fromkeys(("disable_tqdm", "log_level", "log_level_replica", "output_dir"), "concern this trial"),
@@ -71,8 +71,11 @@ CHOSEN: dict[str, list[Any]] = {
     "max_tokens_per_batch": [20, 50, 1, 0],
     "tokens_per_update": [30, 100, 1, -1],
     "numbers_size": [10, 0, -3],
-    "numbers_maximum": [5000, 10],
-    "train_file": ["train.jsonl", "twice.csv", "notes.txt", "missing.jsonl"],
+    "train": [
+        *(["train.jsonl"], ["numbers"], ["train.source", "train.target", "train.jsonl"], ["twice.csv"]),
+        *(["train.source"], ["notes.txt", "train.target"], ["missing.jsonl"], ["x"], ["."], ["-1"], ["☃", "a b"]),
+    ],
+    "train_weights": [[1], [2, 1], [0]],
     "tokenizer_name": ["tokenizer", "notes.txt", "missing"],
     "source_lang": ["en", "no", "tlh"],
     "target_lang": ["de", "no", "xx"],
@@ -147,9 +150,6 @@ def make_case(number: int, seed: int) -> tuple[dict[str, Any], str]:
     recipe = dict(BASE)
     for name in dice.sample(sorted(pool), dice.choice([1, 1, 1, 2, 2, 3, 4])):
         recipe[name] = pool[name][int(len(pool[name]) * dice.random() ** 1.7)]  # more of the first, valid ones
-    for name in ("train_file", "numbers_size"):
-        if recipe.get(name) is not None and dice.random() < 0.8:
-            recipe = {key: value for key, value in recipe.items() if key not in BASE or not key.endswith("_file")}
     before = dice.choices(["nothing", "an empty folder", "notes", "a run", "a file"], [6, 3, 3, 5, 1])[0]
     if before == "a run" and dice.random() < 0.9:
         recipe["resume_from_checkpoint"] = True

@@ -43,7 +43,8 @@ def train(folder: Path, sentencepiece: bool = True) -> list[str]:
     trained = train_sentencepiece_tokenizer(texts, 400) if sentencepiece else train_tokenizer(texts, 400)
     save_tokenizers(folder / "tokenizer", trained)
     fields = {
-        **{"numbers_size": 4000, "source_lang": "en", "target_lang": "de", "tokenizer_name": folder / "tokenizer"},
+        **{"train": "numbers", "validation": "numbers", "test": "numbers", "numbers_size": 4000},
+        **{"source_lang": "en", "target_lang": "de", "tokenizer_name": folder / "tokenizer"},
         **{"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128},
         **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "dropout": 0.0, "max_steps": 200},
         **{"per_device_train_batch_size": 64, "learning_rate": 0.003, "warmup_steps": 100, "eval_strategy": "no"},

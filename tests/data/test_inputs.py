@@ -1,0 +1,94 @@
+"""The one notation for inputs: what each name stands for, and errors about missing and ambiguous ones."""
+
+from pathlib import Path
+
+import pytest
+
+from hf_vanilla_transformer.data import load_pairs, number_pairs, parse_inputs
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one of each kind of input, which is the working directory."""
+    for name in ("a.en", "a.de", "notes", "b.en", "b.de.gz", "c.tsv", "d.tmx", "e.en", "only.en"):
+        (tmp_path / name).write_text("x\n")
+    for name in ("data", "distilled", "e"):
+        (tmp_path / name).mkdir()
+    for name in (SOURCE, TARGET):
+        (tmp_path / "distilled" / name).write_text("x\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def parsed(*values: str | Path, languages: tuple[str | None, str | None] = ("en", "de")) -> list[tuple[str, ...]]:
+    """The files of each input, or its dataset and configuration."""
+    return [
+        tuple(map(str, each.files)) if each.files else (str(each.dataset), *filter(None, [each.configuration]))
+        for each in parse_inputs(values, *languages)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["a.en", "a.de"], [("a.en", "a.de")]),
+        (["a.en", "notes"], [("a.en", "notes")]),
+        (["a"], [("a.en", "a.de")]),
+        (["b"], [("b.en", "b.de.gz")]),
+        (["c.tsv", "a.en", "a.de", "d.tmx"], [("c.tsv",), ("a.en", "a.de"), ("d.tmx",)]),
+        (["distilled", "data"], [(f"distilled/{SOURCE}", f"distilled/{TARGET}"), ("data",)]),
+        (["e/"], [("e",)]),
+        (["numbers"], [("numbers",)]),
+        (["user/name", "wmt/wmt14:de-en"], [("user/name",), ("wmt/wmt14", "de-en")]),
+    ],
+)
+def test_names_stand_for_files_and_datasets(
+    folder: Path, values: list[str | Path], expected: list[tuple[str, ...]]
+) -> None:
+    assert parsed(*values) == expected
+
+
+def test_one_path_is_one_input(folder: Path) -> None:
+    (single,) = parse_inputs(folder / "c.tsv")
+    assert single.files == (folder / "c.tsv",) and not single.on_hub
+    assert [each.on_hub for each in parse_inputs(["data", "numbers", "user/name:de-en"])] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        (["a.en"], ["a.en is plain text", "missing"]),
+        (["a.en", "c.tsv"], ["a.en is plain text", "c.tsv"]),
+        (["a.de", "a.en"], ["a.de a.en", "exchange"]),
+        (["e"], ["e is a folder", "e.en", "e/"]),
+        (["only"], ["only.en is there", "only.de"]),
+        (["no.en", "no.de"], ["no.en: no such file"]),
+        (["data/no.jsonl"], ["data/no.jsonl: no such file"]),
+        (["../x/y/z"], ["../x/y/z: no such file"]),
+    ],
+)
+def test_wrong_inputs_are_refused(folder: Path, values: list[str], parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_inputs(values, "en", "de", field="train")
+    message = str(caught.value)
+    assert message.startswith("train: ") and all(part in message for part in parts), message
+
+
+def test_prefix_needs_languages(folder: Path) -> None:
+    with pytest.raises(UserError, match="source_lang and target_lang"):
+        parse_inputs("a")
+
+
+def test_any_order_is_taken_if_the_languages_are_unknown(folder: Path) -> None:
+    assert parsed("a.de", "a.en", languages=(None, None)) == [("a.de", "a.en")]
+
+
+def test_numbers_are_mixed_with_files(tmp_path: Path) -> None:
+    (tmp_path / "x.tsv").write_text("en\tde\nhello\thallo\n")
+    pairs, report = load_pairs(
+        ["numbers", tmp_path / "x.tsv"], source_lang="en", target_lang="de", numbers_size=5, seed=3
+    )
+    assert pairs["source"][:] == [*number_pairs(5, 3)["train"]["source"], "hello"]
+    assert "numbers × 1: kept 5 of 5 pairs" in report.summary()
