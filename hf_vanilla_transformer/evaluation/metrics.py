@@ -1,13 +1,15 @@
 """BLEU, chrF and exact match, with the signatures of sacreBLEU."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from sacrebleu.metrics import BLEU, CHRF
-from transformers import EvalPrediction, PreTrainedTokenizerBase
+from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..errors import UserError
 from ..loss_vanilla_transformer import IGNORED
@@ -105,6 +107,36 @@ def translation_metrics(
         return {**{name: float(scores[name]) for name in ("bleu", "chrf", "exact_match")}, "gen_len": float(gen_len)}
 
     return compute_metrics
+
+
+def score_test_split(
+    trainer: Seq2SeqTrainer, dataset: Dataset, references: Sequence[str], split: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Translate a test split with the model's generation config, and score it against the raw references.
+
+    Args:
+        trainer: its model, collator and tokenizers, of which `target_tokenizer` decodes, if there is one.
+        dataset: the tokenized pairs.
+        references: one text per pair.
+        split: the name that the metrics start with.
+        options: keyword arguments of `score_translations`.
+
+    Returns:
+        The scores and `seconds`, by name: `test_bleu`.
+    """
+    start = time.monotonic()
+    tokenizer = getattr(trainer, "target_tokenizer", None) or trainer.processing_class
+    beams = trainer.model.generation_config.num_beams or 1
+    report = print if trainer.is_world_process_zero() else lambda *_, **__: None
+    report(f"{split}: translating {len(dataset):,} sentences, {beams} beam{'s' if beams > 1 else ''}", flush=True)
+    predicted = trainer.predict(dataset, metric_key_prefix=split, num_beams=beams)
+    seconds = time.monotonic() - start
+    ids = predicted.predictions
+    ids[ids < 0] = tokenizer.pad_token_id
+    scores = score_translations(tokenizer.batch_decode(ids, skip_special_tokens=True), references, **options)
+    report(f"{split}: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}", flush=True)
+    metrics = {name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")}
+    return metrics | {f"{split}_{name}": value for name, value in scores.items()} | {f"{split}_seconds": seconds}
 
 
 @lru_cache

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 import torch
-from transformers import Seq2SeqTrainingArguments
+from transformers import GenerationConfig, Seq2SeqTrainingArguments
 from transformers.hf_argparser import HfArg
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
@@ -241,6 +241,19 @@ def model_config(model_args: Any, **overrides: Any) -> VanillaTransformerConfig:
     chosen = {name: value for name, value in vars(model_args).items() if value is not None} | overrides
     preset = chosen.pop("preset", None)
     return VanillaTransformerConfig.from_preset(preset, **chosen) if preset else VanillaTransformerConfig(**chosen)
+
+
+def bleu_options(data_args: DataArguments) -> dict[str, Any]:
+    """The options of BLEU in evaluations and in the test."""
+    return {"tokenize": data_args.bleu_tokenize, "lowercase": data_args.bleu_lowercase}
+
+
+def set_decoding(config: GenerationConfig, args: RunArguments) -> None:
+    """Set the beams and length penalty of the test in the generation config that is saved with the model."""
+    if args.test_num_beams is not None:
+        config.num_beams = args.test_num_beams
+    if args.test_length_penalty is not None:
+        config.length_penalty = args.test_length_penalty
 
 
 def chosen_values(*arguments: Any) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""Stop training at a signal or after a time limit, with a complete checkpoint in both cases."""
+"""Callbacks of a run: stop at a signal or a time limit with a complete checkpoint; return free memory on a CPU."""
 
+import ctypes
 import math
+import sys
 import time
 from typing import Any
 
@@ -131,3 +133,28 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
 
 def _epoch_is_over(state: TrainerState, delay: float) -> bool:
     return state.epoch is not None and state.epoch == round(state.epoch) and state.epoch >= delay
+
+
+# In bfloat16 on a CPU, oneDNN compiles and keeps kernels for every shape of a matrix product. They leave gaps between
+# temporary tensors on glibc's heap, which reuses the gaps but does not return them. For few shapes, the trainer rounds
+# B · S and B · T of token batches to multiples of the loss's `ROW_UNIT`, 64: the products of
+# multi30k_en_de_tiny_tokens.yaml then have 26 distinct row counts instead of 84, with 7.8 % more padding.
+#: Updates between two returns. One takes 0.07 s with that recipe, whose 20 updates take 11 s on one core.
+UPDATES = 20
+
+
+class ReleaseFreeMemory(TrainerCallback):
+    """Calls `release_free_memory` every 20 updates of a run on a CPU."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.device.type == "cpu" and state.global_step % UPDATES == 0:
+            release_free_memory()
+
+
+def release_free_memory() -> bool:
+    """Return the free pages of the C library's heap to the system, and whether the library can do so (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is None:
+        return False
+    trim(0)
+    return True

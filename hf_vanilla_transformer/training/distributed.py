@@ -10,9 +10,9 @@ from accelerate.utils import broadcast_object_list
 from datasets.utils.logging import disable_progress_bar as disable_progress_bars
 from torch import distributed, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from transformers.utils import logging
 
 from ..errors import Interrupted, UserError
-from ..inference.text_io import silence_transformers
 
 Value = TypeVar("Value")
 
@@ -26,7 +26,8 @@ def silence_other_ranks() -> None:
     """Disable progress bars and warnings of the libraries on all ranks but the main one."""
     if not is_main_rank():
         disable_progress_bars()
-        silence_transformers()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
 
 
 def print_main(message: str) -> None:

@@ -20,6 +20,9 @@ class WeightAverage(TrainerCallback):
     The second term of the minimum lets the average forget the initial weights, as in TensorFlow's
     `ExponentialMovingAverage(num_updates=…)`. Tied weights are averaged once.
 
+    `torch.optim.swa_utils.AveragedModel` would keep a second module in the dtype of the first. Here the average is a
+    dictionary of float32 tensors, as a checkpoint stores them.
+
     Args:
         decay: d of a long run, at least 0 and below 1; about 1 / (1 - d) updates count.
     """

@@ -12,14 +12,14 @@ from ..atomic_write import atomic_file
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import load_tokenizers
 from ..errors import UserError
+from ..evaluation.metrics import score_test_split
 from ..inference.loading import load_model
 from ..interop.converting import Converted
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line, read_json_object
-from .arguments import DataArguments, RunArguments
+from .arguments import DataArguments, RunArguments, bleu_options, set_decoding
 from .corpus import Corpus, Tokenizers
 from .distributed import is_main_rank, print_main
-from .finishing import score_test_split, set_decoding
 from .run_folder import SCORES_BEFORE
 
 # What fine-tuning may change: regularisation. All other configuration fields decide the shapes or meaning of weights.
@@ -31,7 +31,7 @@ _MODEL_FILES = ("*.json", "*.txt", "*.spm", "*.model", _WEIGHTS)
 
 
 @dataclass
-class BaseModel:
+class PretrainedTranslator:
     """The model that fine-tuning starts from.
 
     Attributes:
@@ -45,7 +45,7 @@ class BaseModel:
     tokenizers: Tokenizers
 
 
-def load_base_model(name: str) -> BaseModel:
+def load_base_model(name: str) -> PretrainedTranslator:
     """Load a model to be fine-tuned, with its tokenizers; no code of the model's folder is run.
 
     Args:
@@ -58,12 +58,12 @@ def load_base_model(name: str) -> BaseModel:
     folder = Path(name) if Path(name).exists() else _from_hub(name)
     kind = read_json_object(folder / "config.json").get("model_type")
     if kind == VanillaTransformerConfig.model_type:
-        return BaseModel(name, load_model(folder, device="cpu", dtype="float32"), load_tokenizers(folder))
+        return PretrainedTranslator(name, load_model(folder, device="cpu", dtype="float32"), load_tokenizers(folder))
     converted = _converted(name, kind, folder)
     if converted.tokenizer is None:
         raise UserError(f"model_name_or_path: {name} has no tokenizer; add its files to the folder")
     tokenizers = converted.tokenizer, converted.target_tokenizer or converted.tokenizer
-    return BaseModel(name, converted.model.float(), tokenizers)
+    return PretrainedTranslator(name, converted.model.float(), tokenizers)
 
 
 def _converted(name: str, kind: object, folder: Path) -> Converted:
@@ -110,7 +110,7 @@ def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, d
             raise UserError(f"{field}: {value}: fine-tuning keeps the tokenizer of {name}; leave it out")
 
 
-def prepare_model(base: BaseModel, model_args: Any, data_args: DataArguments) -> None:
+def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataArguments) -> None:
     """Check the recipe against the base model, and set the dropout and label smoothing that it asks for."""
     check_fields(base.name, base.model.config, model_args, data_args)
     changes = {name: getattr(model_args, name) for name in _FREE if getattr(model_args, name) is not None}
@@ -148,7 +148,6 @@ def describe_defaults(args: RunArguments) -> str:
 
 def score_before(
     trainer: Any,
-    tokenizers: Tokenizers,
     corpus: Corpus,
     encoded: dict[str, Any],
     data_args: DataArguments,
@@ -166,11 +165,12 @@ def score_before(
         scores = read_json_object(file) if file.is_file() else {}
     else:
         saved = copy.deepcopy(trainer.model.generation_config)
-        set_decoding(trainer.model, args)
+        set_decoding(trainer.model.generation_config, args)
         for split in ("test", "base_test"):
             if split in encoded:
                 print_main(f"before fine-tuning, {split}:")
-                results = score_test_split(trainer, tokenizers[1], corpus, encoded[split], data_args, split)
+                references = corpus.pairs[split]["target"]
+                results = score_test_split(trainer, encoded[split], references, split, bleu_options(data_args))
                 scores |= {f"before_{name}": value for name, value in results.items()}
         trainer.model.generation_config = saved
     if scores and is_main_rank():

@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,19 +12,18 @@ from typing import Any
 
 import torch
 from accelerate.utils import wait_for_everyone
-from datasets import Dataset
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from transformers import PreTrainedTokenizerBase
 
 from ..data import save_tokenizers
 from ..errors import DiskFull, Interrupted, UserError
 from ..evaluation.attention_maps import cross_attention, plot_attention
-from ..evaluation.metrics import example_translations, score_translations
+from ..evaluation.curve import plot_curve
+from ..evaluation.metrics import score_test_split
 from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..system_info import describe_hardware, versions
-from .arguments import DataArguments, RunArguments, chosen_values
+from .arguments import DataArguments, RunArguments, bleu_options, chosen_values, set_decoding
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     STAGING_FOLDER,
@@ -37,7 +35,6 @@ from .checkpoints import (
     resume_hint,
 )
 from .corpus import SPLITS, Corpus, Tokenizers, split_inputs
-from .curve import plot_curve
 from .distributed import is_main_rank, original_class, print_main
 from .run_folder import move_into_run
 from .trainer import VanillaTransformerTrainer
@@ -72,14 +69,15 @@ def score_and_save(
     signals.message = f"the scores are left out; {saved}"
     with _scoring("the validation split", stop, args.device, saved):
         results |= choose_weights(trainer, run, args)
-        set_decoding(trainer.model, args)
+        set_decoding(trainer.model.generation_config, args)
     save_model_folder(trainer, tokenizers, run)
     saved = f"the model is saved in {run}, and a resumed run scores it: {resume_hint(run)}"
     signals.message = f"the scores are left out; {saved}"
     with _scoring("the test split", stop, args.device, saved):
+        bleu = bleu_options(data_args)
         for split in ("test", "base_test"):
             if split in encoded:
-                results |= score_test_split(trainer, tokenizers[1], corpus, encoded[split], data_args, split)
+                results |= score_test_split(trainer, encoded[split], corpus.pairs[split]["target"], split, bleu)
     if is_main_rank():
         save_results(trainer, run, results)
         if stop.saved_for_scoring:
@@ -167,47 +165,7 @@ def load_full_state_dict(model: VanillaTransformerForConditionalGeneration, weig
     model.tie_weights()
 
 
-def set_decoding(model: VanillaTransformerForConditionalGeneration, args: RunArguments) -> None:
-    """Set the beams and length penalty of the test in the generation config, with which the model is saved."""
-    config = model.generation_config
-    if args.test_num_beams is not None:
-        config.num_beams = args.test_num_beams
-    if args.test_length_penalty is not None:
-        config.length_penalty = args.test_length_penalty
-
-
-# Test split and model folder
-
-
-def score_test_split(
-    trainer: VanillaTransformerTrainer,
-    target_tokenizer: PreTrainedTokenizerBase,
-    corpus: Corpus,
-    encoded: Dataset,
-    data_args: DataArguments,
-    split: str = "test",
-) -> dict[str, Any]:
-    """Translate a test split with the final generation config; score against the raw references.
-
-    Returns:
-        The scores, each with the name of the split before it: `test_bleu`.
-    """
-    start = time.monotonic()
-    beams = trainer.model.generation_config.num_beams
-    print_main(f"{split}: translating {len(encoded):,} sentences, {beams or 1} beam{'s' if (beams or 1) > 1 else ''}")
-    predicted = trainer.predict(encoded, metric_key_prefix=split, num_beams=beams)
-    seconds = time.monotonic() - start
-    ids = predicted.predictions
-    ids[ids < 0] = target_tokenizer.pad_token_id
-    hypotheses = target_tokenizer.batch_decode(ids, skip_special_tokens=True)
-    sources, references = corpus.pairs[split]["source"], corpus.pairs[split]["target"]
-    scores = score_translations(
-        hypotheses, references, tokenize=data_args.bleu_tokenize, lowercase=data_args.bleu_lowercase
-    )
-    print_main(f"{split}: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}")
-    metrics = {name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")}
-    scores |= {"seconds": seconds, "examples": example_translations(sources, references, hypotheses)}
-    return metrics | {f"{split}_{name}": value for name, value in scores.items()}
+# Model folder
 
 
 def save_model_folder(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path) -> None:

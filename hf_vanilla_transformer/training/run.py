@@ -17,8 +17,8 @@ from ..hub.finished_run import destination, publish_run
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import finishing
 from .argument_checks import check_optimizer, check_schedule, check_size, refused_as_one_line
-from .arguments import DataArguments, RunArguments, model_config
-from .callbacks import StopWithCheckpoint
+from .arguments import DataArguments, RunArguments, bleu_options, model_config
+from .callbacks import ReleaseFreeMemory, StopWithCheckpoint
 from .checkpoints import remove_staging_folder, report_failed_save, resume_hint
 from .corpus import (
     Corpus,
@@ -39,7 +39,6 @@ from .fine_tuning import (
     resumed_model,
     score_before,
 )
-from .memory import ReleaseFreeMemory
 from .precision import resolve_precision
 from .report import show_progress
 from .run_folder import find_checkpoint, one_run_at_a_time
@@ -87,7 +86,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         if args.model_name_or_path is not None:
             print_main(describe_defaults(args))
             with errors_on_main_rank_only():
-                before = score_before(trainer, tokenizers, corpus, encoded, data_args, args, checkpoint)
+                before = score_before(trainer, corpus, encoded, data_args, args, checkpoint)
         with signals:
             results = before | train(trainer, stop, run, checkpoint)
             if data_args.streaming:
@@ -202,7 +201,6 @@ def make_trainer(
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last, because it saves what the others end
-    bleu: dict[str, Any] = {"tokenize": data_args.bleu_tokenize, "lowercase": data_args.bleu_lowercase}
     with refused_as_one_line("training arguments"):
         trainer = VanillaTransformerTrainer(
             model=model,
@@ -212,7 +210,7 @@ def make_trainer(
             data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=model),
             processing_class=tokenizers[0],
             target_tokenizer=tokenizers[1],
-            compute_metrics=translation_metrics(tokenizers[1], **bleu),
+            compute_metrics=translation_metrics(tokenizers[1], **bleu_options(data_args)),
             callbacks=callbacks,
             **facts,
         )

@@ -1,4 +1,7 @@
-"""Signals that end a run after its state is saved: Ctrl-C (SIGINT), and SIGTERM of schedulers and containers."""
+"""Signals that end a run after its state is saved: Ctrl-C (SIGINT), and SIGTERM of schedulers and containers.
+
+transformers' `enable_jit_checkpoint` notes SIGTERM only, on each rank by itself, and does not stop an evaluation.
+"""
 
 import os
 import signal

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_vanilla_transformer.training import memory
+from hf_vanilla_transformer.training import callbacks
 
 MEGABYTE = 1e6
 
@@ -17,7 +17,7 @@ def test_free_memory_between_used_blocks_is_released():
     full = process.memory_info().rss
     kept = blocks[::50]
     del blocks
-    if not memory.release_free_memory():
+    if not callbacks.release_free_memory():
         pytest.skip("this C library has no malloc_trim")
     assert full - process.memory_info().rss > 200 * MEGABYTE
     assert len(kept) == 60
@@ -25,9 +25,9 @@ def test_free_memory_between_used_blocks_is_released():
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", [20, 40]), ("cuda", [])])
 def test_memory_is_released_every_20_updates_on_a_cpu(monkeypatch, device, expected):
-    released, callback = [], memory.ReleaseFreeMemory()
+    released, callback = [], callbacks.ReleaseFreeMemory()
     args = SimpleNamespace(device=torch.device(device))
     for update in range(1, 60):
-        monkeypatch.setattr(memory, "release_free_memory", lambda update=update: released.append(update))
+        monkeypatch.setattr(callbacks, "release_free_memory", lambda update=update: released.append(update))
         callback.on_step_end(args, SimpleNamespace(global_step=update), None)
     assert released == expected
