@@ -1,6 +1,6 @@
 """Convert another toolkit's checkpoint to a model folder: the table of formats, and how the folder is written."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -34,14 +34,14 @@ class Converted:
 
     Attributes:
         model: with the toolkit's generation settings, if the files have any.
-        tokenizer, target_tokenizer: of source and target; None if the files have no tokenizer, or if one serves both.
-        note: what the user should know about the tokenizer.
+        tokenizer, target_tokenizer: for source and target; None if the files have no tokenizer, or if one serves both.
+        notes: for the user: how the model translates differently from the toolkit, or what its tokenizer needs.
     """
 
     model: VanillaTransformerForConditionalGeneration
     tokenizer: PreTrainedTokenizerBase | None = None
     target_tokenizer: PreTrainedTokenizerBase | None = None
-    note: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 def convert(
@@ -51,13 +51,13 @@ def convert(
 
     Args:
         source_format: a key of `FORMATS`.
-        source: the checkpoint, a file or a folder as the toolkit writes it.
+        source: a file or a folder as the toolkit writes it.
         output: a new folder; it appears when it is complete.
         overwrite: replace a folder that exists already.
-        **options: keyword arguments of the format's function, for what the checkpoint does not hold.
+        **options: keyword arguments of the format's function, for settings that the checkpoint lacks.
 
     Raises:
-        UserError: an unknown format or option, a folder that is not empty, whatever the format's function raises.
+        UserError: an unknown format or option, a folder that is not empty, or an error of the format's function.
     """
     if source_format not in FORMATS:
         raise UserError(f"format: {source_format!r} is none of {', '.join(FORMATS)}")
@@ -79,5 +79,6 @@ def convert(
         if converted.tokenizer is not None:
             save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
     parameters = sum(parameter.numel() for parameter in converted.model.parameters())
-    found = "with its tokenizer" if converted.tokenizer is not None else "without a tokenizer: the files have none"
-    return f"{output}: {parameters:,} parameters, {found}{converted.note and f' ({converted.note})'}"
+    tokenizer = "with its tokenizer" if converted.tokenizer else "without a tokenizer: the files have none"
+    notes = f" ({'; '.join(converted.notes)})" if converted.notes else ""
+    return f"{output}: {parameters:,} parameters, {tokenizer}{notes}"

@@ -1,7 +1,6 @@
-"""eole's encoder-decoder Transformers; eole is OpenNMT-py's successor.
+"""Encoder-decoder Transformers of eole, OpenNMT-py's successor.
 
-Its decoders are pre-norm, so of its encoders only the pre-norm ones are converted. Its option `layer_norm` chooses a
-formula.
+All its decoders are pre-norm, so only pre-norm encoders are converted. Its option `layer_norm` chooses a formula.
 """
 
 import re
@@ -16,7 +15,7 @@ from ..errors import UserError
 from ..untrusted import read_json_object, shown
 from . import opennmt, state_dicts, vocabularies
 from .converting import Converted
-from .options import Options
+from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
@@ -26,19 +25,19 @@ SEARCH_NOTE = (
     "tokens as the source has and 5 more"
 )
 
-# eole's names of activations, and transformers'.
+# eole's names of activations -> transformers' names.
 ACTIVATIONS = {
     **{name: name for name in ("relu", "gelu", "quick_gelu", "silu")},
     "gelu-tanh": "gelu_pytorch_tanh",
 }
-# Its kinds of positions; with sinusoids the embeddings are scaled, with learned positions they are not.
+# Its kinds of positions. Only with sinusoids it scales the embeddings.
 POSITIONS = {
     "SinusoidalInterleaved": {"position_encoding_type": "sinusoidal", "scale_embedding": True},
     "Learned": {"position_encoding_type": "learned", "scale_embedding": False},
 }
 
-# Options of other architectures, by section: the supported values, and what others mean.
-_OF_BOTH_STACKS: dict[str, tuple[tuple, str]] = {
+# Options of other architectures, by section.
+_OF_BOTH_STACKS: Unsupported = {
     "layer_norm": (("standard", "standardFP32"), "has no LayerNorm (§3.1)"),
     "mlp_activation_fn": (tuple(ACTIVATIONS), "has a gated feed-forward network"),
     "parallel_residual": ((False,), "adds attention and feed-forward network in parallel"),
@@ -52,7 +51,7 @@ _OF_BOTH_STACKS: dict[str, tuple[tuple, str]] = {
     "sliding_window": ((0,), "attends to a window"),
     "num_experts": ((0,), "has experts"),
 }
-REFUSED: dict[str, dict[str, tuple[tuple, str]]] = {
+REFUSED: dict[str, Unsupported] = {
     "": {
         "architecture": (("transformer", "custom"), "is another kind of model"),
         "generator_function": (("softmax",), "has another output than a softmax"),
@@ -61,7 +60,7 @@ REFUSED: dict[str, dict[str, tuple[tuple, str]]] = {
     "embeddings": {
         "embedding_type": (("standard",), "normalises the embeddings, §3.4 does not"),
         "position_encoding_type": (tuple(POSITIONS), "has not the positions of §3.5, nor learned ones"),
-        "position_shift": ((0, None), "has positions that do not begin with 0"),
+        "position_shift": ((0, None), "has positions that do not start at 0"),
         "normalize": ((False, None), "scales its positions too, §3.4 does not"),
     },
     "encoder": {
@@ -108,7 +107,7 @@ def from_eole(source: str | Path) -> Converted:
     """A pre-norm encoder-decoder Transformer that eole trained.
 
     Args:
-        source: the model_path of a training, or a step_NUMBER in it, with config.json, vocab.json and
+        source: the model_path of a training, or a step_NUMBER in it: a folder with config.json, vocab.json and
             model.00.safetensors.
 
     Returns:
@@ -122,14 +121,16 @@ def from_eole(source: str | Path) -> Converted:
     if not config.section("model").values:
         raise UserError(f"{folder / 'config.json'}: no configuration of eole: model is missing")
     sections = _sections(config.section("model"))
-    _refuse(sections)
+    for section, unsupported in REFUSED.items():
+        sections[section].refuse(unsupported, neutral=())
     tensors = _with_biases(_read_weights(folder))
     tying = state_dicts.find_tying(
         tensors, "src_emb.embeddings.weight", "tgt_emb.embeddings.weight", "generator.weight"
     )
-    sizes = state_dicts.width_and_depth(tensors, "src_emb.embeddings.weight", _LAYERS)
+    sizes = state_dicts.find_sizes(tensors, "src_emb.embeddings.weight", _LAYERS, "mlp.gate_up_proj.weight")
     vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")
-    sides, special = [vocabulary.texts(side) for side in ("src", "tgt")], _special(vocabulary)
+    sides, specials = [vocabulary.texts(side) for side in ("src", "tgt")], vocabulary.section("specials")
+    special = {name: specials.text(name, token) for name, token in opennmt.SPECIAL.items()}
     for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
         vocabularies.require_size(side, size, folder / "vocab.json")
     ids = _ids(sides, special, vocabulary)
@@ -139,49 +140,37 @@ def from_eole(source: str | Path) -> Converted:
         partial(state_dicts.rename, renames=RENAMES),
         tying.copies | set(filter(_NOT_WEIGHTS.fullmatch, tensors)),
     )
-    search = _search(config.section("inference"))
-    set_generation_config(model, search | {name: each for name, each in ids.items() if name != "unk_token_id"})
+    set_generation_config(model, _search(config.section("inference")) | ids)
     tokenizers = opennmt.whitespace_tokenizers(sides, special)
-    return Converted(model, *tokenizers, note=f"{vocabularies.PRETOKENIZED}; {SEARCH_NOTE}")
+    return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, SEARCH_NOTE])
 
 
 def _sections(model: Options) -> dict[str, Options]:
-    """The options of each section of `REFUSED`; the model's are those of a section that lacks them."""
+    """The options of each section of `REFUSED`. An option that a section lacks has the model's value."""
     shared = {name: value for name, value in model.values.items() if not isinstance(value, Mapping)}
-    sections = {name: model.section(name) for name in REFUSED if name}
-    return {"": model} | {name: Options({**shared, **each.values}, each.where) for name, each in sections.items()}
-
-
-def _refuse(sections: Mapping[str, Options]) -> None:
-    for section, table in REFUSED.items():
-        options = sections[section]
-        for name, (supported, reason) in table.items():
-            value = options.values.get(name, supported[0])
-            if value not in supported:
-                raise UserError(f"{options.where}{name}={shown(value)}: such a model {reason}")
-    for stack in STACKS:
-        heads = sections[stack].integer("heads", 8, 1)
-        if (shared := sections[stack].integer("heads_kv", heads)) != heads:
-            reason = "such a model shares keys and values between heads"
-            raise UserError(f"{sections[stack].where}heads_kv={shown(shared)}: {reason}")
+    sections = [(name, model.section(name)) for name in REFUSED if name]
+    return {"": model} | {name: Options({**shared, **section.values}, section.where) for name, section in sections}
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of all files; a model that eole itself saved is in one."""
+    """The tensors of all files. eole itself saves one file."""
     files = sorted(folder.glob("model.*.safetensors"))
     if not files:
         raise UserError(f"{folder}: there is no model.00.safetensors")
     tensors: dict[str, Tensor] = {}
     for file in files:
-        found = state_dicts.require_tensors(state_dicts.read_torch_file(file), str(file))
-        if twice := sorted(tensors.keys() & found.keys()):
+        part = state_dicts.require_tensors(state_dicts.read_torch_file(file), str(file))
+        if twice := sorted(tensors.keys() & part.keys()):
             raise UserError(f"{file}: {shown(twice[0])} is also in a file before it")
-        tensors |= found
+        tensors |= part
     return tensors
 
 
 def _with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with zeros where eole has no bias: the feed-forward network has one here, attention all or none."""
+    """The tensors, with zeros for the biases that eole lacks: of the feed-forward network, and of a part of attention.
+
+    Here the feed-forward network has biases, and either all projections of attention have one or none has.
+    """
     has_bias = any(map(_ATTENTION_BIAS.fullmatch, tensors))
     biased = dict(tensors)
     for name, tensor in tensors.items():
@@ -206,9 +195,10 @@ def _fields(sections: Mapping[str, Options], training: Options, tensors: Mapping
     if width := both(Options.integer, "head_dim", None, 1):
         fields |= {"head_dim": width, "value_head_dim": width}
     for stack in STACKS:
-        fields[f"{stack}_attention_heads"] = sections[stack].integer("heads", 8, 1)
-        matrix = f"{stack}.transformer_layers.0.mlp.gate_up_proj.weight"
-        fields[f"{stack}_ffn_dim"] = len(state_dicts.require_matrix(tensors, matrix))
+        options = sections[stack]
+        heads = fields[f"{stack}_attention_heads"] = options.integer("heads", 8, 1)
+        if options.integer("heads_kv", heads) != heads:
+            raise options.error("heads_kv", "such a model shares keys and values between heads")
     positions = POSITIONS[sections["embeddings"].text("position_encoding_type", next(iter(POSITIONS)))]
     if positions["position_encoding_type"] == "learned":
         fields["max_position_embeddings"] = len(state_dicts.require_matrix(tensors, "src_emb.pe.weight"))
@@ -216,7 +206,7 @@ def _fields(sections: Mapping[str, Options], training: Options, tensors: Mapping
 
 
 def _of_both_stacks(sections: Mapping[str, Options], read: Callable[..., Any], name: str, *defaults: Any) -> Any:
-    """An option that here is one for both stacks; `read` is a method of `Options`."""
+    """Read an option that both stacks must have in common, by a method of `Options`."""
     encoder, decoder = (read(sections[stack], name, *defaults) for stack in STACKS)
     if encoder != decoder:
         values = f"{shown(encoder)}, {sections['decoder'].where}{name}={shown(decoder)}"
@@ -224,17 +214,11 @@ def _of_both_stacks(sections: Mapping[str, Options], read: Callable[..., Any], n
     return encoder
 
 
-def _special(vocabulary: Options) -> dict[str, str]:
-    """The special tokens by the names of a tokenizer's arguments."""
-    given = vocabulary.section("specials")
-    return {name: given.text(name, token) for name, token in opennmt.SPECIAL.items()}
-
-
 def _ids(sides: list[list[str]], special: Mapping[str, str], vocabulary: Options) -> dict[str, int]:
     ids = opennmt.special_ids(sides, special)
     start = vocabulary.text("decoder_start_token", special["bos_token"])
     if start not in sides[1]:
-        raise UserError(f"{vocabulary.where}decoder_start_token={shown(start)}: it is no token of tgt")
+        raise vocabulary.error("decoder_start_token", "it is no token of tgt")
     return {**ids, "decoder_start_token_id": sides[1].index(start)}
 
 
@@ -250,7 +234,7 @@ def _search(inference: Options) -> dict[str, Any]:
         settings["early_stopping"] = True
     penalty = inference.text("length_penalty", "avg")
     if penalty not in ("avg", "wu", "none"):
-        raise UserError(f"{inference.where}length_penalty={shown(penalty)}: it is none of avg, wu, none")
+        raise inference.error("length_penalty", "it is none of avg, wu, none")
     if penalty == "wu":
         return {**settings, "length_penalty": None, "paper_length_penalty": alpha}
     return {**settings, "length_penalty": alpha if penalty == "avg" else 0.0}

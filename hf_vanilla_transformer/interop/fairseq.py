@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..untrusted import shown
 from . import state_dicts, vocabularies
 from .converting import Converted
-from .options import Options
+from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
@@ -21,32 +21,32 @@ _SPECIAL_NAMES = ("bos_token", "pad_token", "eos_token", "unk_token")
 _GENERATION_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 _IDS = {**_GENERATION_IDS, "unk_token_id": 3}
 
-# Options of other architectures: the value that is supported, and what other values mean.
-REFUSED = {
-    "layernorm_embedding": (False, "normalises the embeddings, §3.4 does not"),
-    "no_token_positional_embeddings": (False, "leaves out the positions of §3.5"),
-    "adaptive_input": (False, "has embeddings of different widths"),
-    "adaptive_softmax_cutoff": (None, "has an adaptive softmax"),
-    "no_decoder_final_norm": (False, "has no normalisation after the decoder"),
-    "no_cross_attention": (False, "has a decoder without cross-attention"),
-    "cross_self_attention": (False, "attends to source and target at once"),
-    "layer_wise_attention": (False, "attends to every encoder layer"),
-    "encoder_layers_to_keep": (None, "leaves out layers when it is loaded"),
-    "decoder_layers_to_keep": (None, "leaves out layers when it is loaded"),
-    "base_layers": (0, "has BASE layers"),
-    "char_inputs": (False, "reads characters"),
+# Options of other architectures. False stands for 0 too.
+REFUSED: Unsupported = {
+    "layernorm_embedding": ((False,), "normalises the embeddings, §3.4 does not"),
+    "no_token_positional_embeddings": ((False,), "leaves out the positions of §3.5"),
+    "adaptive_input": ((False,), "has embeddings of different widths"),
+    "adaptive_softmax_cutoff": ((False,), "has an adaptive softmax"),
+    "no_decoder_final_norm": ((False,), "has no normalisation after the decoder"),
+    "no_cross_attention": ((False,), "has a decoder without cross-attention"),
+    "cross_self_attention": ((False,), "attends to source and target at once"),
+    "layer_wise_attention": ((False,), "attends to every encoder layer"),
+    "encoder_layers_to_keep": ((False,), "leaves out layers when it is loaded"),
+    "decoder_layers_to_keep": ((False,), "leaves out layers when it is loaded"),
+    "base_layers": ((False,), "has BASE layers"),
+    "char_inputs": ((False,), "reads characters"),
 }
 
-# Options of the search that `generate` has in no form, with the values that do nothing.
+# Options of the search without a counterpart in `generate`, with the values that do nothing.
 DROPPED = {
     **{"max_len_a": 0, "unkpen": 0, "match_source_len": False, "no_early_stop": False, "prefix_size": 0},
     **{"sampling": False, "diverse_beam_groups": -1, "diversity_rate": -1.0, "temperature": 1.0, "lm_weight": 0.0},
 }
 
-# Classes of version 0.9 and older in the progress of a training, which is not needed.
+# Classes of version 0.9 and older in the progress of a training, which is ignored.
 METERS = [f"fairseq.meters.{name}" for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")]
 
-# fairseq's names of activations that differ from transformers'.
+# fairseq's names of activations, if they differ -> transformers' names.
 ACTIVATIONS = {"gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
 
 # Tensor names of older versions.
@@ -77,27 +77,27 @@ def from_fairseq(
     Args:
         checkpoint: such as checkpoint_best.pt.
         data: the folder of dict.SOURCE.txt and dict.TARGET.txt; default: the checkpoint's.
-        codes: of subword-nmt or fastBPE; the tokenizer then takes raw text, through Moses.
+        codes: a file of subword-nmt or fastBPE; the tokenizer then takes raw text, through Moses.
         sentencepiece, target_sentencepiece: models; the tokenizer then takes raw text. One may serve both sides.
 
     Returns:
-        The model with fairseq's search and, if the dictionaries are there, a tokenizer; without codes or a
-        SentencePiece model it takes tokenized text, as fairseq-preprocess does.
+        The model with fairseq's search and, if there are dictionaries, a tokenizer. Without codes or a SentencePiece
+        model it takes tokenized text, as fairseq-preprocess does.
 
     Raises:
-        UserError: an architecture that cannot be expressed here, a damaged file, one with other classes than
+        UserError: an architecture that cannot be expressed here, or a damaged file, or one with classes other than
             argparse.Namespace and `METERS`.
     """
     path = Path(checkpoint)
-    found = state_dicts.read_torch_file(path, ignored=METERS)
-    if not isinstance(found, Mapping) or "model" not in found:
+    state = state_dicts.read_torch_file(path, ignored=METERS)
+    if not isinstance(state, Mapping) or "model" not in state:
         raise UserError(f"{path}: no checkpoint of fairseq: it has no 'model'")
-    options, task, search = _options(found, path)
-    _refuse(options, path)
-    tensors = _upgraded(state_dicts.require_tensors(found["model"], f"{path}: model"))
+    options, task, search = _options(state, path)
+    _refuse(options)
+    tensors = _upgraded(state_dicts.require_tensors(state["model"], f"{path}: model"))
     embeddings = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
     tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_projection.weight")
-    sizes = state_dicts.width_and_depth(tensors, embeddings[0])
+    sizes = state_dicts.find_sizes(tensors, embeddings[0], ffn="fc1.weight")
     positions, tensors = _positions(tensors)
     fields = _fields(options, tensors) | tying.fields | positions | _IDS | sizes
     model = state_dicts.build_model(fields, tensors, _locate, tying.copies)
@@ -106,9 +106,9 @@ def from_fairseq(
     spm_models = sentencepiece, target_sentencepiece
     converted = _with_tokenizers(model, sides, task, codes, spm_models)
     dropped = [name for name, neutral in DROPPED.items() if search.values.get(name) not in (None, neutral)]
-    names = ", ".join(f"--{name.replace('_', '-')}" for name in dropped)
-    note = f"`generate` has no {names}, so it is dropped" if dropped else ""
-    converted.note = "; ".join(filter(None, [converted.note, note]))
+    if dropped:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in dropped)
+        converted.notes.append(f"`generate` has no {names}, so it is dropped")
     return converted
 
 
@@ -133,16 +133,16 @@ def _with_tokenizers(
     if source_spm:
         paths = Path(source_spm), Path(target_spm or source_spm)
         return Converted(model, vocabularies.sentencepiece_tokenizer(paths, sides, special[0]))
-    return Converted(model, *vocabularies.whitespace_tokenizers(sides, special), note=vocabularies.PRETOKENIZED)
+    return Converted(model, *vocabularies.whitespace_tokenizers(sides, special), notes=[vocabularies.PRETOKENIZED])
 
 
-def _options(found: Mapping[str, Any], path: Path) -> tuple[Options, Options, Options]:
+def _options(state: Mapping[str, Any], path: Path) -> tuple[Options, Options, Options]:
     """Options of model, task and generation: one namespace in older checkpoints, sections in newer ones."""
     where = f"{path}: --"
-    if found.get("args") is not None:
-        options = _as_dict(found["args"])
+    if state.get("args") is not None:
+        options = _as_dict(state["args"])
         return Options(options, where), Options(options, where), Options({}, where)
-    sections = found.get("cfg")
+    sections = state.get("cfg")
     if not isinstance(sections, Mapping) or "model" not in sections:
         raise UserError(f"{path}: no checkpoint of fairseq: it has neither 'args' nor 'cfg'")
     options = _as_dict(sections["model"])
@@ -165,10 +165,9 @@ def _search(search: Options) -> dict[str, Any]:
         "forced_eos_token_id": _IDS["eos_token_id"],
     }
     if beams > 1:
-        # it ends when as many hypotheses as beams have ended
-        settings["early_stopping"] = True
+        settings["early_stopping"] = True  # it ends when as many hypotheses as beams have ended
     if not search.number("max_len_a", 0.0):
-        # the end-of-sentence token comes on top
+        # the end-of-sentence token is not counted
         settings["max_new_tokens"] = search.integer("max_len_b", 200, 1) + 1
     return settings
 
@@ -179,24 +178,18 @@ def _as_dict(options: Any) -> dict[str, Any]:
     return dict(options) if isinstance(options, Mapping) else {}
 
 
-def _refuse(options: Options, path: Path) -> None:
-    arch = options.text("arch") or options.text("_name", "None")
-    if not arch.startswith("transformer") or "lm" in arch:
-        reason = "only fairseq's transformer architectures of translation are converted"
-        raise UserError(f"{path}: arch={shown(arch)}: {reason}")
-    for name, (supported, reason) in REFUSED.items():
-        value = options.values.get(name, supported)
-        if value not in (supported, None, False, 0, ""):
-            raise UserError(f"{path}: --{name.replace('_', '-')}={shown(value)}: such a model {reason}")
+def _refuse(options: Options) -> None:
+    arch = "arch" if options.text("arch") else "_name"
+    if not options.text(arch).startswith("transformer") or "lm" in options.text(arch):
+        raise options.error(arch, "only fairseq's transformer architectures of translation are converted")
+    options.refuse(REFUSED)
     if len({options.flag(f"{stack}_normalize_before") for stack in STACKS}) > 1:
-        raise UserError(f"{path}: --encoder-normalize-before without --decoder-normalize-before, or the reverse")
+        raise options.error("encoder_normalize_before", "the decoder has another order of its normalisations")
     width = options.integer("encoder_embed_dim")
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         if options.integer(name, width) != width:
-            raise UserError(
-                f"{path}: --{name.replace('_', '-')}={options.integer(name)} with --encoder-embed-dim={width}: "
-                f"here all sub-layers have one width d_model (§3.1)"
-            )
+            reason = "here all sub-layers have one width d_model (§3.1)"
+            raise options.error(name, f"--encoder-embed-dim={width}: {reason}")
 
 
 def _upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -216,7 +209,7 @@ def _upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _positions(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Sinusoids are not saved; learned positions begin after the row of the padding."""
+    """The fields and tables of positions. fairseq saves only learned ones, the first in the row after the padding."""
     tables = {name: table for name, table in tensors.items() if name.endswith(_POSITIONS)}
     if not tables:
         return {"position_encoding_type": "sinusoidal_fairseq"}, dict(tensors)
@@ -240,10 +233,10 @@ def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         fields[name] = float(options.number(name, 0.0, 0.0))
     for stack in STACKS:
-        heads = fields[f"{stack}_attention_heads"] = options.integer(f"{stack}_attention_heads", None, 1)
-        if heads is None:
-            raise UserError(f"{stack}_attention_heads=None: the checkpoint's options must give the number of heads")
-        fields[f"{stack}_ffn_dim"] = len(state_dicts.require_matrix(tensors, f"{stack}.layers.0.fc1.weight"))
+        name = f"{stack}_attention_heads"
+        fields[name] = options.integer(name, None, 1)
+        if fields[name] is None:
+            raise options.error(name, "the checkpoint's options must give the number of heads")
     return fields
 
 
@@ -265,7 +258,7 @@ def _dictionaries(folder: Path, task: Options, fields: Mapping[str, Any]) -> lis
 
 
 def _read_dictionary(file: Path) -> list[str]:
-    """The tokens of `Dictionary.load`: special ones first, then one in each line before its count and flag."""
+    """The tokens of `Dictionary.load`: the special tokens, then one in each line before its count and flag."""
     tokens = list(SPECIAL_TOKENS)
     ids = {token: number for number, token in enumerate(tokens)}
     for number, line in enumerate(vocabularies.read_lines(file), 1):
@@ -277,7 +270,7 @@ def _read_dictionary(file: Path) -> list[str]:
         if not count.isdigit():
             raise UserError(f"{file}: line {number} is {shown(line)!r}: a token and its count are needed")
         if overwrites and token in ids:
-            # the earlier one keeps its id, and no text has it any more
+            # the earlier token keeps its id, but no text contains it any more
             tokens[ids[token]] = f"{token}#overwritten-{number}"
         ids[token] = len(tokens)
         tokens.append(token)

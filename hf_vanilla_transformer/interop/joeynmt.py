@@ -45,7 +45,7 @@ def from_joeynmt(source: str | Path) -> Converted:
 
     Returns:
         The model, with the search of the section `testing`, and its tokenizer: for raw text if the vocabularies are
-        SentencePiece or split at white space, for tokenized text if they need JoeyNMT's own classes.
+        SentencePiece or split at white space, for tokenized text if they need JoeyNMT's classes.
 
     Raises:
         UserError: an option that cannot be expressed here, damaged or missing files.
@@ -56,12 +56,12 @@ def from_joeynmt(source: str | Path) -> Converted:
     architecture, data = options.section("model"), options.section("data")
     _refuse(architecture)
     checkpoint = _checkpoint(path)
-    found = state_dicts.read_torch_file(checkpoint)
-    state = found.get("model_state") if isinstance(found, Mapping) else None
+    state = state_dicts.read_torch_file(checkpoint)
+    state = state.get("model_state") if isinstance(state, Mapping) else None
     tensors = state_dicts.require_tensors(state, f"{checkpoint}: model_state")
     embeddings = "src_embed.lut.weight", "trg_embed.lut.weight"
     tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_layer.weight")
-    fields = _fields(architecture) | tying.fields | state_dicts.width_and_depth(tensors, embeddings[0])
+    fields = _fields(architecture) | tying.fields | state_dicts.find_sizes(tensors, embeddings[0])
     special = _special(data)
     ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
     fields |= {**ids, "decoder_start_token_id": ids["bos_token_id"]}
@@ -69,10 +69,11 @@ def from_joeynmt(source: str | Path) -> Converted:
     model = state_dicts.build_model(fields, tensors, locate, tying.copies | _TABLES)
     sizes = fields["vocab_size"], fields["decoder_vocab_size"]
     tokens = [_tokens(folder, data, *each, special) for each in zip(SIDES, sizes, strict=True)]
-    banned = [tokens[1].index(token) for token in _never_generated(data, special)]
-    notes = _set_search(model.generation_config, options.section("testing"), banned)
+    # JoeyNMT's search leaves out these tokens
+    banned = [special["bos_token"], special["pad_token"], *_further_special(data)]
+    notes = _set_search(model.generation_config, options.section("testing"), [tokens[1].index(t) for t in banned])
     converted = _with_tokenizers(model, folder, data, tokens, special)
-    converted.note = "; ".join(filter(None, [converted.note, *notes]))
+    converted.notes += notes
     return converted
 
 
@@ -89,20 +90,19 @@ def _read_options(path: Path) -> Options:
 def _checkpoint(path: Path) -> Path:
     if not path.is_dir():
         return path
-    found = [path / "best.ckpt"] if (path / "best.ckpt").is_file() else sorted(path.glob("*.ckpt"))
-    if len(found) != 1:
-        raise UserError(f"{path}: no best.ckpt and {len(found)} other checkpoints; name the file")
-    return found[0]
+    files = [path / "best.ckpt"] if (path / "best.ckpt").is_file() else sorted(path.glob("*.ckpt"))
+    if len(files) != 1:
+        raise UserError(f"{path}: no best.ckpt and {len(files)} other checkpoints; name the file")
+    return files[0]
 
 
 def _refuse(model: Options) -> None:
     for stack, default_type in (("encoder", "recurrent"), ("decoder", "transformer")):
         options = model.section(stack)
-        kind = options.text("type", default_type)
-        if kind != "transformer":
-            raise UserError(f"{options.where}type={shown(kind)}: only its Transformer can be converted")
-        if (alpha := options.number("alpha", 1.0)) != 1:
-            raise UserError(f"{options.where}alpha={alpha}: §3.1 adds the input once, not alpha times")
+        if options.text("type", default_type) != "transformer":
+            raise options.error("type", "only its Transformer can be converted")
+        if options.number("alpha", 1.0) != 1:
+            raise options.error("alpha", "§3.1 adds the input once, not alpha times")
     norms = [
         model.section(stack).text("layer_norm", default) for stack, default in zip(STACKS, ("", "post"), strict=True)
     ]
@@ -116,7 +116,7 @@ def _refuse(model: Options) -> None:
     scales = {_scales_embedding(model, stack) for stack in STACKS[: 1 if model.flag("tied_embeddings") else 2]}
     for name, values in (("hidden_size", widths), ("embeddings.scale", scales)):
         if len(values) > 1:
-            raise UserError(f"{model.where}{name} differs between encoder and decoder; here it is one")
+            raise UserError(f"{model.where}{name} differs between encoder and decoder; here both have the same")
 
 
 def _scales_embedding(model: Options, stack: str) -> bool:
@@ -142,26 +142,21 @@ def _fields(model: Options) -> dict[str, Any]:
 
 def _special(data: Options) -> dict[str, str]:
     """The special tokens as keyword arguments of a tokenizer; their ids are 0 to 3."""
-    given = data.section("special_symbols")
+    symbols = data.section("special_symbols")
     for number, name in enumerate(_SPECIAL_TOKENS):
-        if (other := given.integer(f"{name}_id", number)) != number:
-            raise UserError(f"{given.where}{name}_id={shown(other)}: {number} is the only one that fits")
-    return {f"{name}_token": given.text(f"{name}_token", token) for name, token in _SPECIAL_TOKENS.items()}
+        if symbols.integer(f"{name}_id", number) != number:
+            raise symbols.error(f"{name}_id", f"only {number} is supported")
+    return {f"{name}_token": symbols.text(f"{name}_token", token) for name, token in _SPECIAL_TOKENS.items()}
 
 
 def _further_special(data: Options) -> list[str]:
-    """The separator and the language tags, which follow in the vocabulary."""
-    given = data.section("special_symbols")
-    return [*filter(None, [given.text("sep_token")]), *given.texts("lang_tags")]
-
-
-def _never_generated(data: Options, special: Mapping[str, str]) -> list[str]:
-    """The tokens that JoeyNMT's search leaves out."""
-    return [special["bos_token"], special["pad_token"], *_further_special(data)]
+    """The separator and the language tags, the next tokens of the vocabulary."""
+    symbols = data.section("special_symbols")
+    return [*filter(None, [symbols.text("sep_token")]), *symbols.texts("lang_tags")]
 
 
 def _tokens(folder: Path, data: Options, side: str, size: int, special: Mapping[str, str]) -> list[str]:
-    """The tokens of a side by id: special ones first, each once, as JoeyNMT's `Vocabulary` orders them."""
+    """The tokens of a side by id, in the order of JoeyNMT's `Vocabulary`: special tokens first, each token once."""
     file, named = folder / f"{side}_vocab.txt", data.section(side).text("voc_file")
     if not file.is_file() and named:
         file = folder / Path(named).name
@@ -170,7 +165,7 @@ def _tokens(folder: Path, data: Options, side: str, size: int, special: Mapping[
 
 
 def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> list[str]:
-    """Set JoeyNMT's search, whose beam search has the paper's penalty too; returns what `generate` does otherwise."""
+    """Set JoeyNMT's search, with the paper's length penalty; return notes on the differences of `generate`."""
     unk, notes = list(_SPECIAL_TOKENS).index("unk"), []
     generation_config.num_beams = testing.integer("beam_size", 1, 1)
     alpha = testing.number("alpha", testing.number("beam_alpha", -1.0))
@@ -199,14 +194,14 @@ def _with_tokenizers(
 ) -> Converted:
     sides = [data.section(side) for side in SIDES]
     spm_models = [_sentencepiece_model(folder, *each) for each in zip(sides, tokens, strict=True)]
-    found = [path for path in spm_models if path]
-    if len(found) == len(SIDES):
-        return Converted(model, vocabularies.sentencepiece_tokenizer(found, tokens, special))
+    paths = [path for path in spm_models if path]
+    if len(paths) == len(SIDES):
+        return Converted(model, vocabularies.sentencepiece_tokenizer(paths, tokens, special))
     plain = [side.text("level") == "word" and not _preprocesses(side) for side in sides]  # split at white space
     lowercase = [side.flag("lowercase") and is_plain for side, is_plain in zip(sides, plain, strict=True)]
     origins = "src_vocab.txt", "trg_vocab.txt"
     tokenizers = vocabularies.whitespace_tokenizers(tokens, (special,) * 2, origins, lowercase)
-    return Converted(model, *tokenizers, note="" if all(plain) else vocabularies.PRETOKENIZED)
+    return Converted(model, *tokenizers, notes=[] if all(plain) else [vocabularies.PRETOKENIZED])
 
 
 def _preprocesses(side: Options) -> bool:
@@ -221,7 +216,7 @@ def _sentencepiece_model(folder: Path, side: Options, tokens: list[str]) -> Path
     if not (is_plain and file) or side.flag("lowercase") or _preprocesses(side):
         return None
     path = folder / Path(file).name
-    # JoeyNMT never splits text into a piece of several characters that its vocabulary lacks; here it would be unknown.
+    # JoeyNMT never splits text into a piece of several characters that its vocabulary lacks. Here it would be unknown.
     known = {*tokens, "<s>", "</s>", "<unk>"}
     forbidden = [piece for piece in vocabularies.sentencepiece_pieces(path) if len(piece) > 1 and piece not in known]
     return None if forbidden else path

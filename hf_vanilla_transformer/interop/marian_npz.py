@@ -18,7 +18,7 @@ from ..layers_vanilla_transformer import sinusoidal_positions
 from ..untrusted import one_line, parse_yaml_mapping, require_file, shown
 from . import state_dicts, vocabularies
 from .converting import Converted
-from .options import Options
+from .options import Options, Unsupported
 from .state_dicts import STACKS, TensorRef
 from .transformers_folders import set_generation_config
 
@@ -29,19 +29,19 @@ NEVER = -1e4  # output bias of the tokens that Marian does not have
 PAD = "<pad>"
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": PAD}
 
-# Seen in 1.12.42: with the keys and values of later steps unnormalised, its log-probabilities are found again.
+# Seen in 1.12.42, and reproduced by leaving the keys and values of later steps unnormalised.
 PRE_NORM_NOTE = (
     "its scores are those of Marian's training and scorer; marian-decoder leaves the self-attention's keys and values "
     "unnormalised from the second token on, so its translations differ"
 )
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}
-_LAST_WITH_APPROXIMATE_GELU = (1, 12, 0)  # whose "gelu" is x · sigmoid(1.702 x); in March 2023 it became exact
+_LAST_WITH_APPROXIMATE_GELU = (1, 12, 0)  # "gelu" is x · sigmoid(1.702 x) there; in March 2023 it became exact
 _MAX_EXPANSION = 10  # of a compressed .npz: floats hardly shrink
 _FILES_OF_TRAINING = (".optimizer.npz", ".orig.npz")
 
-# Options of other architectures: the supported values, and what others mean.
-REFUSED: dict[str, tuple[tuple, str]] = {
+# Options of other architectures.
+REFUSED: Unsupported = {
     "type": (("transformer",), "is another kind of model"),
     "transformer-postprocess-emb": (("", "d"), "normalises the embeddings, §3.4 does not"),
     "transformer-decoder-autoreg": (("self-attention",), "has a decoder without self-attention (§3.2.3)"),
@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[tuple, str]] = {
     "transformer-pool": ((False,), "pools the encoder's states"),
 }
 
-# Options that place the normalisations: before and after each sub-layer, and after each stack.
+# Options that place normalisations before each sub-layer, after it, and after each stack.
 _NORMALISATIONS = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
 _POSITIONS: dict[tuple[str, ...], str] = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
 
@@ -90,25 +90,25 @@ def from_marian_npz(
     zero vector instead of an embedding: here from a padding token, which is added to the vocabulary with a zero row.
 
     Args:
-        source: model.npz, or a folder with one .npz, or one that its decoder.yml or NAME.npz.decoder.yml names.
+        source: model.npz, or a folder with one .npz or with a decoder.yml or NAME.npz.decoder.yml that names one.
         source_vocabulary, target_vocabulary: .yml or .spm; default: the files that the options name, if they are in
             the model's folder.
         source_sentencepiece, target_sentencepiece: the models that tokenize for a .yml vocabulary; default: source.spm
             and target.spm, if they are in the model's folder. Without them the tokenizer takes tokenized text.
 
     Returns:
-        The model, with the settings of Marian's search as far as `generate` has them, and its tokenizer.
+        The model with the settings of Marian's search that `generate` has, and its tokenizer.
 
     Raises:
         UserError: an option that cannot be expressed here, damaged or missing files.
     """
     path, decoder = _model_file(Path(source))
     arrays, options = _read(path)
-    _refuse(options, path)
+    _refuse(options)
     tensors = state_dicts.require_tensors({name: _tensor(name, array) for name, array in arrays.items()}, str(path))
     tensors, pad = _with_padding(tensors)
     tying = state_dicts.find_tying(tensors, "encoder_Wemb", "decoder_Wemb", "output")
-    sizes = state_dicts.width_and_depth(tensors, "encoder_Wemb", ("encoder_l", "decoder_l"))
+    sizes = state_dicts.find_sizes(tensors, "encoder_Wemb", ("encoder_l", "decoder_l"))
     tensors, positions = _positions(tensors, options, sizes["d_model"])
     fields = {
         **sizes,
@@ -124,21 +124,19 @@ def from_marian_npz(
         "lm_head_bias": True,
     }
     paths = _vocabulary_files(path, options, decoder, source_vocabulary, target_vocabulary)
-    sides = [_tokens(each) for each in paths]
+    sides = [_tokens(vocabulary) for vocabulary in paths]
     ids = _special_ids(sides, pad)
     locate = partial(_locate, pre_norm=fields["layer_norm_position"] == "pre")
     model = state_dicts.build_model({**fields, **ids}, tensors, locate, tying.copies)
-    special = {name: number for name, number in ids.items() if name != "unk_token_id"}
-    set_generation_config(model, special | _search(decoder, ids["unk_token_id"]))
+    set_generation_config(model, ids | _search(decoder, ids["unk_token_id"]))
     spm_models = source_sentencepiece, target_sentencepiece
     converted = _with_tokenizers(model, paths, [_with_unused(side, pad) for side in sides], spm_models)
-    dropped = [f"--{name}" for name in ("word-penalty",) if decoder.number(name, 0.0)]
-    notes = [converted.note, *(f"`generate` has no {name}, so it is dropped" for name in dropped)]
+    if decoder.number("word-penalty", 0.0):
+        converted.notes.append("`generate` has no --word-penalty, so it is dropped")
     if fields["layer_norm_position"] == "pre":
-        notes.append(PRE_NORM_NOTE)
-    if converted.tokenizer is None and (named := _vocabulary_names(options, decoder)):
-        notes.append(f"its vocabularies {' and '.join(map(shown, named))} are not in its folder")
-    converted.note = "; ".join(filter(None, notes))
+        converted.notes.append(PRE_NORM_NOTE)
+    if converted.tokenizer is None and (names := _vocabulary_names(options, decoder)):
+        converted.notes.append(f"its vocabularies {' and '.join(map(shown, names))} are not in its folder")
     return converted
 
 
@@ -162,26 +160,27 @@ def _activation(options: Options) -> str:
 
 
 def _model_file(source: Path) -> tuple[Path, Options]:
-    """The .npz, and the options of decoding: of NAME.npz.decoder.yml, which training writes, or of decoder.yml."""
+    """The .npz, and the options of decoding: NAME.npz.decoder.yml, as training writes it, or decoder.yml."""
     folder = source if source.is_dir() else source.parent
     if not source.is_dir():
-        beside = [source.with_name(f"{source.name}.decoder.yml"), folder / "decoder.yml"]
-        written = next((path for path in beside if path.is_file()), None)
-        return require_file(source), Options({}) if written is None else _read_options(written)
-    found = [path for path in sorted(folder.glob("*.npz")) if not path.name.endswith(_FILES_OF_TRAINING)]
+        for path in (source.with_name(f"{source.name}.decoder.yml"), folder / "decoder.yml"):
+            if path.is_file():
+                return require_file(source), _read_options(path)
+        return require_file(source), Options({})
+    models = [path for path in sorted(folder.glob("*.npz")) if not path.name.endswith(_FILES_OF_TRAINING)]
     for path in [folder / "decoder.yml", folder / "model.npz.decoder.yml", *sorted(folder.glob("*.npz.decoder.yml"))]:
         if path.is_file() and "models" in (decoder := _read_options(path)):
             named = [folder / Path(name).name for name in decoder.texts("models")]
             if len(named) != 1 or not named[0].is_file():
                 raise UserError(f"{path}: it names {len(named)} models; name the .npz file to convert")
             return named[0], decoder
-    if len(found) != 1:
-        raise UserError(f"{source}: {len(found)} models there; name the .npz file")
-    return _model_file(found[0])
+    if len(models) != 1:
+        raise UserError(f"{source}: {len(models)} models there; name the .npz file")
+    return _model_file(models[0])
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], Options]:
-    """The arrays, and the options that Marian stores as one of them."""
+    """The arrays and the options. Marian stores these as one of the arrays, or in a file."""
     try:
         _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
@@ -201,7 +200,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], Options]:
 
 
 def _check_sizes(path: Path) -> None:
-    """Raise a ValueError for an archive whose arrays are larger than its file can hold."""
+    """Raise a ValueError for an archive with arrays that are larger than the file permits."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > _MAX_EXPANSION * path.stat().st_size:
@@ -211,7 +210,7 @@ def _check_sizes(path: Path) -> None:
                 formats = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
                 shape, _, dtype = formats[np.lib.format.read_magic(file)](file)
             if math.prod(shape) * dtype.itemsize > member.file_size:
-                raise ValueError(f"{shown(member.filename)} is larger than what the file holds of it")
+                raise ValueError(f"{shown(member.filename)} is larger than its data in the file")
 
 
 def _read_options(path: Path) -> Options:
@@ -226,21 +225,18 @@ def _normalisations(options: Options) -> tuple[str, ...]:
     )
 
 
-def _refuse(options: Options, path: Path) -> None:
-    for name, (supported, reason) in REFUSED.items():
-        value = options.values.get(name, supported[0])
-        if value not in supported and value is not None:
-            raise UserError(f"{path}: --{name} {shown(value)!r}: such a model {reason}")
+def _refuse(options: Options) -> None:
+    options.refuse(REFUSED)
     if _normalisations(options) not in _POSITIONS:
-        given = ", ".join(f"--{name} {shown(options.text(name))!r}" for name in _NORMALISATIONS)
-        raise UserError(f"{path}: {given}: such a model is neither post-norm (§3.1) nor pre-norm")
-    activation = options.text("transformer-ffn-activation", "swish")
-    if activation not in (*ACTIVATIONS, "gelu"):
-        known = ", ".join((*ACTIVATIONS, "gelu"))
-        raise UserError(f"{path}: --transformer-ffn-activation {shown(activation)!r} is none of {known}")
-    for vocabulary in options.texts("vocabs"):
-        if vocabulary.endswith(".fsv"):
-            raise UserError(f"{path}: --vocabs {shown(vocabulary)}: such a model has factored tokens")
+        chosen = ", ".join(f"--{name}={shown(options.text(name))}" for name in _NORMALISATIONS)
+        raise UserError(
+            f"{options.where.removesuffix('--')}{chosen}: such a model is neither post-norm (§3.1) nor pre-norm"
+        )
+    known = (*ACTIVATIONS, "gelu")
+    if options.text("transformer-ffn-activation", "swish") not in known:
+        raise options.error("transformer-ffn-activation", f"it is none of {', '.join(known)}")
+    if any(vocabulary.endswith(".fsv") for vocabulary in options.texts("vocabs")):
+        raise options.error("vocabs", "such a model has factored tokens")
 
 
 def _tensor(name: str, array: np.ndarray) -> Tensor:
@@ -252,27 +248,33 @@ def _tensor(name: str, array: np.ndarray) -> Tensor:
 
 
 def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Both embeddings and the output matrix under one name each, zero-padded up to the row of the padding; its id."""
+    """Name both embeddings and the output matrix uniformly, and add zero rows up to the padding token.
+
+    Returns:
+        The tensors, and the id of the padding token.
+    """
     rest = dict(tensors)
     shared = rest.pop("Wemb", None)
-    found: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
     for name in ("encoder_Wemb", "decoder_Wemb"):
         matrix = rest.pop(name, shared)
         if matrix is None or matrix.ndim != 2:
             raise UserError(f"there is no matrix {name} or Wemb: this is no encoder-decoder Transformer of Marian")
-        found[name] = matrix
-    found["output"] = rest.pop("decoder_ff_logit_out_Wt", found["decoder_Wemb"])
-    if "decoder_ff_logit_out_W" in rest:
-        found["output"] = rest.pop("decoder_ff_logit_out_W").T
-    pad = max(len(matrix) for matrix in found.values())
-    bias = rest.pop("decoder_ff_logit_out_b", torch.zeros(len(found["output"]), dtype=found["output"].dtype))
-    rest |= {name: F.pad(matrix, (0, 0, 0, pad + 1 - len(matrix))) for name, matrix in found.items()}
+        matrices[name] = matrix
+    output = matrices["output"] = (
+        rest.pop("decoder_ff_logit_out_W").T
+        if "decoder_ff_logit_out_W" in rest
+        else rest.pop("decoder_ff_logit_out_Wt", matrices["decoder_Wemb"])
+    )
+    pad = max(map(len, matrices.values()))
+    bias = rest.pop("decoder_ff_logit_out_b", torch.zeros(len(output), dtype=output.dtype))
+    rest |= {name: F.pad(matrix, (0, 0, 0, pad + 1 - len(matrix))) for name, matrix in matrices.items()}
     rest["output bias"] = F.pad(bias, (0, pad + 1 - len(bias)), value=NEVER)
     return rest, pad
 
 
 def _positions(tensors: dict[str, Tensor], options: Options, width: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    # its option has a longer name than the one under which old versions stored it
+    # old versions stored the option under the shorter name
     learned = any(options.flag(f"transformer-train-{name}") for name in ("positions", "position-embeddings"))
     if learned:
         if "Wpos" not in tensors:
@@ -303,12 +305,16 @@ def _locate(name: str, pre_norm: bool) -> str | TensorRef:
 
 
 def _vocabulary_files(path: Path, options: Options, decoder: Options, *given: str | Path | None) -> list[Path]:
-    """The vocabularies of source and target, given or named by the options; none if these do not exist."""
+    """The vocabularies of source and target, `given` or named by the options; none if these do not exist."""
     if any(given):
-        source, target = given
-        return [Path(source or target or ""), Path(target or source or "")]
+        return _both_sides(*given)
     named = [path.parent / Path(name).name for name in _vocabulary_names(options, decoder)]
     return [named[0], named[-1]] if named and all(file.is_file() for file in named) else []
+
+
+def _both_sides(source: str | Path | None, target: str | Path | None) -> list[Path]:
+    """Two files, of which one may serve both sides."""
+    return [Path(source or target or ""), Path(target or source or "")]
 
 
 def _vocabulary_names(options: Options, decoder: Options) -> list[str]:
@@ -340,9 +346,9 @@ def _special_ids(sides: list[list[str]], pad: int) -> dict[str, int | None]:
             raise UserError(f"a vocabulary has {len(side)} tokens, but the model has {pad}")
     if sides:
         for name, token in (("eos_token_id", "</s>"), ("unk_token_id", "<unk>")):
-            found = {side.index(token) if token in side else None for side in sides}
-            number = found.pop()
-            if found or number is None:
+            numbers = {side.index(token) if token in side else None for side in sides}
+            number = numbers.pop()
+            if numbers or number is None:
                 raise UserError(f"{token} has to be in both vocabularies, with one id")
             ids[name] = number
     return {**ids, "bos_token_id": None, "pad_token_id": pad, "decoder_start_token_id": pad}
@@ -363,7 +369,7 @@ def _with_tokenizers(
             raise UserError("no vocabularies in the model's folder: give source_vocabulary and target_vocabulary")
         return Converted(model)
     if any(given):
-        spm_models = [Path(given[0] or given[1] or ""), Path(given[1] or given[0] or "")]
+        spm_models = _both_sides(*given)
     elif paths[0].suffix == paths[1].suffix == ".spm":
         spm_models = paths
     else:
@@ -371,4 +377,4 @@ def _with_tokenizers(
     if any(given) or all(path.is_file() for path in spm_models):
         return Converted(model, vocabularies.sentencepiece_tokenizer(spm_models, sides, _SPECIAL))
     tokenizers = vocabularies.whitespace_tokenizers(sides, (_SPECIAL,) * 2, paths)
-    return Converted(model, *tokenizers, note=vocabularies.PRETOKENIZED)
+    return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED])

@@ -1,6 +1,6 @@
 """OpenNMT-py's Transformers, versions 1 to 3: all of them are pre-norm.
 
-Their option `layer_norm` chooses a formula, "standard" or "rms"; no option chooses post-norm.
+The option `layer_norm` chooses a formula, "standard" or "rms". No option chooses post-norm.
 """
 
 import re
@@ -17,19 +17,19 @@ from ..errors import UserError
 from ..untrusted import shown
 from . import state_dicts, vocabularies
 from .converting import Converted
-from .options import Options
+from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
 EPSILON = 1e-6  # of its LayerNorm, unless norm_eps says otherwise
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
-# Of versions 1 and 2: the order of torchtext's fields.
+# The order of torchtext's fields in versions 1 and 2.
 _TORCHTEXT_IDS = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 _EMBEDDING = "{}.embeddings.make_embedding.emb_luts.0.weight"
 _POSITIONS = "{}.embeddings.make_embedding.pe.pe"
 
-# Options of other architectures: the supported values, and what others mean.
-REFUSED: dict[str, tuple[tuple, str]] = {
+# Options of other architectures.
+REFUSED: Unsupported = {
     "encoder_type": (("transformer",), "is another kind of model"),
     "decoder_type": (("transformer",), "is another kind of model"),
     "layer_norm": (("standard",), "has no LayerNorm (§3.1)"),
@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[tuple, str]] = {
     "feat_merge": (("concat", "sum", "mlp"), "has features"),
 }
 
-# Of version 3, whose scores are means, so that a later hypothesis may be better.
+# The scores of version 3 are means, so that a later hypothesis may be better.
 SEARCH_NOTE = "OpenNMT-py 3 ends a search when its best candidate ends, `generate` when no other can win"
 
 # Version 1 and 2 pickle the vocabularies as objects of torchtext; only the weights are read.
@@ -91,56 +91,47 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
 
     Returns:
         The model with the search of `onmt_translate` and, from version 3 on, a tokenizer for text that is tokenized
-        already; files of version 1 and 2 hold their vocabularies as objects, which are not read.
+        already. Versions 1 and 2 save their vocabularies as objects, which are not read.
 
     Raises:
         UserError: an architecture that cannot be expressed here, a damaged file.
     """
     path = Path(checkpoint)
-    found = state_dicts.read_torch_file(path, ignored=_VOCABULARY_CLASSES)
-    if not isinstance(found, Mapping) or not {"model", "generator", "opt"} <= found.keys():
+    state = state_dicts.read_torch_file(path, ignored=_VOCABULARY_CLASSES)
+    if not isinstance(state, Mapping) or not {"model", "generator", "opt"} <= state.keys():
         raise UserError(f"{path}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed")
-    options = Options(vars(found["opt"]) if hasattr(found["opt"], "__dict__") else {}, f"{path}: -")
-    _refuse(options)
-    tensors = _tensors(found, path)
+    options = Options(getattr(state["opt"], "__dict__", {}), f"{path}: -")
+    options.refuse(REFUSED)
+    tensors = _tensors(state, path)
     source, target = (_EMBEDDING.format(stack) for stack in STACKS)
     tying = state_dicts.find_tying(tensors, source, target, "generator.weight")
     layers = "encoder.transformer.", "decoder.transformer_layers."
-    sizes = state_dicts.width_and_depth(tensors, source, layers)
+    sizes = state_dicts.find_sizes(tensors, source, layers, "feed_forward.w_1.weight")
     tables = {_POSITIONS.format(stack) for stack in STACKS}
     if state_dicts.position_layout(tensors[name].flatten(0, -2) for name in tables if name in tensors) == "learned":
         raise UserError(
             f"{path}: -position_encoding_type: only SinusoidalInterleaved, the paper's (§3.5), is converted"
         )
-    sides = _vocabularies(found.get("vocab"))
+    sides = _vocabularies(state.get("vocab"))
     ids = _TORCHTEXT_IDS | special_ids(sides, SPECIAL)
     ids["decoder_start_token_id"] = ids["bos_token_id"]
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(
         _fields(options, tensors) | tying.fields | sizes | ids, tensors, locate, tying.copies | tables
     )
-    set_generation_config(
-        model, _search(bool(sides)) | {name: each for name, each in ids.items() if name != "unk_token_id"}
-    )
+    set_generation_config(model, _search(bool(sides)) | ids)
     if not sides:
-        return Converted(model, note="version 1 and 2 hold their vocabularies as objects, which are not read")
+        return Converted(model, notes=["versions 1 and 2 save their vocabularies as objects, which are not read"])
     for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
         vocabularies.require_size(side, size, path)
     tokenizers = whitespace_tokenizers(sides, SPECIAL)
-    return Converted(model, *tokenizers, note=f"{vocabularies.PRETOKENIZED}; {SEARCH_NOTE}")
+    return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, SEARCH_NOTE])
 
 
-def _refuse(options: Options) -> None:
-    for name, (supported, reason) in REFUSED.items():
-        value = options.values.get(name, supported[0])
-        if value not in supported and value not in (None, ""):
-            raise UserError(f"{options.where}{name}={shown(value)}: such a model {reason}")
-
-
-def _tensors(found: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """Model and generator, which is a Sequential in versions 1 and 2, under one set of names."""
-    tensors = dict(state_dicts.require_tensors(found["model"], f"{path}: model"))
-    generator = state_dicts.require_tensors(found["generator"], f"{path}: generator")
+def _tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """The tensors of the model and of the generator, a Sequential in versions 1 and 2, under one set of names."""
+    tensors = dict(state_dicts.require_tensors(state["model"], f"{path}: model"))
+    generator = state_dicts.require_tensors(state["generator"], f"{path}: generator")
     # version 3 leaves out the biases of the feed-forward network without -add_ffnbias
     for name in [name for name in tensors if re.fullmatch(r".*\.feed_forward\.w_[12]\.weight", name)]:
         tensors.setdefault(name.replace(".weight", ".bias"), tensors[name].new_zeros(len(tensors[name])))
@@ -149,16 +140,11 @@ def _tensors(found: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
 
 def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     heads = options.integer("heads", 8, 1)
-    ffn = {
-        f"{stack}_ffn_dim": f"{stack}.{layers}.0.feed_forward.w_1.weight"
-        for stack, layers in zip(STACKS, ("transformer", "transformer_layers"), strict=True)
-    }
     return {
         "layer_norm_position": "pre",
         "activation_function": options.text("pos_ffn_activation_fn", "relu"),
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
-        **{name: len(state_dicts.require_matrix(tensors, matrix)) for name, matrix in ffn.items()},
         "layer_norm_eps": float(options.number("norm_eps", EPSILON, 0.0)),
         "scale_embedding": True,
         # version 3 has an option for them
@@ -170,42 +156,41 @@ def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def first_number(options: Options, name: str, default: float = 0.1) -> float:
-    """Of a schedule, such as [0.1], or of a single number."""
+    """The value of an option, or the first one of a schedule such as [0.1]."""
     value = options.values.get(name)
     first = value[0] if isinstance(value, list) and value else value
     return float(Options({name: first}, options.where).number(name, default, 0.0))
 
 
 def _search(has_vocabularies: bool) -> dict[str, Any]:
-    """`onmt_translate` by default: 5 beams, ranked by their log-probability, from version 3 on by its mean."""
+    """The defaults of `onmt_translate`: 5 beams, ranked by log-probability, from version 3 on by its mean."""
     penalty, longest = (1.0, 250) if has_vocabularies else (0.0, 100)
     return {"num_beams": 5, "length_penalty": penalty, "early_stopping": True, "max_new_tokens": longest}
 
 
-def _vocabularies(found: Any) -> list[list[str]]:
+def _vocabularies(vocab: Any) -> list[list[str]]:
     """The tokens of source and target by id, from version 3 on; none before."""
-    if not isinstance(found, Mapping) or not all(isinstance(found.get(side), list) for side in ("src", "tgt")):
+    if not isinstance(vocab, Mapping) or not all(isinstance(vocab.get(side), list) for side in ("src", "tgt")):
         return []
-    sides = [Options(found, "vocab.").texts(side) for side in ("src", "tgt")]
-    return sides
+    return [Options(vocab, "vocab.").texts(side) for side in ("src", "tgt")]
 
 
 def special_ids(sides: list[list[str]], special: Mapping[str, str]) -> dict[str, int]:
-    """The ids of the special tokens, which have to be the same in source and target."""
+    """The ids of the special tokens; raises a UserError if they differ between source and target."""
     ids: dict[str, int] = {}
     for side in sides:
         for name, token in special.items():
             if token not in side:
                 raise UserError(f"vocab: {shown(token)} is missing there")
             if ids.setdefault(f"{name}_id", side.index(token)) != side.index(token):
-                raise UserError("vocab: the special tokens have other ids in the source than in the target")
+                raise UserError("vocab: the special tokens have different ids in source and target")
     return ids
 
 
 def whitespace_tokenizers(
     sides: list[list[str]], special: Mapping[str, str]
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """Tokenizers of source and target for text that is tokenized already; sources do not end with </s>."""
+    """Tokenizers of source and target for text that is tokenized already. Sources do not end with </s>."""
     source, _ = vocabularies.whitespace_tokenizers(sides, (special,) * 2)
     _, target = vocabularies.whitespace_tokenizers(sides, (special,) * 2)
     source.backend_tokenizer.post_processor = processors.TemplateProcessing(

@@ -7,6 +7,9 @@ from typing import Any
 from ..errors import UserError
 from ..untrusted import shown
 
+#: Names of options: the supported values, the default first, and what a model with another value does.
+Unsupported = Mapping[str, tuple[tuple, str]]
+
 _MAX_BITS = 63  # of a whole number
 
 
@@ -15,7 +18,7 @@ class Options:
 
     Args:
         values: from a name to a value of any type.
-        where: put before names in messages, such as "config.yaml: model.encoder.".
+        where: put before names in messages, such as "config.yaml: model.encoder." or "model.pt: --".
     """
 
     def __init__(self, values: Any, where: str = ""):
@@ -31,27 +34,27 @@ class Options:
         Raises:
             UserError: here and below, a value of another type or out of range.
         """
-        given = self.values.get(name)
-        if given is not None and not isinstance(given, Mapping):
-            raise self._error(name, "options are needed, not one value")
-        return Options(given, f"{self.where}{name}.")
+        values = self.values.get(name)
+        if values is not None and not isinstance(values, Mapping):
+            raise self.error(name, "options are needed, not one value")
+        return Options(values, f"{self.where}{name}.")
 
     def integer(self, name: str, default: int | None = None, least: int | None = None) -> Any:
         value = self._read(name, default, int, "a whole number is needed")
         if value is not None and least is not None and value < least:
-            raise self._error(name, f"{least} is the least")
+            raise self.error(name, f"{least} is the least")
         return value
 
     def number(self, name: str, default: float | None = None, least: float | None = None) -> Any:
         value = self._read(name, default, (int, float), "a number is needed")
         if value is not None and not (math.isfinite(value) and (least is None or value >= least)):
-            raise self._error(name, "a number is needed" + ("" if least is None else f", at least {least}"))
+            raise self.error(name, "a number is needed" + ("" if least is None else f", at least {least}"))
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool | int):
-            raise self._error(name, "true or false is needed")
+            raise self.error(name, "true or false is needed")
         return default if value is None else bool(value)
 
     def text(self, name: str, default: str = "") -> str:
@@ -59,20 +62,28 @@ class Options:
 
     def texts(self, name: str) -> list[str]:
         """A list of texts; none if it is missing."""
-        found = self._read(name, [], (list, tuple), "a list is needed")
-        if not all(isinstance(each, str) for each in found):
-            raise self._error(name, "a list of texts is needed")
-        return list(found)
+        values = self._read(name, [], (list, tuple), "a list is needed")
+        if not all(isinstance(value, str) for value in values):
+            raise self.error(name, "a list of texts is needed")
+        return list(values)
+
+    def refuse(self, unsupported: Unsupported, neutral: tuple = (None, "")) -> None:
+        """Raise a UserError for an option of another architecture; `neutral` values count as missing."""
+        for name, (supported, reason) in unsupported.items():
+            if self.values.get(name, supported[0]) not in (*supported, *neutral):
+                raise self.error(name, f"such a model {reason}")
+
+    def error(self, name: str, reason: str) -> UserError:
+        """The error for the value of an option, spelt as on the command line if it is a flag there."""
+        spelt = name.replace("_", "-") if self.where.endswith("--") else name
+        return UserError(f"{self.where}{spelt}={shown(self.values.get(name))}: {reason}")
 
     def _read(self, name: str, default: Any, kinds: type | tuple[type, ...], needed: str) -> Any:
         value = self.values.get(name)
         if value is None:
             return default
         if not isinstance(value, kinds) or isinstance(value, bool):
-            raise self._error(name, needed)
+            raise self.error(name, needed)
         if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-            raise self._error(name, f"more than {_MAX_BITS} bits")
+            raise self.error(name, f"more than {_MAX_BITS} bits")
         return value
-
-    def _error(self, name: str, needed: str) -> UserError:
-        return UserError(f"{self.where}{name}={shown(self.values.get(name))}: {needed}")

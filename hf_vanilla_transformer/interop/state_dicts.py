@@ -1,7 +1,7 @@
 """State dictionaries of other toolkits: loaded without running code, renamed, each tensor used exactly once.
 
-A converter maps each of our parameters to the tensor that holds it (`TensorRef`). `build_model` checks that every
-tensor of the file is used, that none is used twice, and that all shapes match.
+A converter maps each of our parameters to a tensor of the file (`TensorRef`). `build_model` checks that every tensor
+of the file is used, that none is used twice, and that all shapes match.
 """
 
 import argparse
@@ -28,11 +28,11 @@ _TABLE_ROUNDING = 2e-3  # float16; float32 at position 5,000 is off by 3e-4
 
 
 class TensorRef(NamedTuple):
-    """The tensor of another toolkit that holds one of our parameters.
+    """The tensor of another toolkit that contains one of our parameters.
 
     Attributes:
-        name: of the tensor.
-        rows: of the tensor; None for all. Fused projections have queries, keys and values in one tensor.
+        name: the tensor's name.
+        rows: the rows of the tensor; None for all. Fused projections have queries, keys and values in one tensor.
         transposed: the toolkit computes x W where we compute x W^T.
     """
 
@@ -47,8 +47,8 @@ Renames = tuple[tuple[str, str], ...]
 
 def rename(name: str, renames: Renames) -> str:
     """`name` with every replacement applied."""
-    for ours, theirs in renames:
-        name = re.sub(ours, theirs, name)
+    for pattern, replacement in renames:
+        name = re.sub(pattern, replacement, name)
     return name
 
 
@@ -65,7 +65,7 @@ class Tying(NamedTuple):
 
 
 class Ignored:
-    """Takes the place of a toolkit's class whose objects are not needed; it keeps nothing."""
+    """Replaces a class of a toolkit if its objects are not needed; keeps nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         pass
@@ -78,7 +78,7 @@ def read_torch_file(path: str | Path, ignored: Iterable[str] = ()) -> Any:
     """Load a file of `torch.save` or safetensors. No code of the file is run.
 
     Args:
-        path: may hold tensors, plain containers and `argparse.Namespace`; anything else is refused.
+        path: may contain tensors, plain containers and `argparse.Namespace`; anything else is refused.
         ignored: names of other toolkits' classes; each of their objects becomes an `Ignored`.
 
     Raises:
@@ -96,27 +96,27 @@ def read_torch_file(path: str | Path, ignored: Iterable[str] = ()) -> Any:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what `torch.save` does not write: TorchScript, and compressed members, which may be huge."""
+    """Refuse TorchScript, and compressed members, which may be huge and which `torch.save` does not write."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     if any(member.filename.endswith("/constants.pkl") for member in members):
-        raise UserError(f"{path}: a TorchScript archive holds code; save the state_dict() of the model instead")
+        raise UserError(f"{path}: a TorchScript archive contains code; save the state_dict() of the model instead")
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise UserError(f"{path}: an archive with compressed members, which torch.save does not write")
 
 
-def require_tensors(found: Any, where: str) -> dict[str, Tensor]:
-    """`found`, if it is a state dictionary of finite tensors; otherwise a UserError that names `where`."""
-    if not isinstance(found, Mapping) or not found:
-        raise UserError(f"{where}: a state dictionary is needed there, not {type(found).__name__}")
-    for name, tensor in found.items():
+def require_tensors(state: Any, where: str) -> dict[str, Tensor]:
+    """Return `state` if it is a state dictionary of finite tensors; otherwise raise a UserError that names `where`."""
+    if not isinstance(state, Mapping) or not state:
+        raise UserError(f"{where}: a state dictionary is needed there, not {type(state).__name__}")
+    for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise UserError(f"{where}: {str(name)[:60]!r} is {type(tensor).__name__}, not a tensor")
         if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise UserError(f"{where}: {name[:60]!r} {list(tensor.shape)} is larger than what the file holds of it")
+            raise UserError(f"{where}: {name[:60]!r} {list(tensor.shape)} is larger than its data in the file")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise UserError(f"{where}: {name} holds numbers that are not finite")
-    return dict(found)
+            raise UserError(f"{where}: {name} contains numbers that are not finite")
+    return dict(state)
 
 
 def require_matrix(tensors: Mapping[str, Tensor], name: str) -> Tensor:
@@ -126,19 +126,23 @@ def require_matrix(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     return tensors[name]
 
 
-def width_and_depth(
-    tensors: Mapping[str, Tensor], embedding: str, layers: Iterable[str] = ("encoder.layers.", "decoder.layers.")
+def find_sizes(
+    tensors: Mapping[str, Tensor],
+    embedding: str,
+    layers: Iterable[str] = ("encoder.layers.", "decoder.layers."),
+    ffn: str | None = None,
 ) -> dict[str, int]:
-    """`d_model`, and the highest layer number of each stack plus one, as `encoder_layers` and `decoder_layers`.
+    """The configuration fields `d_model`, `encoder_layers`, `decoder_layers` and perhaps the widths d_ff.
 
     Args:
         embedding: the name of an embedding matrix (V, D).
         layers: for encoder and decoder, the part of tensor names before the layer number.
+        ffn: the part of the name of a matrix (d_ff, D) after the layer number, for the d_ff of both stacks.
 
     Raises:
         UserError: there is no such matrix, or a stack without layers.
     """
-    found = {"d_model": require_matrix(tensors, embedding).shape[1]}
+    sizes = {"d_model": require_matrix(tensors, embedding).shape[1]}
     for stack, prefix in zip(STACKS, layers, strict=True):
         numbers = {match[1] for name in tensors if (match := re.match(re.escape(prefix) + r"(\d+)", name))}
         if not numbers:
@@ -146,8 +150,10 @@ def width_and_depth(
         if len(numbers) > _MAX_LAYERS or numbers - set(map(str, range(len(numbers) + 1))):
             highest = max(numbers, key=lambda number: (len(number), number))
             raise UserError(f"{prefix}{shown(highest)}: there are {len(numbers)} layers, so their numbers have gaps")
-        found[f"{stack}_layers"] = max(map(int, numbers)) + 1
-    return found
+        sizes[f"{stack}_layers"] = max(map(int, numbers)) + 1
+        if ffn is not None:
+            sizes[f"{stack}_ffn_dim"] = len(require_matrix(tensors, f"{prefix}0.{ffn}"))
+    return sizes
 
 
 def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: str) -> Tying:
@@ -155,9 +161,11 @@ def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: 
     encoder = require_matrix(tensors, source)
     decoder = require_matrix(tensors, target) if target in tensors else encoder
     head = require_matrix(tensors, output) if output in tensors else decoder
-    shared, tied = _same(encoder, decoder), _same(decoder, head)
+    shared, tied = same(encoder, decoder), same(decoder, head)
     if head.shape[0] != decoder.shape[0]:
-        raise UserError(f"{output} has {head.shape[0]} tokens, {target} has {decoder.shape[0]}: it must be as many")
+        raise UserError(
+            f"{output} has {head.shape[0]} tokens, {target} has {decoder.shape[0]}: the numbers must agree"
+        )
     fields = {
         "vocab_size": encoder.shape[0],
         "decoder_vocab_size": decoder.shape[0],
@@ -168,14 +176,15 @@ def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: 
     return Tying(fields, copies - {source})
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def same(one: Tensor, other: Tensor) -> bool:
+    """True if both have the same shape and the same numbers."""
     return one is other or (one.shape == other.shape and torch.equal(one, other))
 
 
 def position_layout(tables: Iterable[Tensor]) -> str:
     """The `position_encoding_type` of the stacks' tables of positions, each (P, D): one of two layouts, or "learned".
 
-    The tables are float32 or less, so slightly off the formula; training changes a table much more.
+    The tables are rounded to float32 or less; training changes a table much more.
     """
 
     def matches(table: Tensor, layout: str) -> bool:
@@ -195,10 +204,10 @@ def build_model(
     """The model with these weights.
 
     Args:
-        fields: of `VanillaTransformerConfig`.
+        fields: arguments of `VanillaTransformerConfig`.
         tensors: the toolkit's state dictionary.
-        locate: from the name of our parameter to the tensor that holds it.
-        unused: names that need not be used: copies of tied matrices, tables of sinusoids, counters.
+        locate: maps the name of our parameter to the toolkit's tensor.
+        unused: tensors that need not be used: copies of tied matrices, tables of sinusoids, counters.
 
     Returns:
         The model in evaluation mode, with the dtype of the weights.
@@ -220,7 +229,7 @@ def build_model(
     dtypes = {tensors[ref.name].dtype for ref in refs.values()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     if not dtype.is_floating_point:
-        raise UserError(f"the weights are {str(dtype).removeprefix('torch.')}: quantised ones cannot be converted")
+        raise UserError(f"the weights are {str(dtype).removeprefix('torch.')}: quantised weights cannot be converted")
     weights, used = {}, dict.fromkeys(tensors, 0)
     for name, parameter in model.named_parameters():
         source, rows, transposed = refs[name]
@@ -239,8 +248,8 @@ def build_model(
 
 
 def _require_all(refs: Mapping[str, TensorRef], tensors: Mapping[str, Tensor], unused: set[str]) -> None:
-    wanted = {ref.name for ref in refs.values()}
-    missing, surplus = wanted - tensors.keys(), tensors.keys() - wanted - unused
+    needed = {ref.name for ref in refs.values()}
+    missing, surplus = needed - tensors.keys(), tensors.keys() - needed - unused
     if missing:
         raise UserError(f"tensors are missing ({len(missing)}): {_some(missing)}")
     if surplus:

@@ -1,7 +1,7 @@
 """State dictionaries of `torch.nn.Transformer`, and of the Transformers in well-known tutorials.
 
-Such a file holds weights under module names and nothing else: not the number of heads, not the activation. The names
-identify the tutorial (`TUTORIALS`); the rest must be given.
+Such a file contains weights under module names, but neither the number of heads nor the activation. The names identify
+the tutorial (`TUTORIALS`). The caller gives the rest.
 """
 
 import math
@@ -20,7 +20,7 @@ from . import state_dicts
 from .converting import Converted
 from .state_dicts import STACKS, Renames, TensorRef
 
-# To `torch.nn.Transformer`; the fused projections are resolved in `_locate_in_layer`.
+# To names of `torch.nn.Transformer`. `_locate_in_layer` resolves the fused projections.
 TORCH_RENAMES: Renames = (
     (r"(encoder\.layers\.\d+)\.final_layer_norm", r"\1.norm2"),
     (r"(decoder\.layers\.\d+)\.final_layer_norm", r"\1.norm3"),
@@ -67,9 +67,9 @@ class Naming:
 
     Attributes:
         source, target, output: the embedding modules and the output layer.
-        positions: tables of positions, of the source and of the target.
+        positions: tables of positions, for the source and the target.
         settings: fields of our configuration.
-        renames: of its layers; None for `torch.nn.Transformer`.
+        renames: for its layers; None for `torch.nn.Transformer`.
     """
 
     source: str
@@ -80,7 +80,7 @@ class Naming:
     renames: Renames | None = None
 
 
-# torchtext's order of the special tokens, which all of these use
+# torchtext's order of the special tokens
 _SPECIAL = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 
 TUTORIALS = {
@@ -111,7 +111,7 @@ TUTORIALS = {
         target="tgt_embed.0.lut",
         output="generator.proj",
         positions=("src_embed.1.pe", "tgt_embed.1.pe"),
-        # its text is post-norm, its code pre-norm; ids of its vocabularies: <s>, </s>, <blank>, <unk>
+        # its text is post-norm, its code pre-norm; its vocabularies start with <s>, </s>, <blank>, <unk>
         settings={
             **{"scale_embedding": True, "layer_norm_position": "pre", "layer_norm_eps": 1e-12},
             **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3},
@@ -122,12 +122,8 @@ TUTORIALS = {
 
 _TARGET_TABLE = "the target's table of positions"
 
-# A tensor that identifies a tutorial, and why its models cannot be converted.
-REFUSED = {
-    "encoder.layer_stack.0.slf_attn.w_qs.weight": (
-        "attention-is-all-you-need-pytorch normalises the embeddings as well (Encoder.layer_norm), which §3.4 does not"
-    ),
-}
+# This tensor identifies attention-is-all-you-need-pytorch.
+_NORMALISED_EMBEDDINGS = "encoder.layer_stack.0.slf_attn.w_qs.weight"
 
 
 def from_torch(
@@ -152,24 +148,24 @@ def from_torch(
     Args:
         source: a file of `torch.save` or safetensors, or a state dictionary; wrappers ("state_dict", "module." …) are
             removed.
-        heads: of every attention; a state dictionary does not hold it.
+        heads: the number of heads of every attention. A state dictionary lacks it.
         activation: "relu" or "gelu".
-        norm_first: of `torch.nn.Transformer`: True for pre-norm. A state dictionary does not hold it.
+        norm_first: `torch.nn.Transformer`'s option: True for pre-norm. A state dictionary lacks it.
         layer_norm_eps: default: 1e-5.
-        positions: one of the sinusoidal `POSITION_ENCODING_TYPES` if no tensor holds them, or the name of a tensor.
-        scale_embedding: whether embeddings are multiplied by sqrt(d_model).
-        source_embedding, target_embedding, output_layer: names of modules, if they are no tutorial's.
+        positions: the name of a tensor, or one of the sinusoidal `POSITION_ENCODING_TYPES`.
+        scale_embedding: multiply embeddings by sqrt(d_model).
+        source_embedding, target_embedding, output_layer: names of modules, unless a tutorial fixes them.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens; the decoder starts from `bos`.
 
     Raises:
         UserError: a required option is missing, options do not fit, or the architecture is another one.
     """
     tensors = _unwrapped(source)
-    for name, reason in REFUSED.items():
-        if name in tensors:
-            raise UserError(f"{name}: {reason}")
+    if _NORMALISED_EMBEDDINGS in tensors:
+        reason = "normalises the embeddings as well (Encoder.layer_norm), §3.4 does not"
+        raise UserError(f"{_NORMALISED_EMBEDDINGS}: attention-is-all-you-need-pytorch {reason}")
     if heads is None:
-        raise UserError("heads is missing: a state dictionary does not hold the number of attention heads")
+        raise UserError("heads is missing: give the number of attention heads, which a state dictionary lacks")
     given = {"layer_norm_eps": layer_norm_eps, "scale_embedding": scale_embedding, "pad_token_id": pad_token_id}
     given |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "unk_token_id": unk_token_id}
     custom = (source_embedding, target_embedding or source_embedding, output_layer)
@@ -177,7 +173,7 @@ def from_torch(
     settings = {**naming.settings, **{name: value for name, value in given.items() if value is not None}}
     for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in settings:
-            raise UserError(f"{name} is missing: these are no tutorial's names, so it has to be given")
+            raise UserError(f"{name} is missing: give it, because these are no tutorial's names")
     if norm_first:
         settings["layer_norm_position"] = "pre"
     fields = {"activation_function": activation, "decoder_start_token_id": settings["bos_token_id"], **settings}
@@ -187,12 +183,12 @@ def from_torch(
 
 def _unwrapped(source: str | Path | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, without the wrappers of trainers and compilers."""
-    found = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)
+    state = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)
     for wrapper in ("state_dict", "model_state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
-            found = found[wrapper]
+        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
+            state = state[wrapper]
     where = str(source) if isinstance(source, str | Path) else "the state dictionary"
-    tensors = state_dicts.require_tensors(found, where)
+    tensors = state_dicts.require_tensors(state, where)
     while all(name.startswith(("module.", "_orig_mod.", "model.")) for name in tensors):
         tensors = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
     return tensors
@@ -250,12 +246,10 @@ def _build(
 
 
 def _sizes(tensors: Mapping[str, Tensor], naming: Naming, prefix: str, renames: Renames) -> dict[str, Any]:
-    """Widths and depths, and whether the stacks end with a LayerNorm."""
+    """Widths and depths, and `final_layer_norm`."""
     layers = [f"{prefix}{stack}.layers." for stack in STACKS]
-    sizes: dict[str, Any] = state_dicts.width_and_depth(tensors, f"{naming.source}.weight", layers)
-    for stack in STACKS:
-        name = prefix + state_dicts.rename(f"{stack}.layers.0.fc1.weight", renames)
-        sizes[f"{stack}_ffn_dim"] = len(state_dicts.require_matrix(tensors, name))
+    ffn = state_dicts.rename("fc1.weight", renames)
+    sizes: dict[str, Any] = state_dicts.find_sizes(tensors, f"{naming.source}.weight", layers, ffn)
     names = (prefix + state_dicts.rename(f"{stack}.layer_norm.weight", renames) for stack in STACKS)
     norms = [name in tensors for name in names]
     if any(norms) and not all(norms):
@@ -264,7 +258,7 @@ def _sizes(tensors: Mapping[str, Tensor], naming: Naming, prefix: str, renames: 
 
 
 def _locate_in_layer(name: str, width: int) -> str | TensorRef:
-    """`torch.nn.MultiheadAttention` fuses the projections of queries, keys and values."""
+    """The tensor of a parameter. `torch.nn.MultiheadAttention` fuses the projections of queries, keys and values."""
     fused = re.fullmatch(r"(.*)\.([qkv])_proj\.(weight|bias)", name)
     if not fused:
         return name
@@ -273,7 +267,7 @@ def _locate_in_layer(name: str, width: int) -> str | TensorRef:
 
 
 def _with_biased_variance(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The Annotated Transformer divides by the unbiased standard deviation + 1e-6; the gain takes up the factor."""
+    """Scale the gains: the Annotated Transformer divides by the unbiased standard deviation + 1e-6."""
 
     def gain(tensor: Tensor) -> Tensor:
         return tensor * math.sqrt((len(tensor) - 1) / len(tensor))
@@ -290,7 +284,7 @@ def _prefix(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _with_biases(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """`bias=False` leaves out every bias of `torch.nn.Transformer`: zeros are equivalent."""
+    """Add zeros for missing biases: `bias=False` leaves out every bias of `torch.nn.Transformer`."""
     filled = dict(tensors)
     for name, weight in tensors.items():
         bias = re.sub("weight$", "bias", name)

@@ -1,6 +1,6 @@
-"""Model folders of transformers' own classes: weights, tokenizer and generation settings.
+"""Model folders of transformers' classes: weights, tokenizer and generation settings.
 
-The weights are read as they are in the files, without the class: it may tie matrices that the files keep apart.
+The weights are read from the files without the class, because it may tie matrices that differ in the files.
 """
 
 import math
@@ -18,7 +18,7 @@ from ..inference.loading import check_architecture, check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line, read_json_object, reading_weights, shown
 from .converting import Converted
-from .state_dicts import STACKS, TensorRef, build_model, find_tying, read_torch_file, require_tensors, width_and_depth
+from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying, read_torch_file, require_tensors, same
 
 #: Configuration fields that these classes have under our names, with our meaning.
 SAME_FIELDS = (
@@ -33,7 +33,7 @@ POSITION_TABLES = {f"model.{stack}.embed_positions.weight" for stack in STACKS}
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _SHARED, _EMBEDDINGS = "model.shared.weight", tuple(f"model.{stack}.embed_tokens.weight" for stack in STACKS)
 _MAX_LAYERS = 1000
-# What `generate` computes with, of the types that it does not check itself.
+# Types of the settings that `generate` uses without checking them.
 _SEARCH_TYPES: dict[str, Any] = {
     **dict.fromkeys(("num_beams", "max_length", "max_new_tokens", "min_length", "min_new_tokens"), int),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"), int),
@@ -42,7 +42,7 @@ _SEARCH_TYPES: dict[str, Any] = {
 
 
 class PeerFolder(NamedTuple):
-    """What a folder of one of transformers' models holds."""
+    """The content of a folder of one of transformers' models."""
 
     config: PreTrainedConfig
     tensors: dict[str, Tensor]
@@ -107,7 +107,7 @@ def from_peer(
     locate: Callable[[str], str | TensorRef],
     unused: set[str],
 ) -> Converted:
-    """The conversion that all these classes share.
+    """Convert a folder of any of these classes.
 
     Args:
         output: the name of the output matrix.
@@ -119,22 +119,22 @@ def from_peer(
     tying = find_tying(tensors, source, target, output)
     prefixes = [f"model.{stack}.layers." for stack in STACKS]
     fields = {name: getattr(peer.config, name) for name in SAME_FIELDS}
-    for name, number in width_and_depth(tensors, _EMBEDDINGS[0], prefixes).items():
+    for name, number in find_sizes(tensors, _EMBEDDINGS[0], prefixes).items():
         if fields[name] != number:
             raise UserError(f"config.json: {name}={shown(fields[name])}, but the weights have {number}")
     fields |= tying.fields | dict(other_fields)
     fields["unk_token_id"] = None if tokenizer is None else tokenizer.unk_token_id
     model = build_model(fields, tensors, locate, tying.copies | POSITION_TABLES | unused | {_SHARED})
     set_generation_config(model, peer.generation)
-    return Converted(model, tokenizer, note="; ".join(notes))
+    return Converted(model, tokenizer, notes=notes)
 
 
 def _untied(peer: PeerFolder, output: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors, each embedding under its name; and what was decided where config.json ties unequal matrices."""
+    """The tensors, each embedding under its name, and a note for each pair that config.json ties but that differs."""
     tensors, notes = dict(peer.tensors), []
     shared = tensors.get(_SHARED)
     tied = getattr(peer.config, "share_encoder_decoder_embeddings", False), peer.config.tie_word_embeddings
-    # of matrices that are tied, some classes save only one
+    # some classes save only one of several tied matrices
     only = next((tensors[name] for name in (_SHARED, *_EMBEDDINGS) if name in tensors), None)
     for name in _EMBEDDINGS:
         if only is not None and (shared is not None or any(tied)):
@@ -142,11 +142,10 @@ def _untied(peer: PeerFolder, output: str) -> tuple[dict[str, Tensor], list[str]
     if output not in tensors and not any(tied):
         raise UserError(f"{output} is missing in the weights, and config.json does not tie it to the embedding")
     for names, is_tied in ((_EMBEDDINGS, tied[0]), ((_EMBEDDINGS[1], output), tied[1] or tied[0])):
-        one, other = (tensors.get(name) for name in names)
-        if is_tied and other is not None and not (one is not None and one.shape == other.shape and one.equal(other)):
+        if is_tied and names[1] in tensors and not (names[0] in tensors and same(*(tensors[name] for name in names))):
             notes.append(f"config.json ties {names[0]} and {names[1]}, which differ: each is used as it is")
     used = [tensors[name] for name in (*_EMBEDDINGS, output) if name in tensors]
-    if shared is not None and not any(shared.shape == each.shape and shared.equal(each) for each in used):
+    if shared is not None and not any(same(shared, matrix) for matrix in used):
         notes.append(f"{_SHARED} differs from the embeddings and from {output}, so it is not used")
     return tensors, notes
 
@@ -180,14 +179,14 @@ def _check_sizes(config: Any, folder: Path) -> None:
         largest = max(largest, config.d_model * config.max_position_embeddings)
     for stack in STACKS:
         largest = max(largest, config.d_model * getattr(config, f"{stack}_ffn_dim"))
-    held = max(map(_numbers, _weight_files(folder)))
-    if largest > held:
-        reason = f"its sizes need a matrix of {shown(largest)} numbers, and the weights have {held}"
+    available = max(map(_numbers, _weight_files(folder)))
+    if largest > available:
+        reason = f"its sizes need a matrix of {shown(largest)} numbers, and the weights have {available}"
         raise UserError(f"{folder / 'config.json'}: {reason}")
 
 
 def _numbers(file: Path) -> int:
-    """How many numbers a file of weights holds, at most."""
+    """The largest possible number of numbers in a file of weights."""
     if file.suffix != ".safetensors":
         return file.stat().st_size
     with safe_open(file, "pt") as tensors:
@@ -197,13 +196,15 @@ def _numbers(file: Path) -> int:
 def load_tokenizer(
     class_name: str, source: str | Path, files: tuple[str, ...], library: str
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder, of a class of transformers; None if none of its files are there.
+    """The tokenizer in a folder, of a class of transformers; None if none of its files exist.
 
     Args:
-        class_name: of transformers. files: what it needs. library: what it needs installed.
+        class_name: the class.
+        files: the files that it needs.
+        library: the library that it needs.
 
     Raises:
-        UserError: only some of the files are there, or they are damaged; the library is not installed.
+        UserError: some of the files are missing or damaged, or the library is not installed.
     """
     missing = [name for name in files if not (Path(source) / name).is_file()]
     if len(missing) == len(files):
@@ -220,7 +221,7 @@ def load_tokenizer(
 
 
 def check_generation_config(generation_config: GenerationConfig) -> None:
-    """Raise a UserError for the types that the class accepts and `generate` does not."""
+    """Raise a UserError for values that the class accepts but `generate` does not."""
     for name, kinds in _SEARCH_TYPES.items():
         value = getattr(generation_config, name, None)
         if value is not None and not (isinstance(value, kinds) and value >= 0):
@@ -232,15 +233,16 @@ def check_generation_config(generation_config: GenerationConfig) -> None:
 
 
 def set_generation_config(model: VanillaTransformerForConditionalGeneration, settings: Mapping[str, Any]) -> None:
-    """Let `model` generate with a peer's settings, which have Hugging Face's names and meaning.
+    """Let `model` generate with another toolkit's settings, under Hugging Face's names.
 
     Args:
-        settings: of a `GenerationConfig`. Default: one beam, the score log P / length, and translations of at most 50
-            tokens more than the source.
+        settings: arguments of a `GenerationConfig`; `unk_token_id` is ignored. The defaults are one beam, the score
+            log P / length, and translations of at most 50 tokens more than the source.
     """
-    given = {name: value for name, value in settings.items() if not name.startswith(("_", "transformers_version"))}
+    no_settings = ("_", "transformers_version", "unk_token_id")
+    settings = {name: value for name, value in settings.items() if not name.startswith(no_settings)}
     try:
-        generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | given)
+        generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | settings)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"generation settings: {one_line(error)}") from None
     check_generation_config(generation_config)

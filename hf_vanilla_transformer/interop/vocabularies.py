@@ -1,4 +1,4 @@
-"""Tokenizers for other toolkits' vocabularies, of transformers' own classes: they load without this package.
+"""Tokenizers for other toolkits' vocabularies, in classes of transformers that load without this package.
 
 Their input is text that is tokenized already, raw text for SentencePiece, or raw text for Moses and a byte-pair
 encoding of subword-nmt or fastBPE.
@@ -19,21 +19,21 @@ from ..data.tokenizer_training import fast_tokenizer
 from ..errors import UserError
 from ..untrusted import require_file
 
-JOINER = "@@"  # of subword-nmt and fastBPE: ends a token that continues in the next one
+JOINER = "@@"  # subword-nmt and fastBPE end a token with it if the next one continues the word
 PRETOKENIZED = "it takes text that is tokenized already, with spaces between tokens"  # a note for users
 
 
 def ids_by_token(tokens: Sequence[str], origin: object = "the vocabulary") -> dict[str, int]:
-    """The id of each token; a UserError if one occurs twice."""
+    """The id of each token; raises a UserError if one occurs twice."""
     ids = {token: number for number, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         twice = next(token for number, token in enumerate(tokens) if ids[token] != number)
-        raise UserError(f"{origin}: {twice!r} is there twice")
+        raise UserError(f"{origin}: {twice!r} occurs twice")
     return ids
 
 
 def require_size(tokens: list[str], size: int, file: Path) -> list[str]:
-    """`tokens`, if the model has as many; otherwise a UserError."""
+    """Return `tokens` if the model has as many; otherwise raise a UserError."""
     if len(tokens) != size:
         raise UserError(f"{file}: {len(tokens)} tokens with the special ones, but the model has {size}")
     return tokens
@@ -45,12 +45,13 @@ def whitespace_tokenizers(
     origins: Sequence[object] = ("the vocabulary",) * 2,
     lowercase: Sequence[bool] = (False, False),
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
-    """For text that is tokenized already: tokenizers of source and target, which are one if they are the same.
+    """Tokenizers of source and target for text that is tokenized already; one object if both are the same.
 
     Args:
-        sides: the tokens of source and target, by id. origins: their files, for messages.
-        special: of each, `unk_token`, `eos_token`, `pad_token`, perhaps `bos_token`. lowercase: whether text is
-            lower-cased.
+        sides: the tokens of source and target, by id.
+        special: for source and target, `unk_token`, `eos_token`, `pad_token` and perhaps `bos_token`.
+        origins: the files of source and target, for messages.
+        lowercase: for source and target, lower-case the text.
     """
     source, target = zip(special, sides, origins, lowercase, strict=True)
     tokenizer = _whitespace_tokenizer(*source)
@@ -76,11 +77,12 @@ def _whitespace_tokenizer(
 def sentencepiece_tokenizer(
     spm_models: Sequence[Path], sides: Sequence[Sequence[str]], special: Mapping[str, str]
 ) -> PreTrainedTokenizerBase:
-    """For raw text: a `MarianTokenizer` with the ids of another toolkit.
+    """A `MarianTokenizer` for raw text, with the ids of another toolkit.
 
     Args:
-        spm_models: SentencePiece models of source and target. sides: the tokens of both, by id.
-        special: of both, as in `whitespace_tokenizers`.
+        spm_models: SentencePiece models of source and target.
+        sides: the tokens of source and target, by id.
+        special: for both sides, as in `whitespace_tokenizers`.
     """
     separate = list(sides[0]) != list(sides[1])
     with TemporaryDirectory() as folder:
@@ -121,13 +123,14 @@ def _reading_sentencepiece(files: str) -> Iterator[None]:
 
 
 def bpe_tokenizer(codes: Path, sides: Sequence[Sequence[str]], languages: tuple[str, str]) -> PreTrainedTokenizerBase:
-    """For raw text: an `FSMTTokenizer`, which is Moses and then a byte-pair encoding.
+    """An `FSMTTokenizer` for raw text: Moses, then a byte-pair encoding.
 
-    It marks the end of a word with "</w>"; the tokens here mark its continuation with `JOINER`.
+    It marks the end of a word with "</w>". The tokens here mark the continuation with `JOINER`.
 
     Args:
-        codes: learnt by subword-nmt 0.2 or newer, or by fastBPE. sides: the tokens of source and target, by id, the
-            first four of them "<s>", "<pad>", "</s>" and "<unk>". languages: of Moses.
+        codes: a file of subword-nmt 0.2 or newer, or of fastBPE.
+        sides: the tokens of source and target, by id; the first four are "<s>", "<pad>", "</s>" and "<unk>".
+        languages: the languages of Moses.
     """
     with TemporaryDirectory() as folder:
         files = {name: str(Path(folder) / name) for name in ("src_vocab_file", "tgt_vocab_file", "merges_file")}
@@ -146,7 +149,7 @@ def _with_end(token: str) -> str:
 
 
 def _merges(codes: Path) -> list[str]:
-    """The merges of a file of codes; fastBPE adds a count to each."""
+    """The merges of a file of codes. fastBPE adds a count to each."""
     lines = read_lines(codes)
     if lines and lines[0].startswith("#version:"):
         version, lines = lines[0].split(":", 1)[1].strip(), lines[1:]
@@ -154,9 +157,7 @@ def _merges(codes: Path) -> list[str]:
         # no version line: subword-nmt before 0.2, or fastBPE
         version = "0.2" if all(len(line.split()) == 3 for line in lines) else "0.1"
     if not re.match(r"0\.[2-9]", version):
-        raise UserError(
-            f"{codes}: codes of subword-nmt {version} end words in another way; learn them with 0.2 or newer"
-        )
+        raise UserError(f"{codes}: codes of subword-nmt {version} end words differently; learn them with 0.2 or newer")
     wrong = next((number for number, line in enumerate(lines, 1) if len(line.split()) not in (2, 3)), None)
     if wrong is not None:
         raise UserError(f"{codes}: line {wrong} of the merges is no pair of tokens")
@@ -164,7 +165,7 @@ def _merges(codes: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text; a UserError if it is missing or not UTF-8."""
+    """The lines of a UTF-8 text; raises a UserError if it is missing or not UTF-8."""
     try:
         return require_file(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:

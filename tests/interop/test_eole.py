@@ -182,7 +182,7 @@ def test_eole_vocabulary_has_to_fit(tmp_path: Path) -> None:
     whole = json.loads((tmp_path / "vocab.json").read_text())
     for change, message in [
         ({"tgt": whole["tgt"][:-1]}, "7 tokens with the special ones, but the model has 8"),
-        ({"src": tokens(9, "s")[::-1]}, "other ids in the source"),
+        ({"src": tokens(9, "s")[::-1]}, "different ids"),
         ({"specials": {"pad_token": "<pad>"}}, "vocab: <pad> is missing there"),
         ({"decoder_start_token": "<de>"}, "decoder_start_token=<de>: it is no token of tgt"),
     ]:

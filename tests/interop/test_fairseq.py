@@ -257,7 +257,7 @@ def test_fairseq_search_is_that_of_fairseq_generate(tmp_path: Path) -> None:
     found = from_fairseq(tmp_path / "new.pt")
     search = found.model.generation_config
     assert (search.length_penalty, search.no_repeat_ngram_size, search.max_new_tokens) == (0.0, 3, None)
-    assert "--max-len-a, --unkpen" in found.note
+    assert "--max-len-a, --unkpen" in "; ".join(found.notes)
 
 
 def write_dictionaries(folder: Path, sides: dict[str, list[str]]) -> None:
@@ -358,7 +358,7 @@ def test_fairseq_tokenizer_for_raw_text_with_sentencepiece(tmp_path: Path, recor
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder_normalize_before": True}, "--encoder-normalize-before without --decoder-normalize-before"),
+        ({"encoder_normalize_before": True}, "--encoder-normalize-before=True"),
         ({"no_decoder_final_norm": True}, "--no-decoder-final-norm=True"),
         ({"layernorm_embedding": True}, "--layernorm-embedding"),
         ({"adaptive_softmax_cutoff": "1000,5000"}, "--adaptive-softmax-cutoff=1000,5000"),
@@ -387,7 +387,7 @@ def test_fairseq_refuses_inconsistent_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"dict\.en\.txt: 5 tokens .* the model has 9"):
         from_fairseq(tmp_path / "model.pt")
     write_dictionaries(tmp_path, {"en": list("abcda"), "de": list("abcd")})
-    with pytest.raises(UserError, match="'a' is there twice"):
+    with pytest.raises(UserError, match="'a' occurs twice"):
         from_fairseq(tmp_path / "model.pt")
     write_dictionaries(tmp_path, {"en": list("abcde"), "de": list("abcd")})
     (tmp_path / "codes").write_text("a b\nc d</w>\n")

@@ -163,14 +163,14 @@ def test_joeynmt_search_options(tmp_path: Path) -> None:
     search = found.model.generation_config
     assert (search.num_beams, search.paper_length_penalty, search.min_new_tokens) == (3, 0.0, 2)
     # never the start and the padding, and unknown tokens only if wanted
-    assert sorted(search.suppress_tokens) == [0, 1, 2] and "1.5 times" in found.note
+    assert sorted(search.suppress_tokens) == [0, 1, 2] and "1.5 times" in "; ".join(found.notes)
     given["testing"] |= {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5, "max_output_length": 9}
     save(tmp_path, weights((23, 29)), (named(19, "a"), named(25, "b")), given)
     found = from_joeynmt(tmp_path)
     search = found.model.generation_config
     assert (search.no_repeat_ngram_size, search.encoder_no_repeat_ngram_size, search.max_new_tokens) == (2, 2, 9)
     assert search.repetition_penalty == 1.5 and search.encoder_repetition_penalty == pytest.approx(1 / 1.5)
-    assert "exempts special tokens" in found.note
+    assert "exempts special tokens" in "; ".join(found.notes)
     written = found.model.generate(torch.tensor([[7, 8, 9, 3]]))[0, 1:].tolist()
     pairs = list(zip(written, written[1:], strict=False))
     assert len(pairs) == len(set(pairs)) and not {0, 1, 2} & set(written)

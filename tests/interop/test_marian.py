@@ -219,8 +219,12 @@ def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
     tensors["model.shared.weight"] = tensors["lm_head.weight"].clone()
     save_file(tensors, tmp_path / "tc" / "model.safetensors")
     found = from_marian(tmp_path / "tc")
-    assert "model.encoder.embed_tokens.weight and model.decoder.embed_tokens.weight, which differ" in found.note
-    assert "model.decoder.embed_tokens.weight and lm_head.weight, which differ: each is used as it is" in found.note
+    assert "model.encoder.embed_tokens.weight and model.decoder.embed_tokens.weight, which differ" in "; ".join(
+        found.notes
+    )
+    assert "model.decoder.embed_tokens.weight and lm_head.weight, which differ: each is used as it is" in "; ".join(
+        found.notes
+    )
     assert not found.model.config.share_encoder_decoder_embeddings and not found.model.config.tie_word_embeddings
 
     def position(index: int, _: str) -> np.ndarray:

@@ -270,13 +270,15 @@ def test_marian_npz_folder_of_a_training(name: str, tmp_path: Path) -> None:
     assert found.tokenizer("yes null")["input_ids"] == [TOKENS.index("yes"), TOKENS.index("null"), 0]
     search = found.model.generation_config
     assert (search.num_beams, search.length_penalty) == (12, 0.0)
-    assert "--word-penalty" in found.note
+    assert "--word-penalty" in "; ".join(found.notes)
 
 
 def test_marian_npz_names_vocabularies_that_are_not_in_its_folder(tmp_path: Path) -> None:
     write_training_folder(tmp_path, ("/data/vocab.en.spm", "/data/vocab.de.spm"))
     found = from_marian_npz(tmp_path)
-    assert found.tokenizer is None and "/data/vocab.en.spm and /data/vocab.de.spm are not in its folder" in found.note
+    assert found.tokenizer is None and "/data/vocab.en.spm and /data/vocab.de.spm are not in its folder" in "; ".join(
+        found.notes
+    )
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -334,7 +336,7 @@ def test_marian_npz_refuses_other_architectures(
     option: str, value: Any, tmp_path: Path, record_property: Record
 ) -> None:
     save(tmp_path / "model.npz", weights((9, 9)), **{option: value})
-    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} "):
+    with pytest.raises(UserError, match=f"--{option.replace('_', '-')}="):
         from_marian_npz(tmp_path / "model.npz")
     record_property("refused", f"--{option.replace('_', '-')} {value}")
 
