@@ -10,8 +10,6 @@ import torch
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.serving import Limits
-from hf_vanilla_transformer.serving.engine import Engine
-from hf_vanilla_transformer.serving.inspection import Inspector
 from hf_vanilla_transformer.serving.service import LanguagePair
 from tests.model_helpers import tiny_model
 
@@ -46,8 +44,8 @@ def echo_folder(folder: Path) -> Path:
 def language_pair(
     translator: Translator | None = None, source: str = "en", target: str = "de", split: Any = None, **engine: Any
 ) -> LanguagePair:
-    translator = translator or echo_translator()
-    return LanguagePair(source, target, translator, Engine(translator, **engine), Inspector(translator), split)
+    site = {"engine": "server", "title": "test"}
+    return LanguagePair(source, target, translator or echo_translator(), split, site, **engine)
 
 
 @contextmanager
@@ -57,9 +55,7 @@ def client_of(*pairs: LanguagePair, **limits: Any) -> Iterator[Any]:
 
     from hf_vanilla_transformer.serving.app import Server, create_app
 
-    by_codes = {(pair.source, pair.target): pair for pair in pairs}
-    site = {"engine": "server", "title": "test"}
-    server = Server(by_codes, dict.fromkeys(by_codes, site), Limits(**limits))
+    server = Server(pairs, Limits(**limits))
     with TestClient(create_app(server), raise_server_exceptions=False) as client:
         client.server = server
         yield client

@@ -15,5 +15,5 @@ def serve(options: ServeOptions) -> None:
     try:
         from .server import run
     except ImportError as error:
-        raise UserError(f"{error.name} is missing; install the extra `serve`") from error
+        raise UserError(f"{error.name} is missing: install the extra `serve`") from error
     run(options)

@@ -1,9 +1,9 @@
 """The HTTP interface: LibreTranslate's `/translate` and `/languages`, the page, `/health`, `/metrics` and `/docs`."""
 
 import asyncio
-import html
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable
 from contextlib import asynccontextmanager
+from html import escape
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -22,16 +22,16 @@ from .languages import NAMES
 from .metrics import CountRequests, Metrics
 from .options import Limits
 from .request_body import check_key, parse_fields, read_body, validate
-from .schemas import ErrorAnswer, Health, Language, PageRequest, PageTranslation, TranslateAnswer, TranslateRequest
+from .schemas import ErrorAnswer, Language, PageRequest, TranslateAnswer, TranslateRequest
 from .service import LanguagePair, TooLong
 
-_RETRY_AFTER = "1"  # seconds; a full queue moves on with every batch
+_RETRY_AFTER = "1"  # seconds, because a full queue moves on with every batch
 
 #: A character needs at most 12 bytes, as two JSON escapes or percent-encoded.
 _BYTES_PER_CHARACTER, _OTHER_FIELDS = 12, 4096
 
-# The page loads its files from this server alone, and no other page may frame it. index.html has a stricter policy of
-# its own. Browsers apply both.
+# The page loads its files from this server alone, and no other page may frame it. index.html has a stricter policy.
+# Browsers apply both.
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -45,41 +45,30 @@ Result = TypeVar("Result")
 
 
 class Server:
-    """Computes the answers, without HTTP.
+    """Computes the answers, without HTTP."""
 
-    Args:
-        pairs: (source, target) -> the language pair.
-        sites: (source, target) -> `site.json` of the page.
-    """
-
-    def __init__(
-        self,
-        pairs: Mapping[tuple[str, str], LanguagePair],
-        sites: Mapping[tuple[str, str], dict[str, Any]],
-        limits: Limits,
-    ):
-        self.pairs = dict(pairs)
-        self.sites = sites
+    def __init__(self, pairs: Iterable[LanguagePair], limits: Limits):
+        self.pairs = list(pairs)
         self.limits = limits
         self.metrics = Metrics()
 
     def close(self) -> None:
         """Translate the sentences in the queues, then end the threads."""
-        for pair in self.pairs.values():
+        for pair in self.pairs:
             pair.close()
 
     def pair(self, source: str, target: str) -> LanguagePair:
         """The pair for these codes. "auto" is the only source language with a model into `target`."""
-        pairs = [pair for (s, t), pair in self.pairs.items() if t == target and source in (s, "auto")]
+        pairs = [pair for pair in self.pairs if pair.target == target and source in (pair.source, "auto")]
         if len(pairs) == 1:
             return pairs[0]
         if pairs:
-            raise HTTPException(400, "source: languages are not detected; name one of GET /languages")
-        raise HTTPException(400, f"{source}-{target}: there is no model for this pair; see GET /languages")
+            raise HTTPException(400, "source: languages are not detected: name one of GET /languages")
+        raise HTTPException(400, f"{source}-{target}: there is no model for this pair (GET /languages lists all)")
 
     def check_characters(self, name: str, count: int) -> None:
         if count > self.limits.max_characters:
-            raise HTTPException(413, f"{name}: {count} characters; send at most {self.limits.max_characters}")
+            raise HTTPException(413, f"{name}: {count} characters, but the limit is {self.limits.max_characters}")
 
     async def translate(self, request: TranslateRequest) -> TranslateAnswer:
         texts = [request.q] if isinstance(request.q, str) else request.q
@@ -106,27 +95,26 @@ class Server:
 
     def languages(self) -> list[Language]:
         targets: dict[str, list[str]] = {}
-        for source, target in self.pairs:
-            targets.setdefault(source, []).append(target)
-            targets.setdefault(target, [])
+        for pair in self.pairs:
+            targets.setdefault(pair.source, []).append(pair.target)
+            targets.setdefault(pair.target, [])
         return [Language(code=code, name=NAMES.get(code, code), targets=into) for code, into in targets.items()]
 
     def metrics_text(self) -> str:
-        engines = {f"{source}-{target}": pair.engine for (source, target), pair in self.pairs.items()}
-        kinds = {"waiting": "gauge", "running": "gauge", "translated": "counter"}
-        gauges = [
-            (f"sentences_{name}" + "_total" * (kind == "counter"), kind, label, getattr(engine, name))
-            for name, kind in kinds.items()
-            for label, engine in engines.items()
-        ]
-        return self.metrics.text(gauges)
+        return self.metrics.text(
+            {
+                "sentences_waiting": {pair.name: pair.engine.waiting for pair in self.pairs},
+                "sentences_running": {pair.name: pair.engine.running for pair in self.pairs},
+                "sentences_translated_total": {pair.name: pair.engine.translated for pair in self.pairs},
+            }
+        )
 
     def index(self) -> str:
         """A list of the pages, if there are several pairs."""
         entries = "".join(
-            f'<li><a href="{html.escape(f"{source}-{target}")}/">'
-            f"{html.escape(NAMES.get(source, source))} – {html.escape(NAMES.get(target, target))}</a></li>"
-            for source, target in self.pairs
+            f'<li><a href="{escape(pair.name)}/">{escape(NAMES.get(pair.source, pair.source))} – '
+            f"{escape(NAMES.get(pair.target, pair.target))}</a></li>"
+            for pair in self.pairs
         )
         head = '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Translate</title>'
         return f"{head}<ul>{entries}</ul></html>"
@@ -143,10 +131,10 @@ def create_app(server: Server) -> FastAPI:
     handlers: dict[Any, Any] = {
         StarletteHTTPException: lambda _, error: _failed(error.status_code, str(error.detail)),
         ClientDisconnect: lambda *_: _failed(499, "the client has disconnected"),
-        QueueFull: lambda *_: _failed(503, "too many requests wait; try again in a second"),
+        QueueFull: lambda *_: _failed(503, "too many requests wait: try again in a second"),
         TooLong: lambda _, error: _failed(413, str(error)),
         UserError: lambda _, error: _failed(400, str(error)),
-        Exception: lambda *_: _failed(500, "the translation failed; see the log of the server"),
+        Exception: lambda *_: _failed(500, "the translation failed: see the log of the server"),
     }
     app = FastAPI(
         title="vanilla-transformer serve",
@@ -163,14 +151,13 @@ def create_app(server: Server) -> FastAPI:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(CountRequests, metrics=server.metrics)
     _add_interface(app, server)
-    several = len(server.pairs) > 1
-    for (source, target), pair in server.pairs.items():
-        _add_page(app, server, f"/{source}-{target}" if several else "", pair, server.sites[source, target])
+    for pair in server.pairs:
+        _add_page(app, server, pair, f"/{pair.name}" if len(server.pairs) > 1 else "")
     return app
 
 
 def _add_interface(app: FastAPI, server: Server) -> None:
-    """The endpoints of the server, next to those of its pages."""
+    """The endpoints, without the pages."""
 
     @app.post("/translate", **_documented(TranslateRequest), response_model_exclude_none=True)
     async def translate(request: Request, fields: _Fields) -> TranslateAnswer:
@@ -184,9 +171,9 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         return server.languages()
 
     @app.get("/health")
-    async def health() -> Health:
+    async def health() -> dict[str, str]:
         """Answer once the models are loaded."""
-        return Health()
+        return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -204,12 +191,12 @@ def _add_interface(app: FastAPI, server: Server) -> None:
             return HTMLResponse(server.index(), headers=_PAGE_HEADERS)
 
 
-def _add_page(app: FastAPI, server: Server, prefix: str, pair: LanguagePair, site: Mapping[str, Any]) -> None:
-    files = page_files(dict(site))
+def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> None:
+    files = page_files(pair.site)
 
-    @app.post(f"{prefix}/page/translate", **_documented(PageRequest), response_model=PageTranslation)
-    async def page_translate(request: Request, fields: _Fields) -> Any:
-        """Translate a sentence, with its attention, probabilities and hypotheses."""
+    @app.post(f"{prefix}/page/translate", **_documented(PageRequest))
+    async def page_translate(request: Request, fields: _Fields) -> dict[str, Any]:
+        """Translate a sentence, with its attention, probabilities and hypotheses: a Translation of web/README.md."""
         work = server.page_translation(pair, validate(PageRequest, fields))
         return await _in_time(request, work, server.limits.timeout)
 
@@ -227,7 +214,7 @@ def _failed(status: int, message: str) -> Response:
 
 
 def _documented(model: type[BaseModel]) -> dict[str, Any]:
-    """Arguments of a route that describe its body, which FastAPI would parse without a limit, and its errors."""
+    """Arguments of a route that describe its body and its errors. FastAPI would read the body without a limit."""
     schema = {"schema": model.model_json_schema()}
     content = dict.fromkeys(("application/json", "application/x-www-form-urlencoded"), schema)
     return {"responses": _ERRORS, "openapi_extra": {"requestBody": {"required": True, "content": content}}}
@@ -269,4 +256,4 @@ async def _in_time(request: Request, work: Coroutine[Any, Any, Result], seconds:
         return working.result()
     if done:
         raise ClientDisconnect
-    raise HTTPException(504, "no translation in time; try again later")
+    raise HTTPException(504, "no translation in time: try again later")

@@ -1,7 +1,7 @@
 """Threads that translate the sentences of all requests together.
 
-The engine owns the model and the queue. It knows token ids only: tokenizers, which are not safe to use from several
-threads, stay with the thread of the requests.
+The engine has the model and the queue. It knows token ids only, because tokenizers are not thread-safe and stay in the
+thread of the requests.
 """
 
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueueFull(Exception):
-    """More sentences wait than the queue may hold."""
+    """The queue has no room for the sentences of a request."""
 
 
 @dataclass(eq=False)
@@ -41,14 +41,14 @@ class Engine:
     """Translates sentences in continuous batches, in one thread per worker.
 
     Args:
-        translator: whose model translates; in evaluation mode from now on.
-        batch_size: sentences in the batch of each worker, at most.
-        max_tokens_per_batch: source tokens in it, padding included, at most.
-        max_queue: sentences that may wait.
+        translator: its model translates, in evaluation mode from now on.
+        batch_size: most sentences in the batch of a worker.
+        max_tokens_per_batch: most source tokens in it, padding included.
+        max_queue: most sentences that wait.
         settings: arguments of `generate`, such as `num_beams`.
 
     Raises:
-        UserError: a number below 1; settings that `ContinuousSearch` does not cover.
+        UserError: a number is below 1, or `ContinuousSearch` does not support the settings.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Engine:
         **settings: Any,
     ):
         check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, max_queue=max_queue)
-        self.model, self.max_queue = translator.model.eval(), max_queue
+        self.model = translator.model.eval()
+        self.max_queue = max_queue
         optimize_if_possible(self.model)
         workers = translator.workers or worker_count(self.model)
         self._searches = [
@@ -96,13 +97,13 @@ class Engine:
 
         Args:
             sources: token ids.
-            n_best: hypotheses of each, at most `num_beams`.
+            n_best: hypotheses of each sentence, at most `num_beams`.
 
         Returns:
-            The future of each, which may be cancelled at any time.
+            A future for each sentence. It can be cancelled at any time.
 
         Raises:
-            QueueFull: they do not fit, or the engine is closing.
+            QueueFull: the sentences do not fit, or the engine is closing.
         """
         sentences = [QueuedSentence(source, n_best) for source in sources]
         with self._changed:
@@ -113,7 +114,7 @@ class Engine:
         return [sentence.future for sentence in sentences]
 
     def close(self) -> None:
-        """Translate what has been submitted, then end the threads."""
+        """Translate the submitted sentences, then end the threads."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -121,7 +122,7 @@ class Engine:
             thread.join()
 
     def _work(self, worker: int, threads: int) -> None:
-        """The loop of one thread: sentences join its batch, and leave it when they are done."""
+        """Run the loop of one thread: sentences join its batch, and leave it when they are done."""
         torch.set_num_threads(threads)
         search = self._searches[worker]
         while True:
@@ -135,19 +136,18 @@ class Engine:
                 search.drop({key for key in search.keys if key is not None and key.future.cancelled()})
                 search.join([(sentence, sentence.source, sentence.n_best) for sentence in joining])
                 results: list[tuple[QueuedSentence, list[FoundHypothesis] | Exception]] = [*search.step()]
-            # a bug, or memory that ran out: these requests fail, later ones are translated
-            except Exception as error:
+            except Exception as error:  # a bug, or no memory: only these requests fail
                 logger.exception("translation failed")
                 results = [(sentence, error) for sentence in {*joining, *search.keys} - {None}]
                 search.clear()
-            with self._changed:  # before the answers, so that a client that has one finds it counted
+            with self._changed:  # before the futures resolve, so that a client finds its answer counted
                 self._running[worker] = len(search)
                 self.translated += sum(not isinstance(result, Exception) for _, result in results)
             for sentence, result in results:
                 _resolve(sentence, result)
 
     def _next_sentences(self, worker: int, search: ContinuousSearch) -> list[QueuedSentence]:
-        """Take this worker's share of the queue, as far as it fits into the batch."""
+        """Take the sentences from this worker's share of the queue that fit into its batch."""
         if not self._waiting or not search.wants(len(self._waiting)):
             return []
         everything = len(self._waiting) + sum(self._running)

@@ -1,10 +1,8 @@
-"""HTML as text to translate, and HTML again: every tag, comment and entity outside the text stays as it was written.
+"""Split HTML into passages of text, and put their translations in their place. Tags and comments stay verbatim.
 
-A passage is what stands between two block-level tags. Its inline elements, such as links, are put around the words of
-the translation that are aligned with their words. Words are separated by white space, as in `inference.alignment`, and
-punctuation at their ends counts for itself.
-
-No text of a translation becomes a tag: it is escaped.
+A passage is the text between two block-level tags. Its inline elements, such as links, enclose the words of the
+translation that are aligned with their words. White space separates words, as in `inference.alignment`. Punctuation at
+the ends of a word is aligned separately. Translations are escaped, so that none of their text becomes a tag.
 """
 
 import html
@@ -24,51 +22,51 @@ _INLINE = frozenset(
 )
 _VOID = frozenset(["img", "wbr"])
 
-#: Elements whose content is not translated, like those with `translate="no"`.
+#: Elements with content that is not translated, like elements with `translate="no"`.
 _KEPT = frozenset(["script", "style", "pre", "textarea", "svg", "math", "template", "noscript", "iframe"])
 
-_SPACES = re.compile(r"[ \t\n\r\f]+")  # what HTML collapses; not the no-break space
+_SPACES = re.compile(r"[ \t\n\r\f]+")  # HTML collapses these, but not the no-break space
 
-_MAX_UNITS = 16  # of a word; a longer one, such as an address, is a unit
-_MAX_DEPTH = 64  # of inline elements; tags of deeper ones stand alone
+_MAX_UNITS = 16  # units of a word, but a longer word, such as an address, is one unit
+_MAX_DEPTH = 64  # of inline elements. Deeper tags are elements without an end
 
 _UNIT = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")  # a word without its punctuation, or one punctuation mark
 
 
 @dataclass(frozen=True)
 class _Event:
-    """A tag, a text, or other markup, as it is written."""
+    """A tag, a text, or other markup, verbatim."""
 
-    kind: str  # "start", "end", "text" or "other"
+    kind: str  # "start", "end", "text", "point" (an inline element without an end) or "other"
     tag: str
     raw: str
-    kept: bool = False  # a start tag whose element is not to be translated
+    kept: bool = False  # the start tag of an element that is not translated
 
 
 class _Events(HTMLParser):
-    """The events of a document, whose `raw`, one after the other, is the document."""
+    """The events of a document. Their `raw` joined is the document."""
 
     def __init__(self, document: str):
         super().__init__(convert_charrefs=False)
         self._starts = [0, *(match.end() for match in re.finditer("\n", document))]  # of the lines
-        self._found: list[tuple[int, str, str, bool]] = []
+        self._marks: list[tuple[int, str, str, bool]] = []  # start, kind, tag, kept
         self.feed(document)
         self.close()
-        if document and (not self._found or self._found[0][0]):  # what the parser skips
-            self._found.insert(0, (0, "text" if not self._found else "other", "", False))
-        ends = [start for start, *_ in self._found[1:]] + [len(document)]
+        if document and (not self._marks or self._marks[0][0]):  # the parser skips some text
+            self._marks.insert(0, (0, "text" if not self._marks else "other", "", False))
+        ends = [start for start, *_ in self._marks[1:]] + [len(document)]
         self.events = [
             _Event(kind, tag, document[start:end], kept)
-            for (start, kind, tag, kept), end in zip(self._found, ends, strict=False)
+            for (start, kind, tag, kept), end in zip(self._marks, ends, strict=False)
         ]
 
     def _add(self, kind: str, tag: str = "", kept: bool = False) -> None:
         line, column = self.getpos()
-        self._found.append((self._starts[line - 1] + column, kind, tag, kept))
+        self._marks.append((self._starts[line - 1] + column, kind, tag, kept))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        marked = given.get("translate") == "no" or "notranslate" in (given.get("class") or "").split()
+        attributes = dict(attrs)
+        marked = attributes.get("translate") == "no" or "notranslate" in (attributes.get("class") or "").split()
         self._add("start", tag, tag in _KEPT or marked)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -77,31 +75,20 @@ class _Events(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         self._add("end", tag)
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, _: str) -> None:
         self._add("text")
 
-    def handle_entityref(self, name: str) -> None:
-        self._add("text")
+    handle_entityref = handle_charref = handle_data  # type: ignore[assignment]
 
-    def handle_charref(self, name: str) -> None:
-        self._add("text")
-
-    def handle_comment(self, data: str) -> None:
+    def handle_comment(self, _: str) -> None:
         self._add("other")
 
-    def handle_decl(self, decl: str) -> None:
-        self._add("other")
-
-    def handle_pi(self, data: str) -> None:
-        self._add("other")
-
-    def unknown_decl(self, data: str) -> None:
-        self._add("other")
+    handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
 
 
 @dataclass
 class _Element:
-    """An inline element, or a tag without its counterpart, of a passage."""
+    """An inline element of a passage, or a tag without a counterpart."""
 
     opening: str
     start: int  # in the text of the passage
@@ -112,39 +99,35 @@ class _Element:
 
 @dataclass(frozen=True)
 class TranslatedPart:
-    """A sentence of a passage, or its layout, for which `links` is None and both texts are the same.
-
-    `links` are (source word, target word), both counted from 0 in this part.
-    """
+    """A sentence of a passage, or layout with equal texts and no links."""
 
     source: str
     target: str
-    links: Sequence[Link] | None = None
+    links: Sequence[Link] | None = None  # (source word, target word), counted from 0 in this part
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Text between two block-level tags, and its inline elements."""
+    """The text between two block-level tags, and its inline elements."""
 
     text: str
     elements: list[_Element]
 
     def html(self, parts: Sequence[TranslatedPart]) -> str:
-        """The translation, escaped, with every inline tag exactly once.
+        """The escaped translation with every inline tag exactly once.
 
         Args:
-            parts: whose sources are, one after the other, the text of this passage; `links` only matter where there
-                are inline elements.
+            parts: their joined sources are the text of this passage. `links` matter only if there are inline elements.
         """
         target = "".join(part.target for part in parts)
         return _Placement(self.text, target, parts).html(self.elements) if self.elements else _escape(target)
 
 
 def split_html(document: str) -> list["str | Passage"]:
-    """Markup, which stays as it is, and passages to translate, in their order."""
+    """Split a document into verbatim markup and passages to translate."""
     pieces: list[str | Passage] = []
     run: list[_Event] = []
-    kept: list[str] = []  # tags of open elements that are not to be translated, and of their kin inside
+    kept: list[str] = []  # the tag of an open element that is not translated, once for each level of it
     for event in _Events(document).events:
         if not (kept or event.kept) and (event.kind == "text" or event.tag in _INLINE):
             run.append(event)
@@ -159,7 +142,7 @@ def split_html(document: str) -> list["str | Passage"]:
 
 
 def join_html(pieces: Sequence["str | Passage"], translations: Iterable[str]) -> str:
-    """The document with its passages, in their order, replaced by this HTML."""
+    """Join a document, with `translations` in place of its passages."""
     following = iter(translations)
     return "".join(piece if isinstance(piece, str) else next(following) for piece in pieces)
 
@@ -169,7 +152,7 @@ def _escape(text: str) -> str:
 
 
 def _passage(run: list[_Event]) -> list["str | Passage"]:
-    """A passage between its outer white space; markup alone where there is no text."""
+    """A passage between its outer white space, or only the markup if there is no text."""
     texts = [html.unescape(event.raw) for event in run if event.kind == "text"]
     if not "".join(texts).strip():
         return ["".join(event.raw for event in run)]
@@ -194,7 +177,7 @@ def _passage(run: list[_Event]) -> list["str | Passage"]:
 
 
 def _matching_ends(run: list[_Event]) -> dict[int, int]:
-    """Index of a start tag -> that of its end tag, for the elements that are nested properly."""
+    """Index of a start tag -> index of its end tag, for properly nested elements."""
     ends: dict[int, int] = {}
     stack: list[int] = []
     open_tags: Counter[str] = Counter()  # of the stack
@@ -224,7 +207,7 @@ class _TextUnit:
 
 
 class _Placement:
-    """Where the inline elements of a passage stand in its translation."""
+    """Places the inline elements of a passage in its translation."""
 
     def __init__(self, source: str, target: str, parts: Sequence[TranslatedPart]):
         self.target = target
@@ -249,13 +232,13 @@ class _Placement:
         for i, j in [(i, i) for i in range(len(sources))] if part.links is None else part.links:
             links.setdefault(i, []).append(j)
         for i, word in enumerate(sources):
-            found: list[set[int]] = [set() for _ in word]
+            linked: list[set[int]] = [set() for _ in word]
             for j in links.get(i, []):
-                for linked, others in zip(found, _corresponding(word, targets[j : j + 1]), strict=True):
-                    linked.update(numbers[other] for other in others)
+                for of_unit, aligned in zip(linked, _corresponding(word, targets[j : j + 1]), strict=True):
+                    of_unit.update(numbers[unit] for unit in aligned)
             self.sources += word
-            self.linked += found
-        # the full stop of a sentence, which is often attached to another word
+            self.linked += linked
+        # the full stop of a sentence is often attached to a different word
         if sources and targets and not targets[-1][-1].is_word and sources[-1][-1].text == targets[-1][-1].text:
             self.linked[-1].add(numbers[targets[-1][-1]])
 
@@ -264,8 +247,8 @@ class _Placement:
         return self._inside(whole, 0, len(self.targets), 0, len(self.target))
 
     def _inside(self, parent: _Element, first: int, last: int, begin: int, end: int) -> str:
-        """HTML of the target's characters [begin, end), which are those of its units [first, last), with children."""
-        found, position = [], begin
+        """HTML of the target's units [first, last) and characters [begin, end), with the children of `parent`."""
+        pieces, position = [], begin
         for element, start, stop in self._spans(parent, first, last):
             if start < last and not element.opening.startswith("</"):
                 opens = self.targets[start].start
@@ -274,12 +257,12 @@ class _Placement:
             opens = max(opens, position)
             closes = self.targets[stop - 1].end if stop > start else opens
             inner = self._inside(element, start, stop, opens, closes)
-            found += [_escape(self.target[position:opens]), element.opening, inner, element.closing]
+            pieces += [_escape(self.target[position:opens]), element.opening, inner, element.closing]
             position = closes
-        return "".join(found) + _escape(self.target[position:end])
+        return "".join(pieces) + _escape(self.target[position:end])
 
     def _spans(self, parent: _Element, first: int, last: int) -> list[tuple[_Element, int, int]]:
-        """The units [start, stop) of each child, which do not overlap, in the order of the translation."""
+        """Each child with its target units [start, stop), in the order of the translation, without overlap."""
         spans = []
         for order, element in enumerate(parent.children):
             units = self._units_within(element)
@@ -292,20 +275,20 @@ class _Placement:
                 at = self._next_target(element.start, first, last)
                 spans.append((at, order, at))
         spans.sort()
-        found, position = [], first
+        disjoint, position = [], first
         for index, (start, order, stop) in enumerate(spans):
             start = max(start, position)
             following = spans[index + 1][0] if index + 1 < len(spans) else last
             position = stop = max(start, min(stop, following) if following > start else stop)
-            found.append((parent.children[order], start, stop))
-        return found
+            disjoint.append((parent.children[order], start, stop))
+        return disjoint
 
     def _units_within(self, element: _Element) -> range:
-        """The source units that have a character of an element."""
+        """The source units that share a character with an element."""
         return range(bisect_right(self.ends, element.start), bisect_left(self.starts, element.end))
 
     def _next_target(self, position: int, first: int, last: int) -> int:
-        """The target unit of the first aligned source unit from a position on; `last` where there is none."""
+        """The target unit of the first aligned source unit at or after `position`, or `last`."""
         for linked in self.linked[bisect_left(self.starts, position) :]:
             targets = [target for target in linked if first <= target < last]
             if targets:
@@ -314,7 +297,7 @@ class _Placement:
 
 
 def _units_of_words(text: str, start: int) -> list[list[_TextUnit]]:
-    """For each word, as white space separates them, its units."""
+    """The units of each word of a text that starts at position `start` of its passage."""
     words = []
     for word in re.finditer(r"\S+", text):
         units = [(word.start() + unit.start(), unit[0]) for unit in _UNIT.finditer(word[0])]
@@ -324,14 +307,15 @@ def _units_of_words(text: str, start: int) -> list[list[_TextUnit]]:
     return words
 
 
-def _corresponding(word: list[_TextUnit], others: list[list[_TextUnit]]) -> list[list[_TextUnit]]:
-    """For each unit of a word, those of a word aligned with it: words, or the same punctuation.
+def _corresponding(word: list[_TextUnit], aligned: list[list[_TextUnit]]) -> list[list[_TextUnit]]:
+    """The units that correspond to each unit of a word: words to words, punctuation to the same punctuation.
 
     Args:
-        others: the aligned word, or nothing. Where one of both has punctuation only, all its units belong together.
+        aligned: the aligned word, or nothing. If either has punctuation only, all their units correspond.
     """
-    other = others[0] if others else []
-    alone = not any(each.is_word for each in word) or not any(each.is_word for each in other)
+    other = aligned[0] if aligned else []
+    alone = not any(unit.is_word for unit in word) or not any(unit.is_word for unit in other)
     return [
-        [each for each in other if alone or (unit.is_word and each.is_word) or unit.text == each.text] for unit in word
+        [target for target in other if alone or (unit.is_word and target.is_word) or unit.text == target.text]
+        for unit in word
     ]

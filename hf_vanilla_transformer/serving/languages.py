@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..inference.documents import card_languages
 
-#: English names, which `GET /languages` shows; a code without one is its own name.
+#: English names for `GET /languages`. A code that is missing here is its own name.
 _NAMES = (
     "af=Afrikaans,ar=Arabic,az=Azerbaijani,be=Belarusian,bg=Bulgarian,bn=Bengali,bs=Bosnian,ca=Catalan,cs=Czech,"
     "cy=Welsh,da=Danish,de=German,el=Greek,en=English,eo=Esperanto,es=Spanish,et=Estonian,eu=Basque,fa=Persian,"
@@ -29,22 +29,19 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
     """(source, target) -> folder.
 
     Args:
-        arguments: `en-de=FOLDER`, or `FOLDER` where its model card names two languages or its name ends in two codes,
-            as `runs/numbers_en_de` and `opus-mt-en-de` do.
+        arguments: `en-de=FOLDER`, or `FOLDER` if its model card names two languages or its name ends in two codes,
+            such as `runs/numbers_en_de` and `opus-mt-en-de`.
 
     Raises:
-        UserError: languages that are not known, or two models for one pair.
+        UserError: the languages of a folder are unknown, or two models translate one pair.
     """
     folders: dict[tuple[str, str], Path] = {}
     for argument in arguments:
-        given = _PAIR.fullmatch(argument)
-        if given is None:
-            folder = Path(argument)
-            pair = _pair_of(folder)
-        else:
-            folder, pair = Path(given["folder"]), (given["source"], given["target"])
+        match = _PAIR.fullmatch(argument)
+        folder = Path(match["folder"] if match else argument)
+        pair = (match["source"], match["target"]) if match else _pair_of(folder)
         if pair in folders:
-            raise UserError(f"--model: {folders[pair]} and {folder} both translate {'-'.join(pair)}; give one of them")
+            raise UserError(f"--model: {folders[pair]} and {folder} both translate {'-'.join(pair)}: give one of them")
         folders[pair] = folder
     return folders
 
@@ -55,5 +52,5 @@ def _pair_of(folder: Path) -> tuple[str, str]:
         return languages[0], languages[1]
     name = re.search(r"(?:^|[-_.])([a-z]{2,3})[-_]([a-z]{2,3})$", folder.resolve().name)
     if name is None:
-        raise UserError(f"--model: {folder}: its languages are not known; give them, as in en-de={folder}")
+        raise UserError(f"--model: {folder}: its languages are unknown: name them, as in en-de={folder}")
     return name[1], name[2]

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 #: Upper limits of the histogram's buckets, in seconds.
@@ -10,12 +10,12 @@ _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 _PREFIX = "vanilla_transformer_"
 
-#: All others count as "other", so that strangers cannot add lines.
+#: All other paths count as "other", so that strangers cannot add lines.
 _PATHS = ("/page/translate", "/translate", "/languages")
 
 
 class Metrics:
-    """Requests by path and status, and how long those that translate took."""
+    """Requests by path and status, and the seconds of those that translate."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
@@ -23,24 +23,20 @@ class Metrics:
         self.seconds = 0.0
         self.durations = 0
 
-    def count(self, path: str, status: int, seconds: float | None = None) -> None:
-        """Count a request.
-
-        Args:
-            path: one of the server's own, or "other", so that strangers cannot add lines.
-            seconds: until the answer, for those that translate.
-        """
+    def count(self, path: str, status: int, seconds: float) -> None:
+        """Count a request that was answered after `seconds`."""
+        path = next((known for known in _PATHS if path.endswith(known)), "other")
         self.requests[path, status] += 1
-        if seconds is not None:
+        if path.endswith("/translate"):
             self.durations += 1
             self.seconds += seconds
             self.buckets.update(limit for limit in _BUCKETS if seconds <= limit)
 
-    def text(self, gauges: Iterable[tuple[str, str, str, int]]) -> str:
-        """Everything in Prometheus's text format.
+    def text(self, sentences: Mapping[str, Mapping[str, int]]) -> str:
+        """All counts in Prometheus's text format.
 
         Args:
-            gauges: (name, type, label, value) of what the engines count; those with one name stand together.
+            sentences: counts of the engines, by name and then by pair. Names of counters end in "_total".
         """
         lines = [f"# TYPE {_PREFIX}requests_total counter"]
         for (path, status), number in sorted(self.requests.items()):
@@ -50,12 +46,9 @@ class Metrics:
         lines += [f'{name}_bucket{{le="{limit}"}} {self.buckets[limit]}' for limit in _BUCKETS]
         lines += [f'{name}_bucket{{le="+Inf"}} {self.durations}', f"{name}_sum {self.seconds:.6f}"]
         lines.append(f"{name}_count {self.durations}")
-        described: set[str] = set()
-        for name, kind, label, value in gauges:
-            if name not in described:
-                lines.append(f"# TYPE {_PREFIX}{name} {kind}")
-                described.add(name)
-            lines.append(f'{_PREFIX}{name}{{pair="{label}"}} {value}')
+        for name, numbers in sentences.items():
+            lines.append(f"# TYPE {_PREFIX}{name} {'counter' if name.endswith('_total') else 'gauge'}")
+            lines += [f'{_PREFIX}{name}{{pair="{pair}"}} {number}' for pair, number in numbers.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -68,7 +61,7 @@ class CountRequests:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         start = time.perf_counter()
-        status = 500  # of an exception
+        status = 500  # after an exception
 
         async def watched(message: Any) -> None:
             nonlocal status
@@ -79,5 +72,4 @@ class CountRequests:
             await self.app(scope, receive, watched)
         finally:
             if scope["type"] == "http":
-                path = next((path for path in _PATHS if scope["path"].endswith(path)), "other")
-                self.metrics.count(path, status, time.perf_counter() - start if "translate" in path else None)
+                self.metrics.count(scope["path"], status, time.perf_counter() - start)

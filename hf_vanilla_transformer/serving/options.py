@@ -12,8 +12,8 @@ class Limits:
     Attributes:
         max_characters: of all texts of a request.
         timeout: seconds until the body has arrived, and then until the answer.
-        api_key: key that translation requests must have; None lets everybody translate.
-        cors_origins: web sites whose pages may call this server; "*" is all.
+        api_key: key that translation requests must have. None lets everybody translate.
+        cors_origins: web sites that may call this server from their pages. "*" is all.
     """
 
     max_characters: int = 10_000

@@ -19,17 +19,17 @@ async def read_body(stream: AsyncIterator[bytes], declared: str | None, limit: i
         stream: chunks of the body. declared: the header Content-Length.
     """
     if declared is not None and declared.isdecimal() and int(declared) > limit:
-        raise HTTPException(413, f"the body has {declared} bytes; send at most {limit}")
+        raise HTTPException(413, f"the body has {declared} bytes, but the limit is {limit}")
     body = bytearray()
     async for chunk in stream:
         body += chunk
         if len(body) > limit:
-            raise HTTPException(413, f"the body has more than {limit} bytes; send at most that")
+            raise HTTPException(413, f"the body has more than {limit} bytes, the limit")
     return bytes(body)
 
 
 def parse_fields(body: bytes, content_type: str) -> dict[str, Any]:
-    """Parse JSON, or a form as LibreTranslate's own client sends it. Fields that are null are left out."""
+    """Parse JSON, or a form as LibreTranslate's client sends it. Fields that are null are left out."""
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == "application/x-www-form-urlencoded":

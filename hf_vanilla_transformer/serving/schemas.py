@@ -23,26 +23,6 @@ class TranslateAnswer(BaseModel):
     alternatives: list[str] | list[list[str]] | None = Field(None, description="the next best translations, if asked")
 
 
-class Language(BaseModel):
-    """A language, and the languages into which it can be translated."""
-
-    code: str
-    name: str
-    targets: list[str]
-
-
-class Health(BaseModel):
-    """The state of the server."""
-
-    status: Literal["ok"] = "ok"
-
-
-class ErrorAnswer(BaseModel):
-    """The body of every answer with a status of 4xx or 5xx."""
-
-    error: str = Field(description="one sentence, which names the field")
-
-
 class PageRequest(BaseModel):
     """The body of `POST /page/translate`."""
 
@@ -53,35 +33,15 @@ class PageRequest(BaseModel):
     api_key: Any = Field(None, description="as in POST /translate")
 
 
-class Token(BaseModel):
-    """A token with its text."""
+class Language(BaseModel):
+    """A language and its target languages."""
 
-    id: int
-    text: str
-
-
-class Alternative(Token):
-    """A token that could be at this position."""
-
-    probability: float
+    code: str
+    name: str
+    targets: list[str]
 
 
-class Hypothesis(BaseModel):
-    """A hypothesis of the beam search. Greedy search has no score."""
+class ErrorAnswer(BaseModel):
+    """The body of every answer with a status of 4xx or 5xx."""
 
-    text: str
-    score: float | None
-    tokens: list[int]
-    token_texts: list[str]
-
-
-class PageTranslation(BaseModel):
-    """A `Translation` of the page, as web/README.md defines it."""
-
-    source: list[Token]
-    text: str
-    tokens: list[Token]
-    probabilities: list[float]
-    attention: list[list[list[list[float]]]] = Field(description="layers, heads, target tokens, source tokens")
-    alternatives: list[list[Alternative]]
-    hypotheses: list[Hypothesis]
+    error: str = Field(description="one line that names the field")

@@ -2,18 +2,17 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import UserError, check_at_least_one
-from ..generation_vanilla_transformer import plan_search
 from ..inference.documents import sentence_splitter
 from ..inference.translator import Translator
 from .app import Server, create_app
-from .engine import Engine
-from .inspection import Inspector
 from .languages import model_folders
 from .options import ServeOptions
 from .service import LanguagePair
@@ -21,93 +20,77 @@ from .service import LanguagePair
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _HEAD_SECONDS = 10.0  # until a connection has sent the head of a request
-_SPARE_FILES = 64  # file descriptors for other things than connections
+_SPARE_FILES = 64  # file descriptors that are not connections
 
 
 def load_server(options: ServeOptions) -> Server:
     """Load every model, and start its engine.
 
     Raises:
-        UserError: a model that cannot be loaded, or served; a limit that is not above 0.
+        UserError: a model cannot be loaded or served, or a limit is not above 0.
     """
     check_at_least_one(max_characters=options.limits.max_characters)
     if not options.limits.timeout > 0:
         raise UserError(f"timeout: must be more than 0 seconds, not {options.limits.timeout:g}")
     if options.limits.api_key == "":
-        raise UserError("api_key: it is empty, so that anybody could guess it")
-    pairs, sites = {}, {}
+        raise UserError("api_key: is empty, so that anybody could guess it")
+    pairs = []
     for (source, target), folder in model_folders(options.models).items():
         split = sentence_splitter(source) if options.split_sentences else None
         translator = Translator.from_pretrained(folder, options.device, options.dtype, workers=options.workers)
-        engine = Engine(translator, **options.engine)
-        pairs[source, target] = LanguagePair(source, target, translator, engine, Inspector(translator), split)
-        sites[source, target] = _site(folder, source, target, translator)
-    return Server(pairs, sites, options.limits)
+        site = _site(folder, source, target, translator)
+        pairs.append(LanguagePair(source, target, translator, split, site, **options.engine))
+    return Server(pairs, options.limits)
 
 
 def _site(folder: Path, source: str, target: str, translator: Translator) -> dict[str, Any]:
-    """`site.json` of the page; see web/README.md."""
-    model, config = translator.model, translator.model.config
-    search, _, _ = plan_search(model, None, None, {})
-    penalty = search.keywords["penalty"] if search is not None else None
+    """`site.json` of the page, as web/README.md describes it."""
     described = translator.describe()
     return {
         "engine": "server",
         "title": folder.resolve().name,
         "source_language": source,
         "target_language": target,
-        "examples": [],
-        "parameters": model.num_parameters(),
-        "layers": config.decoder_layers,
-        "heads": config.decoder_attention_heads,
+        "parameters": translator.model.num_parameters(),
+        "layers": translator.model.config.decoder_layers,
+        "heads": translator.model.config.decoder_attention_heads,
         "dtype": described["dtype"],
-        "bytes": model.get_memory_footprint(),
-        "search": {
-            "num_beams": described["num_beams"],
-            "length_penalty": penalty.alpha if penalty else None,
-            "formula": penalty.formula if penalty else None,
-            "max_length_over_source": search.keywords["over"] if search is not None else None,
-        },
+        "bytes": translator.model.get_memory_footprint(),
+        "search": {"num_beams": described["num_beams"]},
     }
 
 
 def run(options: ServeOptions) -> None:
-    """Load the models, and serve them; see `serving.serve`."""
-    with _bound_socket(options.host, options.port) as socket:
-        _serve_on(socket, load_server(options), options)
+    """Load the models and serve them. See `serving.serve`."""
+    with _bound_socket(options.host, options.port) as listening:
+        server = load_server(options)
+        host, port = listening.getsockname()[:2]
+        pairs = ", ".join(pair.name for pair in server.pairs)
+        print(f"serving {pairs} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)", flush=True)
+        if options.host not in _LOOPBACK and options.limits.api_key is None:
+            print("anyone who reaches this address can translate; --api_key_file restricts that", flush=True)
+        config = uvicorn.Config(
+            create_app(server),
+            http=_protocol(_connection_limit()),
+            ws="none",
+            lifespan="on",
+            access_log=False,  # texts are private, and so is who translates when
+            log_level="warning",
+            server_header=False,
+            headers=[("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer")],
+            timeout_graceful_shutdown=int(options.limits.timeout) + 5,
+        )
+        # uvicorn handles SIGTERM and raises it again at its end, when it must not kill the process
+        previous = signal.signal(signal.SIGTERM, lambda *_: None)
+        try:
+            uvicorn.Server(config).run([listening])
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+            server.close()
 
 
-def _serve_on(socket: Any, server: Server, options: ServeOptions) -> None:
-    host, port = socket.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    names = ", ".join("-".join(pair) for pair in server.pairs)
-    print(f"serving {names} on http://{shown}:{port}/ (Ctrl-C ends it)", flush=True)
-    if options.host not in _LOOPBACK and options.limits.api_key is None:
-        print("anyone who reaches this address can translate; --api_key_file restricts that", flush=True)
-    config = uvicorn.Config(
-        create_app(server),
-        http=_protocol(_connection_limit()),
-        ws="none",
-        lifespan="on",
-        access_log=False,  # texts are private, and so is who translates when
-        log_level="warning",
-        server_header=False,
-        headers=[("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer")],
-        timeout_graceful_shutdown=int(options.limits.timeout) + 5,
-    )
-    # uvicorn handles SIGTERM, and raises it again at its end, which by then is not to kill
-    previous = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        uvicorn.Server(config).run([socket])
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        server.close()
-
-
-def _bound_socket(host: str, port: int) -> Any:
-    """Bind before the models are loaded: an address that is taken is known at once."""
-    import socket
-
+def _bound_socket(host: str, port: int) -> socket.socket:
+    """Bind before the models are loaded, so that an address in use is reported at once."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -116,7 +99,7 @@ def _bound_socket(host: str, port: int) -> Any:
 
 
 def _connection_limit() -> int:
-    """As many connections as the process may open files, for which it asks for all that it can get."""
+    """The number of files that the process may open for connections, after raising its limit to the maximum."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -129,8 +112,7 @@ def _connection_limit() -> int:
 
 
 def _protocol(max_connections: int) -> Any:
-    """uvicorn's HTTP protocol with a time limit for silent connections, which uvicorn keeps for ever."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    """uvicorn's HTTP protocol, extended to close silent connections. uvicorn keeps them forever."""
 
     class Protocol(H11Protocol):
         head_timer: Any = None
@@ -139,7 +121,7 @@ def _protocol(max_connections: int) -> Any:
             super().connection_made(transport)
             if len(self.connections) > max_connections:
                 connections: Any = self.connections
-                next((each for each in connections if each.cycle is None), self).transport.abort()
+                next((silent for silent in connections if silent.cycle is None), self).transport.abort()
             self._await_head()
 
         def connection_lost(self, exc: Exception | None) -> None:

@@ -1,9 +1,9 @@
 """One language pair: from the texts of a request to their translations. Runs in the thread of the requests."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import UserError
 from ..inference.alignment import Link
@@ -33,8 +33,9 @@ class LanguagePair:
     Args:
         source, target: codes such as "en".
         translator: its tokenizers are used here and nowhere else.
-        engine: translates sentences. inspector: aligns words, for HTML.
-        split: splits a line into sentences; None takes a line as one sentence.
+        split: splits a line into sentences. None takes a line as one sentence.
+        site: content of `site.json`, as web/README.md describes it.
+        engine: arguments of `Engine`.
     """
 
     def __init__(
@@ -42,16 +43,18 @@ class LanguagePair:
         source: str,
         target: str,
         translator: Translator,
-        engine: Engine,
-        inspector: Inspector,
-        split: Splitter | None,
+        split: Splitter | None = None,
+        site: Mapping[str, Any] | None = None,
+        **engine: Any,
     ):
         self.source = source
         self.target = target
+        self.name = f"{source}-{target}"
         self.translator = translator
-        self.engine = engine
-        self.inspector = inspector
         self.split: Splitter = split or (lambda line: [line])
+        self.site = dict(site or {})
+        self.engine = Engine(translator, **engine)
+        self.inspector = Inspector(translator)
         # Python's HTML parser takes seconds for some malformed documents
         self._html_thread = ThreadPoolExecutor(1, thread_name_prefix="html")
 
@@ -118,7 +121,7 @@ class LanguagePair:
         return results
 
     async def _links(self, passages: list[Passage], translated: list[Translated]) -> Iterator[list[Link]]:
-        """The aligned words of each sentence in a passage with inline elements; others do not need them."""
+        """The aligned words of each sentence in a passage with inline elements. Only these passages need them."""
         sentences = [
             sentence
             for passage, of_passage in zip(passages, translated, strict=True)
@@ -134,7 +137,7 @@ class LanguagePair:
         sources = [[self._encode(sentence) for sentence in sentences_of(parts)] for parts in texts]
         count = sum(map(len, sources))
         if count > self.engine.max_queue:
-            raise TooLong(f"q: {count} sentences; send at most {self.engine.max_queue} at a time")
+            raise TooLong(f"q: {count} sentences, but the limit is {self.engine.max_queue}")
         futures = self.engine.submit([source for of_text in sources for source in of_text], n_best)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         following = iter(await asyncio.gather(*map(asyncio.wrap_future, futures)))
@@ -146,7 +149,7 @@ class LanguagePair:
         except UserError as error:
             raise UserError("q: " + str(error).removeprefix("line 1: ").replace("the line", "the sentence")) from error
         if len(ids) > MAX_SENTENCE_TOKENS:
-            raise TooLong(f"q: a sentence of {len(ids)} tokens; split it, the most is {MAX_SENTENCE_TOKENS}")
+            raise TooLong(f"q: a sentence of {len(ids)} tokens, but the limit is {MAX_SENTENCE_TOKENS}: split it")
         return ids
 
     def _decode(self, hypothesis: FoundHypothesis) -> str:

@@ -34,21 +34,13 @@ def best(translator: Translator, *lines: str) -> list[str]:
     return list(translator.translate(lines))
 
 
-def test_string_and_list_are_translated(client: Any, translator: Translator) -> None:
+def test_string_list_and_form_are_translated(client: Any, translator: Translator) -> None:
     assert client.post("/translate", json=GOOD).json() == {"translatedText": best(translator, CORPUS[0])[0]}
     answer = client.post("/translate", json=GOOD | {"q": CORPUS})
+    expected = best(translator, *CORPUS[:3], "a house.", "the big red house!")  # the last line has two sentences
     assert answer.status_code == 200
-    assert answer.json() == {"translatedText": best(translator, *CORPUS[:3], "a house.")[:3] + [_document(translator)]}
-
-
-def _document(translator: Translator) -> str:
-    """The last line of the corpus, which has two sentences."""
-    return " ".join(best(translator, "a house.", "the big red house!"))
-
-
-def test_form_is_translated(client: Any, translator: Translator) -> None:
-    answer = client.post("/translate", data=GOOD)
-    assert answer.json() == {"translatedText": best(translator, CORPUS[0])[0]}
+    assert answer.json() == {"translatedText": [*expected[:3], " ".join(expected[3:])]}
+    assert client.post("/translate", data=GOOD).json() == {"translatedText": expected[0]}  # a form
 
 
 def test_layout_is_kept(client: Any, translator: Translator) -> None:
@@ -70,8 +62,6 @@ def test_alternatives_are_the_next_hypotheses(client: Any, translator: Translato
     assert [found["translatedText"], *found["alternatives"]] == [each.text for each in expected]
     found = client.post("/translate", json=GOOD | {"q": [CORPUS[0], ""], "alternatives": 1}).json()
     assert found["alternatives"] == [[expected[1].text], []]
-    answer = client.post("/translate", json=GOOD | {"alternatives": 4})
-    assert answer.status_code == 400 and answer.json()["error"].startswith("alternatives: at most 3")
 
 
 def test_html_keeps_its_tags(client: Any, translator: Translator) -> None:
@@ -101,36 +91,33 @@ def test_languages_are_listed(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("path", "fields", "status", "message"),
     [
-        ({"source": "de", "target": "en"}, "de-en: there is no model"),
-        ({"target": "<script>"}, "en-<script>: there is no model"),
-        ({"source": "auto", "target": "fr"}, "auto-fr: there is no model"),
+        ("/translate", GOOD | {"source": "de", "target": "en"}, 400, "de-en: "),
+        ("/translate", GOOD | {"target": "<script>"}, 400, "en-<script>: "),
+        ("/translate", GOOD | {"source": "auto", "target": "fr"}, 400, "auto-fr: "),
+        ("/translate", GOOD | {"alternatives": 4}, 400, "alternatives: "),
+        ("/translate", GOOD | {"q": 7}, 400, "q: "),
+        ("/translate", GOOD | {"q": "\ud800"}, 400, "the body is not valid"),
+        ("/translate", GOOD | {"q": "x" * 501}, 413, "q: 501 characters"),
+        ("/translate", GOOD | {"q": ["x" * 300] * 2}, 413, "q: 600 characters"),
+        ("/translate", "[" * 5000, 400, "the body is not valid"),
+        ("/translate", " " * 20_000, 413, "the body has"),
+        ("/page/translate", {}, 400, "text: "),
+        ("/page/translate", {"text": "x" * 501}, 413, "text: 501 characters"),
+        ("/page/translate", {"text": "seven", "prefix": "x"}, 400, "prefix: "),
+        ("/page/translate", {"text": "seven", "prefix": [10**6]}, 400, "prefix: token ids lie between 0 and 299."),
+        ("/page/translate", {"text": "seven", "prefix": [-1]}, 400, "prefix: "),
+        ("/page/translate", {"text": "seven", "num_beams": 0}, 400, "num_beams: "),
+        ("/page/translate", {"text": "seven", "num_beams": 1000}, 400, "num_beams: at most 16"),
+        ("/page/translate", {"text": "xq" * 200}, 400, "This text has 402 tokens"),
     ],
 )
-def test_unknown_languages_are_refused(client: Any, changed: dict[str, str], message: str) -> None:
-    answer = client.post("/translate", json=GOOD | changed)
-    assert answer.status_code == 400 and answer.json()["error"].startswith(message)
-    assert answer.headers["content-type"] == "application/json"
-
-
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        ({"content": b"{", "headers": {"content-type": "application/json"}}, 400),
-        ({"content": b"[" * 5000, "headers": {"content-type": "application/json"}}, 400),
-        ({"content": b"q=seven"}, 415),
-        ({"json": GOOD | {"q": 7}}, 400),
-        ({"json": GOOD | {"q": "x" * 501}}, 413),
-        ({"content": b" " * 20_000, "headers": {"content-type": "application/json"}}, 413),
-        ({"json": GOOD | {"q": "\ud800"}}, 400),
-    ],
-)
-def test_wrong_requests_are_one_sentence(client: Any, request_: dict[str, Any], status: int) -> None:
-    if "json" in request_:  # escaped, as httpx does not do with half of a surrogate pair
-        request_ = {"content": json.dumps(request_["json"]), "headers": {"content-type": "application/json"}}
-    answer = client.post("/translate", **request_)
+def test_wrong_requests_are_one_line(client: Any, path: str, fields: Any, status: int, message: str) -> None:
+    body = fields if isinstance(fields, str) else json.dumps(fields)
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status and set(answer.json()) == {"error"}
+    assert answer.json()["error"].startswith(message) and "\n" not in answer.json()["error"]
 
 
 def test_unknown_paths_and_methods_are_refused(client: Any) -> None:
@@ -138,11 +125,11 @@ def test_unknown_paths_and_methods_are_refused(client: Any) -> None:
         ("get", "/translate", 404),
         ("post", "/languages", 405),
         ("get", "/../etc/passwd", 404),
+        ("get", "/redoc", 404),
+        ("get", "/page/none", 404),
     ):
         answer = getattr(client, method)(path)
         assert answer.status_code == status and "error" in answer.json(), path
-    for path in ("/redoc", "/page/none"):
-        assert client.get(path).status_code == 404
 
 
 def test_interface_is_described(client: Any) -> None:
@@ -168,7 +155,7 @@ def test_long_sentences_and_many_are_refused(translator: Translator) -> None:
         answer = client.post("/translate", json=GOOD | {"q": "xq" * 3000})
         assert answer.status_code == 413 and "1024" in answer.json()["error"]
         answer = client.post("/translate", json=GOOD | {"q": ["a", "b", "c"]})
-        assert answer.status_code == 413 and "at most 2" in answer.json()["error"]
+        assert answer.status_code == 413 and "limit is 2" in answer.json()["error"]
 
 
 def test_learned_positions_limit_a_sentence() -> None:
@@ -176,7 +163,7 @@ def test_learned_positions_limit_a_sentence() -> None:
     with client_of(language_pair(translator)) as client:
         answer = client.post("/translate", json=GOOD | {"q": "xq" * 30})
         assert answer.status_code == 400
-        assert answer.json()["error"].endswith("but the model has positions for 20 only; split the sentence")
+        assert answer.json()["error"].startswith("q: ") and "20" in answer.json()["error"]
 
 
 @pytest.fixture
@@ -213,7 +200,7 @@ def test_timeout_is_504_and_gives_the_sentence_up(translator: Translator, held: 
     pair = language_pair(translator)
     with client_of(pair, timeout=0.3) as client:
         answer = client.post("/translate", json=GOOD)
-        assert answer.status_code == 504 and answer.json() == {"error": "no translation in time; try again later"}
+        assert answer.status_code == 504 and "no translation in time" in answer.json()["error"]
         held.set()
     assert pair.engine.translated == 0
 
@@ -319,23 +306,6 @@ def test_page_translation_begins_with_its_prefix(client: Any, translator: Transl
     found = client.post("/page/translate", json={"text": CORPUS[0], "prefix": [other["id"]]}).json()
     assert found["tokens"][0]["id"] == other["id"]
     assert found["probabilities"][0] == pytest.approx(other["probability"], abs=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "message"),
-    [
-        ({}, 400, "text: "),
-        ({"text": "seven", "prefix": "x"}, 400, "prefix: "),
-        ({"text": "seven", "prefix": [10**6]}, 400, "prefix: token ids lie between 0 and 299."),
-        ({"text": "seven", "prefix": [-1]}, 400, "prefix: token ids"),
-        ({"text": "seven", "num_beams": 0}, 400, "num_beams: "),
-        ({"text": "seven", "num_beams": 1000}, 400, "num_beams: at most 16"),
-        ({"text": "xq" * 200}, 400, "This text has 402 tokens; the page shows at most 128."),
-    ],
-)
-def test_wrong_page_requests_are_one_sentence(client: Any, fields: Any, status: int, message: str) -> None:
-    answer = client.post("/page/translate", json=fields)
-    assert answer.status_code == status and answer.json()["error"].startswith(message)
 
 
 def test_page_translation_of_nothing_is_empty(client: Any) -> None:

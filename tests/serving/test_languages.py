@@ -40,8 +40,8 @@ def test_card_without_two_languages_is_passed_over(tmp_path: Path, card: str) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs/quick"], "--model: runs/quick: its languages are not known; give them, as in en-de=runs/quick"),
-        (["en-de=a", "en-de=b"], "--model: a and b both translate en-de; give one of them"),
+        (["runs/quick"], "--model: runs/quick: .* en-de=runs/quick"),
+        (["en-de=a", "en-de=b"], "--model: a and b .*en-de"),
     ],
 )
 def test_languages_that_are_unclear_are_refused(arguments: list[str], message: str) -> None:
