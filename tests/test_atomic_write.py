@@ -74,7 +74,7 @@ def test_new_folder_appears_at_the_end_or_never(tmp_path, overwrite):
 
 def test_new_folder_refuses_files_and_full_folders(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="is a file; name a folder"), new_folder(tmp_path / "file", overwrite=True):
+    with pytest.raises(UserError, match="is a file"), new_folder(tmp_path / "file", overwrite=True):
         pass
     with pytest.raises(UserError, match="--overwrite"), new_folder(tmp_path):
         pass

@@ -65,7 +65,7 @@ def test_registration_refuses_a_foreign_class(monkeypatch: pytest.MonkeyPatch) -
     # as if another class had been registered before this package was imported
     monkeypatch.setitem(CONFIG_MAPPING._extra_content, "vanilla_transformer", Foreign)
     assert type(AutoConfig.for_model("vanilla_transformer")) is Foreign
-    with pytest.raises(ValueError, match="'vanilla_transformer' is already registered for .*Foreign.*not ours"):
+    with pytest.raises(ValueError, match="'vanilla_transformer'.*Foreign"):
         importlib.reload(hf_vanilla_transformer)
 
 

@@ -444,23 +444,23 @@ def test_ensemble_of_different_decoders_is_that_of_modules() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"next_batch": lambda count: None, "do_sample": True}, "next_batch: only this package's search .* do_sample"),
+        ({"next_batch": lambda count: None, "do_sample": True}, "next_batch: .* do_sample"),
         ({"next_batch": lambda count: None, "encoder_repetition_penalty": 1.5}, "next_batch: .* encoder_repetition_p"),
         (
             {"next_batch": lambda count: None, "prefix_allowed_tokens_fn": lambda *_: [5]},
             "next_batch: .* prefix_allow",
         ),
-        ({"next_batch": lambda count: source([])}, "next_batch: asked for 1 to 1 sentences, it brought 0"),
-        ({"next_batch": lambda count: tuple(source([3, 3]).values())}, "asked for 1 to 1 sentences, it brought 2"),
-        ({"decoder_input_ids": torch.tensor([[START, 24]])}, "decoder_input_ids holds 24"),
-        ({"decoder_input_ids": torch.tensor([[START, -1, 5]])}, "decoder_input_ids holds -1"),
+        ({"next_batch": lambda count: source([])}, "next_batch: .* 0"),
+        ({"next_batch": lambda count: tuple(source([3, 3]).values())}, "next_batch: .* 2"),
+        ({"decoder_input_ids": torch.tensor([[START, 24]])}, "decoder_input_ids .* 24"),
+        ({"decoder_input_ids": torch.tensor([[START, -1, 5]])}, "decoder_input_ids .* -1"),
         ({"num_beam": 2}, "num_beam"),
     ],
 )
 @pytest.mark.parametrize("decoder", ["module", "packed"])
 def test_wrong_arguments_are_refused_by_name(decoder: str, given: dict[str, Any], message: str) -> None:
     model = Decoding(decoder).prepare(varied_model())
-    if given.get("next_batch") and "brought 0" in message:
+    if message == "next_batch: .* 0":
         nothing = torch.zeros(0, 3, dtype=torch.long)
         given = {"next_batch": lambda count: (nothing, nothing)}
     for _ in range(2):
@@ -469,7 +469,7 @@ def test_wrong_arguments_are_refused_by_name(decoder: str, given: dict[str, Any]
 
 
 def test_ensemble_refuses_other_vocabularies() -> None:
-    with pytest.raises(ValueError, match="ensemble: a model with 30 target tokens beside one with 24"):
+    with pytest.raises(ValueError, match="ensemble: .* 30 .* 24"):
         EnsembleEngine(varied_model(), [tiny_model(vocab_size=30)])
 
 
@@ -477,7 +477,7 @@ def test_ensemble_refuses_the_loops_of_transformers() -> None:
     model = varied_model()
     with (
         ensemble(model, varied_model(1)),
-        pytest.raises(ValueError, match="ensemble: only this package's search .* do_sample"),
+        pytest.raises(ValueError, match="ensemble: .* do_sample"),
     ):
         model.generate(**source([3]), do_sample=True)
 
@@ -490,7 +490,7 @@ def test_ensemble_with_encoded_source_is_refused(kind: str) -> None:
         if kind == "encoder_outputs"
         else model.get_input_embeddings()(inputs["input_ids"])
     )
-    refusal = pytest.raises(ValueError, match="ensemble: each model encodes the source itself; give input_ids")
+    refusal = pytest.raises(ValueError, match="ensemble: .*input_ids")
     with ensemble(model, varied_model(1)), refusal:
         model.generate(**{kind: encoded}, attention_mask=inputs["attention_mask"])
 

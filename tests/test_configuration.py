@@ -161,9 +161,9 @@ def test_pre_norm_ends_each_stack_with_a_normalisation() -> None:
     assert tiny_config().final_layer_norm is False
     assert tiny_config(final_layer_norm=True).layer_norm_position == "post"
     assert all(VanillaTransformerConfig.from_preset(name).layer_norm_position == "post" for name in PRESETS)
-    with pytest.raises(ValueError, match="final_layer_norm=False: layer_norm_position='pre'"):
+    with pytest.raises(ValueError, match="final_layer_norm=False"):
         tiny_config(layer_norm_position="pre", final_layer_norm=False)
-    with pytest.raises(ValueError, match="layer_norm_position='middle' must be one of post, pre"):
+    with pytest.raises(ValueError, match="layer_norm_position='middle'.*post, pre"):
         tiny_config(layer_norm_position="middle")
 
 

@@ -143,12 +143,12 @@ def test_fused_loss_refuses_second_derivatives() -> None:
     def first(hidden: torch.Tensor) -> torch.Tensor:
         return torch.func.grad(lambda h: fused_translation_loss(h, weight, bias, labels, 0.1)[0])(hidden).norm()
 
-    with pytest.raises(RuntimeError, match="no second derivatives.*skip_logits=False"):
+    with pytest.raises(RuntimeError, match="skip_logits=False"):
         torch.func.grad(first)(hidden)
     hidden.requires_grad_()
     loss, _ = fused_translation_loss(hidden, weight, bias, labels, 0.1)
     (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivatives.*skip_logits=False"):
+    with pytest.raises(RuntimeError, match="skip_logits=False"):
         (loss + gradient.norm()).backward()  # a gradient penalty
 
 

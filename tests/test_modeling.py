@@ -246,18 +246,18 @@ IDS = torch.tensor([[5, 6, 2]])
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"input_ids": torch.tensor([[5, 40, 2]])}, "input_ids holds 40.*39"),
-        ({"input_ids": torch.tensor([[5, -1, 2]])}, "input_ids holds -1"),
-        ({"decoder_input_ids": torch.tensor([[5, 99, 2]])}, "decoder_input_ids holds 99"),
-        ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, r"input_ids of shape \(0, 3\)"),
-        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"input_ids of shape \(1, 0\)"),
-        ({"decoder_input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"decoder_input_ids of shape \(1, 0\)"),
-        ({"attention_mask": torch.ones(1, 4)}, r"attention_mask has shape \(1, 4\).*\(1, 3\)"),
-        ({"attention_mask": torch.ones(2, 3)}, r"attention_mask has shape \(2, 3\).*\(1, 3\)"),
-        ({"decoder_attention_mask": torch.ones(1, 2)}, r"decoder_attention_mask has shape \(1, 2\).*\(1, 3\)"),
-        ({"input_ids": None}, "input_ids and inputs_embeds"),
-        ({"inputs_embeds": torch.ones(1, 3, 32)}, "input_ids and inputs_embeds"),
-        ({"decoder_input_ids": None}, "decoder has nothing to read"),
+        ({"input_ids": torch.tensor([[5, 40, 2]])}, "input_ids .*40.*39"),
+        ({"input_ids": torch.tensor([[5, -1, 2]])}, "input_ids .*-1"),
+        ({"decoder_input_ids": torch.tensor([[5, 99, 2]])}, "decoder_input_ids .*99"),
+        ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, r"input_ids .*\(0, 3\)"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"input_ids .*\(1, 0\)"),
+        ({"decoder_input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"decoder_input_ids .*\(1, 0\)"),
+        ({"attention_mask": torch.ones(1, 4)}, r"attention_mask .*\(1, 4\).*\(1, 3\)"),
+        ({"attention_mask": torch.ones(2, 3)}, r"attention_mask .*\(2, 3\).*\(1, 3\)"),
+        ({"decoder_attention_mask": torch.ones(1, 2)}, r"decoder_attention_mask .*\(1, 2\).*\(1, 3\)"),
+        ({"input_ids": None}, "input_ids.*inputs_embeds"),
+        ({"inputs_embeds": torch.ones(1, 3, 32)}, "input_ids.*inputs_embeds"),
+        ({"decoder_input_ids": None}, "decoder_input_ids|decoder"),
     ],
 )
 def test_invalid_inputs_are_named(inputs: dict, message: str) -> None:
@@ -276,7 +276,7 @@ def test_labels_outside_the_vocabulary_are_refused(labels: list, training: bool)
 def test_learned_positions_refuse_longer_sequences(ids: dict) -> None:
     model = tiny_model(position_encoding_type="learned", max_position_embeddings=8)
     lengths = {name: torch.tensor(sentences([length])) for name, length in ids.items()}
-    with pytest.raises(ValueError, match="9 tokens.*max_position_embeddings=8"):
+    with pytest.raises(ValueError, match="9 .*max_position_embeddings=8"):
         model(**lengths)
     assert model(input_ids=torch.tensor(sentences([8])), decoder_input_ids=torch.tensor(sentences([8]))).logits.any()
 

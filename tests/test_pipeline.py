@@ -113,7 +113,7 @@ def test_blank_sentence_stays_blank(translate, expected):
 
 @pytest.mark.parametrize("wrong", [None, 3, ["one"]])
 def test_input_that_is_no_string_is_refused(translate, wrong):
-    with pytest.raises(ValueError, match="a sentence is a string"):
+    with pytest.raises(ValueError, match="string"):
         translate([wrong])
 
 
@@ -160,7 +160,7 @@ def test_missing_target_tokenizer_is_refused(tmp_path):
     shutil.rmtree(folder / "target_tokenizer")
     source = train_tokenizer(["one two three four five six"] * 3, 300)
     assert len(source) > model.config.decoder_vocab_size
-    with pytest.raises(ValueError, match="target_tokenizer=None: the model has"):
+    with pytest.raises(ValueError, match="target_tokenizer=None"):
         TranslationPipeline(model, source, device="cpu")
 
 

@@ -131,10 +131,10 @@ def test_engines_run_in_worker_processes(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engines": ["ours_fp32", "fairseq"]}, "engines: fairseq is none of ours_fp32"),
-        ({"orders": ["random"]}, "order: random is none of sorted, file"),
-        ({"references": ["one"]}, "references: 1 of them for 3 sentences"),
-        ({"sentences": []}, "there are none"),
+        ({"engines": ["ours_fp32", "fairseq"]}, "engines.*fairseq"),
+        ({"orders": ["random"]}, "order.*random"),
+        ({"references": ["one"]}, "references"),
+        ({"sentences": []}, "sentences"),
     ],
 )
 def test_wrong_arguments_are_refused(folder: Path, options: dict[str, Any], message: str) -> None:

@@ -128,11 +128,11 @@ def test_engines_train_in_worker_processes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engines": ["ours_fp32", "fairseq"]}, "engines: fairseq is none of ours_fp32"),
-        ({"preset": "huge"}, "preset: huge is none of tiny, base"),
-        ({"device": "tpu"}, "device: tpu is none of cpu, cuda"),
-        ({"source": "a"}, "source and target go together"),
-        ({"source": "a", "target": "b"}, "a is not there"),
+        ({"engines": ["ours_fp32", "fairseq"]}, "engines.*fairseq"),
+        ({"preset": "huge"}, "preset.*huge"),
+        ({"device": "tpu"}, "device.*tpu"),
+        ({"source": "a"}, "source.*target"),
+        ({"source": "a", "target": "b"}, "^a "),
     ],
 )
 def test_wrong_arguments_are_refused(

@@ -90,7 +90,7 @@ def test_csv_record_that_is_malformed_is_counted(tmp_path):
 
 def test_missing_header_is_named(tmp_path):
     (tmp_path / "x.tsv").write_text("a dog\tein Hund\na cat\teine Katze\n", encoding="utf-8")
-    with pytest.raises(UserError, match="the first line of a CSV or TSV file names its columns: add it"):
+    with pytest.raises(UserError, match="x.tsv.*first line"):
         load_pairs(tmp_path / "x.tsv")
 
 
@@ -107,7 +107,7 @@ def test_json_integer_of_5000_digits_is_dropped(tmp_path):
 def test_json_nested_too_deeply_is_one_line(tmp_path):
     deep = "[" * 200_000 + "]" * 200_000
     (tmp_path / "x.jsonl").write_text(f'{{"source": "a", "target": "b"}}\n{{"source": {deep}}}\n', encoding="utf-8")
-    with pytest.raises(UserError, match="x.jsonl, line 2: nested too deeply"):
+    with pytest.raises(UserError, match="x.jsonl, line 2"):
         load_pairs(tmp_path / "x.jsonl")
 
 
@@ -143,7 +143,7 @@ def test_parquet_text_that_is_not_utf8_is_dropped(tmp_path):
 
 def test_mostly_latin1_file_is_refused_before_training(tmp_path):
     targets = ["schön\n".encode("latin1") if number % 5 == 0 else line for number, line in enumerate(lines_of(1))]
-    with pytest.raises(UserError, match="8 of 40 rows are not UTF-8.*iconv -f latin1"):
+    with pytest.raises(UserError, match="8 of 40.*UTF-8.*iconv -f latin1"):
         load_pairs(parallel(tmp_path, lines_of(0), targets))
 
 

@@ -81,7 +81,7 @@ def test_report_has_the_line_numbers_of_the_input(tokenizer):
 
 def test_pairs_that_are_all_too_long_are_an_error(tokenizer):
     pairs = Dataset.from_dict({"source": ["a b c"], "target": ["x"]})
-    with pytest.raises(UserError, match=r"every pair is longer than the limits: .* too long \(line 1\)"):
+    with pytest.raises(UserError, match=r"too long \(line 1\)"):
         encode_pairs(pairs, tokenizer, max_source_length=2, drop_too_long=True)
 
 
@@ -148,11 +148,11 @@ def test_dropout_refuses_tokenizers_that_do_not_restore_the_text(tokenizer):
     backend = Tokenizer(models.WordLevel({"one": 0, "two": 1, "<unk>": 2}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     no_bpe = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
-    with pytest.raises(UserError, match="needs a byte-pair encoding"):
+    with pytest.raises(UserError, match="byte-pair"):
         with_bpe_dropout(encode_pairs(pairs, no_bpe, drop_too_long=True)[0], no_bpe, dropout=0.1)
     letters = Tokenizer(models.BPE({"o": 0, "n": 1, "<unk>": 2}, [], unk_token="<unk>"))
     poor = PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="<unk>")
-    with pytest.raises(UserError, match="input_ids decoded and encoded again differ"):
+    with pytest.raises(UserError, match="input_ids"):
         with_bpe_dropout(encode_pairs(pairs, poor, drop_too_long=True)[0], poor, dropout=0.1)
-    with pytest.raises(UserError, match="below 1"):
+    with pytest.raises(UserError, match="bpe_dropout.* 1.0"):
         with_bpe_dropout(encode_pairs(pairs, tokenizer, drop_too_long=True)[0], tokenizer, dropout=1.0)

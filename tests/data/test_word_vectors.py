@@ -127,11 +127,11 @@ def test_shared_embeddings_stay_shared(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the 1 2 3\n", "has vectors of dimension 3, but the embedding has 8"),
-        ("10 300\nthe " + "1 " * 300 + "\n", "has vectors of dimension 300"),
-        ("", "has no vectors"),
-        (f"5 {D}\n", "none of its 0 words is a token"),
-        (f"1 {D}\nzzz " + "1 " * D + "\n", "none of its 1 words is a token"),
+        ("the 1 2 3\n", "dimension 3"),
+        ("10 300\nthe " + "1 " * 300 + "\n", "dimension 300"),
+        ("", r"v\.txt"),
+        (f"5 {D}\n", " 0 words"),
+        (f"1 {D}\nzzz " + "1 " * D + "\n", " 1 words"),
     ],
 )
 def test_unusable_files_are_one_line_errors(text, message, tokenizer, embedding, tmp_path):
@@ -140,5 +140,5 @@ def test_unusable_files_are_one_line_errors(text, message, tokenizer, embedding,
     with pytest.raises(UserError, match=message) as raised:
         load_word_vectors(embedding, tokenizer, tmp_path / "v.txt")
     assert "\n" not in str(raised.value) and embedding.weight.equal(before)
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match=r"nowhere\.txt"):
         load_word_vectors(embedding, tokenizer, tmp_path / "nowhere.txt")

@@ -75,7 +75,7 @@ def test_model_state_is_restored(model, tokenizer):
     model.train()
     cross_attention(model, tokenizer, None, SENTENCE, TRANSLATION)
     assert model.training and model.config._attn_implementation == "sdpa"
-    with pytest.raises(UserError, match="empty"):
+    with pytest.raises(UserError, match="sentence"):
         cross_attention(model, tokenizer, None, " ")
 
 
@@ -131,10 +131,10 @@ def test_layer_defaults_to_the_last(tmp_path, drawn):
 
 @pytest.mark.parametrize("layer", [0, -1, 3])
 def test_missing_layer_is_refused(tmp_path, layer):
-    with pytest.raises(UserError, match=f"decoder layers 1 to 2, not {layer}"):
+    with pytest.raises(UserError, match=f"layer.* {layer}"):
         plot_attention(["a"], ["b"], torch.ones(2, 1, 1, 1), tmp_path / "a.png", layer=layer)
 
 
 def test_unknown_format_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"a\.docx: matplotlib cannot write"):
+    with pytest.raises(UserError, match=r"a\.docx"):
         plot_attention(["a"], ["b"], torch.ones(1, 1, 1, 1), tmp_path / "a.docx")

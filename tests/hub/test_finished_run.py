@@ -64,7 +64,7 @@ def test_run_is_published_at_its_end(hub, tmp_path, capfd) -> None:
 
 
 def test_missing_permissions_stop_the_run_before_training(hub, tmp_path) -> None:
-    with pytest.raises(UserError, match="^the token may not write to google/numbers"):
+    with pytest.raises(UserError, match="token.* google/numbers"):
         train(tmp_path / "numbers", hub_model_id="google/numbers")
     assert not (tmp_path / "numbers").exists()
 
@@ -72,16 +72,14 @@ def test_missing_permissions_stop_the_run_before_training(hub, tmp_path) -> None
 def test_failed_upload_keeps_the_model_and_names_the_command(hub, tmp_path) -> None:
     hub.faults["commit"] = [(403, {})]
     run = tmp_path / "numbers"
-    with pytest.raises(
-        UserError, match=rf"^the model is in {run}, .*vanilla-transformer publish {run} --repo-id me/numbers$"
-    ):
+    with pytest.raises(UserError, match=f"vanilla-transformer publish {run} --repo-id me/numbers"):
         train(run)
     assert (run / "model.safetensors").is_file() and (run / "README.md").is_file()
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [({"hub_token": TOKEN}, "hub_token: arguments end up"), ({"hub_strategy": "checkpoint"}, "hub_strategy=checkp")],
+    [({"hub_token": TOKEN}, "hub_token"), ({"hub_strategy": "checkpoint"}, "hub_strategy")],
 )
 def test_token_and_checkpoint_uploads_are_refused(hub, tmp_path, flags, message) -> None:
     with pytest.raises(UserError, match=f"^{message}") as raised:

@@ -51,12 +51,12 @@ def test_space_is_retried_while_the_hub_is_busy(hub, site: Path) -> None:
 
 
 def test_space_reports_mistakes_in_one_line(hub, site: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"index\.html is missing"):
+    with pytest.raises(UserError, match=r"index\.html"):
         publish_space(tmp_path, "numbers", "me/numbers-en-de")
-    with pytest.raises(UserError, match="repo_id='a/b/c' is no name for the Hub"):
+    with pytest.raises(UserError, match="repo_id='a/b/c'"):
         publish_space(site, "a/b/c", "me/numbers-en-de")
-    with pytest.raises(UserError, match="model_id='a/b/c' is no name for the Hub"):
+    with pytest.raises(UserError, match="model_id='a/b/c'"):
         publish_space(site, "numbers", "a/b/c")
-    with pytest.raises(UserError, match="may not write to them/numbers"):
+    with pytest.raises(UserError, match="them/numbers"):
         publish_space(site, "them/numbers", "me/numbers-en-de")
     assert hub.repositories == {}

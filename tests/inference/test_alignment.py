@@ -102,7 +102,7 @@ def test_alignment_of_translations_covers_their_words(model, tokenizer):
 
 @pytest.mark.parametrize("layer", [0, 4])
 def test_missing_layer_is_refused(model, tokenizer, layer):
-    with pytest.raises(UserError, match=f"decoder layers 1 to 3, not {layer}"):
+    with pytest.raises(UserError, match=f"layer.* {layer}"):
         align(model, tokenizer, tokenizer, [[5, 2]], [[5, 2]], layer)
 
 

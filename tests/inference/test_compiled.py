@@ -209,13 +209,13 @@ def test_encoded_sources_use_the_compiled_decoder(given: str, compilations: list
 def test_ids_outside_the_vocabulary_are_refused(compilations: list[str]) -> None:
     model = optimize_for_inference(endless_model(), compile=True)
     for _ in range(2):
-        with pytest.raises(ValueError, match="input_ids holds 99, but the vocabulary ends at 39"):
+        with pytest.raises(ValueError, match="input_ids.* 99"):
             model.generate(torch.tensor([[5, 99, EOS]]))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"num_beam": 2}, "num_beam"), ({"decoder_input_ids": torch.tensor([[START, 40]])}, "holds 40")],
+    [({"num_beam": 2}, "num_beam"), ({"decoder_input_ids": torch.tensor([[START, 40]])}, "decoder_input_ids.* 40")],
 )
 def test_wrong_arguments_are_refused_before_decoders_are_compiled(
     given: dict[str, Any], message: str, compilations: list[str]

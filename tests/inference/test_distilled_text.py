@@ -98,7 +98,7 @@ def test_distilled_text_refuses_references_of_another_length(
 ) -> None:
     references = tmp_path / "references.txt"
     references.write_text("eins\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"source.txt has 4 lines, .*references.txt has 1: each needs its other"):
+    with pytest.raises(UserError, match=r"source\.txt.* 4 .*references\.txt.* 1"):
         distil(teacher, source, tmp_path / "out", ALONE, references=references)
-    with pytest.raises(UserError, match="is a file; name a folder"):
+    with pytest.raises(UserError, match="is a file"):
         distil(teacher, source, references, ALONE)

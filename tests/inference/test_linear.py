@@ -183,11 +183,11 @@ def without_kernels(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("lack", "device", "dtype", "message"),
     [
-        (on_arm, "cpu", torch.float32, "quantization: 'int8' runs on x86 CPUs; the model is on cpu, .* aarch64"),
-        (None, "cuda", torch.float32, "quantization: 'int8' runs on x86 CPUs; the model is on cuda"),
-        (None, "cpu", torch.float16, "computes in float32 or bfloat16, not in torch.float16; load the model in one"),
-        (None, "cpu", torch.float64, "computes in float32 or bfloat16, not in torch.float64"),
-        (without_kernels, "cpu", torch.bfloat16, "this build of torch has no oneDNN kernels for 'int8'; leave it out"),
+        (on_arm, "cpu", torch.float32, "quantization: 'int8'.* cpu, .* aarch64"),
+        (None, "cuda", torch.float32, "quantization: 'int8'.* cuda"),
+        (None, "cpu", torch.float16, "torch.float16"),
+        (None, "cpu", torch.float64, "torch.float64"),
+        (without_kernels, "cpu", torch.bfloat16, "oneDNN.*'int8'"),
     ],
 )
 def test_int8_error_names_what_is_missing(

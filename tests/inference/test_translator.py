@@ -147,7 +147,7 @@ def test_error_in_one_search_stops_the_others(model, tokenizer, monkeypatch):
 
 
 def test_workers_default_to_torch_threads(model, tokenizer):
-    with pytest.raises(UserError, match="workers: must be at least 1, not 0"):
+    with pytest.raises(UserError, match="workers"):
         Translator(model, tokenizer, workers=0)
     assert workers.worker_count(model) == min(8, torch.get_num_threads())
     with torch.autocast("cpu"):
@@ -190,7 +190,7 @@ def test_settings_of_transformers_search_are_supported(translator, tokenizer):
         assert [one.text for one in mine] == [one.text for one in theirs]
         assert [one.score for one in mine] == pytest.approx([one.score for one in theirs], abs=1e-5)
     assert list(translator.translate(SENTENCES, **left)) == [hypotheses[0].text for hypotheses in found]
-    with pytest.raises(UserError, match="ensemble: .* transformers' own search, which takes one model"):
+    with pytest.raises(UserError, match="ensemble"):
         Translator(translator.model, tokenizer, ensemble=[translator.model]).translate(["seven"], **left)
 
 
@@ -221,9 +221,7 @@ def test_prefix_tokens_come_first_and_search_continues_them(translator, batch_si
         assert text.startswith(prefix.strip())
 
 
-@pytest.mark.parametrize(
-    ("prefixes", "message"), [(["a"], "line 2 has a sentence but no prefix"), (["a"] * 3, "line 3")]
-)
+@pytest.mark.parametrize(("prefixes", "message"), [(["a"], "line 2 .*prefix"), (["a"] * 3, "line 3")])
 def test_prefixes_must_be_as_many_as_sentences(translator, prefixes, message):
     with pytest.raises(UserError, match=message):
         list(translator.translate(["seven", "seven"], prefixes=prefixes, max_new_tokens=2))
@@ -233,7 +231,7 @@ def test_prefix_longer_than_learned_positions_is_refused(tokenizer):
     model = tiny_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
     translator = Translator(model, tokenizer)
     list(translator.translate(["seven"], prefixes=["a b c"], num_beams=1, min_new_tokens=14))
-    with pytest.raises(UserError, match="line 1: a prefix of 20 tokens, but the model has 20 positions"):
+    with pytest.raises(UserError, match="line 1: .*prefix.* 20 "):
         list(translator.translate(["seven"], prefixes=["xq" * 9 + "x"]))
 
 
@@ -262,7 +260,7 @@ def test_translated_lines_follow_the_moses_format(translator):
     aligned = list(translated_lines(translator, SENTENCES, alignment=True, **settings))
     assert [line.split(" ||| ")[0] for line in aligned] == plain
     assert all(len(line.split(" ||| ")) == 2 for line in aligned)
-    with pytest.raises(UserError, match="greedy search gives no scores"):
+    with pytest.raises(UserError, match="n_best: .*num_beams"):
         list(translated_lines(translator, ["seven"], n_best=1, num_beams=1, max_new_tokens=2))
 
 
@@ -309,7 +307,7 @@ def test_learned_positions_limit_translation_and_source(tokenizer, monkeypatch):
     translator = Translator(model, tokenizer)
     assert recorded(translator, monkeypatch, num_beams=1).max_new_tokens == 20
     list(translator.translate(["seven"], num_beams=1, min_new_tokens=20))  # to the last position and not beyond
-    with pytest.raises(UserError, match="line 2: .* tokens, but the model has positions for 20"):
+    with pytest.raises(UserError, match="line 2: .* 20"):
         list(translator.translate(["seven", "seven " * 30]))
 
 
@@ -326,12 +324,12 @@ def test_training_mode_is_restored(translator):
 @pytest.mark.parametrize(
     ("sentences", "settings", "message"),
     [
-        ("seven", {}, "not one string"),
-        (["seven"], {"batch_size": 0}, "batch_size: must be at least 1, not 0"),
+        ("seven", {}, "sentences|string"),
+        (["seven"], {"batch_size": 0}, "batch_size"),
         (["seven"], {"num_beams": -1}, "num_beams"),
         (["seven"], {"max_new_tokens": 0}, "max_new_tokens"),
-        (["seven"], {"max_tokens_per_batch": 0}, "max_tokens_per_batch: must be at least 1, not 0"),
-        (["seven"], {"num_return_sequences": 2}, "n_best of translate_nbest"),
+        (["seven"], {"max_tokens_per_batch": 0}, "max_tokens_per_batch"),
+        (["seven"], {"num_return_sequences": 2}, "n_best"),
     ],
 )
 def test_arguments_are_checked_before_anything_is_read(translator, sentences, settings, message):
@@ -342,9 +340,9 @@ def test_arguments_are_checked_before_anything_is_read(translator, sentences, se
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_best": 0}, "n_best: must be at least 1, not 0"),
-        ({"n_best": 3, "num_beams": 2}, "n_best: 3 translations need num_beams to be at least 3; it is 2"),
-        ({"alignment": True, "alignment_layer": 2}, "alignment_layer: the model has decoder layers 1 to 1, not 2"),
+        ({"n_best": 0}, "n_best"),
+        ({"n_best": 3, "num_beams": 2}, "n_best: 3 .*num_beams.* 2"),
+        ({"alignment": True, "alignment_layer": 2}, "alignment_layer: .* 2"),
     ],
 )
 def test_n_best_and_alignment_layer_are_checked_at_once(translator, settings, message):
@@ -353,7 +351,7 @@ def test_n_best_and_alignment_layer_are_checked_at_once(translator, settings, me
 
 
 def test_items_other_than_strings_are_refused(translator):
-    with pytest.raises(UserError, match="not None"):
+    with pytest.raises(UserError, match="None"):
         list(translator.translate(["seven", None]))
 
 
@@ -421,7 +419,7 @@ def test_int8_is_a_dtype_of_the_decoder(folder):
 
 def test_int8_is_refused_on_other_processors(folder, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with pytest.raises(UserError, match=r"dtype: 'int8' cannot be had \(quantization: .* .* aarch64"):
+    with pytest.raises(UserError, match="dtype: 'int8' .* aarch64"):
         Translator.from_pretrained(folder, device="cpu", dtype="int8")
 
 
@@ -429,17 +427,17 @@ def test_ensemble_members_must_share_a_tokenizer(folder, tmp_path, tokenizer):
     found = Translator.from_pretrained(folder, device="cpu", ensemble=[folder])
     assert len(found.models) == 2
     save_tokenizers(tmp_path, train_tokenizer(["another text"] * 3, 290))
-    with pytest.raises(UserError, match="its tokenizer differs"):
+    with pytest.raises(UserError, match="tokenizer"):
         Translator.from_pretrained(folder, device="cpu", ensemble=[tmp_path])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used here; there is cpu"),
-        ({"device": "gpu"}, "device: 'gpu' cannot be used here"),
-        ({"device": "meta"}, "device: 'meta' cannot be used here"),
-        ({"dtype": "float8"}, "dtype: 'float8' is none of float32, bfloat16, float16, int8, fastest"),
+        ({"device": "cuda:99"}, "device: 'cuda:99'.* cpu"),
+        ({"device": "gpu"}, "device: 'gpu'"),
+        ({"device": "meta"}, "device: 'meta'"),
+        ({"dtype": "float8"}, "dtype: 'float8' .*float32, bfloat16, float16, int8, fastest"),
     ],
 )
 def test_unknown_devices_and_dtypes_are_refused(folder, options, message):
@@ -481,12 +479,12 @@ def break_tokenizer(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (break_config, "no config.json"),
-        (break_json, "cannot load the model"),
-        (break_kind, "cannot load the model"),
-        (break_weights, "cannot load the model"),
+        (break_config, "config.json"),
+        (break_json, "model"),
+        (break_kind, "model"),
+        (break_weights, "model"),
         (break_shape, "fc1"),
-        (break_depth, "weights lack .* tensors"),
+        (break_depth, "tensors"),
         (break_tokenizer, "tokenizer"),
     ],
 )
@@ -500,5 +498,5 @@ def test_damaged_folder_is_refused_in_one_line(folder, tmp_path, damage, message
 
 
 def test_missing_folder_is_refused_with_a_remedy(tmp_path):
-    with pytest.raises(UserError, match="no such folder; .*hf download"):
+    with pytest.raises(UserError, match="hf download"):
         Translator.from_pretrained(tmp_path / "missing")

@@ -92,17 +92,17 @@ def test_argos_package_of_the_same_model_is_the_same_file(tmp_path: Path) -> Non
 def test_argos_refuses_other_tokenizers_languages_and_outputs(tmp_path: Path) -> None:
     write_own(tmp_path / "ours")
     for languages in (None, ("en",), ("../x", "de"), ("en", "deutsch")):
-        with pytest.raises(UserError, match="languages=.*two codes are needed"):
+        with pytest.raises(UserError, match="languages="):
             export("argos", tmp_path / "ours", tmp_path / "a.argosmodel", languages=languages)
-    with pytest.raises(UserError, match=r"ends with \.argosmodel"):
+    with pytest.raises(UserError, match=r"\.argosmodel"):
         export("argos", tmp_path / "ours", tmp_path / "a.zip", languages=("en", "de"))
-    with pytest.raises(UserError, match="only argos needs them"):
+    with pytest.raises(UserError, match="argos"):
         export("marian", tmp_path / "ours", tmp_path / "a", languages=("en", "de"))
     (tmp_path / "a.argosmodel").touch()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match=r"a\.argosmodel"):
         export("argos", tmp_path / "ours", tmp_path / "a.argosmodel", languages=("en", "de"))
     save_tokenizers(tmp_path / "ours", train_tokenizer(CORPUS, vocab_size=320))
-    with pytest.raises(UserError, match="no SentencePiece model gives the tokens of a"):
+    with pytest.raises(UserError, match="SentencePiece"):
         export("argos", tmp_path / "ours", tmp_path / "b.argosmodel", languages=("en", "de"))
     assert not (tmp_path / "b.argosmodel").exists()
 

@@ -98,9 +98,9 @@ def test_ctranslate2_export_with_a_vocabulary_mapping(tokenizer, tmp_path: Path)
     settings = {"use_vmap": True, "beam_size": 1, "max_decoding_length": 6, "min_decoding_length": 6}
     found = set(engine.translate_batch([source], **settings)[0].hypotheses[0])
     assert found and found <= {*allowed, "<s>", "</s>", "<unk>", "<pad>"}
-    with pytest.raises(UserError, match=r"missing\.txt: no such file"):
+    with pytest.raises(UserError, match=r"missing\.txt"):
         export("ctranslate2", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "missing.txt")
-    with pytest.raises(UserError, match="only ctranslate2 has a vocabulary mapping"):
+    with pytest.raises(UserError, match="ctranslate2"):
         export("torch", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "vmap.txt")
 
 
@@ -126,5 +126,5 @@ def test_ctranslate2_export_names_unsupported_options(
 
 def test_ctranslate2_export_does_not_overwrite(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match=str(tmp_path)):
         convert(tmp_path, tmp_path)

@@ -107,7 +107,7 @@ class DataDependentActivation(nn.Module):
 def test_untraceable_model_is_refused_and_unchanged() -> None:
     model = tiny_model().train()
     model.model.encoder.layers[0].activation = DataDependentActivation()
-    with pytest.raises(UserError, match="torch.export cannot trace the encoder: [^\n]*$"):
+    with pytest.raises(UserError, match="encoder: [^\\n]*$"):
         export_programs(model)
     assert model.training and model.config._attn_implementation == "sdpa"
     assert torch.isfinite(model(**model.dummy_inputs).logits).all()

@@ -223,11 +223,11 @@ def test_joeynmt_tokenizer_for_sentencepiece(tmp_path: Path, record_property: Re
     [
         ("encoder", {"layer_norm": "pre"}, "model.encoder.layer_norm=pre"),
         ("encoder", {"layer_norm": None}, "model.encoder.layer_norm=missing"),
-        ("decoder", {"layer_norm": "pre"}, "decoder.layer_norm=pre: pre in both or post in both"),
+        ("decoder", {"layer_norm": "pre"}, "decoder.layer_norm=pre"),
         ("decoder", {"alpha": 0.8}, "model.decoder.alpha=0.8"),
         ("encoder", {"type": "recurrent"}, "model.encoder.type=recurrent"),
-        ("decoder", {"activation": "gelu"}, "activation is gelu and relu"),
-        ("decoder", {"embeddings": {"scale": False}}, "embeddings.scale differs"),
+        ("decoder", {"activation": "gelu"}, "activation .*gelu.*relu"),
+        ("decoder", {"embeddings": {"scale": False}}, "embeddings.scale"),
     ],
 )
 def test_joeynmt_refuses_other_architectures(
@@ -244,11 +244,11 @@ def test_joeynmt_refuses_other_architectures(
 
 def test_joeynmt_refuses_inconsistent_files(tmp_path: Path) -> None:
     save(tmp_path, weights((7, 6)), (named(3, "a"), named(9, "b")))
-    with pytest.raises(UserError, match="trg_vocab.txt: 13 tokens with the special ones, but the model has 6"):
+    with pytest.raises(UserError, match="trg_vocab.txt: 13 .* 6"):
         from_joeynmt(tmp_path)
     (tmp_path / "config.yaml").write_text("data: {src: {}}")
-    with pytest.raises(UserError, match=r"data\.trg is missing"):
+    with pytest.raises(UserError, match=r"data\.trg"):
         from_joeynmt(tmp_path)
     (tmp_path / "config.yaml").write_text("!!python/object/apply:os.system ['true']")
-    with pytest.raises(UserError, match="no configuration of JoeyNMT"):
+    with pytest.raises(UserError, match="JoeyNMT"):
         from_joeynmt(tmp_path)

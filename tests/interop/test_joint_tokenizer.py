@@ -53,7 +53,7 @@ def test_special_tokens_with_different_ids_are_refused() -> None:
     source, target = (train_tokenizer(texts, vocab_size=300) for texts in (ENGLISH, GERMAN))
     source.add_special_tokens({"mask_token": "<mask>"})
     config = tiny_config(vocab_size=310, decoder_vocab_size=330, share_encoder_decoder_embeddings=False)
-    with pytest.raises(UserError, match="'<mask>' has another id"):
+    with pytest.raises(UserError, match="'<mask>'"):
         joint_tokenizer(source, target, config)
 
 
@@ -61,6 +61,6 @@ def test_tokenizer_without_tokenizer_json_is_refused() -> None:
     class Slow(PreTrainedTokenizerBase):
         pass
 
-    with pytest.raises(UserError, match=r"tokenizer: Slow has no tokenizer\.json"):
+    with pytest.raises(UserError, match=r"tokenizer: Slow"):
         joint_tokenizer(Slow(), Slow(), tiny_config())
     assert hasattr(PreTrainedTokenizerFast, "backend_tokenizer")

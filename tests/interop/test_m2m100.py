@@ -81,9 +81,9 @@ def test_m2m100_folder_gives_its_ids_and_beams(tmp_path: Path, record_property: 
 def test_m2m100_refuses_unknown_languages_and_tokenizers(tmp_path: Path) -> None:
     write_m2m100_folder(tmp_path / "m2m")
     for name in ("source_language", "target_language"):
-        with pytest.raises(UserError, match=f"{name}=xx: the tokenizer has no such language"):
+        with pytest.raises(UserError, match=f"{name}=xx"):
             from_m2m100(tmp_path / "m2m", **{name: "xx"})
     file = tmp_path / "m2m" / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "LlamaTokenizer"}))
-    with pytest.raises(UserError, match="tokenizer_class=LlamaTokenizer is none of M2M100Tokenizer, NllbTokenizer"):
+    with pytest.raises(UserError, match="tokenizer_class=LlamaTokenizer"):
         from_m2m100(tmp_path / "m2m")

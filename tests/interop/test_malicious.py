@@ -207,9 +207,9 @@ def torchscript(path: Path, whole: Any) -> None:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (strided, "larger than what the file holds"),
-        (compressed, "compressed members"),
-        (torchscript, r"TorchScript archive holds code; save the state_dict\(\)"),
+        (strided, "larger than"),
+        (compressed, "compressed"),
+        (torchscript, "TorchScript.*state_dict"),
     ],
 )
 def test_malicious_torch_archives(write: Callable, message: str, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_malicious_npz(kind: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.npz", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("surplus.npy", content)
     del content
-    messages = {"declared": "larger than", "expanded": "far larger than the file", "objects": "nothing of it was run"}
+    messages = {"declared": "larger than", "expanded": "larger than", "objects": "Python objects"}
     assert messages[kind] in refused("marian-npz", tmp_path / "model.npz")
 
 
@@ -249,20 +249,18 @@ def test_malicious_npz(kind: str, tmp_path: Path) -> None:
 def test_malicious_marian_vocabulary(content: str, tmp_path: Path) -> None:
     test_marian_npz.save(tmp_path / "model.npz", test_marian_npz.weights((9, 9)))
     (tmp_path / "vocab.yml").write_text(content)
-    assert "no vocabulary of Marian" in refused(
-        "marian-npz", tmp_path / "model.npz", source_vocabulary=tmp_path / "vocab.yml"
-    )
+    assert "vocab.yml" in refused("marian-npz", tmp_path / "model.npz", source_vocabulary=tmp_path / "vocab.yml")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"transformer_heads": "four"}, "transformer-heads=four: a whole number"),
-        ({"transformer_heads": 0}, "transformer-heads=0: 1 is the least"),
-        ({"transformer_ffn_activation": ["relu"]}, "text is needed"),
-        ({"transformer_dropout": "x"}, "a number is needed"),
-        ({"vocabs": {"a": 1}}, "a list is needed"),
-        ({"version": 7}, "text is needed"),
+        ({"transformer_heads": "four"}, "transformer-heads=four"),
+        ({"transformer_heads": 0}, "transformer-heads=0"),
+        ({"transformer_ffn_activation": ["relu"]}, "transformer-ffn-activation="),
+        ({"transformer_dropout": "x"}, "transformer-dropout="),
+        ({"vocabs": {"a": 1}}, "vocabs="),
+        ({"version": 7}, "version="),
     ],
 )
 def test_malicious_marian_options(options: dict, message: str, tmp_path: Path) -> None:
@@ -357,10 +355,10 @@ def test_malicious_files_of_an_opus_folder(file: str, content: str, good: dict[s
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"encoder_layers": 300_000}, "encoder_layers=300000: 1000 is the most"),
-        ({"max_position_embeddings": 5_000_000_000}, "its sizes need a matrix"),
-        ({"encoder_ffn_dim": 10**9}, "its sizes need a matrix"),
-        ({"vocab_size": 10**12}, "its sizes need a matrix"),
+        ({"encoder_layers": 300_000}, "encoder_layers=300000"),
+        ({"max_position_embeddings": 5_000_000_000}, "matrix"),
+        ({"encoder_ffn_dim": 10**9}, "matrix"),
+        ({"vocab_size": 10**12}, "matrix"),
         ({"encoder_attention_heads": 0}, "encoder_attention_heads"),
         ({"activation_function": ["relu"]}, "activation_function"),
     ],
@@ -436,7 +434,7 @@ def test_malicious_links_in_a_model_folder_are_not_exported(
     shutil.copytree(good["ours"], tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").unlink()
     (tmp_path / "model" / "tokenizer.json").symlink_to(LINKS[target](tmp_path))
-    with pytest.raises(UserError, match="neither a file nor a folder") as raised:
+    with pytest.raises(UserError, match=r"tokenizer\.json") as raised:
         export("marian", tmp_path / "model", tmp_path / "out")
     assert "\n" not in str(raised.value) and not (tmp_path / "out").exists()
 

@@ -137,10 +137,10 @@ def test_opennmt_vocabulary_of_version_3(tmp_path: Path) -> None:
     assert ours.config.decoder_start_token_id == 2
     assert (ours.generation_config.length_penalty, ours.generation_config.max_new_tokens) == (1.0, 250)
     save(tmp_path / "model.pt", model, head, {**vocab, "tgt": sides["tgt"][:-1]})
-    with pytest.raises(UserError, match="6 tokens with the special ones, but the model has 7"):
+    with pytest.raises(UserError, match="6 .* 7"):
         from_opennmt(tmp_path / "model.pt")
     save(tmp_path / "model.pt", model, head, {**vocab, "src": ["a", "b"]})
-    with pytest.raises(UserError, match="<unk> is missing there"):
+    with pytest.raises(UserError, match="<unk>"):
         from_opennmt(tmp_path / "model.pt")
 
 
@@ -172,12 +172,12 @@ def test_opennmt_refuses_other_positions(tmp_path: Path, record_property: Record
     angles = np.arange(50)[:, None] * np.exp(np.arange(D // 2) * -math.log(10000) / (D // 2 - 1))
     table = torch.tensor(np.concatenate([np.sin(angles), np.cos(angles)], axis=1)).float()[:, None]
     save(tmp_path / "model.pt", model | {name: table for name in model if name.endswith("pe.pe")}, head)
-    with pytest.raises(UserError, match="-position_encoding_type: only SinusoidalInterleaved"):
+    with pytest.raises(UserError, match="-position_encoding_type"):
         from_opennmt(tmp_path / "model.pt")
     record_property("refused", "-position_encoding_type SinusoidalConcat")
 
 
 def test_opennmt_refuses_other_files(tmp_path: Path) -> None:
     torch.save({"model": {}}, tmp_path / "model.pt")
-    with pytest.raises(UserError, match="no checkpoint of OpenNMT-py"):
+    with pytest.raises(UserError, match="OpenNMT-py"):
         from_opennmt(tmp_path / "model.pt")

@@ -203,7 +203,7 @@ def test_two_vocabularies_keep_the_target_ids(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3"),
-        ({"bad_words_ids": [[4, 5]]}, "bad_words_ids of several tokens"),
+        ({"bad_words_ids": [[4, 5]]}, "bad_words_ids"),
     ],
     ids=str,
 )
@@ -217,6 +217,6 @@ def test_settings_that_the_web_lacks_are_refused(settings: dict[str, Any], messa
 
 def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
     model: VanillaTransformerForConditionalGeneration = write_model(tmp_path / "model")
-    with pytest.raises(UserError, match="dtype: int3: choose from fp32, q8, fp16"):
+    with pytest.raises(UserError, match="dtype: int3"):
         write(model, tmp_path / "model", tmp_path / "out", ["fp32", "int3"])
     assert load_tokenizers(tmp_path / "model")

@@ -282,7 +282,7 @@ def test_untrusted_code_is_not_run(
     message = assert_refused(name, source)
     assert not (tmp_path / "mark").exists()
     if way != "pickle" and weights.suffix in (".pt", ".ckpt"):
-        assert "system" in message and "nothing of it was run" in message
+        assert "system" in message
     if weights.suffix == ".npz" and way != "pickle":
         attack(weights, tmp_path / "mark", way)
         np.load(weights, allow_pickle=True)["special:model.yml"]

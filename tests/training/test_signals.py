@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -89,8 +90,8 @@ def test_signal_in_an_update_saves_a_checkpoint(train, tmp_path, monkeypatch, ca
         patch(context, "training_step", lambda trainer: trainer.state.global_step == 1, number)
         train(tmp_path / "run")
     assert raised.value.status == 128 + number
-    assert str(raised.value).startswith(f"interrupted at step 2; {tmp_path}/run/checkpoint-2 is complete: resume")
-    assert capfd.readouterr().out.count("stopping: the current update is finished and a checkpoint saved first") == 1
+    assert re.search(f"step 2; {tmp_path}/run/checkpoint-2 .*resume", str(raised.value))
+    assert capfd.readouterr().out.count("stopping: ") == 1
     assert [path.name for path in complete_checkpoints(tmp_path / "run")] == ["checkpoint-2"]
     assert not (tmp_path / "run" / "model.safetensors").exists()  # nothing looks finished
     if number == signal.SIGTERM:
@@ -107,7 +108,7 @@ def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path
         return trainer.is_in_train and trainer.state.global_step in (2, 5) and next(batches) == 1
 
     batches = iter(range(1000))
-    with monkeypatch.context() as context, pytest.raises(Interrupted, match=r"interrupted at step (2|5); .*-\1 is c"):
+    with monkeypatch.context() as context, pytest.raises(Interrupted, match=r"step (2|5); .*-\1 "):
         patch(context, "prediction_step", second_batch, signal.SIGTERM)
         train(tmp_path, **settings)
     (checkpoint,) = complete_checkpoints(tmp_path)
@@ -154,7 +155,7 @@ def test_run_killed_between_a_save_and_the_evaluation_of_its_epoch_loses_neither
 
 
 def test_signal_in_a_save_stops_after_it(train, tmp_path, monkeypatch):
-    with monkeypatch.context() as context, pytest.raises(Interrupted, match="interrupted at step 2"):
+    with monkeypatch.context() as context, pytest.raises(Interrupted, match="step 2"):
         patch(context, "_save_rng_state", lambda trainer: trainer.state.global_step == 2, signal.SIGTERM)
         train(tmp_path, save_strategy="steps", save_steps=2)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-2"]
@@ -174,9 +175,9 @@ def test_ctrl_c_after_the_last_update_loses_nothing(train, tmp_path, monkeypatch
         train(tmp_path, **settings)
     assert sent == [4] and raised.value.status == 130
     message, printed = str(raised.value), capfd.readouterr().out
-    assert f"{tmp_path}/checkpoint-4 is complete: resume with --resume_from_checkpoint true" in message
-    assert ("interrupted before the test split was scored; the model is saved" in message) is (phase == "test")
-    assert ("saved first" in printed) is (phase == "last evaluation")
+    assert re.search(f"{tmp_path}/checkpoint-4 .*--resume_from_checkpoint true", message)
+    assert ("test split" in message) is (phase == "test")
+    assert ("current update" in printed) is (phase == "last evaluation")
     assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-4"]
     assert not (tmp_path / "all_results.json").exists()
 
@@ -239,7 +240,7 @@ def test_command_exits_with_143_after_sigterm(pairs, tmp_path, monkeypatch, repo
     monkeypatch.setattr(sys, "argv", ["train.py", *flags])
     with pytest.raises(SystemExit) as leaving:
         runpy.run_path(str(repository / "scripts" / "train.py"), run_name="__main__")
-    assert leaving.value.code == 143 and "error: interrupted at step 1; " in capfd.readouterr().err
+    assert leaving.value.code == 143 and "error: interrupted at step 1;" in capfd.readouterr().err
 
 
 # Real processes

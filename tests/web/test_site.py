@@ -29,7 +29,7 @@ def test_search_settings_are_those_of_generate() -> None:
 def test_site_does_not_replace_the_model(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     for output in (tmp_path / "model", tmp_path):
-        with pytest.raises(UserError, match="holds the model itself"):
+        with pytest.raises(UserError, match="output "):
             write_site(tmp_path / "model", output, overwrite=True)
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
@@ -49,11 +49,11 @@ def test_runtime_of_the_tests_is_the_pinned_one(repository: Path) -> None:
 
 
 def test_runtime_must_be_the_pinned_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is missing; run there: npm install") as missing:
+    with pytest.raises(UserError, match="npm install") as missing:
         _local_runtime(tmp_path)
     assert all(package in str(missing.value) for package in PACKAGES)
     file = tmp_path / "node_modules" / "onnxruntime-web" / "dist" / "ort.wasm.bundle.min.mjs"
     file.parent.mkdir(parents=True)
     file.write_text("another version")
-    with pytest.raises(UserError, match=r"is not that of onnxruntime-web@1\.30\.0"):
+    with pytest.raises(UserError, match=r"onnxruntime-web@1\.30\.0"):
         _local_runtime(tmp_path)
