@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueueFull(Exception):
-    """The queue has no room for the sentences of a request."""
+    """The queue has no capacity for the sentences of a request."""
 
 
 @dataclass(eq=False)

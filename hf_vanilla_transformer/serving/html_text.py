@@ -207,7 +207,7 @@ class _TextUnit:
 
 
 class _Placement:
-    """Places the inline elements of a passage in its translation."""
+    """Puts the inline elements of a passage around their translations."""
 
     def __init__(self, source: str, target: str, parts: Sequence[TranslatedPart]):
         self.target = target

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..errors import UserError, check_at_least_one
 from ..inference.documents import sentence_splitter
 from ..inference.translator import Translator
+from ..web.page import model_facts
 from .app import Server, create_app
 from .languages import model_folders
 from .options import ServeOptions
@@ -48,12 +49,7 @@ def _site(folder: Path, source: str, target: str, translator: Translator) -> dic
     described = translator.describe()
     return {
         "engine": "server",
-        "title": folder.resolve().name,
-        "source_language": source,
-        "target_language": target,
-        "parameters": translator.model.num_parameters(),
-        "layers": translator.model.config.decoder_layers,
-        "heads": translator.model.config.decoder_attention_heads,
+        **model_facts(translator.model, folder, source, target),
         "dtype": described["dtype"],
         "bytes": translator.model.get_memory_footprint(),
         "search": {"num_beams": described["num_beams"]},

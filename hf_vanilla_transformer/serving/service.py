@@ -77,8 +77,8 @@ class LanguagePair:
 
         Raises:
             UserError: a sentence is longer than the learned positions of the model.
-            TooLong: there are more sentences than the queue can contain.
-            QueueFull: there are more sentences than the queue has room for.
+            TooLong: the sentences never fit into the queue.
+            QueueFull: the sentences do not fit into the queue at present.
         """
         if html:
             return await self._translate_html(texts)

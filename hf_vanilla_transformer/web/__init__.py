@@ -1,4 +1,4 @@
-"""A translator in a browser: the page, and the static folder with the model as ONNX. See README.md in this folder."""
+"""A translator in the browser: the page, and a static site with the model as ONNX. See README.md in this folder."""
 
 from .page import CONTENT_TYPES, page_files
 

@@ -1,13 +1,16 @@
-"""The files of the page, for whoever serves them. README.md in this folder describes `site.json` and the engines."""
+"""The files of the page, for any server. README.md in this folder describes `site.json` and the engines."""
 
 import base64
 import hashlib
 import json
 from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-#: Content types by suffix, of every file of the page and of a model beside it.
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+#: Content types by suffix, for the files of the page and of a model.
 CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -20,27 +23,41 @@ CONTENT_TYPES = {
     "md": "text/markdown; charset=utf-8",
 }
 
-# Files that only one of the engines needs.
+# Files for only one of the engines
 _OF_ENGINE = {"server": ("server_engine.js",), "browser": ("browser_engine.js", "browser_runtime.js", "search.js")}
-_ANY_POLICY = "default-src 'self'"  # of index.html, replaced by that of the site
+_ANY_POLICY = "default-src 'self'"  # in index.html, which `_index` replaces
 
 
 def page_files(site: dict[str, Any]) -> dict[str, bytes]:
-    """The page for one engine, by file name; each file belongs beside `index.html`.
+    """The files of the page for one engine, by name. They belong into one folder.
 
     Args:
-        site: the content of `site.json`; `site["engine"]` is "browser" or "server".
+        site: the content of `site.json`. `site["engine"]` is "browser" or "server".
     """
-    others = [name for engine, names in _OF_ENGINE.items() if engine != site["engine"] for name in names]
+    unused = [name for engine, names in _OF_ENGINE.items() if engine != site["engine"] for name in names]
     folder = resources.files(__package__) / "static"
-    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in others}
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in unused}
     files["index.html"] = _index(files["index.html"].decode(), site).encode()
     files["site.json"] = (json.dumps(site, indent=2, ensure_ascii=False) + "\n").encode()
     return files
 
 
+def model_facts(
+    model: VanillaTransformerForConditionalGeneration, folder: Path, source: str | None, target: str | None
+) -> dict[str, Any]:
+    """The fields of `site.json` that both engines have."""
+    return {
+        "title": folder.resolve().name,
+        "source_language": source,
+        "target_language": target,
+        "parameters": model.num_parameters(),
+        "layers": model.config.decoder_layers,
+        "heads": model.config.decoder_attention_heads,
+    }
+
+
 def _index(html: str, site: dict[str, Any]) -> str:
-    """index.html with its Content-Security-Policy, and the hashes of the modules that another host serves."""
+    """index.html with its Content-Security-Policy and the hashes of modules from a different host."""
     modules = [entry for name, entry in site.get("runtime", {}).items() if name != "wasm"]
     hashes = {entry["url"]: entry["integrity"] for entry in modules if "integrity" in entry}
     import_map = json.dumps({"integrity": hashes}) if hashes else None
@@ -50,9 +67,9 @@ def _index(html: str, site: dict[str, Any]) -> str:
 
 
 def content_security_policy(site: dict[str, Any], import_map: str | None = None) -> str:
-    """What the page may load: its own files, and where it has one, the runtime's host.
+    """Allow the page to load its files, and the runtime from its host.
 
-    Trusted types forbid that a script makes HTML of text; a server may send the policy as a header too.
+    Trusted types forbid scripts to make HTML of text. A server can send the policy as a header too.
 
     Args:
         import_map: the text of the page's import map.

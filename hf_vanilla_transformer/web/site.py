@@ -18,29 +18,33 @@ from ..inference.documents import card_languages
 from ..interop.transformers_folders import load_peer
 from ..interop.transformers_js import DTYPES, GRAPHS, write
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .page import page_files
+from .page import model_facts, page_files
 
-# What the page runs, pinned: the npm package with its version, the file in it, and the hash (SRI) of that file.
+# The libraries of the page, pinned: the npm package with its version, the file in it, and the hash (SRI) of that file.
 _HOST = "https://cdn.jsdelivr.net/npm"
+_ONNXRUNTIME, _TOKENIZERS = "onnxruntime-web@1.30.0", "@huggingface/tokenizers@0.2.0"
 _RUNTIME = {
     "onnxruntime": (
-        *("onnxruntime-web@1.30.0", "dist/ort.wasm.bundle.min.mjs"),
+        _ONNXRUNTIME,
+        "dist/ort.wasm.bundle.min.mjs",
         "sha384-PLWz+nHEVHpjwBsO0YVdvQj6n5814Iv8E3b8FG0Rp/uIAtjFMCKOpP66iPzedrIG",
     ),
     "wasm": (
-        *("onnxruntime-web@1.30.0", "dist/ort-wasm-simd-threaded.wasm"),
+        _ONNXRUNTIME,
+        "dist/ort-wasm-simd-threaded.wasm",
         "sha384-vjBJ1z7qrhkTyYsNqKeF6c7N+nOJSU94czEo+tvZcu8G75JparGq9kB+kTnEUNVM",
     ),
     "tokenizers": (
-        *("@huggingface/tokenizers@0.2.0", "dist/tokenizers.min.mjs"),
+        _TOKENIZERS,
+        "dist/tokenizers.min.mjs",
         "sha384-Tl2lMbeE3RCGFLOUGQ7LhvaagysxiOw/9dulz2sD6jxNa1MckRJQBbYdVHhOoqEs",
     ),
 }
 _WASM_BYTES = 14_239_897
+PACKAGES = [_TOKENIZERS, _ONNXRUNTIME]
 
-#: transformers.js begins with q8 in a browser, and with fp32 in Node.
+#: transformers.js uses q8 by default in a browser, and fp32 in Node.
 DEFAULT_DTYPES = ("q8", "fp32")
-PACKAGES = sorted({package for package, _, _ in _RUNTIME.values()})
 
 
 def write_site(
@@ -56,20 +60,20 @@ def write_site(
 
     Args:
         source: a model folder with its tokenizer.
-        output: a new folder; it appears when it is complete.
-        overwrite: replace a folder that exists already.
-        dtypes: of the weights, keys of `interop.transformers_js.DTYPES`; the page begins with the first.
-        runtime: the folder in which `npm install` of `PACKAGES` was run, to copy the runtime from, so that the site
-            works without a network; None: the page loads it from a content delivery network, checked by its hash.
+        output: a new folder. It appears when it is complete.
+        overwrite: replace an existing folder.
+        dtypes: of the weights, keys of `interop.transformers_js.DTYPES`. The page starts with the first.
+        runtime: folder after `npm install` of `PACKAGES`. The site contains the runtime and works without a network.
+            None lets the page load the runtime from a content delivery network and check its hash.
         examples: sentences that the page offers.
 
     Raises:
-        UserError: a folder that is not empty, a damaged model, a runtime of another version, or what
-            `interop.transformers_js.write` refuses.
+        UserError: the folder is not empty, the model is damaged, the runtime has a different version, or
+            `interop.transformers_js.write` refuses the model.
     """
     source, output = Path(source), Path(output)
     if output.resolve() in (source.resolve(), *source.resolve().parents):
-        raise UserError(f"output {output} holds the model itself; name a new folder")
+        raise UserError(f"output {output} contains the model itself: name a new folder")
     files = None if runtime is None else _local_runtime(Path(runtime))
     with new_folder(output, overwrite) as folder:
         model = load_peer(VanillaTransformerForConditionalGeneration, source).to(torch.float32)
@@ -92,19 +96,19 @@ def write_site(
 def publish_site(
     source: str | Path, model_id: str, repo_id: str | None = None, private: bool | None = None
 ) -> tuple[str, str]:
-    """Make or update the static Space that translates with a model, beside the model on the Hub.
+    """Create or update the static Space that translates with a model on the Hub.
 
     Args:
         source: the model's folder.
-        model_id: the model's name on the Hub, where it is already.
-        repo_id: the Space's name; None for the model's.
+        model_id: the model's name on the Hub.
+        repo_id: the Space's name. None is the model's.
         private: create a private Space.
 
     Returns:
         The Space's title, and the URL of the commit.
 
     Raises:
-        UserError: what `write_site` and `hub.space.publish_space` refuse.
+        UserError: see `write_site` and `hub.space.publish_space`.
     """
     names = card_languages(Path(source))
     title = " → ".join(names) if len(names) == 2 else model_id.rpartition("/")[2]
@@ -121,30 +125,23 @@ def describe(
     examples: list[str],
     local: bool,
 ) -> dict[str, Any]:
-    """The content of `site.json`; README.md in this folder describes it.
+    """The content of `site.json`, as README.md in this folder describes it.
 
     Args:
-        sizes: bytes of the graphs by dtype. local: whether the site holds the runtime.
+        sizes: bytes of the graphs by dtype. local: the site contains the runtime.
     """
     languages = card_languages(source)
-    source_language, target_language = languages if len(languages) == 2 else (None, None)
+    encoder, decoder = GRAPHS
     return {
         "engine": "browser",
-        "title": source.resolve().name,
-        "source_language": source_language,
-        "target_language": target_language,
+        **model_facts(model, source, *(languages if len(languages) == 2 else (None, None))),
         "examples": examples,
-        "parameters": model.num_parameters(),
-        "layers": model.config.decoder_layers,
-        "heads": model.config.decoder_attention_heads,
         "search": search_settings(model),
         "tokenizer": ["model/tokenizer.json", "model/tokenizer_config.json"],
         "dtypes": {
             dtype: {
-                **{
-                    part: f"model/onnx/{name}{DTYPES[dtype]}.onnx"
-                    for part, name in zip(("encoder", "decoder"), GRAPHS, strict=True)
-                },
+                "encoder": f"model/onnx/{encoder}{DTYPES[dtype]}.onnx",
+                "decoder": f"model/onnx/{decoder}{DTYPES[dtype]}.onnx",
                 "bytes": size,
             }
             for dtype, size in sizes.items()
@@ -154,7 +151,7 @@ def describe(
 
 
 def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
-    """The page's search: that of `generate` with the model's generation config."""
+    """The search of the page, which is the search of `generate` with the model's generation config."""
     given, config = model.generation_config.to_diff_dict(), model.config
     ends = given.get("eos_token_id", config.eos_token_id)
     settings: dict[str, Any] = {
@@ -179,29 +176,24 @@ def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[s
 
 
 def _runtime(local: bool) -> dict[str, dict[str, Any]]:
-    if local:
-        found: dict[str, dict[str, Any]] = {
-            name: {"url": f"runtime/{Path(file).name}"} for name, (_, file, _) in _RUNTIME.items()
-        }
-    else:
-        found = {
-            name: {"url": f"{_HOST}/{package}/{file}", "integrity": integrity}
-            for name, (package, file, integrity) in _RUNTIME.items()
-        }
-    found["wasm"]["bytes"] = _WASM_BYTES
-    return found
+    entries: dict[str, dict[str, Any]] = {}
+    for name, (package, file, integrity) in _RUNTIME.items():
+        remote = {"url": f"{_HOST}/{package}/{file}", "integrity": integrity}
+        entries[name] = {"url": f"runtime/{Path(file).name}"} if local else remote
+    entries["wasm"]["bytes"] = _WASM_BYTES
+    return entries
 
 
 def _local_runtime(folder: Path) -> dict[str, Path]:
-    """The files of the runtime in an npm folder, checked against their hashes."""
+    """The files of the runtime in an npm folder, after a check of their hashes."""
     install = f"npm install {' '.join(PACKAGES)}"
-    found = {}
+    paths = {}
     for name, (package, file, integrity) in _RUNTIME.items():
         path = folder / "node_modules" / package.rpartition("@")[0] / file
         if not path.is_file():
-            raise UserError(f"runtime {folder}: {path.relative_to(folder)} is missing; run there: {install}")
+            raise UserError(f"runtime {folder}: {path.relative_to(folder)} is missing: run there {install}")
         digest = base64.b64encode(hashlib.sha384(path.read_bytes()).digest()).decode()
         if f"sha384-{digest}" != integrity:
-            raise UserError(f"runtime {folder}: {path.relative_to(folder)} is not that of {package}; run: {install}")
-        found[name] = path
-    return found
+            raise UserError(f"runtime {folder}: {path.relative_to(folder)} is not of {package}: run there {install}")
+        paths[name] = path
+    return paths

@@ -1,6 +1,6 @@
-// Pictures of cross-attention. `attention` is layers × heads × T × S weights; a head is "mean" or [layer, head].
+// Pictures of cross-attention. `attention` is layers × heads × T × S weights. A head is "mean" or [layer, head].
 
-const MOST_CELLS = 6000; // of the table; longer sentences have the small maps only
+const MOST_CELLS = 6000; // of the table. Longer sentences have only the small maps
 
 /** The weights (T × S) of a head, or their mean over all layers and heads. */
 export function weightsOf(attention, head) {
@@ -9,7 +9,7 @@ export function weightsOf(attention, head) {
   return heads[0].map((row, t) => row.map((_, s) => heads.reduce((sum, each) => sum + each[t][s], 0) / heads.length));
 }
 
-/** A small map for each head, one row for each layer; `choose(head)` is called on a click. */
+/** Draw a small map for each head, in a row for each layer. A click calls `choose(head)`. */
 export function drawHeads(container, attention, chosen, choose) {
   const mean = document.createElement("button");
   mean.textContent = "mean of all";
@@ -51,7 +51,7 @@ export function drawHeads(container, attention, chosen, choose) {
   check(chosen);
 }
 
-/** A pixel for each weight; the canvas has the colour of the text, so that it suits light and dark. */
+/** A canvas with a pixel for each weight, in a colour that suits light and dark. */
 function map(weights) {
   const canvas = document.createElement("canvas");
   canvas.width = weights[0].length;
@@ -63,7 +63,7 @@ function map(weights) {
   return canvas;
 }
 
-/** The weights of one head as a table: a row for each target token, `look(row)` when the pointer enters it. */
+/** Draw the weights of one head as a table with a row for each target token. Pointing at it calls `look(row)`. */
 export function drawWeights(table, weights, tokens, source, look) {
   table.replaceChildren();
   if (weights.length * source.length > MOST_CELLS) return;

@@ -23,7 +23,7 @@ export function treeOf({ tree, hypotheses }) {
   return nodes;
 }
 
-/** Draw nodes {parent, text, state}, of which each comes after its parent. */
+/** Draw nodes {parent, text, state}. Each comes after its parent. */
 export function drawTree(svg, nodes) {
   const { columns, best } = arrange(nodes);
   const widths = columns.map((column) => 2 * PADDING + CHARACTER * Math.max(...column.map((i) => label(nodes[i]).length)));
@@ -53,7 +53,7 @@ export function drawTree(svg, nodes) {
   svg.replaceChildren(...lines, ...boxes);
 }
 
-/** The nodes of each step, those with the same parent side by side; and those of the best hypothesis. */
+/** The nodes of each step, siblings next to each other, and the nodes of the best hypothesis. */
 function arrange(nodes) {
   const columns = [], steps = [], rows = [];
   nodes.forEach((each, i) => {

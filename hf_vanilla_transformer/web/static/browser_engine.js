@@ -1,5 +1,5 @@
 // The page's engine in a browser: encoder and decoder in onnxruntime-web, in this tab. See README.md, "The interface of
-// an engine". Nothing here needs a browser but what is passed to `createEngine`: Node runs it too.
+// an engine". Only the arguments of `createEngine` need a browser: Node runs this file too.
 //
 // Shapes: K beams, S source length, T tokens of the call, P tokens in the KV cache, H heads, V target vocabulary.
 
@@ -70,7 +70,7 @@ function emptyTranslation() {
   return { source: [], text: "", tokens: [], probabilities: [], attention: [], alternatives: [], hypotheses: [], tree: [] };
 }
 
-/** P of each token and of its best alternatives, from the logits before each. */
+/** The probabilities of each token and of its best alternatives, from the logits at its position. */
 function probabilities(logits, ids, count, tokenizer) {
   const found = { probabilities: [], alternatives: [] };
   logits.forEach((row, position) => {
@@ -108,17 +108,17 @@ async function loadTokenizer(site, Tokenizer, read) {
   }
 }
 
-/** Text to ids and back, and the part of a text that each token is. */
+/** Converts text to ids and back, and gives the surface of each token. */
 class TextTokenizer {
   constructor(Tokenizer, content, config) {
-    // A special token that somebody types is ordinary text, as in Python with split_special_tokens.
+    // A typed special token is ordinary text, as in Python with split_special_tokens.
     const added = config.split_special_tokens ? content.added_tokens.filter((token) => !token.special) : content.added_tokens;
     this.encoder = new Tokenizer({ ...content, added_tokens: added }, config);
     this.decoder = new Tokenizer(content, config);
     this.special = new Map(content.added_tokens.filter((token) => token.special).map(({ id, content }) => [id, content]));
   }
 
-  /** The ids of a text with its end token; null if there is nothing to translate. */
+  /** The ids of a text with its end token, or null if there is nothing to translate. */
   encode(text) {
     const line = text.replace(/\s*\n\s*/g, " ");
     return line.trim() === "" ? null : this.encoder.encode(line).ids;
@@ -129,7 +129,7 @@ class TextTokenizer {
     return ordinary.length === 0 ? "" : this.decoder.decode(ordinary, { skip_special_tokens: true });
   }
 
-  /** What `id` adds to the text of the ids before it, white space included; "" for a part of a character. */
+  /** The text that `id` adds to the ids before it, white space included. It is "" for a part of a character. */
   surface(before, id) {
     if (this.special.has(id)) return this.special.get(id);
     const text = whole(this.decode(before));
@@ -142,7 +142,7 @@ class TextTokenizer {
   }
 }
 
-/** Without the character at the end of which some bytes are missing. */
+/** Remove a character with missing bytes from the end. */
 function whole(text) {
   return text.replace(/\uFFFD+$/, "");
 }
@@ -160,7 +160,7 @@ class Model {
     return new this.ort.Tensor("int64", data, [rows.length, rows[0].length]);
   }
 
-  /** Read a source; its beams are then those of `step`. */
+  /** Encode a source for the following calls of `step` and `score`. */
   async encode(ids) {
     this.mask = ids.map(() => 1);
     const feeds = { input_ids: this.integers([ids]), attention_mask: this.integers([this.mask]) };
@@ -215,7 +215,7 @@ class Model {
 
 const pastOf = (name) => name.replace("present", "past_key_values");
 
-/** The rows of a tensor (K, …) that the beams go on from. */
+/** Select the rows of a tensor (K, …) from which the beams continue. */
 function selectRows(ort, { data, dims }, rows) {
   if (rows.length === dims[0] && rows.every((row, i) => row === i)) return new ort.Tensor("float32", data, dims);
   const size = data.length / dims[0];
@@ -224,7 +224,7 @@ function selectRows(ort, { data, dims }, rows) {
   return new ort.Tensor("float32", selected, [rows.length, ...dims.slice(1)]);
 }
 
-/** A tensor as nested arrays; the innermost rows stay typed arrays unless `convert` changes their numbers. */
+/** A tensor as nested arrays. The innermost rows stay typed arrays unless `convert` changes their numbers. */
 function nested({ data, dims }, convert) {
   if (dims.length === 1) return convert === Number ? data : Array.from(data, convert);
   const size = data.length / dims[0];

@@ -1,4 +1,4 @@
-// What the browser's engine needs from a browser: WebAssembly, the two libraries, and the files with their progress.
+// Loads the browser's engine: WebAssembly, the two libraries, and the files with their progress.
 
 import { createEngine } from "./browser_engine.js";
 
@@ -7,7 +7,7 @@ const SIMD = new Uint8Array([
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 22, 1, 20, 0, 253, 12, ...new Array(16).fill(0), 11,
 ]);
 
-/** Load onnxruntime-web, the tokenizer and a model; `onProgress(loaded, total)` counts bytes. */
+/** Load onnxruntime-web, the tokenizer and a model. `onProgress(loaded, total)` counts bytes. */
 export async function loadEngine(site, dtype, onProgress) {
   if (typeof WebAssembly !== "object" || !WebAssembly.validate(SIMD)) {
     throw new Error("This browser has no WebAssembly with SIMD, which the translator needs: try a newer one.");
@@ -26,7 +26,7 @@ export async function loadEngine(site, dtype, onProgress) {
   return createEngine({ site, dtype, ort, Tokenizer, read: (path) => read(path, progress) });
 }
 
-/** Import a module; the page's import map holds the hash of one from another host. */
+/** Import a module. The page's import map contains the hash of a module from a different host. */
 async function importModule(url) {
   try {
     return await import(new URL(url, document.baseURI).href);
@@ -35,7 +35,7 @@ async function importModule(url) {
   }
 }
 
-/** The bytes of a file; an integrity hash is checked by the browser. */
+/** Read the bytes of a file. The browser checks an integrity hash. */
 async function read(path, onBytes, integrity) {
   let response;
   try {

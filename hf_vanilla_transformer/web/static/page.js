@@ -1,10 +1,10 @@
-// What is seen on the page, and what happens on input. All text reaches the page as text nodes, never as HTML.
+// The visible page, and its reactions to input. All text reaches the page as text nodes, never as HTML.
 
 import { drawHeads, drawWeights, weightsOf } from "./attention.js";
 import { drawTree, treeOf } from "./beam_tree.js";
 
 const byId = (id) => document.getElementById(id);
-const TYPING_PAUSE = 120; // milliseconds without a key before a translation begins
+const TYPING_PAUSE = 120; // milliseconds without a key before a translation starts
 const FRAME = 40; // milliseconds between two drawings of the growing tree
 
 const state = {
@@ -12,8 +12,8 @@ const state = {
   engine: null,
   translation: null,
   prefix: [], // token ids that the user fixed
-  token: null, // index of the token that is looked at
-  pinned: false, // whether it was clicked, so that the pointer may leave it
+  token: null, // index of the chosen token
+  pinned: false, // it was clicked, so that it stays when the pointer leaves
   head: "mean", // or [layer, head]
   running: null, // AbortController of the search
   settled: Promise.resolve(), // when the last search has ended
@@ -29,7 +29,7 @@ async function start() {
   await load(site.dtypes && Object.keys(site.dtypes)[0]);
 }
 
-/** Load the engine; in a browser with the weights of `dtype`. */
+/** Load the engine, in a browser with the weights of `dtype`. */
 async function load(dtype) {
   const source = byId("source");
   source.disabled = true;
@@ -194,7 +194,7 @@ function pin(i) {
   state.pinned = !again;
 }
 
-/** Show what the decoder did at token `i`; null: at none. */
+/** Choose token `i` and show its attention and alternatives. null chooses none. */
 function look(i) {
   state.token = i;
   if (i === null) state.pinned = false;
@@ -211,7 +211,7 @@ function showToken() {
   if (token !== null) showAlternatives(token);
 }
 
-/** Which target tokens look at source token `i`. */
+/** Mark the target tokens that attend to source token `i`. */
 function showColumn(i) {
   const weights = weightsOf(state.translation.attention, state.head);
   [...byId("source-tokens").children].forEach((span, j) => span.style.setProperty("--weight", i === j ? 1 : 0));

@@ -4,7 +4,7 @@
 // Shapes: K beams, V target vocabulary, P tokens of the prefix, the start token included.
 
 /**
- * The divisor of a hypothesis's log-probability; the end token counts, the prefix does not.
+ * The divisor of a hypothesis's log-probability. The end token counts, the prefix does not.
  * "gnmt" is ((5 + length) / 6)^α (Wu et al. 2016, Eq. 14), "power" is Hugging Face's length^α.
  */
 export function lengthPenalty(length, { length_penalty: alpha, formula }) {
@@ -36,15 +36,15 @@ export function topTokens(logits, count, suppressed) {
 }
 
 /**
- * Find the best hypotheses that begin with `prefix`.
+ * Find the best hypotheses that start with `prefix`.
  *
- * @param decoder `await decoder.step(tokens, parents)` reads tokens of each beam (K arrays of equal length), where beam
- *   k goes on from beam parents[k] of the step before, and returns K rows of V logits for the next token.
+ * @param decoder `await decoder.step(tokens, parents)` reads tokens of each beam (K arrays of equal length). Beam k
+ *   continues beam parents[k] of the previous step. It returns K rows of V logits for the next token.
  * @param prefix token ids, the start token first.
  * @param settings num_beams, length_penalty, formula, early_stopping, eos_token_ids, forced_eos_token_id,
- *   suppressed_tokens; max_new_tokens: the most tokens after the prefix; num_hypotheses (default 1): the paper's search
- *   goes on until no running hypothesis can be one of so many.
- * @param hooks signal: an AbortSignal; onStep(nodes): called after each step, awaited.
+ *   suppressed_tokens, max_new_tokens (after the prefix), num_hypotheses (default 1): the paper's search ends when no
+ *   running hypothesis can be one of the best num_hypotheses.
+ * @param hooks signal: an AbortSignal, onStep(nodes): called and awaited after each step.
  * @returns {hypotheses: [{tokens, score, logProbability}] (without the prefix, the best first), nodes: the tree, a list
  *   of {parent, id, log_probability, state}}
  */
@@ -59,7 +59,7 @@ export async function beamSearch(decoder, prefix, settings, { signal, onStep } =
     const candidates = extend(running, logits, length, settings);
     const ends = (each) => length === limit || settings.eos_token_ids.includes(each.tokens.at(-1));
 
-    // Only the best K may end: the others are there to go on.
+    // Only the best K may end. The rest are candidates to continue.
     const finished = candidates.slice(0, beams).filter(ends);
     for (const each of finished) each.score = each.logProbability / lengthPenalty(length, settings);
     ended = [...ended, ...finished].sort((a, b) => b.score - a.score).slice(0, beams); // stable: earlier ones first
@@ -79,7 +79,7 @@ export async function beamSearch(decoder, prefix, settings, { signal, onStep } =
 /** The best continuations of all beams by one token, the best first. */
 function extend(running, logits, length, settings) {
   const { num_beams: beams, eos_token_ids: eos, forced_eos_token_id: forced, max_new_tokens: limit } = settings;
-  // Of the best continuations K may end with each end token; K more must be there to go on.
+  // Up to K candidates may end with each end token, and K more must be able to continue.
   const count = beams === 1 ? 1 : beams * Math.max(2, 1 + eos.length);
   const candidates = [];
   running.forEach((parent, beam) => {
@@ -101,13 +101,13 @@ function addNode(nodes, hypothesis, state) {
   nodes.push({ parent, id: tokens.at(-1), log_probability: logProbability, state });
 }
 
-/** Whether what has ended is final. */
+/** Whether the ended hypotheses are final. */
 function isDone(running, ended, length, settings) {
   const { num_beams: beams, max_new_tokens: limit, formula, early_stopping: early, length_penalty: alpha } = settings;
   if (running.length === 0 || (early === true && ended.length === beams)) return true;
   const enough = formula === "gnmt" ? (settings.num_hypotheses ?? 1) : beams;
   if (ended.length < enough) return false;
-  // With the paper's penalty a longer hypothesis can still win; the bound is its score if all further tokens were
+  // With the paper's penalty a longer hypothesis can still win. The bound is its score if all further tokens were
   // certain. Hugging Face's `length_penalty` compares at the present length unless early_stopping is "never".
   const grows = alpha > 0 && (formula === "gnmt" || early === "never");
   const bound = running[0].logProbability / lengthPenalty(grows ? limit : length, settings);

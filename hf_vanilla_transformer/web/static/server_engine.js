@@ -1,6 +1,6 @@
-// The page's engine where a server computes: see README.md, "The interface of an engine".
+// The page's engine on a server. See README.md, "The interface of an engine".
 
-/** An engine that asks the server from which the page came. */
+/** An engine that sends each text to the server of the page. */
 export async function createEngine() {
   return { translate };
 }
