@@ -121,11 +121,3 @@ def replace_folder(folder: Path, target: Path) -> None:
         except BaseException:
             os.replace(old, target)
             raise
-
-
-def move_files(source: Path, target: Path) -> None:
-    """Rename each file in the folder `source` into the folder `target`, which keeps its other files."""
-    for path in sorted(path for path in source.rglob("*") if path.is_file()):
-        moved = target / path.relative_to(source)
-        moved.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, moved)

@@ -1,10 +1,11 @@
 """User errors: one line on standard error and an exit status, without a traceback."""
 
+import difflib
 import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class UserError(ValueError):
@@ -25,6 +26,12 @@ class Interrupted(UserError):
 
 class DiskFull(UserError):
     """A file was not written because of a full disk, a quota or a limit; the message names the folder."""
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """`did you mean X?` for the known name that is most similar to a mistyped one; None if none is similar."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {nearest[0]}?" if nearest else None
 
 
 def check_at_least_one(**values: int | None) -> None:

@@ -2,7 +2,7 @@
 # Train, score, save, reload and use a translator of number words: bash scripts/quickstart.sh [--FIELD VALUE …]
 #
 # Creates .venv if it is missing, installs the dependencies, and trains the recipe numbers_en_de into runs/quickstart,
-# replacing an earlier quickstart. Arguments go to scripts/train.py. Fails if the model has not learnt the task.
+# replacing an earlier quickstart. Arguments go to `vanilla-transformer train`. Fails if the model has not learnt the task.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
@@ -19,7 +19,7 @@ started=$SECONDS
 
 ensure_environment plot,onnx
 ((${#target[@]} == 0)) || rm -rf -- "$model"
-"$python" "$root/scripts/train.py" "$root/scripts/recipes/numbers_en_de.yaml" ${target[@]+"${target[@]}"} "$@"
+"$python" -m vanilla_transformer_cli train numbers_en_de ${target[@]+"${target[@]}"} "$@"
 
 # New processes, which load the model from its folder.
 sentences=$(
@@ -31,19 +31,19 @@ nine hundred and ninety-nine
 six thousand, eight hundred and fifty-two
 END
 )
-translations=$("$python" "$root/scripts/translate.py" --model "$model" <<<"$sentences")
-attention_map=$("$python" "$root/scripts/plot_attention.py" --model "$model" --sentence "two hundred and thirty-four" \
+translations=$("$python" -m vanilla_transformer_cli translate --model "$model" <<<"$sentences")
+attention_map=$("$python" -m vanilla_transformer_cli attention --model "$model" --sentence "two hundred and thirty-four" \
   --output "$model/attention.png")
 
 printf '\nSample translations\n'
 paste -- <(printf '%s\n' "$sentences") <(printf '%s\n' "$translations") |
   while IFS=$'\t' read -r source translation; do printf '  %-42s → %s\n' "$source" "$translation"; done
 
-"$python" - "$root" "$model" "$attention_map" "$((SECONDS - started))" <<'END'
+"$python" - "$model" "$attention_map" "$((SECONDS - started))" <<'END'
 import json
 import sys
 
-root, model, attention_map, seconds = sys.argv[1:]
+model, attention_map, seconds = sys.argv[1:]
 with open(f"{model}/all_results.json", encoding="utf-8") as file:
     results = json.load(file)
 exact, bleu = results["test_exact_match"], results["test_bleu"]
@@ -65,7 +65,7 @@ Load the model in Python ({sys.executable}):
 
 Open your own translator in a browser, at http://127.0.0.1:8000/:
 
-    {sys.executable} {root}/scripts/export_model.py --to web --overwrite {model} {model}_web && \\
+    {sys.executable} -m vanilla_transformer_cli export --to web --overwrite {model} {model}_web && \\
       {sys.executable} -m http.server --bind 127.0.0.1 --directory {model}_web 8000
 """)
 if exact < 98 or bleu < 99:

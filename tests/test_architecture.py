@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla_transformer"
 COMMAND = ROOT / "scripts" / "vanilla_transformer_cli"
 BUNDLE = sorted(PACKAGE.glob("*_vanilla_transformer.py"))
-MAX_FLOORS, MAX_FILES, MAX_CODE_LINES = 9, 7, 1600
+MAX_FLOORS, MAX_FILES, MAX_CODE_LINES = 8, 7, 1600
 IMPORT_NAMES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub"}  # where they differ from the distribution's
 
 Graph = dict[str, set[str]]
 
 
 def modules() -> dict[str, Path]:
-    """dotted name -> file, of the package, of the command and of the scripts (as `scripts.NAME`)."""
-    found = {f"scripts.{path.stem}": path for path in sorted((ROOT / "scripts").glob("*.py"))}
+    """dotted name -> file, of the package and of the command."""
+    found = {}
     for path in [*sorted(PACKAGE.rglob("*.py")), *sorted(COMMAND.rglob("*.py"))]:
         parts = path.relative_to(PACKAGE.parent if PACKAGE in path.parents else COMMAND.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -54,8 +54,6 @@ def module_graph() -> Graph:
     graph: Graph = {}
     for name, path in MODULES.items():
         found = set(imports(name, ast.parse(path.read_text(encoding="utf-8"))))
-        # a script that imports another one by its bare name, as Python's path for scripts allows
-        found |= {f"scripts.{module}" for module in found if name.startswith("scripts.")}
         graph[name] = {module for module in found if module in MODULES} - {name}
     return graph
 
@@ -63,7 +61,7 @@ def module_graph() -> Graph:
 def entry(module: str) -> str:
     """Where a module stands in the list of CONTRIBUTING: a subpackage, the bundle, or a module at the top."""
     parts = module.split(".")
-    if parts[0] in ("scripts", COMMAND.name):
+    if parts[0] == COMMAND.name:
         return parts[0]
     if len(parts) == 1:
         return "__init__"
@@ -138,16 +136,11 @@ def test_subpackages_have_no_cycle() -> None:
 
 
 def test_floors_from_scripts_to_errors_are_few() -> None:
-    # A floor is an entry of the list: all scripts, a subpackage, the bundle, or a single module. The longest chain of
+    # A floor is an entry of the list: the command, a subpackage, the bundle, or a single module. The longest chain of
     # imports between entries gives their number.
     assert cycle(ENTRIES) == []
-    chain = longest_chain(ENTRIES, "scripts", "errors")
+    chain = longest_chain(ENTRIES, COMMAND.name, "errors")
     assert 2 <= len(chain) <= MAX_FLOORS, " -> ".join(chain)
-
-
-def test_scripts_do_not_import_each_other() -> None:
-    found = [f"{name} imports {other}" for name in GRAPH for other in GRAPH[name] if other.startswith("scripts.")]
-    assert not found, "\n".join(found)
 
 
 def test_subcommands_do_not_import_each_other() -> None:
@@ -201,7 +194,7 @@ def test_optional_libraries_are_imported_inside_functions() -> None:
     allowed = (
         {IMPORT_NAMES.get(name, name) for name in names} | set(sys.stdlib_module_names) | {PACKAGE.name, COMMAND.name}
     )
-    allowed |= {"pyarrow"} | {path.stem for path in (ROOT / "scripts").glob("*.py")}  # pyarrow comes with datasets
+    allowed |= {"pyarrow"}  # comes with datasets
     found = []
     for name, path in MODULES.items():
         statements = [

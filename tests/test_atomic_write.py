@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.atomic_write import atomic_file, move_files, new_folder, replace_folder
+from hf_vanilla_transformer.atomic_write import atomic_file, new_folder, replace_folder
 from hf_vanilla_transformer.errors import UserError
 
 
@@ -98,15 +98,3 @@ def test_replace_folder_restores_the_old_one_if_renaming_fails(tmp_path, monkeyp
     monkeypatch.undo()
     replace_folder(tmp_path / "new", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"] and len(list(tmp_path.iterdir())) == 1
-
-
-def test_move_files_keeps_the_other_files(tmp_path):
-    (tmp_path / "new" / "sub").mkdir(parents=True)
-    (tmp_path / "new" / "sub" / "a").write_text("new")
-    (tmp_path / "new" / "b").write_text("new")
-    (tmp_path / "run").mkdir()
-    for name in ("b", "c"):
-        (tmp_path / "run" / name).write_text("old")
-    move_files(tmp_path / "new", tmp_path / "run")
-    files = {str(path.relative_to(tmp_path / "run")): path.read_text() for path in (tmp_path / "run").rglob("?")}
-    assert files == {"b": "new", "c": "old", "sub/a": "new"}

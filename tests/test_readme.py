@@ -225,7 +225,6 @@ def parse(monkeypatch):
     def parse(run, command):
         monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
         monkeypatch.setattr(sys, "argv", command)
-        monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # as `python scripts/NAME.py` does
         with pytest.raises(Parsed):
             run()
 
@@ -235,13 +234,19 @@ def parse(monkeypatch):
 def parse_script(path, arguments, parse):
     path = EXPORTED.get(path, path)
     assert (ROOT / path).is_file(), path
-    if path == "scripts/train.py":
-        parse_recipe(arguments)
+    parse(lambda: runpy.run_path(str(ROOT / path), run_name="__main__"), [path, *arguments])
+
+
+def parse_subcommand(arguments, parse):
+    if arguments[0] == "train":
+        parse_recipe([recipe_path(arguments[1]), *arguments[2:]])
     else:
-        parse(lambda: runpy.run_path(str(ROOT / path), run_name="__main__"), [path, *arguments])
+        parse(lambda: vanilla_transformer(arguments), [])
 
 
 def parse_module(name, arguments, parse):
+    if name == "vanilla_transformer_cli":
+        return parse_subcommand(arguments, parse)
     spec = importlib.util.find_spec(name)
     assert spec is not None, name
     if "ArgumentParser" in Path(spec.origin).read_text(encoding="utf-8"):
@@ -267,15 +272,13 @@ def test_command_parses(command, parse, monkeypatch):
         assert arguments[0] == "install" and extra is not None
         assert extra[1] is None or re.search(rf"^{extra[1]} = \[", Path("pyproject.toml").read_text("utf-8"), re.M)
     elif executable == "vanilla-transformer":
-        if arguments[0] == "train":
-            parse_recipe([recipe_path(arguments[1]), *arguments[2:]])
-        else:
-            parse(lambda: vanilla_transformer(arguments), [])
+        parse_subcommand(arguments, parse)
     elif executable == "accelerate":
         launcher = importlib.import_module("accelerate.commands.launch").launch_command_parser()
         launched = launcher.parse_args(arguments[1:])
         assert launched.config_file is None or Path(launched.config_file).is_file()
-        parse_script(launched.training_script, launched.training_script_args, parse)
+        assert launched.module
+        parse_module(launched.training_script, launched.training_script_args, parse)
     else:
         assert executable in ("python", ".venv/bin/python"), command
         if arguments[0] == "-m":
@@ -317,9 +320,7 @@ def test_benchmark_engines_exist():
     assert sorted(engines - {*DECODING_ENGINES, *TRAINING_ENGINES}) == []
 
 
-def test_scripts_and_recipes_are_all_described():
-    scripts = {path.name for path in (ROOT / "scripts").glob("*.py")}
-    assert [name for name in sorted(scripts) if name not in DOCUMENTS["scripts/README.md"]] == []
+def test_recipes_are_all_described():
     recipes = {path.name for path in (ROOT / "scripts" / "recipes").glob("*.yaml")}
     assert [name for name in sorted(recipes) if name not in DOCUMENTS["scripts/recipes/README.md"]] == []
 

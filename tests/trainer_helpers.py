@@ -21,7 +21,7 @@ QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_st
 # Plain gradient descent: Adam would amplify rounding errors, because it normalises the gradients.
 DESCENT = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
 
-# A whole run (`run_training`, scripts/train.py) whose steps take milliseconds.
+# A whole run (`run_training`, `vanilla-transformer train`) whose steps take milliseconds.
 TINY_RUN: dict[str, Any] = {
     "vocab_size": 280,
     "d_model": 16,

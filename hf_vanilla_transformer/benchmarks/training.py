@@ -149,7 +149,7 @@ def prepare(
 ) -> Dataset:
     """Write the encoded pairs, the tokenizer and an untrained model into a folder."""
     if source is not None:
-        pairs, _ = load_pairs([source, str(target)])
+        pairs, _ = load_pairs([source, str(target)], field="source and target")
         texts = (row[side] for side in ("source", "target") for row in pairs.select_columns([side]))
         tokenizer = train_tokenizer(texts, vocab_size)
         limits = {"max_source_length": MAX_LENGTH, "max_target_length": MAX_LENGTH}

@@ -68,8 +68,8 @@ def parse_inputs(
         name = names.popleft()
         if _is_plain_text(name):
             if not names or not _is_plain_text(names[0]):
-                after = f"not {names[0]}" if names else "which is missing"
-                raise UserError(f"{field}: {name} is plain text: the file with its translations must follow, {after}")
+                after = f"; {names[0]} is no plain-text file" if names else ""
+                raise UserError(f"{field}: {name} is plain text: name the file with its translations after it{after}")
             inputs.append(_parallel(name, names.popleft(), languages, field))
         else:
             inputs.append(_single(name, languages, field))

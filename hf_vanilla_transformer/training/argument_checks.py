@@ -1,6 +1,5 @@
 """Ranges of the arguments of a run: a wrong value is refused when it is given, and not in the middle of training."""
 
-import difflib
 import importlib.util
 import math
 import os
@@ -13,7 +12,7 @@ from transformers import Trainer, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 
 _AT_LEAST_1 = (
     *("max_tokens_per_batch", "tokens_per_update", "stream_window"),
@@ -100,8 +99,7 @@ def check_run_arguments(arguments: Any) -> None:
     """
     metric = arguments.metric_for_best_model
     if metric is not None and metric.removeprefix("eval_") not in _METRICS:
-        nearest = difflib.get_close_matches(metric.removeprefix("eval_"), _METRICS, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"choose among {', '.join(_METRICS)}"
+        hint = did_you_mean(metric.removeprefix("eval_"), _METRICS) or f"choose among {', '.join(_METRICS)}"
         raise UserError(f"metric_for_best_model: {metric!r} is not measured; {hint}")
     if not arguments.predict_with_generate:
         raise UserError("predict_with_generate: False: a run scores generated translations; leave it out")

@@ -1,7 +1,6 @@
 """Parse recipes: YAML files of argument names and values, each of which a command-line flag can override."""
 
 import argparse
-import difflib
 import json
 import sys
 import types
@@ -14,7 +13,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 import yaml
 from transformers import HfArgumentParser
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from .arguments import DataArguments, ModelArguments, RunArguments
 
 _ARGUMENTS = (ModelArguments, DataArguments, RunArguments)
@@ -177,10 +176,7 @@ def _as_flags(values: dict[str, Any], recipe: str) -> Iterator[str]:
 
 
 def _require_field(name: str, where: str) -> None:
-    known = list(_DEFAULTS)
-    if name in known or name.removeprefix("no_") in known:
+    if name in _DEFAULTS or name.removeprefix("no_") in _DEFAULTS:
         return
-    usual = _OTHER_NAMES.get(name)
-    nearest = [usual] if usual else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    raise UserError(f"{where} has an unknown field {name}{hint}")
+    hint = did_you_mean(_OTHER_NAMES.get(name, name), _DEFAULTS, cutoff=0.5)
+    raise UserError(f"{where} has an unknown field {name}" + (f"; {hint}" if hint else ""))

@@ -5,12 +5,11 @@ The module of each subcommand has `parse_arguments(arguments, prog)`, which impo
 """
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
 
-from .parsing import Parser
+from .parsing import Parser, did_you_mean
 
 # subcommand, which is also the name of its module -> what it does
 SUBCOMMANDS = {
@@ -65,8 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     if parsed.subcommand is None:
         parser.print_help()
         sys.exit(0)
-    nearest = difflib.get_close_matches(parsed.subcommand, SUBCOMMANDS, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(SUBCOMMANDS)}"
+    hint = did_you_mean(parsed.subcommand, SUBCOMMANDS) or f"choose from {', '.join(SUBCOMMANDS)}"
     parser.exit(2, f"error: {parsed.subcommand}: no such subcommand; {hint}\n")
 
 

@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 # Flags of other toolkits -> what they are called here, where a subcommand has it.
@@ -24,6 +24,12 @@ _HINTS = {
     "threads": "workers",
     "tokenize": "bleu_tokenize",
 }
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """As of `hf_vanilla_transformer.errors`, whose import takes seconds."""
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {nearest[0]}?" if nearest else None
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -65,9 +71,9 @@ class Parser(argparse.ArgumentParser):
             name, equals, value = argument.partition("=")
             flag = known.get(name.replace("_", "-"))
             if flag is None:
-                hint = f"--{_HINTS.get(name[2:], '')}"
-                near = [hint] if hint in known.values() else difflib.get_close_matches(name, known.values(), n=1)
-                self.error(f"{name}: unknown flag" + (f"; did you mean {near[0]}?" if near else ""))
+                usual = f"--{_HINTS.get(name[2:], '')}"
+                hint = did_you_mean(usual if usual in known.values() else name, known.values())
+                self.error(f"{name}: unknown flag" + (f"; {hint}" if hint else ""))
             yield flag + equals + value
 
     def print_help(self, file: Any = None) -> None:

@@ -59,7 +59,7 @@ def test_one_path_is_one_input(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
-        (["a.en"], ["a.en is plain text", "missing"]),
+        (["a.en"], ["a.en is plain text"]),
         (["a.en", "c.tsv"], ["a.en is plain text", "c.tsv"]),
         (["a.de", "a.en"], ["a.de a.en", "exchange"]),
         (["e"], ["e is a folder", "e.en", "e/"]),

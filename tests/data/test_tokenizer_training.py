@@ -161,7 +161,7 @@ def test_save_tokenizers_removes_bpe_dropout(tokenizer, tmp_path):
 def test_script_trains_and_saves(tmp_path, repository):
     (tmp_path / "x.en").write_text("two hundred\n" * 30)
     (tmp_path / "x.de").write_text("zweihundert\n" * 30)
-    command = [sys.executable, str(repository / "scripts" / "train_tokenizer.py")]
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "tokenizer"]
     arguments = ["x.en", "x.de", "--vocab_size", "270", "--output_dir", "out"]
     options: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(repository)}}
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True, **options)

@@ -22,6 +22,7 @@ from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.model_helpers import tiny_model
 
+TRANSLATE = [sys.executable, "-m", "vanilla_transformer_cli", "translate"]
 LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(28)]
 SETTINGS = {"batch_size": 1, "num_beams": 1, "max_new_tokens": 4}
 CHUNK = SETTINGS["batch_size"] * BATCHES_PER_CHUNK
@@ -239,10 +240,10 @@ def test_error_keeps_only_finished_chunks(translator: Translator, source: Path) 
 
 @pytest.mark.slow
 def test_killed_job_resumes(translator: Translator, folder: Path, source: Path, repository: Path) -> None:
-    script, output = repository / "scripts" / "translate.py", source.with_name("out")
+    output = source.with_name("out")
     many = LINES * 60
     source.write_text("\n".join(many) + "\n", encoding="utf-8")
-    command = [sys.executable, str(script), "--model", str(folder), "--input", str(source), "--output", str(output)]
+    command = [*TRANSLATE, "--model", str(folder), "--input", str(source), "--output", str(output)]
     command += ["--batch_size", "1", "--num_beams", "1", "--max_new_tokens", "4", "--device", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     parts = source.with_name(".out.parts")
@@ -262,9 +263,9 @@ def test_killed_job_resumes(translator: Translator, folder: Path, source: Path, 
 def test_two_launched_processes_write_one_file(
     translator: Translator, folder: Path, source: Path, repository: Path
 ) -> None:
-    script, output = repository / "scripts" / "translate.py", source.with_name("out")
+    output = source.with_name("out")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    command += [str(script), "--model", str(folder), "--input", str(source), "--output", str(output)]
+    command += [*TRANSLATE[1:], "--model", str(folder), "--input", str(source), "--output", str(output)]
     command += ["--batch_size", "1", "--num_beams", "1", "--max_new_tokens", "4", "--device", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     assert subprocess.run(command, env=environment, timeout=300).returncode == 0

@@ -1,8 +1,7 @@
-"""`scripts/average_checkpoints.py`: several checkpoints in, one model that loads and translates out."""
+"""`vanilla-transformer average`: several checkpoints in, one model that loads and translates out."""
 
 import json
-import runpy
-import sys
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.training import checkpoints as checkpoints_module
 from tests.model_helpers import tiny_model
 
-TRAINING_STATE = "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "data_position.json"
+TRAINING_STATE = "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +34,9 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture
-def average(repository, monkeypatch, capfd):
-    """Run the script in this process; return exit status, standard output and standard error."""
-
-    def average(*arguments):
-        monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            runpy.run_path(str(repository / "scripts" / "average_checkpoints.py"), run_name="__main__")
-        return leaving.value.code, *capfd.readouterr()
-
-    return average
+def average(command):
+    """Run the subcommand; return exit status, standard output and standard error."""
+    return partial(command, "average")
 
 
 def weights(checkpoint):

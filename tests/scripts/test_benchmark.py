@@ -1,14 +1,11 @@
-"""`scripts/benchmark.py`: what it prints, what it writes, what it refuses before it measures anything."""
+"""`vanilla-transformer benchmark`: its tables and files, and arguments that it refuses before measuring."""
 
 import json
 import os
-import runpy
 import signal
-import sys
 
 import pytest
 import torch
-from transformers.utils import logging
 
 from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
 from hf_vanilla_transformer.benchmarks import training as training_benchmark
@@ -31,21 +28,17 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(repository, tmp_path, monkeypatch, capfd):
-    """Run the script in this process; give its exit status, its standard output and its standard error."""
+def run(command, tmp_path, monkeypatch):
+    """Run a benchmark; return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     for name in ("source", "reference"):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
-    verbosity, terminate = logging.get_verbosity(), signal.getsignal(signal.SIGTERM)
+    terminate, benchmark = signal.getsignal(signal.SIGTERM), command
 
     def run(*arguments, command="decode"):
-        monkeypatch.setattr(sys, "argv", ["benchmark.py", command, *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            runpy.run_path(str(repository / "scripts" / "benchmark.py"), run_name="__main__")
-        return leaving.value.code, *capfd.readouterr()
+        return benchmark("benchmark", command, *arguments)
 
     yield run
-    logging.set_verbosity(verbosity)
     signal.signal(signal.SIGTERM, terminate)
 
 

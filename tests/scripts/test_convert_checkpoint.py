@@ -1,9 +1,7 @@
-"""`scripts/convert_checkpoint.py`: from a foreign checkpoint to a folder that `scripts/translate.py` loads."""
+"""`vanilla-transformer convert`: from a foreign checkpoint to a folder that `translate` loads."""
 
 import io
 import json
-import runpy
-import sys
 
 import pytest
 import torch
@@ -14,20 +12,6 @@ from tests.interop.foreign import SOURCES
 from tests.interop.test_marian import write_opus_folder
 
 
-@pytest.fixture
-def run(repository, monkeypatch, capfd):
-    """Run a script in this process; give its exit status, its standard output and its standard error."""
-
-    def run(name, *arguments):
-        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        monkeypatch.syspath_prepend(str(repository / "scripts"))
-        with pytest.raises(SystemExit) as leaving:
-            runpy.run_path(str(repository / "scripts" / name), run_name="__main__")
-        return leaving.value.code, *capfd.readouterr()
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def opus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("opus")
@@ -35,8 +19,8 @@ def opus(tmp_path_factory):
     return folder
 
 
-def test_converted_folder_translates_like_the_peer(run, opus, tmp_path, monkeypatch):
-    status, out, err = run("convert_checkpoint.py", "--from", "marian", opus, tmp_path / "ours")
+def test_converted_folder_translates_like_the_peer(command, opus, tmp_path, monkeypatch):
+    status, out, err = command("convert", "--from", "marian", opus, tmp_path / "ours")
     assert (status, err) == (0, "") and "with its tokenizer" in out
     names = {path.name for path in (tmp_path / "ours").iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "source.spm", "target.spm"} <= names
@@ -44,7 +28,7 @@ def test_converted_folder_translates_like_the_peer(run, opus, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [tmp_path / "ours"]
     (tmp_path / "lines").write_text("\n".join([*SOURCES, ""]))
     arguments = ("--input", tmp_path / "lines", "--output", tmp_path / "out", "--device", "cpu", "--batch_size", "1")
-    assert run("translate.py", "--model", tmp_path / "ours", *arguments)[0] == 0
+    assert command("translate", "--model", tmp_path / "ours", *arguments)[0] == 0
     peer, tokenizer = MarianMTModel.from_pretrained(opus), MarianTokenizer.from_pretrained(opus)
     with torch.inference_mode():
         rows = [peer.generate(**tokenizer(text, return_tensors="pt"))[0] for text in SOURCES]
@@ -52,26 +36,24 @@ def test_converted_folder_translates_like_the_peer(run, opus, tmp_path, monkeypa
     assert (tmp_path / "out").read_text().splitlines() == expected
 
 
-def test_convert_overwrites_only_when_asked(run, opus, tmp_path):
+def test_convert_overwrites_only_when_asked(command, opus, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "thesis.tex").write_text("years of work")
-    command = ("convert_checkpoint.py", "--from", "marian", opus, tmp_path / "there")
-    status, out, err = run(*command)
+    arguments = ("convert", "--from", "marian", opus, tmp_path / "there")
+    status, out, err = command(*arguments)
     assert (status, out, err.count("\n")) == (2, "", 1) and "--overwrite" in err
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["thesis.tex"]
-    assert run(*command, "--overwrite")[0] == 0
+    assert command(*arguments, "--overwrite")[0] == 0
     assert (tmp_path / "there" / "model.safetensors").is_file() and len(list(tmp_path.iterdir())) == 1
     assert not (tmp_path / "there" / "thesis.tex").exists()
 
 
-def test_convert_keeps_the_old_folder_on_failure(run, opus, tmp_path):
+def test_convert_keeps_the_old_folder_on_failure(command, opus, tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "model.safetensors").write_text("old")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text(json.dumps({"model_type": "marian"}))
-    status, _, err = run(
-        "convert_checkpoint.py", "--from", "marian", tmp_path / "broken", tmp_path / "old", "--overwrite"
-    )
+    status, _, err = command("convert", "--from", "marian", tmp_path / "broken", tmp_path / "old", "--overwrite")
     assert (status, err.count("\n")) == (2, 1)
     assert (tmp_path / "old" / "model.safetensors").read_text() == "old"
 
@@ -83,21 +65,21 @@ def test_convert_keeps_the_old_folder_on_failure(run, opus, tmp_path):
         (("--set", "heads=8"), "heads: marian has no such option"),
     ],
 )
-def test_convert_reports_wrong_options_in_one_line(run, opus, tmp_path, arguments, message):
-    status, _, err = run("convert_checkpoint.py", "--from", "marian", opus, tmp_path / "ours", *arguments)
+def test_convert_reports_wrong_options_in_one_line(command, opus, tmp_path, arguments, message):
+    status, _, err = command("convert", "--from", "marian", opus, tmp_path / "ours", *arguments)
     assert (status, err.count("\n")) == (2, 1) and message in err
     assert not (tmp_path / "ours").exists()
 
 
-def test_convert_reports_missing_source_in_one_line(run, tmp_path):
+def test_convert_reports_missing_source_in_one_line(command, tmp_path):
     for source_format in FORMATS:
-        status, _, err = run("convert_checkpoint.py", "--from", source_format, tmp_path / "no", tmp_path / "ours")
+        status, _, err = command("convert", "--from", source_format, tmp_path / "no", tmp_path / "ours")
         assert (status, err.count("\n")) == (2, 1) and str(tmp_path / "no") in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_convert_help_names_every_format(run):
-    status, out, _ = run("convert_checkpoint.py", "--help")
+def test_convert_help_names_every_format(command):
+    status, out, _ = command("convert", "--help")
     assert status == 0 and "@@" not in out
     with io.StringIO(out) as lines:
         told = {line.split()[0] for line in lines if line.startswith("  ") and line.strip()}

@@ -1,14 +1,12 @@
-"""`scripts/evaluate_translation.py`: scores of a model and of an existing translation, and wrong arguments."""
+"""`vanilla-transformer evaluate`: scores of a model and of an existing translation, and wrong arguments."""
 
 import json
-import os
-import runpy
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
-from transformers.utils import logging
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
@@ -43,27 +41,15 @@ def work(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(repository, monkeypatch, capfd):
-    """Run the script in this process; return its exit status, standard output and standard error."""
-    verbosity = logging.get_verbosity()
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["evaluate_translation.py", *map(str, arguments)])
-        try:
-            runpy.run_path(str(repository / "scripts" / "evaluate_translation.py"), run_name="__main__")
-        except SystemExit as leaving:
-            return leaving.code, *capfd.readouterr()
-
-    yield run
-    logging.set_verbosity(verbosity)
-    logging.enable_progress_bar()
+def run(command):
+    """Run the subcommand; return exit status, standard output and standard error."""
+    return partial(command, "evaluate")
 
 
 def in_new_process(repository):
     def run(*arguments):
-        command = [sys.executable, repository / "scripts" / "evaluate_translation.py", *arguments]
-        environment = os.environ | {"PYTHONPATH": str(repository)}
-        process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        command = [sys.executable, "-m", "vanilla_transformer_cli", "evaluate", *arguments]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
         return process.returncode, process.stdout, process.stderr
 
     return run

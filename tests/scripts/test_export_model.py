@@ -1,8 +1,7 @@
-"""`scripts/export_model.py`: from a model folder to another library's."""
+"""`vanilla-transformer export`: from a model folder to another library's."""
 
 import json
-import runpy
-import sys
+from functools import partial
 
 import pytest
 import torch
@@ -15,18 +14,9 @@ from tests.model_helpers import assert_near
 
 
 @pytest.fixture
-def run(repository, monkeypatch, capfd):
-    """Run the script in this process; give its exit status, its standard output and its standard error."""
-
-    def run(*arguments):
-        capfd.readouterr()  # the output of writing the model
-        monkeypatch.setattr(sys, "argv", ["export_model.py", *map(str, arguments)])
-        monkeypatch.syspath_prepend(str(repository / "scripts"))
-        with pytest.raises(SystemExit) as leaving:
-            runpy.run_path(str(repository / "scripts" / "export_model.py"), run_name="__main__")
-        return leaving.value.code, *capfd.readouterr()
-
-    return run
+def run(command):
+    """Run the subcommand; return exit status, standard output and standard error."""
+    return partial(command, "export")
 
 
 @pytest.mark.slow

@@ -18,18 +18,6 @@ from vanilla_transformer_cli.main import SUBCOMMANDS, main
 from vanilla_transformer_cli.train_fields import COMMON_FIELDS
 
 
-@pytest.fixture
-def command(capfd):
-    """Run the command in this process; return exit status, standard output and standard error."""
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as leaving:
-            main(list(arguments))
-        return leaving.value.code or 0, *capfd.readouterr()
-
-    return command
-
-
 def test_command_without_arguments_lists_the_subcommands(command):
     status, printed, _ = command()
     assert status == 0

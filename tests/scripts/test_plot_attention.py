@@ -1,16 +1,15 @@
-"""`scripts/plot_attention.py`: plots without a display, and errors."""
+"""`vanilla-transformer attention`: plots without a display, and errors."""
 
 import os
-import runpy
 import subprocess
 import sys
 
 import pytest
 import torch
-from transformers.utils import logging
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from tests.trainer_helpers import as_flags
 
 SENTENCE = "two hundred and one"
 
@@ -29,22 +28,10 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(repository, monkeypatch, capfd, tmp_path):
-    """Run the script in this process and return (exit status, stdout, stderr)."""
+def run(command, monkeypatch, tmp_path):
+    """Run the subcommand with flags; return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-    verbosity = logging.get_verbosity()
-
-    def run(**flags):
-        flags = {name: str(value) for name, value in flags.items() if value is not None}
-        arguments = [part for name, value in flags.items() for part in (f"--{name}", value)]
-        monkeypatch.setattr(sys, "argv", ["plot_attention.py", *arguments])
-        with pytest.raises(SystemExit) as leaving:
-            runpy.run_path(str(repository / "scripts" / "plot_attention.py"), run_name="__main__")
-        return leaving.value.code, *capfd.readouterr()
-
-    yield run
-    logging.set_verbosity(verbosity)
-    logging.enable_progress_bar()
+    return lambda **flags: command("attention", *as_flags(flags))
 
 
 def test_plot_without_a_display(run, model_folder, tmp_path, monkeypatch):
@@ -60,13 +47,13 @@ def test_plot_without_a_display(run, model_folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow  # a separate process that imports torch
-def test_plot_without_a_display_in_a_separate_process(model_folder, repository, tmp_path):
+def test_plot_without_a_display_in_a_separate_process(model_folder, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
     process = subprocess.run(
-        [sys.executable, repository / "scripts" / "plot_attention.py", "--model", model_folder,
+        [sys.executable, "-m", "vanilla_transformer_cli", "attention", "--model", model_folder,
          "--sentence", SENTENCE, "--translation", "zweihunderteins", "--output", "attention.png"],
         capture_output=True, text=True, cwd=tmp_path, timeout=120,
-        env=environment | {"PYTHONPATH": str(repository), "MPLBACKEND": "TkAgg", "MPLCONFIGDIR": str(tmp_path)},
+        env=environment | {"MPLBACKEND": "TkAgg", "MPLCONFIGDIR": str(tmp_path)},
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     assert process.stdout == "attention.png\n"

@@ -1,9 +1,9 @@
-"""`scripts/push_to_hub.py`: dry run, upload, errors, and no token in the output."""
+"""`vanilla-transformer publish`: dry run, upload, errors, and no token in the output."""
 
 import os
-import runpy
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -16,16 +16,9 @@ hub, saved = publishing.hub, publishing.saved  # the fixtures
 
 
 @pytest.fixture
-def push(repository, monkeypatch, capfd):
-    """Run the script in this process and return (exit status, stdout, stderr)."""
-
-    def push(*arguments):
-        monkeypatch.setattr(sys, "argv", ["push_to_hub.py", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            runpy.run_path(str(repository / "scripts" / "push_to_hub.py"), run_name="__main__")
-        return leaving.value.code, *capfd.readouterr()
-
-    return push
+def push(command):
+    """Run the subcommand; return exit status, standard output and standard error."""
+    return partial(command, "publish")
 
 
 def test_dry_run_lists_files_without_requests(push, hub, saved):
@@ -78,10 +71,10 @@ def test_token_argument_is_not_repeated(push, hub, saved):
 
 
 @pytest.mark.slow  # a separate process that imports torch
-def test_script_reads_the_environment(hub, saved, repository, tmp_path):
+def test_script_reads_the_environment(hub, saved, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, repository / "scripts" / "push_to_hub.py", saved.folder, "--repo-id", "x"]
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "publish", saved.folder, "--repo-id", "x"]
     run = subprocess.run(command, env=environment | {"HF_TOKEN": TOKEN}, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "me/x/commit/" in run.stdout and "model.safetensors" in hub.files("me/x")

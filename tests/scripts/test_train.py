@@ -1,11 +1,11 @@
-"""`scripts/train.py` as a user runs it: input formats, user errors, and Ctrl-C."""
+"""`vanilla-transformer train` as a user runs it: input formats, user errors, and Ctrl-C."""
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -27,17 +27,10 @@ TINY = as_flags(TINY_RUN | {"per_device_train_batch_size": 4, "max_steps": 2})
 
 
 @pytest.fixture
-def train(repository, monkeypatch, capfd, tmp_path):
-    """Run the script in this process in an empty folder; return exit status, standard output and standard error."""
+def train(command, monkeypatch, tmp_path):
+    """Run the subcommand in an empty folder; return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-
-    def train(*arguments):
-        monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            runpy.run_path(str(repository / "scripts" / "train.py"), run_name="__main__")
-        return leaving.value.code, *capfd.readouterr()
-
-    return train
+    return partial(command, "train")
 
 
 def write_parallel(folder, pairs=PAIRS, name="train"):
@@ -206,18 +199,18 @@ def test_user_errors_are_one_line(train, tmp_path, prepare, message):
     assert before == {path: path.read_bytes() for path in before}  # no file of the user was changed
 
 
-def script(repository, folder, *arguments):
-    """Run the script in a new process."""
+def start(folder, *arguments):
+    """Run the subcommand in a new process."""
     return subprocess.Popen(
-        [sys.executable, repository / "scripts" / "train.py", *TINY, *arguments],
+        [sys.executable, "-m", "vanilla_transformer_cli", "train", *TINY, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
 
 
 @pytest.mark.slow  # imports torch; `test_user_errors_are_one_line` covers the same in this process
-def test_user_error_in_a_new_process_is_one_line(repository, tmp_path):
-    process = script(repository, tmp_path, "--output_dir", "run", *shorter_target(tmp_path))
+def test_user_error_in_a_new_process_is_one_line(tmp_path):
+    process = start(tmp_path, "--output_dir", "run", *shorter_target(tmp_path))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2 and "Traceback" not in errors
     lines = [line for line in errors.splitlines() if line.startswith("error: ")]
@@ -227,9 +220,9 @@ def test_user_error_in_a_new_process_is_one_line(repository, tmp_path):
 # 3. Ctrl-C
 
 
-def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(train, repository, tmp_path):
+def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(train, tmp_path):
     flags = ["--output_dir", "run", *write_parallel(tmp_path)]
-    process = script(repository, tmp_path, *flags, "--max_steps", "1000000")
+    process = start(tmp_path, *flags, "--max_steps", "1000000")
     try:
         for line in process.stdout:
             if "  loss " in line:  # training has begun

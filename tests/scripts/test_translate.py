@@ -1,8 +1,7 @@
-"""`scripts/translate.py` as users run it: in a pipe, with files, and with wrong arguments."""
+"""`vanilla-transformer translate` as users run it: in a pipe, with files, and with wrong arguments."""
 
 import gzip
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from transformers.utils import logging
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference.translator import Translator
+from vanilla_transformer_cli.main import main
 
 # U+2028 and a lone carriage return are part of a line
 LINES = ["two hundred and one", "", "seven", "fünf\u2028\rsechs", "   ", "日本 🙂"]
@@ -40,14 +40,13 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(repository, monkeypatch, capfdbinary):
-    """Run the script in this process; return its exit status, standard output and standard error."""
+def run(capfdbinary):
+    """Run the subcommand in this process; return its exit status, standard output and standard error."""
     verbosity = logging.get_verbosity()
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["translate.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as leaving:
-            runpy.run_path(str(repository / "scripts" / "translate.py"), run_name="__main__")
+            main(["translate", *map(str, arguments)])
         captured = capfdbinary.readouterr()
         return leaving.value.code, captured.out, captured.err.decode()
 
@@ -333,19 +332,19 @@ def test_interrupted_file_translation_resumes(run, model_folder, tmp_path, monke
     assert sum(map(len, chunks)) == 4 * len(LINES) + len(chunks[1])
 
 
-def translating(repository, model_folder, *flags, **options):
-    """The script in a process with another locale and working directory, answering each line at once."""
-    command = [sys.executable, repository / "scripts" / "translate.py", "--model", model_folder]
+def translating(model_folder, *flags, **options):
+    """The command in a process with another locale and working directory, answering each line at once."""
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", model_folder]
     command += ["--batch_size", "1", "--max_new_tokens", "3", "--device", "cpu", *flags]
     locale = {"LC_ALL": "en_US.ISO-8859-1", "PYTHONIOENCODING": "latin-1"}
-    environment = os.environ | locale | {"PYTHONPATH": str(repository)}
+    environment = os.environ | locale
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": model_folder.parent}
     return subprocess.Popen(command, env=environment, **pipes, **options)
 
 
 def test_pipe_is_utf_8_in_any_locale_and_interruptible(repository, model_folder):
     flags = ["--max_new_tokens", "6", "--num_beams", "2"]
-    with translating(repository, model_folder, *flags, stdout=subprocess.PIPE) as process:
+    with translating(model_folder, *flags, stdout=subprocess.PIPE) as process:
         process.stdin.write("\n".join([*LINES, ""]).encode())
         process.stdin.flush()
         # lines are written before the input ends
@@ -359,7 +358,7 @@ def test_pipe_is_utf_8_in_any_locale_and_interruptible(repository, model_folder)
 
 def test_closed_output_pipe_is_no_error(repository, model_folder):
     reading, writing = os.pipe()
-    with translating(repository, model_folder, stdout=writing) as process:
+    with translating(model_folder, stdout=writing) as process:
         os.close(writing)
         process.stdin.write(b"seven\n")
         process.stdin.flush()

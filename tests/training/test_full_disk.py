@@ -83,18 +83,17 @@ def test_tokenizer_that_exceeds_a_limit_is_one_line(tmp_path):
 
 
 LIMITED = """
-import os, resource, runpy, sys
+import resource
+from vanilla_transformer_cli.main import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
-sys.argv = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
-runpy.run_path(sys.argv[0], run_name="__main__")
+main()
 """
 
 
 @pytest.mark.slow
 def test_tokenizer_command_without_space_is_one_line(repository, tmp_path):
     (tmp_path / "text").write_text("abc abc\n" * 9)
-    command = [sys.executable, "-c", LIMITED, repository / "scripts" / "train_tokenizer.py", tmp_path / "text"]
+    command = [sys.executable, "-c", LIMITED, "tokenizer", tmp_path / "text"]
     run = subprocess.run(
         [*command, "--output_dir", tmp_path / "new", "--vocab_size", "270"],
         capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": str(repository)},

@@ -327,9 +327,9 @@ def test_help_lists_the_fields(capsys):
     assert all(f"--{name} " in text for name in ("d_model", "train", "max_steps", "average_last", "preset"))
 
 
-def test_command_line_typo_is_a_one_line_error(repository, tmp_path):
+def test_command_line_typo_is_a_one_line_error(tmp_path):
     process = subprocess.run(
-        [sys.executable, repository / "scripts" / "train.py", RECIPES[0], "--lerning_rate", "1"],
+        [sys.executable, "-m", "vanilla_transformer_cli", "train", RECIPES[0], "--lerning_rate", "1"],
         capture_output=True, text=True, cwd=tmp_path, timeout=300,
     )  # fmt: skip
     assert process.returncode == 2

@@ -15,6 +15,8 @@ from tests.training import several_processes as worker
 
 pytestmark = pytest.mark.slow
 
+TRAIN = ["-m", "vanilla_transformer_cli", "train"]
+
 FLAGS = as_flags(
     TINY_RUN
     | {"numbers_size": 60, "max_tokens_per_batch": 200, "tokens_per_update": 400, "max_steps": 4, "average_last": 2}
@@ -67,7 +69,7 @@ def test_run_of_several_processes_resumes_in_one(several, tmp_path):
 
 
 def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_path):
-    recipe = ["scripts/train.py", "scripts/recipes/numbers_en_de.yaml", *FLAGS, "--output_dir"]
+    recipe = [*TRAIN, "numbers_en_de", *FLAGS, "--output_dir"]
     launch(repository, sys.executable, *recipe, str(tmp_path / "one"))
     together = [sys.executable, "-m", "accelerate.commands.launch"]
     config = ["--config_file", "scripts/recipes/accelerate_2_cpus.yaml"]
@@ -92,7 +94,7 @@ def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_pat
 def test_user_errors_are_printed_by_the_main_rank_only(repository, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model.safetensors").write_bytes(b"")
-    recipe = ["scripts/train.py", "scripts/recipes/numbers_en_de.yaml", *FLAGS, "--output_dir", str(tmp_path / "run")]
+    recipe = [*TRAIN, "numbers_en_de", *FLAGS, "--output_dir", str(tmp_path / "run")]
     run = launch(repository, *TORCHRUN, "--nproc_per_node=2", *recipe, succeeds=False)
     assert run.stderr.count("already has a run") == 1
 
@@ -107,11 +109,11 @@ def test_stream_without_token_batches_trains_in_two_processes(repository, tmp_pa
     settings |= {"train_sampling_strategy": "random", "lr_scheduler_type": "constant", "dropout": 0.0}
     flags = as_flags(TINY_RUN | settings)
     two = tmp_path / "two"
-    command = [*TORCHRUN, "--nproc_per_node=2", "scripts/train.py", *flags, "--output_dir", str(two)]
+    command = [*TORCHRUN, "--nproc_per_node=2", *TRAIN, *flags, "--output_dir", str(two)]
     printed = launch(repository, *command).stdout
     assert "trained 3 updates" in printed
     # the same updates in one process with batches twice as large
-    one = ["scripts/train.py", *flags, "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "one")]
+    one = [*TRAIN, *flags, "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "one")]
     launch(repository, sys.executable, *one)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name, tensor in first.items():

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.signals import StopSignals
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.trainer_helpers import TINY_RUN, TORCHRUN, as_flags
+from vanilla_transformer_cli.main import main
 
 FLAGS = TINY_RUN | {
     "per_device_train_batch_size": 8,
@@ -237,9 +237,8 @@ def test_training_in_a_thread_has_no_handlers(train, tmp_path):
 def test_command_exits_with_143_after_sigterm(pairs, tmp_path, monkeypatch, repository, capfd):
     patch(monkeypatch, "training_step", lambda trainer: True, signal.SIGTERM)
     flags = ["--output_dir", str(tmp_path), *as_flags(FLAGS | pairs)]
-    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
     with pytest.raises(SystemExit) as leaving:
-        runpy.run_path(str(repository / "scripts" / "train.py"), run_name="__main__")
+        main(["train", *flags])
     assert leaving.value.code == 143 and "error: interrupted at step 1;" in capfd.readouterr().err
 
 
@@ -250,7 +249,7 @@ def start(repository, folder, *flags, processes=1, **values):
     flags = [*as_flags({**FLAGS, "max_steps": 1_000_000, **values}), *flags]
     first = [*TORCHRUN, "--nproc_per_node=2"] if processes == 2 else [sys.executable]
     return subprocess.Popen(
-        [*first, repository / "scripts" / "train.py", "--output_dir", folder, *flags], start_new_session=True,
+        [*first, "-m", "vanilla_transformer_cli", "train", "--output_dir", folder, *flags], start_new_session=True,
         cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip

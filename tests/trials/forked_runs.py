@@ -141,7 +141,7 @@ class ForkedRun:
 
 
 def _train(settings: dict[str, Any], cache: Path, log: Path, environment: dict[str, str], writer: int | None) -> None:
-    """In the forked process: train as scripts/train.py does, then exit."""
+    """In the forked process: train as `vanilla-transformer train` does, then exit."""
     status = 1
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -1,7 +1,0 @@
-#!/usr/bin/env python3
-"""`vanilla-transformer train` in a clone, without an installation; the arguments are the same."""
-
-from vanilla_transformer_cli.main import run_subcommand
-
-if __name__ == "__main__":
-    run_subcommand("train")
