@@ -405,8 +405,8 @@ FAULTS = {
     "every epoch has the order of the first": Fault(
         "training/resumable_trainer",
         "ResumableTrainer._run_epoch",
-        "each.set_epoch(epoch)",
-        "each.set_epoch(0)",
+        "order.set_epoch(epoch)",
+        "order.set_epoch(0)",
         f"{TRAINER} -k 'once or identical or bit_for_bit'",
     ),
     "resumed run begins the data anew": Fault(

@@ -1,4 +1,4 @@
-"""Ranges of the arguments of a run: a wrong value is refused when it is given, and not in the middle of training."""
+"""Checks of the arguments of a run: a wrong value is refused at once, not in the middle of training."""
 
 import importlib.util
 import math
@@ -29,7 +29,7 @@ _AT_LEAST_0 = (
 _ABOVE_0 = "logging_steps", "save_steps", "eval_steps", "max_minutes"
 _SHARES = "adam_beta1", "adam_beta2", "label_smoothing_factor", "bpe_dropout"
 _FINITE = "test_length_penalty", "num_train_epochs"
-# Beyond these something would be allocated that no machine has: tables of positions, hypotheses, processes.
+# Larger values would allocate more than a machine has: tables of positions, hypotheses, processes.
 _AT_MOST = {
     "generation_max_length": 100_000,
     **dict.fromkeys(("generation_num_beams", "test_num_beams", "dataloader_num_workers"), 1000),
@@ -37,12 +37,12 @@ _AT_MOST = {
     "numbers_size": 10**8,
     **dict.fromkeys(("seed", "data_seed"), 2**32 - 1),  # NumPy's
 }
-# What `translation_metrics` and `Trainer` give an evaluation.
+# The metrics of an evaluation, by `translation_metrics` and `Trainer`.
 _METRICS = "bleu", "chrf", "exact_match", "loss", "perplexity", "gen_len"
 
 
 def check_ranges(arguments: Any) -> None:
-    """Refuse numbers out of their range; None, and fields that the arguments do not have, are left out.
+    """Refuse numbers out of their range. Missing fields and None are not checked.
 
     Raises:
         UserError: names the field, its value and the range.
@@ -68,7 +68,7 @@ def check_training_arguments(arguments: Any) -> None:
     """Refuse training arguments that train nothing, or that need a package that is not installed.
 
     Raises:
-        UserError: names the field, its value and what to do.
+        UserError: names the field, its value and the remedy.
     """
     check_ranges(arguments)
     if arguments.max_steps == 0 or arguments.max_steps < -1:
@@ -83,19 +83,19 @@ def check_training_arguments(arguments: Any) -> None:
     if arguments.muon and optim not in ("adamw_torch", "adamw_torch_fused"):
         raise UserError(f"optim: {optim}: muon goes with adamw_torch_fused, the default; leave optim or muon out")
     if arguments.muon and arguments.fp16:
-        raise UserError("fp16: True: muon averages gradients of all updates, which fp16 scales by turns; use bf16")
-    asked = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
+        raise UserError("fp16: True: muon averages gradients over updates, and fp16 scales each differently; use bf16")
+    requested = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
     available = [*get_available_reporting_integrations(), "none", "all"]
-    for name in asked:
+    for name in requested:
         if name not in available:
             raise UserError(f"report_to: {name!r} is not installed here; choose among {', '.join(sorted(available))}")
 
 
 def check_run_arguments(arguments: Any) -> None:
-    """Refuse arguments of a whole run that its evaluations would find out about.
+    """Refuse arguments that would make the evaluations of a run fail.
 
     Raises:
-        UserError: names the field, its value and what to do.
+        UserError: names the field, its value and the remedy.
     """
     metric = arguments.metric_for_best_model
     if metric is not None and metric.removeprefix("eval_") not in _METRICS:
@@ -110,7 +110,7 @@ def check_run_arguments(arguments: Any) -> None:
 
 
 def check_size(config: VanillaTransformerConfig) -> None:
-    """Refuse a model whose weights alone need more than the memory of this machine, before it is made.
+    """Refuse a model with weights that need more than the memory of this machine, before it is made.
 
     Raises:
         UserError: names the numbers of parameters and bytes.
@@ -136,14 +136,14 @@ def check_size(config: VanillaTransformerConfig) -> None:
 
 
 @contextmanager
-def refused_as_one_line(what: str) -> Iterator[None]:
-    """Turn what a library raises for wrong settings into a `UserError` that begins with their name."""
+def refused_as_one_line(settings: str) -> Iterator[None]:
+    """Turn an error of a library about wrong settings into a `UserError` that starts with `settings`."""
     try:
         yield
     except UserError:
         raise
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, ImportError, RuntimeError) as error:
-        raise UserError(f"{what}: {' '.join(str(error).split()) or repr(error)}") from None
+        raise UserError(f"{settings}: {' '.join(str(error).split()) or repr(error)}") from None
 
 
 def check_optimizer(arguments: Any) -> None:

@@ -21,7 +21,7 @@ def _optional(help: str) -> Any:
 
 
 def _model_fields() -> list[tuple[str, Any, Field]]:
-    """One optional argument per configuration field; None keeps the value of the preset or the default."""
+    """One optional argument per configuration field. None keeps the value of the preset or the default."""
     # HfArgumentParser accepts no union but `X | None`.
     parsed_as: dict[Any, Any] = {float | int: float, int | None: int}
     arguments = []
@@ -112,7 +112,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     simcut_probability: float = HfArg(default=0.05, help="SimCut: share of the token embeddings that are zeroed")
     r_drop_alpha: float = HfArg(default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence; there: 5")
     consistency_start: int = HfArg(
-        default=0, help="Updates with the plain loss, which take half the time or less, before SimCut or R-Drop begins"
+        default=0, help="Updates with the plain loss, which take half the time or less, before SimCut or R-Drop starts"
     )
     teacher: list[str] | None = _optional(
         "Word-level distillation: folder of a model with the same vocabularies to learn from; several form an ensemble"
@@ -141,8 +141,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
                 raise ValueError(f"tokens_per_update={self.tokens_per_update} needs max_tokens_per_batch")
         elif self.gradient_accumulation_steps != 1:
             raise ValueError(
-                f"gradient_accumulation_steps={self.gradient_accumulation_steps} counts batches; with "
-                "max_tokens_per_batch give tokens_per_update in its place"
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps} counts batches: with "
+                "max_tokens_per_batch set tokens_per_update instead"
             )
         elif self.dataloader_drop_last or self.auto_find_batch_size:
             name = "dataloader_drop_last" if self.dataloader_drop_last else "auto_find_batch_size"
@@ -156,7 +156,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     def _check_objectives(self) -> None:
         for name in ("simcut_alpha", "r_drop_alpha"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)}: give a number of at least 0; 0 switches it off")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 0 (0: off) and finite")
         for name in ("simcut_probability", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 0 and below 1")
@@ -192,7 +192,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
         "Peak learning rate; default: the paper's d_model^-0.5 · warmup_steps^-0.5, for fine-tuning its value after "
         "200,000 updates, d_model^-0.5 · 200000^-0.5"
     )
-    # None until `__post_init__`, which knows whether weights are fresh.
+    # None until `__post_init__`: the defaults depend on whether weights are fresh.
     lr_scheduler_type: str = _optional("Learning rate schedule; default: inverse_sqrt (§5.3), for fine-tuning linear")
     warmup_steps: float = _optional(
         "Steps of linear warm-up, below 1 a share of all; default: 4000 (§5.3), for fine-tuning 0.05"

@@ -1,15 +1,20 @@
-"""Callbacks of a run: stop at a signal or a time limit with a complete checkpoint; return free memory on a CPU."""
+"""Callbacks of a run: a stop with a complete checkpoint, a moving average of the weights, free memory on a CPU."""
 
 import ctypes
 import math
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from ..errors import Interrupted
+from ..errors import Interrupted, UserError
 from .signals import StopSignals
 
 IN_TRAINING = "the current update is finished and a checkpoint saved first"
@@ -18,17 +23,17 @@ IN_TRAINING = "the current update is finished and a checkpoint saved first"
 class StopWithCheckpoint(TrainerCallback, ExportableState):
     """Stop after `max_minutes`, or at Ctrl-C or SIGTERM: finish the update, save a checkpoint, end training.
 
-    A signal ends an evaluation, too, at its next batch; the resumed run begins with it (`evaluation_due`). The end of
-    training is saved whatever `save_strategy` is, so that nothing is lost if scoring fails.
+    A signal also ends an evaluation, at its next batch. The resumed run makes it first (`evaluation_due`). The end of
+    training is saved for any `save_strategy`, so that nothing is lost if scoring fails.
 
     Args:
-        max_minutes: limit of the training time, including evaluations and the time before a resume; None for none.
-        signals: of a run, which are noted also after training; None notes them while training only.
+        max_minutes: limit of the training time, including evaluations and the time before a resume. None: no limit.
+        signals: the signals of a run, noted also after training. None: signals are noted during training only.
 
     Attributes:
         evaluation_due: whether the last update is still to be evaluated.
         spent: seconds of training before the resume, from the checkpoint.
-        saved_step: the last update of which a checkpoint was saved.
+        saved_step: the update of the last checkpoint.
         saved_for_scoring: whether that is the end of training, against `save_strategy`.
     """
 
@@ -46,11 +51,11 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         return self.spent + (0.0 if self._start is None else time.monotonic() - self._start)
 
     def minutes_left(self) -> float:
-        """Minutes until the limit; infinite without one."""
+        """Minutes until the limit, or infinity."""
         return math.inf if self.max_seconds is None else max(0.0, self.max_seconds - self.seconds()) / 60
 
     def state(self) -> dict[str, Any]:
-        """The state that `Trainer` saves in a checkpoint."""
+        """State for `Trainer` to save in a checkpoint."""
         return {"args": {}, "attributes": {"spent": self.seconds(), "evaluation_due": self.evaluation_due}}
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -61,7 +66,7 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal was received, at the last update on any rank."""
+        """A signal was received, at the last update on any rank."""
         return self.signals.received is not None
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -121,7 +126,7 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         unsaved = self.saved_step != state.global_step
         self.signals.agree(args.device)
         if self.interrupted:
-            # Also if the epoch was left in its middle, `Trainer` would do what is due at its end.
+            # `Trainer` would log and evaluate as at the end of an epoch, even in its middle.
             control.should_training_stop = True
             control.should_log = control.should_evaluate = False
             control.should_save = unsaved
@@ -135,11 +140,75 @@ def _epoch_is_over(state: TrainerState, delay: float) -> bool:
     return state.epoch is not None and state.epoch == round(state.epoch) and state.epoch >= delay
 
 
+EMA_WEIGHTS = "ema.safetensors"  # in a checkpoint
+
+
+class WeightAverage(TrainerCallback):
+    """After update t: average ← average + (1 - d) (weights - average), d = min(decay, (1 + t) / (10 + t)).
+
+    With the second term of the minimum the average forgets the initial weights, as in TensorFlow's
+    `ExponentialMovingAverage(num_updates=…)`. Tied weights are averaged once.
+
+    `torch.optim.swa_utils.AveragedModel` would keep a second module in the dtype of the first. Here the average is a
+    dictionary of float32 tensors, as a checkpoint stores them.
+
+    Args:
+        decay: d of a long run, at least 0 and below 1. About 1 / (1 - d) updates count.
+    """
+
+    def __init__(self, decay: float):
+        self.decay = decay
+        self.average: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
+    ) -> None:
+        weights = trained_weights(model)
+        if not self.average:
+            self.average = {name: weight.detach().float().clone() for name, weight in weights.items()}
+        for name, weight in weights.items():  # a loaded average is on the CPU
+            self.average[name] = self.average[name].to(weight.device)
+
+    @torch.no_grad()
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
+    ) -> None:
+        decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
+        for name, weight in trained_weights(model).items():
+            self.average[name].lerp_(weight.float(), 1 - decay)
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the average into a checkpoint."""
+        average = {name: weight.cpu() for name, weight in self.average.items()}
+        save_file(average, checkpoint / EMA_WEIGHTS, metadata={"format": "pt"})
+
+    def load(self, checkpoint: Path) -> None:
+        """Continue from the average in a checkpoint.
+
+        Raises:
+            UserError: it has none, or a damaged one.
+        """
+        try:
+            self.average = load_file(checkpoint / EMA_WEIGHTS)
+        except OSError:
+            message = f"{checkpoint} has no {EMA_WEIGHTS}: resume with ema_decay 0, as it was trained"
+            raise UserError(message) from None
+        except SafetensorError as error:
+            raise UserError(f"{checkpoint / EMA_WEIGHTS} is damaged: {error}") from None
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a model, tied ones once, under the names of its unwrapped form."""
+    model = getattr(model, "module", model)  # DistributedDataParallel
+    return dict(model.named_parameters())
+
+
 # In bfloat16 on a CPU, oneDNN compiles and keeps kernels for every shape of a matrix product. They leave gaps between
-# temporary tensors on glibc's heap, which reuses the gaps but does not return them. For few shapes, the trainer rounds
-# B · S and B · T of token batches to multiples of the loss's `ROW_UNIT`, 64: the products of
-# multi30k_en_de_tiny_tokens.yaml then have 26 distinct row counts instead of 84, with 7.8 % more padding.
-#: Updates between two returns. One takes 0.07 s with that recipe, whose 20 updates take 11 s on one core.
+# temporary tensors on glibc's heap. glibc reuses the gaps, but does not return them. The trainer rounds B · S and
+# B · T of token batches to multiples of the loss's `ROW_UNIT`, 64: the products of multi30k_en_de_tiny_tokens.yaml
+# then have 26 distinct row counts instead of 84, with 7.8 % more padding.
+#: Updates between two returns. One return takes 0.07 s with that recipe, and 20 updates take 11 s on one core.
 UPDATES = 20
 
 

@@ -128,7 +128,7 @@ def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
 
 
 def resume_hint(run: Path) -> str:
-    """The end of an error message: the last complete checkpoint, if any, and how to resume from it."""
+    """The end of an error message: the last complete checkpoint, and how to resume from it."""
     checkpoints = complete_checkpoints(run)
     if not checkpoints:
         return "no checkpoint was saved yet"
@@ -245,11 +245,11 @@ TensorFiles = Mapping[str, Path]  # tensor name → the file that contains it
 def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     """Write the mean of several checkpoints' weights (§6.1 averages the last 5 or 20).
 
-    One tensor is read at a time, so memory holds one model however many checkpoints there are. The mean is computed
-    in float64 and stored in the dtype of the checkpoints. Tied weights are stored, and averaged, once.
+    One tensor is read at a time, so memory for one model is enough. The mean is computed in float64 and stored in the
+    dtype of the checkpoints. Tied weights are stored and averaged once.
 
     Args:
-        checkpoints: folders or files with the same tensors; a folder's weights may be sharded, with an index.
+        checkpoints: folders or files with the same tensors. A folder's weights may be sharded, with an index.
         target: the safetensors file to write.
 
     Raises:
@@ -269,10 +269,10 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder whose weights are not those of the class that its config.json names; they are not read.
+    """Refuse a folder with weights that do not fit the class in its config.json, without reading them.
 
     Raises:
-        UserError: what `check_architecture` and `check_tensors` raise. Models of other packages are not checked.
+        UserError: see `check_architecture` and `check_tensors`. Models of other packages are not checked.
     """
     if read_json_object(folder / "config.json").get("model_type") != VanillaTransformerConfig.model_type:
         return
@@ -287,10 +287,9 @@ def check_model_folder(folder: Path) -> None:
 
 
 def check_tensors(model: torch.nn.Module, checkpoint: Path) -> None:
-    """Refuse a checkpoint whose tensors are not those of the model; `Trainer` would only warn.
+    """Refuse a checkpoint with tensors that do not fit the model. `Trainer` would only warn.
 
-    A checkpoint without whole weights, such as that of an adapter, is not checked. Tied weights may have any of their
-    names.
+    A checkpoint without whole weights, such as an adapter's, is not checked. Tied weights may have any of their names.
 
     Raises:
         UserError: missing, unexpected or mismatched tensors.
@@ -318,7 +317,7 @@ def _tensor_files(checkpoint: Path) -> TensorFiles:
 
 
 def _read_index(index: Path) -> TensorFiles:
-    """The tensors and shards that an index lists; a `UserError` if it is missing, damaged or leaves its folder."""
+    """Read the tensors and shards of an index. It must not name files of other folders."""
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         if any(Path(name).name != name for name in names.values()):
@@ -334,7 +333,7 @@ def _shapes(files: TensorFiles) -> dict[str, tuple]:
     headers = {file: _header(file) for file in set(files.values())}
     for name, file in files.items():
         if name not in headers[file]:
-            raise UserError(f"{file} has no {name}, which its index lists")
+            raise UserError(f"{file} has no {name}, although its index lists it")
     return {name: headers[file][name] for name, file in files.items()}
 
 

@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 
 def is_main_rank() -> bool:
-    """Whether this process has rank 0, by the launcher's environment variable RANK."""
+    """Return True on rank 0, by the launcher's environment variable RANK."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -38,18 +38,18 @@ def print_main(message: str) -> None:
 
 def broadcast_from_main(make: Callable[[], Value]) -> Value:
     """Call `make` on the main rank and return its result on all ranks, for results that depend on time or chance."""
-    made = [make() if is_main_rank() else None]
-    broadcast_object_list(made)
-    return made[0]  # type: ignore[return-value]
+    results = [make() if is_main_rank() else None]
+    broadcast_object_list(results)
+    return results[0]  # type: ignore[return-value]
 
 
 def any_rank(*flags: bool, device: torch.device) -> list[bool]:
-    """Whether each flag is set on any rank. A collective: all ranks must call it."""
+    """For each flag, True if it is set on any rank. A collective: all ranks must call it."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return list(flags)
-    found = torch.tensor(flags, dtype=torch.int32, device=device)
-    distributed.all_reduce(found, op=distributed.ReduceOp.MAX)
-    return [bool(each) for each in found.tolist()]
+    on_any = torch.tensor(flags, dtype=torch.int32, device=device)
+    distributed.all_reduce(on_any, op=distributed.ReduceOp.MAX)
+    return [bool(each) for each in on_any.tolist()]
 
 
 @contextmanager

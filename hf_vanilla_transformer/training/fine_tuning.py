@@ -22,7 +22,7 @@ from .corpus import Corpus, Tokenizers
 from .distributed import is_main_rank, print_main
 from .run_folder import SCORES_BEFORE
 
-# What fine-tuning may change: regularisation. All other configuration fields decide the shapes or meaning of weights.
+# Fine-tuning may change the regularisation. All other configuration fields decide the shapes or meaning of weights.
 _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 # Data fields that describe a new tokenizer, with their defaults.
 _TOKENIZER_FIELDS = {"tokenizer_name": None, "separate_vocabularies": False, "min_frequency": 2, "lowercase": False}
@@ -46,14 +46,14 @@ class PretrainedTranslator:
 
 
 def load_base_model(name: str) -> PretrainedTranslator:
-    """Load a model to be fine-tuned, with its tokenizers; no code of the model's folder is run.
+    """Load a model to be fine-tuned, with its tokenizers, without running code of the model's folder.
 
     Args:
-        name: a model folder, a folder of a `MarianMTModel` (OPUS-MT) or an FSMT model, which is converted, or the
-            name of one of them on the Hub.
+        name: a folder or a name on the Hub, with a model of this package, or a `MarianMTModel` (OPUS-MT) or FSMT model
+            to convert.
 
     Raises:
-        UserError: there is no such model, it is of another kind, or it has no tokenizer.
+        UserError: there is no such model, its type is unknown, or it has no tokenizer.
     """
     folder = Path(name) if Path(name).exists() else _from_hub(name)
     kind = read_json_object(folder / "config.json").get("model_type")
@@ -93,7 +93,7 @@ def _from_hub(name: str) -> Path:
 
 
 def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, data_args: DataArguments) -> None:
-    """Refuse recipe fields that contradict the base model, whose sizes and tokenizers are kept.
+    """Refuse recipe fields that contradict the sizes or tokenizers of the base model.
 
     Raises:
         UserError: names the field, its value and the value of the base model.
@@ -103,15 +103,15 @@ def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, d
             continue
         if field == "preset":
             raise UserError(f"preset: {value}: fine-tuning keeps the sizes of {name}; leave it out")
-        if (own := getattr(config, field)) != value:
-            raise UserError(f"{field}: {value}: {name} has {own}, which fine-tuning keeps; leave it out")
+        if (kept := getattr(config, field)) != value:
+            raise UserError(f"{field}: {value}: fine-tuning keeps {kept} of {name}; leave it out")
     for field, default in _TOKENIZER_FIELDS.items():
         if (value := getattr(data_args, field)) != default:
             raise UserError(f"{field}: {value}: fine-tuning keeps the tokenizer of {name}; leave it out")
 
 
 def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataArguments) -> None:
-    """Check the recipe against the base model, and set the dropout and label smoothing that it asks for."""
+    """Check the recipe against the base model, and set its dropout and label smoothing."""
     check_fields(base.name, base.model.config, model_args, data_args)
     changes = {name: getattr(model_args, name) for name in _FREE if getattr(model_args, name) is not None}
     if changes:
@@ -126,7 +126,7 @@ def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataAr
 def resumed_model(
     checkpoint: Path, model_args: Any, data_args: DataArguments
 ) -> VanillaTransformerForConditionalGeneration:
-    """A model of the sizes of a checkpoint of a fine-tuning run; the trainer loads its weights."""
+    """Make a model of the sizes of a checkpoint of a fine-tuning run. The trainer loads its weights."""
     config = VanillaTransformerConfig.from_pretrained(checkpoint)
     check_fields(str(checkpoint), config, model_args, data_args)
     for name in _FREE:
@@ -138,7 +138,7 @@ def resumed_model(
 
 
 def describe_defaults(args: RunArguments) -> str:
-    """One line about the optimizer settings, which differ from those for fresh weights."""
+    """One line about the optimizer settings. The defaults differ from those for fresh weights."""
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     chosen = (
         f"learning_rate {args.learning_rate:.3g}, lr_scheduler_type {schedule}, warmup_steps {args.warmup_steps:g}"

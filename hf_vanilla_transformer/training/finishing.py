@@ -36,7 +36,7 @@ from .checkpoints import (
 )
 from .corpus import SPLITS, Corpus, Tokenizers, split_inputs
 from .distributed import is_main_rank, original_class, print_main
-from .run_folder import move_into_run
+from .run_folder import staged
 from .trainer import VanillaTransformerTrainer
 
 # Files about the weights in the same folder
@@ -54,18 +54,18 @@ def score_and_save(
 ) -> dict[str, Any]:
     """Choose the weights, save the model folder, then score the test split and save the results.
 
-    The end of training is saved as a checkpoint before this: whatever fails here, nothing is lost.
+    The end of training was saved as a checkpoint before, so a failure here loses nothing.
 
     Returns:
         `results` with the scores.
 
     Raises:
         UserError: a split cannot be scored, or the disk is full.
-        Interrupted: by a signal; a resumed run goes on with the scoring.
+        Interrupted: by a signal. A resumed run continues with the scores.
     """
     args: Any = trainer.args
     run, signals = Path(args.output_dir), stop.signals
-    saved = f"the last update is saved, and a resumed run goes on with the scores: {resume_hint(run)}"
+    saved = f"the last update is saved, and a resumed run continues with the scores: {resume_hint(run)}"
     signals.message = f"the scores are left out; {saved}"
     with _scoring("the validation split", stop, args.device, saved):
         results |= choose_weights(trainer, run, args)
@@ -87,7 +87,7 @@ def score_and_save(
 
 @contextmanager
 def _scoring(name: str, stop: StopWithCheckpoint, device: torch.device, saved: str) -> Iterator[None]:
-    """Say in one line what is saved if scoring fails or is interrupted."""
+    """Raise a one-line error that ends with `saved` if scoring fails or is interrupted."""
     try:
         yield
         stop.signals.agree(device)
@@ -105,8 +105,8 @@ def _scoring(name: str, stop: StopWithCheckpoint, device: torch.device, saved: s
 
 
 def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArguments) -> dict[str, float]:
-    """Score on the validation split: the current weights (the last, or with `load_best_model_at_end` the best), the
-    average of the last checkpoints, and the exponential moving average; keep the best."""
+    """Keep the weights with the highest BLEU on the validation split: the current ones (the last, or with
+    `load_best_model_at_end` the best), the average of the last checkpoints, or the exponential moving average."""
     if trainer.eval_dataset is None:
         return {}
     scored = {"single": trainer.evaluate()}
@@ -126,7 +126,7 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
             scored[name] = trainer.evaluate()
     scores = {name: metrics["eval_bleu"] for name, metrics in scored.items()}
     print_main("validation BLEU: " + ", ".join(f"{score:.2f} {name}" for name, score in scores.items()))
-    chosen = max(reversed(scores), key=lambda name: scores[name])  # of equals an average, which generalises better
+    chosen = max(reversed(scores), key=lambda name: scores[name])  # of equals an average: it generalises better
     load_full_state_dict(trainer.model, candidates[chosen])
     return scored[chosen] | {
         **{f"eval_bleu_{name}": score for name, score in scores.items()},
@@ -136,7 +136,7 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
 
 
 def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, Any]:
-    """The mean of checkpoints, made by the main process in the run's folder."""
+    """Average checkpoints in the main process, in a file in the run's folder."""
     file = run / STAGING_FOLDER / "average.safetensors"
     if is_main_rank():
         with report_failed_save(run, "the average was not made"):
@@ -157,7 +157,7 @@ def full_state_dict(model: VanillaTransformerForConditionalGeneration) -> dict[s
 
 
 def load_full_state_dict(model: VanillaTransformerForConditionalGeneration, weights: dict[str, Any]) -> None:
-    """Load unsharded weights into a model, which may be sharded; one of each set of tied weights is enough."""
+    """Load unsharded weights into a model, sharded or not. One of each set of tied weights is enough."""
     missing = model.state_dict().keys() - weights.keys() - set(model.all_tied_weights_keys)
     if missing:
         raise UserError(f"the weights lack {sorted(missing)[0]}")
@@ -169,23 +169,18 @@ def load_full_state_dict(model: VanillaTransformerForConditionalGeneration, weig
 
 
 def save_model_folder(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path) -> None:
-    """Write model and tokenizers into the run's folder, each file atomically; delete the results of other weights."""
-    model, staging = trainer.model, run / STAGING_FOLDER
+    """Write model and tokenizers into the run's folder, each file atomically, and delete results of old weights."""
+    model = trainer.model
     weights = full_state_dict(model) if trainer.is_fsdp_enabled else None
     if not is_main_rank():
         return
-    remove_staging_folder(run)
-    try:
-        model.config.use_cache = True  # the trainer switches it off
-        with report_failed_save(run, "the model was not saved"), original_class(model):
-            model.save_pretrained(staging, state_dict=weights)
-            save_tokenizers(staging, *tokenizers)
-            if not _same_weights(staging, run):
-                for name in RESULTS:
-                    (run / name).unlink(missing_ok=True)
-            move_into_run(staging, run)
-    finally:
-        remove_staging_folder(run)
+    model.config.use_cache = True  # the trainer switches it off
+    with staged(run, "the model was not saved") as staging, original_class(model):
+        model.save_pretrained(staging, state_dict=weights)
+        save_tokenizers(staging, *tokenizers)
+        if not _same_weights(staging, run):
+            for name in RESULTS:
+                (run / name).unlink(missing_ok=True)
 
 
 def _same_weights(first: Path, second: Path) -> bool:
@@ -195,16 +190,10 @@ def _same_weights(first: Path, second: Path) -> bool:
 
 def save_results(trainer: VanillaTransformerTrainer, run: Path, results: dict[str, Any]) -> None:
     """Write `trainer_state.json` and `all_results.json` into the run's folder, atomically."""
-    staging = run / STAGING_FOLDER
-    try:
-        with report_failed_save(run, "the model is saved, its scores are not"):
-            staging.mkdir()
-            trainer.state.save_to_json(str(staging / TRAINER_STATE))
-            text = json.dumps(results, indent=2, sort_keys=True)
-            (staging / "all_results.json").write_text(text + "\n", encoding="utf-8")
-            move_into_run(staging, run)
-    finally:
-        remove_staging_folder(run)
+    with staged(run, "the model is saved, its scores are not") as staging:
+        trainer.state.save_to_json(str(staging / TRAINER_STATE))
+        text = json.dumps(results, indent=2, sort_keys=True)
+        (staging / "all_results.json").write_text(text + "\n", encoding="utf-8")
 
 
 # The attention map of a longer sentence is unreadable in a model card.
@@ -226,7 +215,7 @@ def draw_attention(
 
 @contextmanager
 def report_missing_plot(name: str) -> Iterator[None]:
-    """Print why a plot is missing, for example without matplotlib; only a full disk ends the run."""
+    """Print why a plot is missing, for example without matplotlib. Only a full disk ends the run."""
     try:
         yield
     except DiskFull:

@@ -1,11 +1,11 @@
 """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for the matrices of the layers, AdamW for the rest.
 
 Adam's update of a matrix has a few large singular values and many small ones. Muon makes the momentum orthogonal, so
-that every direction is learnt at the same rate; in place of Adam's two moments it keeps one. Its updates are scaled to
+that every direction is learnt at the same rate. Instead of Adam's two moments it keeps one. Its updates are scaled to
 the root mean square of Adam's (Liu et al. 2025, arXiv 2502.16982, §2.2), so that both share one learning rate.
 
-torch.optim.Muon computes in bfloat16, matrix by matrix, and leaves the other parameters to a second optimizer, which
-`Trainer` does not have. Here matrices of one shape are one batch, and on a CPU they stay in float32.
+torch.optim.Muon computes in bfloat16, matrix by matrix, and leaves the other parameters to a second optimizer, but
+`Trainer` has only one. Here matrices of one shape are one batch, and on a CPU they stay in float32.
 
 Shapes: M matrices (O, D).
 """
@@ -25,7 +25,7 @@ COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the iteration, by Jorda
 
 
 class MuonAdamW(AdamW):
-    """AdamW, with Muon for the parameter groups that have `muon: True`, which hold matrices only."""
+    """AdamW, with Muon for the parameter groups with `muon: True`. These contain matrices only."""
 
     def __init__(self, groups: list[dict[str, Any]], **settings: Any):
         super().__init__([{"muon": False, **group} for group in groups], **settings)
@@ -82,9 +82,9 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def muon_groups(model: nn.Module, weight_decay: float, decaying: Collection[str]) -> list[dict[str, Any]]:
-    """The parameter groups of `MuonAdamW`: the weights of linear layers inside the stacks' layers, and the others.
+    """Make the parameter groups of `MuonAdamW`: the weights of linear layers inside the stacks' layers, and the rest.
 
-    Embeddings and the output layer, which is tied to them (§3.4), are for AdamW, as Jordan et al. advise.
+    AdamW trains the embeddings and the output layer, tied to them (§3.4), as Jordan et al. advise.
 
     Args:
         decaying: names of parameters with weight decay.

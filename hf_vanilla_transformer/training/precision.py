@@ -1,4 +1,4 @@
-"""The precision of a run: decided once, by a measurement if `auto_bf16` asks for it, and kept in every checkpoint."""
+"""The precision of a run: chosen once, with `auto_bf16` by a measurement, and kept in every checkpoint."""
 
 import statistics
 import time
@@ -19,19 +19,19 @@ def resolve_precision(
 ) -> None:
     """Replace `auto_bf16` by `bf16`, true or false, and print the precision.
 
-    A resumed run keeps the precision of its checkpoint: another measurement might end otherwise.
+    A resumed run keeps the precision of its checkpoint: a new measurement could differ.
     """
-    reason = "as asked"
+    reason = "as set"
     if args.auto_bf16 and not (args.bf16 or args.fp16):
         if checkpoint is not None:
             precision = read_run_state(checkpoint).fixed.get("precision")
             faster, reason = precision == "bf16", f"as in {checkpoint}"
         else:
             faster = broadcast_from_main(lambda: bf16_is_faster(model.to(args.device)))
-            reason = "measured to be faster here; the run keeps it"
+            reason = "the faster one in a measurement"
         if faster:
             args.bf16, args.mixed_precision = True, "bf16"
-    args.auto_bf16 = False  # the model card names the precision, so that another machine repeats the run
+    args.auto_bf16 = False  # the model card names the precision, for repeating the run elsewhere
     print_main(f"precision: {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'} ({reason})")
 
 
@@ -40,10 +40,10 @@ def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences:
 
     Args:
         model: its weights and the random state stay unchanged, its gradients are cleared.
-        sentences, length: size of the batch on both sides; about 1,000 tokens are enough for the ratio.
+        sentences, length: size of the batch on both sides. About 1,000 tokens are enough for the ratio.
 
     Returns:
-        Whether the median step is faster with autocast to bfloat16.
+        True if the median step is faster with autocast to bfloat16.
     """
     device, was_training = model.device, model.training
     vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)  # ids that both vocabularies have

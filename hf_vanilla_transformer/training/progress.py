@@ -21,7 +21,7 @@ class ThroughputMeter:
         self.reset()
 
     def reset(self) -> None:
-        """Reset all counts, at the beginning of training."""
+        """Reset all counts, at the start of training."""
         self._start: float | None = None
         self._updates = 0
         self._target_tokens: Any = 0  # of all ranks
@@ -33,8 +33,8 @@ class ThroughputMeter:
         """Count the batches of an update.
 
         Args:
-            batches: those of this rank; only batches with `labels` and `attention_mask` count for the padding.
-            target_tokens: of the update, over all ranks; None if unknown.
+            batches: the batches of this rank. Padding is counted in batches with `labels` and `attention_mask`.
+            target_tokens: the number in the update, over all ranks; None if unknown.
         """
         if self._start is None:
             self._start = time.monotonic()
@@ -69,27 +69,30 @@ class ThroughputMeter:
             return {}
         updates, now = self._updates, time.monotonic()
         seconds = max(now - self._start, 1e-9)
-        found = {"tokens_per_second": round(float(self._target_tokens) / seconds, 1)}
+        metrics = {"tokens_per_second": round(float(self._target_tokens) / seconds, 1)}
         if self._positions:
-            found["padding"] = round(1 - float(self._tokens) / self._positions, 4)
+            metrics["padding"] = round(1 - float(self._tokens) / self._positions, 4)
         if updates and state.max_steps > 0:
             left = (state.max_steps - state.global_step) * seconds / updates / 60
-            found["minutes_left"] = round(min(left, limit), 1)
+            metrics["minutes_left"] = round(min(left, limit), 1)
         if self._nll is not None and updates:
-            found["nll_loss"] = float(mean(self._nll)) / updates
+            metrics["nll_loss"] = float(mean(self._nll)) / updates
         self.reset()
         self._start = now
-        return found
+        return metrics
 
 
 def perplexities(logs: dict[str, float], exclude: str | None = None) -> dict[str, float]:
-    """exp(loss) for a log entry: `perplexity` from `nll_loss` or `loss`, `eval_perplexity` from `eval_loss`; not for
-    the loss named by `exclude`, which label smoothing has changed."""
+    """exp(loss) for a log entry: `perplexity` from `nll_loss` or `loss`, `eval_perplexity` from `eval_loss`.
+
+    Args:
+        exclude: the name of a loss with label smoothing.
+    """
     losses = [name for name in logs if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
-    found = {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != exclude}
+    metrics = {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != exclude}
     if "nll_loss" in logs:
-        found["perplexity"] = _exp(logs["nll_loss"])
-    return found
+        metrics["perplexity"] = _exp(logs["nll_loss"])
+    return metrics
 
 
 def _exp(loss: float) -> float:

@@ -1,4 +1,4 @@
-"""Parse recipes: YAML files of argument names and values, each of which a command-line flag can override."""
+"""Parse recipes: YAML files of argument names and values, with command-line flags that override them."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ _NULL_TAG = "tag:yaml.org,2002:null"
 
 
 def _kinds(hint: Any) -> set[Any]:
-    """The types of a union, or the one type; a list counts as the type of its items."""
+    """The types of a union, or the one type. A list counts as the type of its items."""
     if get_origin(hint) in (Union, types.UnionType):
         return set().union(*map(_kinds, get_args(hint)))
     return _kinds(get_args(hint)[0]) if get_origin(hint) is list else {hint}
@@ -31,15 +31,15 @@ def _kinds(hint: Any) -> set[Any]:
 _KINDS = {name: _kinds(hint) for each in _ARGUMENTS for name, hint in get_type_hints(each).items()}
 _DEFAULTS = {field.name: field.default for each in _ARGUMENTS for field in fields(each)}
 _OPTIONAL = {name for name in _DEFAULTS if type(None) in _KINDS[name] or _DEFAULTS[name] is None}
-# Fields whose value in a recipe is the text as it stands: YAML 1.1 reads `no` as false and 1.10 as 1.1.
+# Fields that take the text of a recipe as written: YAML 1.1 reads `no` as false and 1.10 as 1.1.
 _TEXT = {
     name
     for name in _DEFAULTS
     if bool not in _KINDS[name]
     and any(isinstance(kind, type) and issubclass(kind, str | Enum) for kind in _KINDS[name])
-} - {"resume_from_checkpoint"}  # which is a path or true
+} - {"resume_from_checkpoint"}  # a path or true
 
-# Names in other toolkits, which are far from ours in spelling.
+# Names in other toolkits that are spelled very differently.
 _OTHER_NAMES = {
     "batch_size": "per_device_train_batch_size",
     "beam_size": "test_num_beams",
@@ -74,7 +74,7 @@ class _Parser(HfArgumentParser):
         raise UserError(f"{' '.join(message.split())} (--help lists all arguments)")
 
     def add_argument(self, *flags: str, **settings: Any) -> argparse.Action:
-        """As `ArgumentParser`; optional arguments take `null`."""
+        """Let optional arguments take `null`."""
         if flags[0].removeprefix("--") in _OPTIONAL and "type" in settings:
             convert: Callable[[str], Any] = settings["type"]
 
@@ -88,7 +88,7 @@ class _Parser(HfArgumentParser):
         return super().add_argument(*flags, **settings)
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        """As `ArgumentParser`; a list of one `null` is None."""
+        """Read a list of one `null` as None."""
         namespace, rest = super().parse_known_args(*args, **kwargs)
         for name, value in vars(namespace).items():
             if value == [None]:
@@ -100,14 +100,14 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     """Parse a recipe and the flags after it.
 
     Args:
-        arguments: the command line: optionally the path of a YAML file, then `--field value` flags, which win.
+        arguments: the command line: optionally the path of a YAML file, then `--field value` flags, which override it.
 
     Returns:
         The arguments of model, data and run.
 
     Raises:
-        UserError: no such file, not YAML, an unknown field (the message names the closest one), a field that is given
-            twice, a wrong value.
+        UserError: no such file, not YAML, an unknown field (the message names the closest one), a repeated field, or a
+            wrong value.
     """
     arguments = list(arguments)
     parser = _Parser(_ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe.")
@@ -121,7 +121,7 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
         sys.exit(0)
     try:
         model, data, run = parser.parse_args_into_dataclasses(args=from_file + arguments, look_for_args_file=False)
-    # What the argument classes of transformers raise for values that contradict each other, or lack a package.
+    # The argument classes of transformers raise these for contradicting values or a missing package.
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError, OSError) as error:
         raise UserError(" ".join(str(error).split()) or repr(error)) from None
     return model, data, run
@@ -135,14 +135,14 @@ def _read(recipe: str) -> dict[str, Any]:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
-            raise UserError(f"{recipe} must hold lines `field: value`")
+            raise UserError(f"{recipe} must contain lines `field: value`")
         return _values(root, loader, recipe)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{recipe} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _values(root: yaml.MappingNode, loader: yaml.SafeLoader, recipe: str) -> dict[str, Any]:
-    """The fields of a recipe; a `UserError` for an unknown one, or one that is given twice."""
+    """Read the fields of a recipe, and refuse unknown and repeated ones."""
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for key, value in root.value:
@@ -172,7 +172,7 @@ def _as_flags(values: dict[str, Any], recipe: str) -> Iterator[str]:
             yield from (str(each) for each in value)
         else:
             text = json.dumps(value) if isinstance(value, dict) else _NULL if value is None else str(value)
-            yield f"--{name}={text}"  # a text may begin with a dash
+            yield f"--{name}={text}"  # a text may start with a dash
 
 
 def _require_field(name: str, where: str) -> None:

@@ -1,4 +1,4 @@
-"""What a user reads while training: a line for each log entry, sample translations, and a bar on a terminal."""
+"""Output of a training run: a line for each log entry, sample translations, and a bar on a terminal."""
 
 import sys
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from .trainer import VanillaTransformerTrainer
 _SAMPLES = 3
 _MAX_CHARACTERS = 150  # of a sample sentence
 
-# Names in the log of `Trainer`: format. What is not listed is in trainer_state.json and in the logs of report_to.
+# Names in the log of `Trainer`: format. All other entries are in trainer_state.json and in the logs of report_to.
 _TRAINING = {
     "loss": "loss {:.3f}",
     "nll_loss": "nll {:.3f}",
@@ -43,8 +43,9 @@ class SampleTranslations:
     """The translations of a few fixed validation sentences, taken from the predictions of each evaluation.
 
     Attributes:
-        rows: of the validation split. sources, references: their text.
-        translations: of the last evaluation; None before it.
+        rows: row numbers in the validation split.
+        sources, references: the text of these rows.
+        translations: from the last evaluation; None before it.
     """
 
     rows: list[int]
@@ -66,7 +67,7 @@ class SampleTranslations:
     def taken_from(
         self, compute_metrics: Callable[[EvalPrediction], dict[str, float]], tokenizer: PreTrainedTokenizerBase
     ) -> Callable[[EvalPrediction], dict[str, float]]:
-        """`compute_metrics`, which also keeps the translations of the sample."""
+        """Wrap `compute_metrics` to keep the translations of the sample."""
 
         def compute(prediction: EvalPrediction) -> dict[str, float]:
             ids = prediction.predictions
@@ -110,11 +111,7 @@ class TrainingReport(TrainerCallback):
 
 
 class TrainingBar(ProgressCallback):
-    """A bar over the updates, of which `max_minutes` may allow fewer than `max_steps`; it prints no log entries.
-
-    Args:
-        stop: knows the time limit.
-    """
+    """A bar over the updates. Its total follows the time limit of `stop`, if that allows fewer than `max_steps`."""
 
     def __init__(self, stop: StopWithCheckpoint):
         super().__init__()
@@ -136,8 +133,9 @@ def show_progress(
     """Replace the dictionaries that `Trainer` prints by readable lines, and show a bar if there is a terminal.
 
     Args:
-        stop: the time limit of the run. validation: the evaluated pairs, `source` and `target`; None for none.
-        tokenizer: of the target.
+        stop: the time limit of the run.
+        validation: the evaluated pairs, columns `source` and `target`; None without evaluation.
+        tokenizer: of the target language.
     """
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -151,14 +149,14 @@ def show_progress(
 
 
 def hide_bars_without_terminal() -> None:
-    """Switch off the bars of datasets and transformers where they would fill a log file."""
+    """Switch off the bars of datasets and transformers if they would fill a log file."""
     if not sys.stderr.isatty():
         disable_progress_bars()
         logging.disable_progress_bar()
 
 
 def log_line(logs: dict[str, Any], state: TrainerState) -> str:
-    """A log entry of `Trainer` as one line; empty for the summary at the end, which the run prints."""
+    """Format a log entry of `Trainer` as one line. The summary at the end gives an empty line: the run prints it."""
     if "eval_loss" in logs or "eval_bleu" in logs:
         return f"update {state.global_step:,}  validation  {_fields(logs, _EVALUATION)}"
     if "loss" not in logs:

@@ -53,7 +53,7 @@ NOTHING_TRAINED = "no update was trained: the stream has no pair within max_sour
 
 
 class ResumableTrainer(Seq2SeqTrainer):
-    """`Seq2SeqTrainer` with atomic, complete checkpoints from which a run continues as if it had not stopped.
+    """`Seq2SeqTrainer` with atomic, complete checkpoints: a resumed run continues as if it had not stopped.
 
     Args:
         target_tokenizer: saved in each checkpoint next to `processing_class`, for separate vocabularies.
@@ -76,7 +76,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.data_facts, self.fixed_facts = dict(data_facts or {}), dict(fixed_facts or {})
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
-        # The plan of the loader that trains; None without token batches.
+        # The plan of the training loader, or None without token batches.
         self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
         self._epoch = 0
         self._epoch_start = 0  # the number of updates before this epoch
@@ -86,17 +86,17 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     @property
     def by_tokens(self) -> bool:
-        """Whether batches are limited by tokens (`max_tokens_per_batch`)."""
+        """True if batches are limited by tokens (`max_tokens_per_batch`)."""
         return getattr(self.args, "max_tokens_per_batch", None) is not None
 
     # Start or resume
 
     def train(self, resume_from_checkpoint: str | os.PathLike | bool | None = None, **kwargs: Any) -> Any:
-        """Train as `Seq2SeqTrainer`; `resume_from_checkpoint=True` resumes from the last complete checkpoint.
+        """Train. `resume_from_checkpoint=True` resumes from the last complete checkpoint.
 
         Raises:
             UserError: the checkpoint is incomplete, damaged, of a run with other settings, or older than the last one
-                in `output_dir`; no update was trained.
+                in `output_dir`. No update was trained.
         """
         run = Path(self.args.output_dir)
         checkpoint: Path | None = None
@@ -124,7 +124,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         if not self.is_deepspeed_enabled:
             require_training_state(checkpoint, self.args.world_size)
         saved = read_run_state(checkpoint)
-        remedy = "optimizer and model continue with that; set it again, or start a new run in another output_dir"
+        remedy = "optimizer and model continue with that; set it again, or start a run in a new output_dir"
         require_same(checkpoint, saved.fixed, self._fixed(), remedy)
         if self.args.ignore_data_skip:
             return
@@ -151,7 +151,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         }
 
     def _position(self) -> dict[str, Any]:
-        """The next batch in the data, as far as the number of updates does not determine it."""
+        """The next batch in the data, if the number of updates is not enough to find it."""
         if isinstance(self._updates, StreamingTokenBatches):
             return {"batches_per_update": self.batches_per_update, "stream": self._updates.state_dict()}
         if self.by_tokens:
@@ -164,7 +164,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         epochs, updates = super()._init_training_state(max_steps, *args, **kwargs)
         self.state.compute_steps(self.args, max_steps)  # by the arguments, not by the checkpoint
         if self._resumed_from is not None and self.state.best_global_step:
-            # The saved path is invalid in a moved run or another working directory.
+            # The saved path is invalid in a moved run or from a different working directory.
             best = self._resumed_from.parent / f"checkpoint-{self.state.best_global_step}"
             self.state.best_model_checkpoint = str(best) if best.is_dir() else None
         position = self._resume_position
@@ -225,9 +225,9 @@ class ResumableTrainer(Seq2SeqTrainer):
     def _run_epoch(self, *, epoch: int, steps_trained_in_current_epoch: int, **kwargs: Any) -> None:
         """Train an epoch with the order of its number, unless the resumed run has nothing left to train."""
         seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
-        for each in seeded_by_epoch:
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
+        for order in seeded_by_epoch:
+            if hasattr(order, "set_epoch"):
+                order.set_epoch(epoch)
         self._epoch = epoch
         resumed = epoch == kwargs["epochs_trained"] and kwargs["resume_from_checkpoint"] is not None
         skipped = steps_trained_in_current_epoch // self.args.gradient_accumulation_steps if resumed else 0
@@ -239,7 +239,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
 
     def _training_is_over(self) -> bool:
-        """Whether a resumed run had ended: at its last update, by early stopping or by the time limit."""
+        """True if a resumed run had ended: at its last update, by early stopping or by the time limit."""
         if self.state.global_step == 0:
             return False
         callbacks = self.callback_handler.callbacks
@@ -280,7 +280,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep the random state as it is, because a resumed run may evaluate at another time."""
+        """Keep the random state as it is, because a resumed run may evaluate at a different time."""
         device = self.args.device
         # A DataLoader draws a seed from the global generator, even if it shuffles nothing.
         devices = [] if device.type == "cpu" else [device]
@@ -341,7 +341,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             self._push_from_checkpoint(str(run / name))
 
     def _write_run_state(self, checkpoint: Path) -> None:
-        """Add to a checkpoint what `Trainer` does not write."""
+        """Write the files of a checkpoint that `Trainer` does not write."""
         if not (checkpoint / CONFIG_NAME).is_file():  # SHARDED_STATE_DICT writes weights only
             self.model.config.save_pretrained(checkpoint)
             if self.processing_class is not None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import wait_for_everyone
 from datasets import config as datasets_config
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
 
@@ -19,7 +18,7 @@ from . import finishing
 from .argument_checks import check_optimizer, check_schedule, check_size, refused_as_one_line
 from .arguments import DataArguments, RunArguments, bleu_options, model_config
 from .callbacks import ReleaseFreeMemory, StopWithCheckpoint
-from .checkpoints import remove_staging_folder, report_failed_save, resume_hint
+from .checkpoints import report_failed_save, resume_hint
 from .corpus import (
     Corpus,
     Tokenizers,
@@ -31,14 +30,8 @@ from .corpus import (
     match_case,
     tokenizer_facts,
 )
-from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main, silence_other_ranks
-from .fine_tuning import (
-    describe_defaults,
-    load_base_model,
-    prepare_model,
-    resumed_model,
-    score_before,
-)
+from .distributed import broadcast_from_main, errors_on_main_rank_only, print_main, silence_other_ranks
+from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
 from .precision import resolve_precision
 from .report import show_progress
 from .run_folder import find_checkpoint, one_run_at_a_time
@@ -57,8 +50,8 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         The results, as in `all_results.json`.
 
     Raises:
-        UserError: anything that the user can correct.
-        Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved, or nothing was trained yet.
+        UserError: a mistake that the user can correct.
+        Interrupted: Ctrl-C or SIGTERM. A checkpoint is saved, unless nothing was trained yet.
     """
     run = Path(args.output_dir)
     silence_other_ranks()
@@ -103,7 +96,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
 def load_data_and_model(
     model_args: Any, data_args: DataArguments, args: RunArguments, checkpoint: Path | None
 ) -> tuple[Corpus, Tokenizers, dict[str, Any], dict[str, Any], VanillaTransformerForConditionalGeneration]:
-    """The corpus, the tokenizers, the encoded splits with their reports, and the model: a new one, that of
+    """Load the corpus, the tokenizers, the encoded splits, their reports, and the model: a new one, the base model of
     `model_name_or_path`, or one for the checkpoint to resume from."""
     fine_tuned = args.model_name_or_path is not None
     base = load_base_model(args.model_name_or_path) if args.model_name_or_path and checkpoint is None else None
@@ -133,7 +126,7 @@ def load_data_and_model(
 def build_model(
     model_args: Any, tokenizers: Tokenizers, checkpoint: Path | None = None
 ) -> VanillaTransformerForConditionalGeneration:
-    """A new model for these vocabularies; its configuration must equal that of the checkpoint to resume from."""
+    """Make a model for these vocabularies. Its configuration must equal the checkpoint's, if a run is resumed."""
     source, target = tokenizers
     start = target.bos_token_id if target.bos_token_id is not None else target.pad_token_id
     chosen: dict[str, Any] = {"vocab_size": len(source), "decoder_start_token_id": start}
@@ -159,7 +152,7 @@ def resolve_arguments(
 ) -> None:
     """Set the arguments that depend on the model and the machine: peak learning rate and precision."""
     if args.learning_rate is None and args.model_name_or_path is not None:
-        # Where the schedule of §5.3 ends: its value after 200,000 updates, 1e-4 at the base size.
+        # The end of the schedule of §5.3: its value after 200,000 updates, 1e-4 at the base size.
         args.learning_rate = model.config.d_model**-0.5 * 200_000**-0.5
     if args.learning_rate is None:  # the peak of Eq. 3
         if 0 < args.warmup_steps < 1:
@@ -169,7 +162,7 @@ def resolve_arguments(
 
 
 def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
-    """Raise before training what would otherwise fail in its middle."""
+    """Refuse arguments that would fail in the middle of training."""
     if isinstance(encoded["train"], torch.utils.data.IterableDataset):
         if args.max_steps <= 0:
             raise UserError("streaming=True needs max_steps, because the length of a stream is unknown")
@@ -192,7 +185,11 @@ def make_trainer(
     facts: dict[str, Any],
     signals: StopSignals,
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
-    """The trainer, which evaluates generated translations, and its time limit. `facts` determine the run, too."""
+    """Make the trainer and its time limit. Evaluations score generated translations.
+
+    Args:
+        facts: `data_facts` and `fixed_facts` of `ResumableTrainer`.
+    """
     check_arguments(encoded, args)
     check_optimizer(args)
     check_schedule(args)
@@ -200,7 +197,7 @@ def make_trainer(
     callbacks: list[Any] = [ReleaseFreeMemory()]
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-    callbacks.append(stop)  # last, because it saves what the others end
+    callbacks.append(stop)  # last: it saves a run that a callback before it ends
     with refused_as_one_line("training arguments"):
         trainer = VanillaTransformerTrainer(
             model=model,
@@ -227,11 +224,7 @@ def make_trainer(
 def train(
     trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: Path | None
 ) -> dict[str, Any]:
-    """Train. However it ends, the last complete checkpoint stays and can be resumed from."""
-    if is_main_rank():
-        remove_staging_folder(run)
-    wait_for_everyone()
-
+    """Train. The last complete checkpoint can be resumed from, however training ends."""
     try:
         with report_failed_save(run, "training stopped"):
             outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

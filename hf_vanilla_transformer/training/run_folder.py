@@ -1,4 +1,4 @@
-"""The folder of a run: new, empty, or the run's own, and used by one process at a time."""
+"""The folder of a run: new, empty, or with checkpoints of this run, and used by one run at a time."""
 
 import os
 from collections.abc import Iterator
@@ -8,12 +8,19 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import UserError
-from .checkpoints import STAGING_FOLDER, complete_checkpoints, last_checkpoint, require_last
+from .checkpoints import (
+    STAGING_FOLDER,
+    complete_checkpoints,
+    last_checkpoint,
+    remove_staging_folder,
+    report_failed_save,
+    require_last,
+)
 from .distributed import broadcast_from_main, errors_on_main_rank_only, print_main
 
 LOCK = ".lock"
 SCORES_BEFORE = "scores_before.json"  # of fine-tuning: the base model's scores, kept for a run that is resumed
-# Names in the folder of a run that ended before its first checkpoint; `runs` has TensorBoard's logs.
+# Names in the folder of a run that ended before its first checkpoint. `runs` has TensorBoard's logs.
 _BEFORE_SAVING = {LOCK, STAGING_FOLDER, SCORES_BEFORE, "runs"}
 
 
@@ -22,7 +29,7 @@ def one_run_at_a_time(run: Path) -> Iterator[None]:
     """Create the folder if necessary and lock it until the block ends. A folder that stays empty is removed.
 
     Raises:
-        UserError: `run` is a file, cannot be written, or another process trains in it.
+        UserError: `run` is a file, cannot be written, or a different process trains in it.
     """
     lock = FileLock(run / LOCK, timeout=0)
     created = [folder for folder in (run, *run.parents) if not folder.exists()]
@@ -32,7 +39,7 @@ def one_run_at_a_time(run: Path) -> Iterator[None]:
             run.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
-            return f"output_dir {run}: another process is training in it; end it, or choose another folder"
+            return f"output_dir {run}: a process is already training in it; end it, or choose a different folder"
         except FileExistsError:
             return f"output_dir {run} is a file; name a folder"
         except OSError as error:
@@ -54,13 +61,13 @@ def one_run_at_a_time(run: Path) -> Iterator[None]:
 
 
 def find_checkpoint(run: Path, resume: str) -> Path | None:
-    """The checkpoint to resume from; None for a new run.
+    """Find the checkpoint to resume from, or return None for a new run.
 
     Args:
         resume: `resume_from_checkpoint`: true, false, auto (true if there is a checkpoint), or the path of one.
 
     Raises:
-        UserError: the folder has files that are not of this run, or there is no such checkpoint.
+        UserError: the folder has files of a different run, or there is no such checkpoint.
     """
     if resume.lower() == "true" or (resume.lower() == "auto" and complete_checkpoints(run)):
         checkpoint = last_checkpoint(run)
@@ -91,9 +98,22 @@ def require_new_folder(run: Path) -> None:
         raise UserError(f"output_dir {run} is not empty (it has {names[0]}): {resume}name a new folder")
 
 
-def move_into_run(staged: Path, run: Path) -> None:
-    """Rename each file in `staged` into the run's folder, which keeps its other files."""
-    for path in sorted(path for path in staged.rglob("*") if path.is_file()):
-        target = run / path.relative_to(staged)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, target)
+@contextmanager
+def staged(run: Path, consequence: str) -> Iterator[Path]:
+    """Make an empty folder and, when the block ends, rename each file in it into the run's folder.
+
+    Args:
+        consequence: says what is not saved if a write fails (see `report_failed_save`).
+    """
+    staging = run / STAGING_FOLDER
+    remove_staging_folder(run)
+    try:
+        with report_failed_save(run, consequence):
+            staging.mkdir()
+            yield staging
+            for path in sorted(path for path in staging.rglob("*") if path.is_file()):
+                target = run / path.relative_to(staging)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+    finally:
+        remove_staging_folder(run)

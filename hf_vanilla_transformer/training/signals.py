@@ -18,17 +18,17 @@ import torch
 from .distributed import any_rank, is_main_rank
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
-# torchrun repeats the signal that it gets to its workers, which Ctrl-C in a terminal has reached already.
+# torchrun forwards its signal to its workers, although Ctrl-C in a terminal has reached them already.
 _LAUNCHER_REPEATS_FOR = 3.0  # seconds
 # How long a worker of a DataLoader goes on after SIGTERM, so that the main process can finish and save.
 _WORKER_SECONDS = 60
 
 
 class StopSignals:
-    """Context that notes SIGINT and SIGTERM; after the first, a second one acts as if there were no handler: at once.
+    """Context that notes the first SIGINT or SIGTERM and restores the default: a second signal stops at once.
 
-    A signal that is ignored (nohup, a background job) stays so. Contexts of one object may be nested. In a thread
-    other than the main one, where Python permits no handlers, nothing is noted.
+    A signal that is ignored (nohup, a background job) stays ignored. Contexts of one object may be nested. Outside the
+    main thread Python permits no handlers, so nothing is noted.
 
     Attributes:
         received: the number of the first signal, or None.
@@ -72,7 +72,7 @@ class StopSignals:
         return found[len(STOPPING) :]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked worker, which the main process ends
+        if os.getpid() != self._process:  # a forked worker: the main process ends it
             return
         if self.received is None:
             self.received, self._time = number, time.monotonic()
@@ -90,7 +90,7 @@ class StopSignals:
 
     def _print(self) -> None:
         if is_main_rank():
-            # In the middle of another print Python refuses; the terminal may be gone.
+            # Python refuses in the middle of a print, and the terminal may be closed.
             again = "Ctrl-C" if self.received == signal.SIGINT else "the signal"
             with suppress(RuntimeError, OSError, ValueError):
                 print(f"\nstopping: {self.message} ({again} again stops at once)", flush=True)
@@ -101,10 +101,8 @@ def _is_launched() -> bool:
 
 
 def leave_signals_to_main_process(loader: Any) -> Any:
-    """Let the worker processes of a DataLoader live on when a terminal or a scheduler signals all processes.
-
-    Without them the main process could not finish the update. Returns the loader.
-    """
+    """Return the loader, with workers that ignore a signal to all processes: the main process needs them to finish
+    the update."""
     plain = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
     if plain.num_workers:
         plain.worker_init_fn = partial(_init_worker, plain.worker_init_fn)

@@ -23,8 +23,8 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerPreTrainedModel,
 )
+from .callbacks import WeightAverage
 from .distributed import print_main, shard_tied_modules
-from .ema import WeightAverage
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
@@ -38,16 +38,15 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     With `max_tokens_per_batch` (see `VanillaTransformerTrainingArguments`) each item of the training loader is the
     list of batches of one update, so that one step of `Trainer` is one update. Loss and gradients are means over all
-    target tokens of the update, however many batches and processes it is split into; the model must accept
-    `num_items_in_batch` for this. Without, this is `Seq2SeqTrainer`, except that `group_by_length` considers both
+    target tokens of the update, for any number of batches and processes. The model must accept `num_items_in_batch`
+    for this. Without `max_tokens_per_batch` this is `Seq2SeqTrainer`, except that `group_by_length` considers both
     sides of a pair and shuffles the batches.
 
-    A loss that is not finite stops training. Evaluation keeps the order of the dataset, where the base class would
-    group by length, too, and return permuted predictions.
+    A loss that is not finite stops training. Evaluation keeps the order of the dataset. The base class would group it
+    by length and return permuted predictions.
 
     Args:
-        target_tokenizer: saved in each checkpoint beside `processing_class`, for separate vocabularies.
-        others: as for `ResumableTrainer`.
+        args, kwargs: the arguments of `ResumableTrainer`.
 
     Raises:
         UserError: settings that do not go with `max_tokens_per_batch`.
@@ -55,11 +54,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     optimizer: Any  # made by `create_optimizer`
 
-    def __init__(
-        self,
-        *args: Any,
-        **kwargs: Any,
-    ):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.meter = ThroughputMeter()
         self._warned = False
@@ -82,10 +77,12 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self.ema = WeightAverage(self.args.ema_decay) if getattr(self.args, "ema_decay", 0) else None
         if self.ema is not None:
             if self.is_fsdp_enabled:
-                raise UserError(f"ema_decay={self.args.ema_decay} does not go with FSDP, which shards the weights")
+                raise UserError(
+                    f"ema_decay={self.args.ema_decay} needs unsharded weights, but FSDP shards them: train with DDP"
+                )
             self.add_callback(self.ema)
         if getattr(self.args, "muon", False) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise UserError("muon=True needs whole matrices, which FSDP and DeepSpeed shard; train with DDP")
+            raise UserError("muon=True needs whole matrices, but FSDP and DeepSpeed shard them: train with DDP")
 
     def _check_token_batches(self) -> None:
         args, why = self.args, None
@@ -99,7 +96,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         elif args.n_gpu > 1:
             why = f"does not go with {args.n_gpu} GPUs in one process; start the script with accelerate launch"
         elif self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1:
-            why = "shards sentences over ranks; it does not go with tensor, context or sequence parallelism"
+            why = "shards sentences over ranks and excludes tensor, context and sequence parallelism"
         if why:
             raise UserError(f"max_tokens_per_batch={args.max_tokens_per_batch} {why}")
 
@@ -115,7 +112,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 f"{setting} needs a VanillaTransformerForConditionalGeneration, not {type(model).__name__}"
             )
         if self.is_fsdp_enabled:
-            raise UserError(f"{setting} does not go with FSDP, which shards the weights; train with DDP")
+            raise UserError(f"{setting} needs unsharded weights, but FSDP shards them: train with DDP")
 
     # Data loading
 
@@ -134,7 +131,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return torch.utils.data.SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
-        """As `Seq2SeqTrainer`; `dataloader_drop_last` is for training: evaluations count every sentence."""
+        """Apply `dataloader_drop_last` to training only, because evaluations count every sentence."""
         drop_last = self.args.dataloader_drop_last
         self.args.dataloader_drop_last = drop_last and is_training
         try:
@@ -143,7 +140,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             self.args.dataloader_drop_last = drop_last
 
     def get_train_dataloader(self) -> DataLoader:
-        """As `Seq2SeqTrainer`; with `max_tokens_per_batch` each item is the list of batches of an update."""
+        """Make the training loader. With `max_tokens_per_batch` each item is the list of batches of an update."""
         if not self.by_tokens:
             return leave_signals_to_main_process(super().get_train_dataloader())
         if self.train_dataset is None:
@@ -163,7 +160,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         }
         options: dict[str, Any] = {
             "collate_fn": partial(collate_batches, collator=collator, **self._rounding()),
-            # The loader draws a seed per epoch; from the global generator this would change dropout after a resume.
+            # The loader draws a seed per epoch. From the global generator this would change dropout after a resume.
             "generator": torch.Generator().manual_seed(args.seed),
             "pin_memory": args.dataloader_pin_memory,
         }
@@ -199,7 +196,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             )
 
     def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
-        """As `Trainer`, which calls this with the loader that trains; a callback may ask for others."""
+        """Remember the plan of the loader that trains. Callbacks may make other loaders."""
         if self.by_tokens:
             stream, sampler = cast(Any, dataloader.dataset), cast(Any, dataloader.batch_sampler)
             self._updates = stream if isinstance(stream, StreamingTokenBatches) else sampler
@@ -255,7 +252,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """As `Seq2SeqTrainer`; the loss without label smoothing, if the model returns it, is logged."""
+        """Compute the loss of the objective, and log the loss without label smoothing if the model returns it."""
         if model.training and (consistency := self._due_consistency()):
             inputs = consistency.inputs(self._base_model(), inputs)
         elif model.training and self.teacher is not None:
@@ -263,7 +260,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         nll = outputs.get("nll_loss") if isinstance(outputs, dict) else None
         if nll is not None and num_items_in_batch is not None:
-            # The log averages over ranks. Where num_items_in_batch counts the tokens of all ranks, the sum is needed.
+            # The log averages over ranks. If num_items_in_batch counts the tokens of all ranks, the sum is needed.
             data_parallel = self.accelerator.num_processes // self.get_tp_size()
             self.meter.add_nll(nll.detach().sum() * (data_parallel if self.args.average_tokens_across_devices else 1))
         return (loss, outputs) if return_outputs else loss
@@ -271,12 +268,12 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None, **kwargs: Any
     ) -> tuple[Any, Any, Any]:
-        """As `Seq2SeqTrainer`; logits (B, T, V) that it would drop are not computed."""
+        """Skip logits (B, T, V) that the base class would drop, and translate with packed weights."""
         if isinstance(self._base_model(), VanillaTransformerForConditionalGeneration):
             if prediction_loss_only:
                 inputs = {**inputs, "skip_logits": True}
-            elif self.args.predict_with_generate and self.label_smoother is None:  # that one reads the logits
-                model = partial(model, skip_logits=True)  # not among the inputs, which `generate` gets too
+            elif self.args.predict_with_generate and self.label_smoother is None:  # it reads the logits
+                model = partial(model, skip_logits=True)  # `generate` gets the inputs, too
         with self._autocast_around_the_step():
             if self.args.predict_with_generate and not prediction_loss_only:
                 optimize_if_possible(self.model)  # until the model trains again
@@ -284,8 +281,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     @contextmanager
     def _autocast_around_the_step(self) -> Iterator[None]:
-        """Autocast for `generate` as a whole. accelerate puts it into the model's `forward`, which a search with
-        packed weights does not call."""
+        """Autocast for `generate` as a whole. accelerate puts it into the model's `forward`, but a search with packed
+        weights does not call that."""
         forward = self.model.__dict__.pop("forward", None) if self.accelerator.native_amp else None
         try:
             with self.accelerator.autocast():
@@ -308,8 +305,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return f"{message}; its batch contains the lines {', '.join(map(str, sorted(rows)))}"
 
     def _rows_of_batch(self, batch: int) -> list[int] | None:
-        """The dataset rows of a batch of the current update (without token batches, of the whole update); None if
-        unknown."""
+        """The dataset rows of a batch of the current update, without token batches of the whole update, or None."""
         if isinstance(self._updates, TokenBatchSampler):
             rows = self._updates.batches(self.state.global_step % len(self._updates))[batch]
             return [max(row, ~row) for row in rows]
@@ -321,10 +317,10 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return list(islice(sampler, start, start + sampler.batch_size))
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """As `Seq2SeqTrainer`, or Muon; with FSDP2, modules with tied weights (§3.4) are sharded as one unit first.
+        """Make Muon or the optimizer of `optim`. With FSDP2, first shard modules with tied weights (§3.4) as one unit.
 
-        accelerate handles one embedding tied to the output layer; here the decoder's embedding may be tied, too,
-        which torch refuses in separate units.
+        accelerate handles one embedding tied to the output layer. Here the decoder's embedding may be tied, too, and
+        torch refuses tied weights in separate units.
         """
         if self.accelerator.is_fsdp2:
             plugin, mesh = self.accelerator.state.fsdp_plugin, self.accelerator.torch_device_mesh
@@ -351,7 +347,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             super()._track_num_input_tokens(batch)
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Pairs per update; with token batches, the average."""
+        """Pairs per update, averaged with token batches."""
         if isinstance(self._updates, TokenBatchSampler):
             return max(1, round(len(self._updates.lengths) / len(self._updates)))
         return super().get_total_train_batch_size(args)
@@ -368,7 +364,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         super().log(logs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Seq2SeqTrainer`, but pairs that accelerate repeats to fill the last batch are counted once."""
+        """Count once the pairs that accelerate repeats to fill the last batch."""
         self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **kwargs)
 
@@ -395,5 +391,5 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
 
 def _plain_dataset(dataset: Any) -> Any:
-    """The dataset without BPE-dropout, which segments again at each access."""
+    """The dataset without BPE-dropout."""
     return getattr(dataset, "encoded", dataset)

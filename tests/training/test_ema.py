@@ -10,7 +10,7 @@ import torch
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.ema import EMA_WEIGHTS, WeightAverage
+from hf_vanilla_transformer.training.callbacks import EMA_WEIGHTS, WeightAverage
 from hf_vanilla_transformer.training.finishing import choose_weights
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, QUIET, collate, random_pairs

@@ -288,7 +288,7 @@ def test_full_disk_at_the_end_keeps_the_checkpoints(tmp_path, parallel, monkeypa
 
     def save(model, folder, *arguments, **settings):
         if "checkpoint-" not in str(folder):
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             (folder / "model.safetensors").write_bytes(b"half")
             fill(monkeypatch, error)
         return whole_save(model, folder, *arguments, **settings)
