@@ -19,7 +19,7 @@ from ..web import CONTENT_TYPES, page_files
 from .api_page import api_page
 from .engine import QueueFull
 from .languages import NAMES
-from .metrics import CountRequests, Metrics
+from .metrics import Metrics
 from .options import Limits
 from .request_body import check_key, parse_fields, read_body, validate
 from .schemas import ErrorAnswer, Language, PageRequest, TranslateAnswer, TranslateRequest
@@ -128,19 +128,13 @@ def create_app(server: Server) -> FastAPI:
         yield
         await asyncio.to_thread(server.close)
 
-    handlers: dict[Any, Any] = {
-        StarletteHTTPException: lambda _, error: _failed(error.status_code, str(error.detail)),
-        ClientDisconnect: lambda *_: _failed(499, "the client has disconnected"),
-        QueueFull: lambda *_: _failed(503, "too many requests wait: try again in a second"),
-        TooLong: lambda _, error: _failed(413, str(error)),
-        UserError: lambda _, error: _failed(400, str(error)),
-        Exception: lambda *_: _failed(500, "the translation failed: see the log of the server"),
-    }
     app = FastAPI(
         title="vanilla-transformer serve",
         description="Translates like LibreTranslate, with models of hf_vanilla_transformer.",
         lifespan=lifespan,
-        exception_handlers=handlers,
+        exception_handlers=dict.fromkeys(
+            (StarletteHTTPException, ClientDisconnect, QueueFull, UserError, Exception), _failed
+        ),
         # Swagger's and ReDoc's pages load scripts from other hosts
         docs_url=None,
         redoc_url=None,
@@ -149,7 +143,7 @@ def create_app(server: Server) -> FastAPI:
     if server.limits.cors_origins:
         origins = list(server.limits.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(CountRequests, metrics=server.metrics)
+    app.add_middleware(server.metrics.counted)
     _add_interface(app, server)
     for pair in server.pairs:
         _add_page(app, server, pair, f"/{pair.name}" if len(server.pairs) > 1 else "")
@@ -209,7 +203,18 @@ def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> 
         return Response(files[name], headers=_PAGE_HEADERS, media_type=kind)
 
 
-def _failed(status: int, message: str) -> Response:
+async def _failed(_: Request, error: Exception) -> Response:
+    match error:
+        case StarletteHTTPException():
+            status, message = error.status_code, str(error.detail)
+        case ClientDisconnect():
+            status, message = 499, "the client has disconnected"
+        case QueueFull():
+            status, message = 503, "too many requests wait: try again in a second"
+        case UserError():
+            status, message = 413 if isinstance(error, TooLong) else 400, str(error)
+        case _:
+            status, message = 500, "the translation failed: see the log of the server"
     return JSONResponse({"error": message}, status, {"Retry-After": _RETRY_AFTER} if status == 503 else {})
 
 

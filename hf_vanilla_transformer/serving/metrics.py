@@ -51,25 +51,22 @@ class Metrics:
             lines += [f'{_PREFIX}{name}{{pair="{pair}"}} {number}' for pair, number in numbers.items()]
         return "\n".join(lines) + "\n"
 
+    def counted(self, app: Any) -> Any:
+        """Wrap an ASGI application to count its requests."""
 
-class CountRequests:
-    """ASGI middleware that counts each request."""
+        async def counting(scope: Any, receive: Any, send: Any) -> None:
+            start = time.perf_counter()
+            status = 500  # after an exception
 
-    def __init__(self, app: Any, metrics: Metrics):
-        self.app = app
-        self.metrics = metrics
+            async def watched(message: Any) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        start = time.perf_counter()
-        status = 500  # after an exception
+            try:
+                await app(scope, receive, watched)
+            finally:
+                if scope["type"] == "http":
+                    self.count(scope["path"], status, time.perf_counter() - start)
 
-        async def watched(message: Any) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watched)
-        finally:
-            if scope["type"] == "http":
-                self.metrics.count(scope["path"], status, time.perf_counter() - start)
+        return counting

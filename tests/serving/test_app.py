@@ -166,15 +166,6 @@ def test_learned_positions_limit_a_sentence() -> None:
         assert answer.json()["error"].startswith("q: ") and "20" in answer.json()["error"]
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """While it is not set, no translation moves on."""
-    event, original = threading.Event(), ContinuousSearch.step
-    monkeypatch.setattr(ContinuousSearch, "step", lambda self: event.wait(30) and original(self))
-    yield event
-    event.set()
-
-
 def test_full_queue_is_503_with_retry_after(translator: Translator, held: threading.Event) -> None:
     pair = language_pair(translator, max_queue=1, batch_size=1)
     with client_of(pair) as client:

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from typing import Any
 
 import pytest
 
@@ -20,105 +21,95 @@ def translator() -> Translator:
     return echo_translator()
 
 
-def sources(translator: Translator, lines: list[str] = LINES) -> list[list[int]]:
-    return [translator.encode(line, 1) for line in lines]
+@pytest.fixture(scope="module")
+def sources(translator: Translator) -> list[list[int]]:
+    return [translator.encode(line, 1) for line in LINES]
 
 
-def texts(translator: Translator, futures: list) -> list[str]:
-    found = [future.result(timeout=60)[0].tokens for future in futures]
-    return translator.target_tokenizer.batch_decode(found, skip_special_tokens=True)
+def engine_of(translator: Translator, workers: int = 1, **settings: Any) -> Engine:
+    return Engine(Translator(translator.model, translator.source_tokenizer, workers=workers), **settings)
+
+
+def texts(translator: Translator, futures: list[Future]) -> list[str]:
+    tokens = [future.result(timeout=60)[0].tokens for future in futures]
+    return translator.target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_engine_translates_like_the_translator(translator: Translator, workers: int) -> None:
-    engine = Engine(
-        Translator(translator.model, translator.source_tokenizer, workers=workers), batch_size=4, num_beams=2
-    )
-    first = engine.submit(sources(translator)[:7])
-    second = engine.submit(sources(translator)[7:])
-    assert texts(translator, first + second) == list(translator.translate(LINES, num_beams=2))
+def test_engine_translates_like_the_translator(translator: Translator, sources: list[list[int]], workers: int) -> None:
+    engine = engine_of(translator, workers, batch_size=4, num_beams=2)
+    futures = engine.submit(sources[:7]) + engine.submit(sources[7:])
+    assert texts(translator, futures) == list(translator.translate(LINES, num_beams=2))
     engine.close()
     assert engine.translated == len(LINES) and engine.waiting == engine.running == 0
     assert not any(thread.is_alive() for thread in engine._threads)
 
 
 def test_sentence_is_counted_before_its_future_resolves(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
+    translator: Translator, sources: list[list[int]], held: threading.Event
 ) -> None:
-    original, held, seen = ContinuousSearch.step, threading.Event(), []
-
-    def step(self: ContinuousSearch) -> list:
-        assert held.wait(30)
-        return original(self)
-
-    monkeypatch.setattr(ContinuousSearch, "step", step)
-    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=1), batch_size=1)
-    for future in engine.submit(sources(translator)[:3]):  # the thread that resolves a future runs its callback
+    seen: list[tuple[int, int]] = []
+    engine = engine_of(translator, batch_size=1)
+    for future in engine.submit(sources[:3]):  # the thread that resolves a future runs its callback
         future.add_done_callback(lambda _: seen.append((engine.translated, engine.running)))
     held.set()
     engine.close()
     assert seen == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_workers_share_what_waits(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    # all threads see the whole queue first: otherwise one may be done before the next begins
-    taken, begin = {}, threading.Barrier(2)
+def test_workers_share_the_queue(
+    translator: Translator, sources: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # all threads see the whole queue first: otherwise one may be done before the next starts
+    taken, start, original = {}, threading.Barrier(2), ContinuousSearch.join
 
     def join(self: ContinuousSearch, sentences: list) -> None:
         if sentences and self not in taken:
             taken[self] = len(sentences)
-            begin.wait(timeout=30)
+            start.wait(timeout=30)
         original(self, sentences)
 
-    original = ContinuousSearch.join
     monkeypatch.setattr(ContinuousSearch, "join", join)
-    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=2))
-    futures = engine.submit(sources(translator))
-    texts(translator, futures)
+    engine = engine_of(translator, workers=2)
+    texts(translator, engine.submit(sources))
     engine.close()
     assert sorted(taken.values()) == [10, 10]
 
 
-def test_full_queue_takes_all_of_a_request_or_nothing(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = threading.Event()
-    original = ContinuousSearch.step
-    monkeypatch.setattr(ContinuousSearch, "step", lambda self: held.wait(30) and original(self))
-    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=1), batch_size=1, max_queue=3)
-    first = engine.submit(sources(translator)[:1])
+def test_full_queue_takes_all_of_a_request_or_nothing(
+    translator: Translator, sources: list[list[int]], held: threading.Event
+) -> None:
+    engine = engine_of(translator, batch_size=1, max_queue=3)
+    futures = engine.submit(sources[:1])
     while engine.waiting:
         time.sleep(0.01)
-    second = engine.submit(sources(translator)[1:3])
+    futures += engine.submit(sources[1:3])
     with pytest.raises(QueueFull):
-        engine.submit(sources(translator)[3:5])
+        engine.submit(sources[3:5])
     assert engine.waiting == 2
-    third = engine.submit(sources(translator)[3:4])
+    futures += engine.submit(sources[3:4])
     held.set()
-    assert texts(translator, first + second + third) == list(translator.translate(LINES[:4]))
+    assert texts(translator, futures) == list(translator.translate(LINES[:4]))
     engine.close()
     with pytest.raises(QueueFull):
-        engine.submit(sources(translator)[:1])
+        engine.submit(sources[:1])
 
 
-def test_closing_engine_translates_what_it_has_taken(translator: Translator) -> None:
-    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=2), batch_size=2)
-    futures = engine.submit(sources(translator))
+def test_closing_engine_translates_its_queue(translator: Translator, sources: list[list[int]]) -> None:
+    engine = engine_of(translator, workers=2, batch_size=2)
+    futures = engine.submit(sources)
     engine.close()
     assert all(future.done() for future in futures)
     assert texts(translator, futures) == list(translator.translate(LINES))
 
 
-def test_cancelled_sentences_are_given_up(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, seen = threading.Event(), []
-
-    def step(self: ContinuousSearch) -> list:
-        held.wait(30)
-        seen.append(len(self))
-        return original(self)
-
-    original = ContinuousSearch.step
-    monkeypatch.setattr(ContinuousSearch, "step", step)
-    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=1), batch_size=2)
-    futures = engine.submit(sources(translator)[:6])
+def test_cancelled_sentences_are_dropped(
+    translator: Translator, sources: list[list[int]], held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop, dropped = ContinuousSearch.drop, []
+    monkeypatch.setattr(ContinuousSearch, "drop", lambda self, keys: dropped.extend(keys) or drop(self, keys))
+    engine = engine_of(translator, batch_size=2)
+    futures = engine.submit(sources[:6])
     while engine.waiting == 6:
         time.sleep(0.01)
     assert futures[0].cancel() and futures[4].cancel(), "one is running, one waits"
@@ -128,14 +119,16 @@ def test_cancelled_sentences_are_given_up(translator: Translator, monkeypatch: p
     engine.close()
     with pytest.raises(CancelledError):
         futures[0].result()
-    assert engine.translated == 4 and seen[1] == 1
+    assert engine.translated == 4 and [sentence.source for sentence in dropped] == [sources[0]]
 
 
 def test_error_fails_its_batch_and_not_the_next(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    translator: Translator,
+    sources: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    original = ContinuousSearch.step
-    calls = []
+    original, calls = ContinuousSearch.step, []
 
     def step(self: ContinuousSearch) -> list:
         calls.append(len(self))
@@ -144,14 +137,13 @@ def test_error_fails_its_batch_and_not_the_next(
         return original(self)
 
     monkeypatch.setattr(ContinuousSearch, "step", step)
-    engine = Engine(Translator(translator.model, translator.source_tokenizer, workers=1))
-    for future in engine.submit(sources(translator)[:3]):
+    engine = engine_of(translator)
+    for future in engine.submit(sources[:3]):
         with pytest.raises(MemoryError):
             future.result(timeout=60)
-    assert texts(translator, engine.submit(sources(translator)[:3])) == list(translator.translate(LINES[:3]))
+    assert texts(translator, engine.submit(sources[:3])) == list(translator.translate(LINES[:3]))
     engine.close()
-    assert "translation failed" in caplog.text
-    assert engine.translated == 3
+    assert "translation failed" in caplog.text and engine.translated == 3
 
 
 def test_engine_refuses_numbers_below_one(translator: Translator) -> None:
