@@ -327,3 +327,10 @@ class Model(PreTrainedModel):
 Model.extra = {"set": "once"}
 '''
     assert violations(source) == []
+
+
+def test_test_names_begin_with_their_subject() -> None:
+    # a name that begins with a pronoun tells a story
+    story = re.compile(r"def test_(?:what|whatever|who|whoever|it|its|they|nobody|somebody|there|that|those|this)_\w+")
+    found = {path.name: story.findall(path.read_text(encoding="utf-8")) for path in (ROOT / "tests").rglob("*.py")}
+    assert {name: names for name, names in found.items() if names} == {}

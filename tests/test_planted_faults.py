@@ -591,6 +591,7 @@ def selection(fault: Fault) -> tuple[list[str], list[str]]:
     return [f"tests/{name}" for name in arguments[:end]], arguments[end:]
 
 
+@pytest.mark.slow  # it pins source text: a rename must not break the fast tests
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_can_be_planted(name: str, repository: Path) -> None:
     source = (repository / "hf_vanilla_transformer" / file_of(FAULTS[name])).read_text(encoding="utf-8")

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -351,16 +350,6 @@ def test_names_in_the_table_of_sections_exist():
             continue
         for part in name.strip(".").split("."):
             assert re.search(rf"(def|class) {part}\b|self\.{part}\b|\b{part}: ", source), name
-
-
-def test_figures_stand_in_one_document():
-    where = defaultdict(set)
-    for name, text in DOCUMENTS.items():
-        for figure in re.findall(r"(?<![\w.])\d+\.\d\d(?![\w.])", text):
-            where[figure].add(name)
-    del where["3.10"]  # of Python
-    assert len(where) > 10
-    assert {figure: names for figure, names in where.items() if len(names) > 1} == {}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
