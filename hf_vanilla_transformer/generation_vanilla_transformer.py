@@ -7,6 +7,7 @@ Shapes: B sentences in the batch, K beams, P tokens of the prefix, T tokens of a
 KV cache in slots, S source length, D d_model, H heads, R hypotheses returned, N sentences in all.
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,16 +25,16 @@ from transformers.utils import logging
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers_vanilla_transformer import check_ids
 from .search_vanilla_transformer import (
-    SLOTS,
+    REFILL_SHARE,
     Advance,
     BeamSearch,
     BeamState,
+    Hypotheses,
     LengthPenalty,
     SearchBatch,
     SearchConfig,
     replace_rows,
     resized,
-    round_up,
 )
 
 logger = logging.get_logger(__name__)
@@ -122,7 +123,8 @@ def plan_search(
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), states)
         width = next((source.shape[1] for source in sources if source is not None), None)
         if width is not None:
-            settings["max_length"] = _max_length(model.config, 1 if prefix is None else prefix.shape[1], width + over)
+            length = (1 if prefix is None else prefix.shape[1]) + max(width + over, 1)
+            settings["max_length"] = min(length, position_limit(model.config))
     penalty = LengthPenalty(asked.get("paper_length_penalty", ALPHA), "gnmt")
     if "length_penalty" in asked:
         penalty = LengthPenalty(asked["length_penalty"], "power")
@@ -136,10 +138,9 @@ def plan_search(
     return None, settings, uncovered
 
 
-def _max_length(config: VanillaTransformerConfig, prefix: int, new: int) -> int:
-    """Tokens of a hypothesis, at least one of them new. Learned positions end, but its last token needs none."""
-    length = prefix + max(new, 1)
-    return min(length, config.max_position_embeddings + 1) if config.position_encoding_type == "learned" else length
+def position_limit(config: VanillaTransformerConfig) -> int:
+    """The most tokens of a hypothesis. Only learned positions end, and the last token needs none."""
+    return config.max_position_embeddings + 1 if config.position_encoding_type == "learned" else sys.maxsize
 
 
 def _uncovered(model: PreTrainedModel, asked: dict[str, Any], covered: frozenset[str]) -> list[str]:
@@ -180,6 +181,8 @@ def check_coverage(uncovered: list[str], **arguments: Any) -> None:
 
 # The decoder that calls the model
 
+SLOTS = 16  # by which a KV cache grows: few shapes, and whole tiles of matrix units
+
 
 class BeamCacheSlots:
     """Which slots of the KV cache of a sentence each of its beams sees.
@@ -202,7 +205,7 @@ class BeamCacheSlots:
         if self.bound + beams > size:
             used = self.visible.gather(1, parents[..., None].expand(-1, -1, size)).any(dim=1)  # (B, C)
             self.bound = max(used.sum(dim=1).tolist(), default=0)
-            capacity = round_up(self.bound + beams * self.steps_at_once, SLOTS)
+            capacity = -(-(self.bound + beams * self.steps_at_once) // SLOTS) * SLOTS
             if capacity > size or (capacity + SLOTS < size and not used[:, capacity:].any()):
                 self.visible = resized(self.visible, capacity, 2)
         self.bound += beams
@@ -320,6 +323,9 @@ class ModuleDecoder:
                 mine.values = replace_rows(mine.values, rows, theirs.values, 2)
 
 
+# The loop of `generate`
+
+
 def beam_search(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -331,50 +337,65 @@ def beam_search(
     next_batch: NextBatch | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """The best translations (N · R, T) of the batch and then of what `next_batch` brings; a `custom_generate`.
+    """The best translations (N · R, T) of the batch, then those of `next_batch`; a `custom_generate`.
 
     Args:
-        input_ids: (B · K, P), what each target begins with. model_kwargs: encoded source and mask, B · K times too.
-        stopping_criteria: those of the length and the end tokens, which are known here.
-        generation_config: with all defaults filled in. next_batch: that of `generate`.
-        over: tokens that a translation may have more than its own source; None: `generation_config` has the limit."""
-    beams, states = generation_config.num_beams, model_kwargs["encoder_outputs"][0]
-    states, mask = states[::beams], model_kwargs.get("attention_mask")  # (B, S, D)
+        input_ids: (B · K, P), the prefix of each target. model_kwargs: encoded source and mask, B · K times too.
+        stopping_criteria: those of the length and the end tokens, which the search knows.
+        generation_config: with all defaults filled in. next_batch: as in `generate`.
+        over: see `BeamSearch`; None: `generation_config` has the limit.
+    """
+    beams, wanted = generation_config.num_beams, generation_config.num_return_sequences or 1
+    states, mask = model_kwargs["encoder_outputs"][0][::beams], model_kwargs.get("attention_mask")  # (B, S, D)
     mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device) if mask is None else mask[::beams]
     prefix = input_ids[::beams].to(states.device, torch.long)  # the source is there; an offloaded model is nowhere
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
 
-    def make_batch(mask: Tensor, states: Tensor) -> SearchBatch:
-        decoder, longest = model.make_decoder(states, mask, beams, len(prefix)), generation_config.max_length
-        limits = torch.full_like(mask[:, 0], longest, dtype=torch.long)
-        if over is not None:  # by each sentence's own length; a later one may be longer than the first
-            longest = _max_length(model.config, prefix.shape[1], mask.shape[1] + over)
-            limits = (prefix.shape[1] + (mask.long().sum(dim=1) + over).clamp(min=1)).clamp(max=longest)
-        return SearchBatch(decoder, limits.to(prefix.device), longest)
+    # Processors may know a sentence by its row: others then join when all are done.
+    rows, fixed_rows = len(prefix), bool(logits_processor)
+    search = BeamSearch(
+        SearchConfig.of(generation_config, penalty),
+        penalty,
+        max_length=generation_config.max_length if over is None else position_limit(model.config),
+        over=over,
+        processors=logits_processor,
+        fixed_rows=fixed_rows,
+        steps_at_once=steps_at_once(states.device),
+    )
+    results: dict[int, Hypotheses] = {}
 
-    def refill(count: int) -> SearchBatch | None:
-        batch = None if next_batch is None else next_batch(count)
+    def join(states: Tensor, mask: Tensor, prefix: Tensor) -> None:
+        keys = [len(results) + len(search) + index for index in range(len(prefix))]
+        decoder, lengths = model.make_decoder(states, mask, beams, rows), mask.long().sum(dim=1).to(prefix.device)
+        search.join(SearchBatch(decoder, prefix, lengths, mask.shape[1], keys, [wanted] * len(keys)))
+
+    join(states, mask, prefix)
+    while len(search):
+        results |= search.step()
+        free = rows - len(search)
+        if next_batch is None or free < (rows if fixed_rows else REFILL_SHARE * rows):
+            continue
+        batch = next_batch(free)
         if batch is None:
-            return None
-        if not 0 < len(batch[0]) <= count:
-            raise ValueError(f"next_batch: asked for 1 to {count} sentences, it brought {len(batch[0])}; None ends")
-        ids, mask = (each.to(prefix.device) for each in batch)
-        return make_batch(mask, model.encode(ids, mask).last_hidden_state)
+            next_batch = None
+            continue
+        if not 0 < len(batch[0]) <= free:
+            raise ValueError(f"next_batch: asked for 1 to {free} sentences, it brought {len(batch[0])}; None ends")
+        ids, mask = (part.to(prefix.device) for part in batch)
+        join(model.encode(ids, mask).last_hidden_state, mask, prefix[:1].expand(len(ids), -1))
 
-    config, steps = SearchConfig.of(generation_config, penalty), steps_at_once(states.device)
-    batch: SearchBatch | None = make_batch(mask, states)
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    while batch is not None:  # more than once only with processors, which count on rows of one length
-        rows = prefix if not found else prefix[:1].expand(len(batch.limits), -1)
-        refilled = refill if next_batch and not logits_processor else None
-        found += BeamSearch(batch, rows, config, penalty, logits_processor, refilled, steps).run()
-        batch = refill(len(prefix)) if logits_processor else None
-    lengths, scores = (torch.cat(parts) for parts in list(zip(*found, strict=True))[1:])  # (N · R,)
+    return _output([results[sentence] for sentence in range(len(results))], generation_config)
+
+
+def _output(hypotheses: list[Hypotheses], generation_config: GenerationConfig) -> Any:
+    """The output of `generate` for the translations of all sentences."""
+    lengths, scores = (torch.cat(parts) for parts in list(zip(*hypotheses, strict=True))[1:])  # (N · R,)
     width = int(lengths.max())
-    tokens = torch.cat([resized(tokens, width, 1) for tokens, _, _ in found])  # (N · R, T)
-    tokens = tokens.masked_fill(torch.arange(width, device=tokens.device) >= lengths[:, None], config.pad_token_id)
+    tokens = torch.cat([resized(part.tokens, width, 1) for part in hypotheses])  # (N · R, T)
+    padding = torch.arange(width, device=tokens.device) >= lengths[:, None]
+    tokens = tokens.masked_fill(padding, generation_config.pad_token_id or 0)
     if not generation_config.return_dict_in_generate:
         return tokens
-    if beams == 1:
+    if generation_config.num_beams == 1:
         return GenerateEncoderDecoderOutput(sequences=tokens)
     return GenerateBeamEncoderDecoderOutput(sequences=tokens, sequences_scores=scores)

@@ -1,9 +1,12 @@
 """The training objective of §5.4: cross-entropy per target token, with label smoothing.
 
-Shapes: N target positions, N' of them with a label, D d_model, V target vocabulary.
+Shapes: N target positions, N' of them with a label, n positions in a chunk, P passes over a batch, D d_model, V target
+vocabulary.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,13 +14,18 @@ from torch.nn import functional as F
 
 IGNORED = -100  # the label that Hugging Face's collators give to padding
 
-# Logits per chunk. Each chunk adds a product (V, D) to the gradient, which a few times D positions make cheap; on a
-# CPU more only leave its cache. In half precision it needs a tensor of its own first, so that larger chunks pay.
-CPU_CHUNK, CPU_ROWS = 2**23, 4  # at most; positions, times D
+# Logits per chunk, at most. Each chunk accumulates a (V, D) gradient; with a few times D positions that is negligible,
+# and larger chunks only overflow the CPU's cache. In half precision the product needs a tensor of its own first, so
+# that larger chunks pay.
+CPU_CHUNK, CPU_ROWS = 2**23, 4  # logits; positions, times D
 CPU_HALF_CHUNK, CPU_HALF_ROWS = 2**25, 8
 DEVICE_CHUNK = 2**26
 ROW_UNIT = 64  # to which positions are rounded up: oneDNN compiles and keeps kernels for every shape of a product
 CPU_CACHE = 2**19  # logits that are differentiated at once: on a CPU they should stay in a core's cache
+
+#: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1) and
+#: the chunk's positions (n,) among the N, and returns two sums over the chunk: the loss and a value for the log.
+Differentiate: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def shift_right(labels: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:
@@ -34,8 +42,9 @@ def translation_loss(
 
     Args:
         logits: (…, V). labels: (…); -100 is not counted, and without any other the loss is 0. label_smoothing: ε.
-        num_items_in_batch: tokens of the whole update, where this batch is only a part of it (gradient accumulation,
-            several processes). The parts then add up to the mean over all tokens, however they were split."""
+        num_items_in_batch: tokens of the whole update, if this batch is only a part of it (gradient accumulation,
+            several processes). The parts then add up to the mean over all tokens, however they were split.
+    """
     logits, targets = logits.float().flatten(0, -2), labels.flatten()  # (N, V), (N,)
     total = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
     return total / target_tokens(labels, num_items_in_batch)
@@ -49,18 +58,54 @@ def fused_translation_loss(
     label_smoothing: float = 0.0,
     num_items_in_batch: Tensor | int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`translation_loss` of the logits `hidden_states @ weight.T + bias`, without holding them all in memory.
+    """`translation_loss` of the logits `hidden_states @ weight.T + bias`, without keeping them all in memory.
 
-    For 4,096 tokens of a vocabulary of 37,000 the logits take 600 MB, and each derivative as much again. Here they are
-    computed and differentiated chunk by chunk, without the positions whose label is -100.
+    For 4,096 tokens and a vocabulary of 37,000 the logits take 600 MB, and each derivative as much again. They are
+    computed and differentiated chunk by chunk, without the positions that have the label -100.
 
-    Shapes: `hidden_states` (…, D), `weight` (V, D), `bias` (V,) or None, `labels` (…). Returns a float32 scalar,
-    differentiable once by the first three, and the same without smoothing and without a gradient."""
-    total, plain, *_ = _FusedCrossEntropy.apply(
-        hidden_states.flatten(0, -2), weight, bias, labels.flatten(), label_smoothing, torch.is_grad_enabled()
+    `torch.nn.functional.linear_cross_entropy` has chunks and smoothing as well, but exists only from torch 2.13 on,
+    covers one pass over a batch, and returns no loss without smoothing.
+
+    Args:
+        hidden_states: (…, D). weight: (V, D). bias: (V,) or None. labels: (…).
+
+    Returns:
+        A float32 scalar, differentiable once by the first three, and the same without smoothing and gradient.
+    """
+    total, plain = fused_objective(
+        hidden_states.flatten(0, -2)[None],  # (1, N, D)
+        weight,
+        bias,
+        labels.flatten(),
+        partial(_differentiate, smoothing=label_smoothing),
+        uniform=(label_smoothing,),
     )
     tokens = target_tokens(labels, num_items_in_batch)
     return total / tokens, plain / tokens
+
+
+def fused_objective(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    differentiate: Differentiate,
+    uniform: Sequence[float],
+) -> tuple[Tensor, Tensor]:
+    """(loss, logged value), summed over labelled positions. Only the loss has a gradient, of first order.
+
+    The loss is the first sum of `differentiate` and -Σ u_i mean(z_i), which needs no logits: mean(z) is
+    h · mean(W) + mean(b).
+
+    Args:
+        hidden_states: (P, N, D). weight: (V, D). bias: (V,) or None. labels: (N,), -100 for padding.
+        uniform: u (P,), the weight that label smoothing gives to all tokens alike in each pass: ε times the weight of
+            the pass's cross-entropy.
+    """
+    total, logged, *_ = _FusedObjective.apply(
+        hidden_states, weight, bias, labels, differentiate, tuple(uniform), torch.is_grad_enabled()
+    )
+    return total, logged
 
 
 def target_tokens(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
@@ -69,82 +114,88 @@ def target_tokens(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Te
     return num_items_in_batch.to(labels.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch
 
 
-class _FusedCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropies, smoothed and plain. `forward` computes the gradients too, while a chunk's logits exist.
-
-    With p = softmax(z), the loss of one position is  lse(z) - (1 - ε) z_label - ε mean(z),  and its derivative by z is
-    p - (1 - ε) [label] - ε / V.  The terms of mean(z) = h · mean(W) + mean(b) need no logits.
-    """
+class _FusedObjective(torch.autograd.Function):
+    """`forward` computes the gradients too, while the logits of a chunk exist."""
 
     @staticmethod
     def forward(
-        hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, grad: bool
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        differentiate: Differentiate,
+        uniform: tuple[float, ...],
+        grad: bool,
     ) -> tuple[Tensor | None, ...]:
-        device_type, vocab_size = hidden.device.type, weight.shape[0]
+        device_type = hidden.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
         counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
-        tokens = F.pad(hidden[counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))  # (N' rounded up, D)
+        tokens = F.pad(hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))  # (P, N' rounded up, D)
         cast_weight = weight.to(dtype)  # (V, D)
         cast_bias = None if bias is None else bias.to(dtype)  # (V,)
-        labels = labels[counted, None]  # (N', 1)
         with torch.autocast(device_type, enabled=False):
-            mean_weight, sum_tokens = weight.mean(dim=0, dtype=torch.float32), tokens.sum(dim=0, dtype=torch.float32)
-            total = -smoothing * (sum_tokens @ mean_weight)
-            grad_bias: Any = None
+            u = torch.tensor(uniform, device=hidden.device)  # (P,)
+            mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
+            sum_tokens = u @ tokens.sum(dim=1, dtype=torch.float32)  # (D,) from (P,), (P, D)
+            total, grad_bias = -(sum_tokens @ mean_weight), None
             if bias is not None:
-                total -= smoothing * len(counted) * bias.float().mean()
-                grad_bias = sum_tokens.new_full((vocab_size,), -smoothing / vocab_size * len(counted))
-            sums = torch.stack([total, torch.zeros_like(total)])  # with smoothing, without
-            # Gradients (N', D), (V, D) and (V,)
-            grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None
-            grad_weight: Any = (sum_tokens * (-smoothing / vocab_size)).repeat(vocab_size, 1) if grad else None
-            rows = rows_per_chunk(weight.shape, device_type, dtype)
+                count = sum(uniform) * len(counted)
+                total -= count * bias.float().mean()
+                grad_bias = torch.full_like(bias, -count / len(bias), dtype=torch.float32)  # (V,)
+            sums = torch.stack([total, torch.zeros_like(total)])
+            grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None  # (P, N', D)
+            grad_weight: Any = (sum_tokens / -len(weight)).repeat(len(weight), 1) if grad else None  # (V, D)
+            rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // len(hidden))
             # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
-            buffer = tokens.new_empty(min(rows, len(tokens)), vocab_size)  # (rows, V)
+            buffer = tokens.new_empty(min(rows, tokens.shape[1]) * len(hidden), len(weight))  # (P rows, V)
             product = torch.empty_like(cast_weight) if grad and dtype != torch.float32 else None  # (V, D)
-            for start in range(0, len(labels), rows):
+            for start in range(0, len(counted), rows):
                 chunk = slice(start, start + rows)
-                logits = buffer[: len(tokens) - start]  # (rows, V), the last chunk fewer
+                states = tokens[:, chunk].flatten(0, 1)  # (P n, D)
+                flat = buffer[: len(states)]  # (P n, V)
                 if cast_bias is None:
-                    torch.mm(tokens[chunk], cast_weight.T, out=logits)
+                    torch.mm(states, cast_weight.T, out=flat)
                 else:
-                    torch.addmm(cast_bias, tokens[chunk], cast_weight.T, out=logits)
-                sums += _differentiate(logits[: len(labels) - start], labels[chunk], smoothing)
-                logits[len(labels) - start :] = 0
+                    torch.addmm(cast_bias, states, cast_weight.T, out=flat)
+                logits = flat.unflatten(0, (len(hidden), -1))  # (P, n, V)
+                positions = counted[chunk]
+                sums += differentiate(logits[:, : len(positions)], labels[positions, None], positions)
+                logits[:, len(positions) :] = 0
                 if not grad:
                     continue
-                if grad_bias is not None:
-                    grad_bias += logits.sum(dim=0, dtype=torch.float32)
-                grad_tokens[chunk] = logits @ cast_weight
+                grad_tokens[:, chunk] = logits @ cast_weight  # (P, n, D)
                 if product is None:
-                    grad_weight.addmm_(logits.T, tokens[chunk])
+                    grad_weight.addmm_(flat.T, states)  # (V, D) from (V, P n), (P n, D)
                 else:
-                    grad_weight += torch.mm(logits.T, tokens[chunk], out=product)
+                    grad_weight += torch.mm(flat.T, states, out=product)
+                if grad_bias is not None:
+                    grad_bias += flat.sum(dim=0, dtype=torch.float32)
             if grad:
-                grad_tokens = grad_tokens[: len(labels)].sub_(smoothing * mean_weight)
+                grad_tokens = grad_tokens[:, : len(counted)].sub_(u[:, None, None] * mean_weight)
         return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor | None, ...]) -> None:
         # `torch.func` takes a context apart from `forward`, and what it saves among the outputs.
         hidden, weight, *_ = inputs
-        _, plain, counted, *gradients = output
-        ctx.mark_non_differentiable(plain, counted)
+        _, logged, counted, *gradients = output
+        ctx.mark_non_differentiable(logged, counted)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(counted, *gradients)
         ctx.like = hidden.shape, hidden.dtype, weight.dtype
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor, *second: Tensor | None) -> tuple[Tensor | None, ...]:
-        if any(each is not None for each in second):
+        if any(gradient is not None for gradient in second):
             raise RuntimeError("this loss has no second derivatives; for those call the model with skip_logits=False")
         counted, grad_tokens, grad_weight, grad_bias = ctx.saved_tensors
         shape, hidden_dtype, weight_dtype = ctx.like
-        grad_hidden = grad_tokens.new_zeros(shape)  # (N, D)
-        grad_hidden[counted] = grad_tokens * grad_total
+        grad_hidden = grad_tokens.new_zeros(shape)  # (P, N, D)
+        grad_hidden[:, counted] = grad_tokens * grad_total
         if grad_bias is not None:
             grad_bias = (grad_bias * grad_total).to(weight_dtype)
-        return grad_hidden.to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), grad_bias, None, None, None
+        grad_weight = (grad_weight * grad_total).to(weight_dtype)
+        return grad_hidden.to(hidden_dtype), grad_weight, grad_bias, None, None, None, None
 
 
 def rows_per_chunk(weight: torch.Size, device_type: str, dtype: torch.dtype) -> int:
@@ -156,16 +207,36 @@ def rows_per_chunk(weight: torch.Size, device_type: str, dtype: torch.dtype) -> 
     return max(1, min(chunk // vocab_size, rows * width))
 
 
-def _differentiate(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Overwrite logits (rows, V) with p - (1 - ε) [label]; sum lse - (1 - ε) z_label, and the same for ε = 0."""
-    sums = logits.new_zeros(2, dtype=torch.float32)
-    rows = max(1, CPU_CACHE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    for z, label in zip(logits.split(rows), labels.split(rows), strict=True):
-        (p, lse), chosen = softmax_and_lse(z), z.gather(1, label).float()  # chosen: z_label (rows, 1)
-        plain = (lse - chosen).sum()
-        sums += torch.stack([plain + smoothing * chosen.sum(), plain])
-        z.copy_(p.scatter_add_(1, label, p.new_full(label.shape, smoothing - 1)))
+def _differentiate(logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
+    """Overwrite logits (1, n, V) with p - (1 - ε) [label]; return the cross-entropies with smoothing and without.
+
+    With p = softmax(z), the loss of one position is  lse(z) - (1 - ε) z_label - ε mean(z),  and its derivative by z is
+    p - (1 - ε) [label] - ε / V.  `fused_objective` adds the terms of mean(z).
+    """
+    sums = torch.zeros(2, device=logits.device)
+    rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]
+    for z, label in zip(logits[0].split(rows), labels.split(rows), strict=True):
+        p, lse = softmax_and_lse(z)  # (rows, V), (rows, 1)
+        sums += torch.stack(cross_entropy_into(p, 1.0, z, lse, label, smoothing))
+        z.copy_(p)
     return sums
+
+
+def cross_entropy_into(
+    derivative: Tensor, weight: float, logits: Tensor, lse: Tensor, labels: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Subtract weight (1 - ε) [label] from a derivative (n, V), which has weight · p already.
+
+    Args:
+        logits: (n, V). lse: (n, 1), of their rows. labels: (n, 1). smoothing: ε.
+
+    Returns:
+        The sums of the smoothed and of the plain cross-entropy, without the weight and the term of mean(z).
+    """
+    chosen = logits.gather(1, labels).float()  # z_label (n, 1)
+    plain = (lse - chosen).sum()
+    derivative.scatter_add_(1, labels, derivative.new_full(labels.shape, weight * (smoothing - 1)))
+    return plain + smoothing * chosen.sum(), plain
 
 
 def softmax_and_lse(logits: Tensor) -> tuple[Tensor, Tensor]:

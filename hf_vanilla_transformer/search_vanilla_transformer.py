@@ -1,13 +1,13 @@
-"""Beam search (§6.1 of the paper), which chooses tokens; a `Decoder`, the seam, computes their logits.
+"""Beam search (§6.1 of the paper): `BeamSearch` chooses the tokens, a `Decoder` computes their logits.
 
-The state of a search is tensors of fixed shape, read on the host only every few steps: a step of search and decoder
-can be compiled, or captured as a CUDA graph, as one.
+The state of a search is tensors of fixed shape, which the host reads only every few steps. A step of search and
+decoder can therefore be compiled as one, or captured as a CUDA graph.
 
 Shapes: B sentences in the batch, K beams, P tokens of the prefix, T capacity of a hypothesis in tokens, V target
 vocabulary, R hypotheses returned, n best candidates of a beam.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList
 
+REFILL_SHARE = 0.1  # of the batch that joins at once: each time costs an encoder pass and copies the KV caches
+_COMPACT_SHARE = 0.2  # of free rows that are removed at once: this copies the KV caches too
+_CAPACITY_UNIT = 32  # by which the capacity of hypotheses grows: few shapes
 _NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
-_COMPACT_SHARE, _REFILL_SHARE = 0.2, 0.1  # of finished rows: compacting copies the caches, refilling encodes
-SLOTS = 16  # by which a KV cache grows: few shapes, and whole tiles of matrix units
 _CHUNK = 2**19  # logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches
 _BLOCK, _LARGE = 64, 2**14  # `topk` searches blocks of so many tokens, in a vocabulary from that size on
 
@@ -43,7 +44,8 @@ class BeamState(NamedTuple):
     parents: Tensor  # (B, K), the beams of the previous step that they extend
     log_probs: Tensor  # (B, K)
     lengths: Tensor  # (B,), tokens of each running hypothesis
-    limits: Tensor  # (B,), how many it may have
+    limits: Tensor  # (B,), tokens that each may have
+    enough: Tensor  # (B,), ended hypotheses that no running one may beat at the end of the search
     ended_tokens: Tensor  # (B, K, T)
     ended_lengths: Tensor  # (B, K)
     ended_scores: Tensor  # (B, K), -inf where none has ended
@@ -51,8 +53,10 @@ class BeamState(NamedTuple):
     penalties: Tensor  # (T + 1,), by length: data, so that one compiled step serves every α
 
     @classmethod
-    def start(cls, prefix: Tensor, limits: Tensor, running: int, ended: int, penalties: Tensor) -> "BeamState":
-        """`running` beams that have the prefix (B, P), of which one counts, and no hypothesis of `ended` yet."""
+    def start(
+        cls, prefix: Tensor, limits: Tensor, enough: Tensor, running: int, ended: int, penalties: Tensor
+    ) -> "BeamState":
+        """Start `running` beams with the prefix (B, P), one of them a hypothesis, and room for `ended` hypotheses."""
         (batch, length), capacity = prefix.shape, len(penalties) - 1
         log_probs = torch.zeros(batch, running, dtype=torch.float32, device=prefix.device)
         log_probs[:, 1:] = _NO_BEAM
@@ -63,6 +67,7 @@ class BeamState(NamedTuple):
             log_probs=log_probs,
             lengths=torch.full_like(limits, length),
             limits=limits,
+            enough=enough,
             ended_tokens=prefix.new_zeros(batch, ended, capacity),
             ended_lengths=prefix.new_zeros(batch, ended),
             ended_scores=log_probs.new_full((batch, ended), -torch.inf),
@@ -91,12 +96,10 @@ class SearchConfig:
     """The constants of a search, a key for compiled steps. Called, it extends all beams by a token (ibid., §7)."""
 
     num_beams: int
-    num_return_sequences: int
     early_stopping: bool | str
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     forced_eos_token_id: int | None
-    enough: int  # ended hypotheses, the last of which must beat all that run
     can_grow: bool  # whether a longer hypothesis can win by its penalty alone
 
     @classmethod
@@ -105,18 +108,15 @@ class SearchConfig:
 
         The paper's search ends when no beam can win any more. With Hugging Face's penalty `early_stopping` decides; by
         default transformers compares at the present length, and may miss a longer hypothesis."""
-        beams, wanted = generation_config.num_beams, generation_config.num_return_sequences or 1
         ends, forced = generation_config.eos_token_id, generation_config.forced_eos_token_id
-        gnmt, early_stopping = penalty.formula == "gnmt", generation_config.early_stopping
+        early_stopping = generation_config.early_stopping
         return cls(
-            num_beams=beams,
-            num_return_sequences=wanted,
+            num_beams=generation_config.num_beams,
             early_stopping=early_stopping,
             eos_token_ids=() if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
             pad_token_id=generation_config.pad_token_id or 0,
             forced_eos_token_id=forced[0] if isinstance(forced, list) else forced,
-            enough=wanted if gnmt else beams,
-            can_grow=penalty.alpha > 0 and (gnmt or early_stopping == "never"),
+            can_grow=penalty.alpha > 0 and (penalty.formula == "gnmt" or early_stopping == "never"),
         )
 
     @property
@@ -166,7 +166,8 @@ class SearchConfig:
         log_probs, going = log_probs.masked_fill(ends, _NO_BEAM).topk(beams, dim=1)  # (B, K)
         parents, tokens = parents.gather(1, going), tokens.gather(1, going)
         bound = log_probs[:, 0] / state.penalties[state.limits if self.can_grow else length]
-        done = state.done | at_limit | (bound <= ended_scores[:, self.enough - 1])
+        last = ended_scores.gather(1, state.enough[:, None] - 1)[:, 0]  # (B,)
+        done = state.done | at_limit | (bound <= last)
         if self.early_stopping is True:
             done = done | (ended_scores[:, beams - 1] > -torch.inf)
         return state._replace(
@@ -244,115 +245,185 @@ class Decoder(Protocol):
 
 
 class SearchBatch(NamedTuple):
-    """Sentences that begin together, how many tokens each may have (B,), and the most of them, known to the host."""
+    """n sentences that start together."""
 
     decoder: Decoder
-    limits: Tensor
-    longest: int
+    prefix: Tensor  # (n, P), the first tokens of their translations
+    source_lengths: Tensor  # (n,)
+    width: int  # the greatest source length, known to the host
+    keys: Sequence[Any]  # with which their translations are returned
+    wanted: Sequence[int]  # hypotheses to return, K at most
+
+
+class Hypotheses(NamedTuple):
+    """The translations of a sentence, the best first."""
+
+    tokens: Tensor  # (R, T), the prefix and the end token included
+    lengths: Tensor  # (R,)
+    scores: Tensor  # (R,)
+
+
+def is_hypothesis(score: float | None) -> bool:
+    """Whether a score belongs to a hypothesis, not to a beam without one. A greedy search has no scores, None."""
+    return score is None or score > _NO_BEAM / 10
 
 
 class BeamSearch:
-    """Find the best translations, which begin with `prefix` (B, P); greedy search is the case of one beam.
+    """A running batch of sentences: they join at any step, and leave when their translations are final.
 
-    Logits processors know a sentence by its row: with them none leaves the batch. `refill`, called with a number when
-    sentences are done, brings at most so many others, with the first one's prefix, or None (continuous batching)."""
+    Greedy search is the case of one beam.
+
+    Args:
+        config, penalty: the constants of the search.
+        max_length: tokens of a translation, the prefix included, at most.
+        over: tokens that a translation may have more than its source, without the prefix; None: `max_length` only.
+        processors: the logits processors of `generate`.
+        fixed_rows: whether processors identify a sentence by its row; no sentence may then join a running batch.
+        steps_at_once: decoding steps per `step`.
+    """
 
     def __init__(
         self,
-        batch: SearchBatch,
-        prefix: Tensor,
         config: SearchConfig,
         penalty: LengthPenalty,
+        max_length: int,
+        over: int | None = None,
         processors: LogitsProcessorList | None = None,
-        refill: Callable[[int], SearchBatch | None] | None = None,
+        fixed_rows: bool = False,
         steps_at_once: int = 1,
     ):
-        self.decoder, self.prefix, self.config, self.penalty = batch.decoder, prefix, config, penalty
-        self.processors, self.refill, self.steps_at_once = processors or None, refill, steps_at_once
-        self.sentences = list(range(len(prefix)))  # which one each row is
-        self.begun, self.steps = len(prefix), 0
-        self.found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # see `run`
-        self.state = self._start(batch, prefix, batch.decoder.initial_beams, batch.longest)
+        self.config, self.penalty = config, penalty
+        self.max_length, self.over = max_length, over
+        self.processors = processors or None
+        self.fixed_rows = fixed_rows
+        self.steps_at_once = steps_at_once
+        self.clear()
 
-    def _start(self, batch: SearchBatch, prefix: Tensor, running: int, longest: int) -> BeamState:
-        if prefix.shape[1] > 1:
+    def __len__(self) -> int:
+        """Sentences that are being translated."""
+        return sum(key is not None for key in self.keys)
+
+    def clear(self) -> None:
+        """Drop all sentences, and free their caches."""
+        self.state: BeamState | None = None
+        self.decoder: Decoder | None = None
+        self.length = 0  # tokens of the sentences that started first
+        self.keys: list[Any] = []  # of the sentence in each row; None where the row is free
+        self.wanted: list[int] = []
+
+    def join(self, batch: SearchBatch) -> None:
+        """Start sentences in free rows, and in new ones if these are too few."""
+        if not len(self):
+            self.clear()
+        state = self._start(batch)
+        if self.state is None or self.decoder is None:
+            self.state, self.decoder, self.length = state, batch.decoder, batch.prefix.shape[1]
+            self.keys, self.wanted = list(batch.keys), list(batch.wanted)
+            return
+        missing = len(batch.keys) - (len(self.keys) - len(self))
+        if missing > 0:
+            self._select([*range(len(self.keys)), *[0] * missing])  # copies of the first row, to be replaced
+            self.keys[-missing:] = [None] * missing
+        free = [row for row, key in enumerate(self.keys) if key is None][: len(batch.keys)]
+        rows = torch.tensor(free, device=batch.prefix.device)
+        self.state = self.state.replace(rows, state)
+        self.decoder.replace(rows, batch.decoder)
+        for row, key, wanted in zip(free, batch.keys, batch.wanted, strict=True):
+            self.keys[row], self.wanted[row] = key, wanted
+
+    def _start(self, batch: SearchBatch) -> BeamState:
+        prefix, given, beams = batch.prefix, batch.prefix.shape[1], self.config.num_beams
+        limits, longest = torch.full_like(prefix[:, 0], self.max_length), self.max_length
+        if self.over is not None:
+            limits = (given + (batch.source_lengths + self.over).clamp(min=1)).clamp(max=self.max_length)
+            longest = min(given + max(batch.width + self.over, 1), self.max_length)
+        running = batch.decoder.initial_beams
+        if self.state is not None:
+            running = beams
+            longest = max(longest, self.state.tokens.shape[2] - 1)
+        if given > 1:
             batch.decoder.prefill(prefix[:, :-1])
-        lengths = torch.arange(round_up(longest + 1, 2 * SLOTS) + 1, device=prefix.device) - prefix.shape[1]
+        capacity = -(-(longest + 1) // _CAPACITY_UNIT) * _CAPACITY_UNIT
+        lengths = torch.arange(capacity + 1, device=prefix.device) - given
         penalties = self.penalty(lengths.clamp(min=1).float())
-        return BeamState.start(prefix, batch.limits, running, self.config.num_beams, penalties)
+        # The paper's search ends when no beam can beat the wanted hypotheses, Hugging Face's with K of them.
+        enough = batch.wanted if self.penalty.formula == "gnmt" else [beams] * len(prefix)
+        return BeamState.start(prefix, limits, torch.tensor(enough, device=prefix.device), running, beams, penalties)
 
-    def run(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of each sentence the best hypotheses: tokens (R, T), lengths (R,) and scores (R,)."""
+    def step(self) -> list[tuple[Any, Hypotheses]]:
+        """Decode the next token of every sentence; return keys and translations of those that are done."""
+        self._compact()
+        if self.state is None or self.decoder is None:
+            return []
         advance = self.config if self.processors is None else self._process_and_extend
-        while self.sentences:
-            for _ in range(self.steps_at_once):
-                self.state = self.decoder.step(self.state, advance)
-                self.steps += 1
-            self._end_sentences()
-        return [self.found[sentence] for sentence in range(self.begun)]
+        for _ in range(self.steps_at_once):
+            self.state = self.decoder.step(self.state, advance)
+            self.length += 1
+        done = self.state.done.tolist()  # synchronises with the host
+        finished = [row for row, key in enumerate(self.keys) if done[row] and key is not None]
+        if not finished:
+            return []
+        rows = torch.tensor(finished, device=self.state.done.device)
+        ended = self.state.ended_tokens[rows], self.state.ended_lengths[rows], self.state.ended_scores[rows]
+        results = []
+        for row, *hypotheses in zip(finished, *ended, strict=True):
+            best = slice(self.wanted[row])
+            results.append((self.keys[row], Hypotheses(*(part[best] for part in hypotheses))))
+            self.keys[row] = None
+        if not len(self):
+            self.clear()
+        return results
+
+    def drop(self, keys: set[Any]) -> None:
+        """Give up sentences; their rows are free."""
+        self.keys = [None if key in keys else key for key in self.keys]
 
     def _process_and_extend(self, state: BeamState, logits: Tensor) -> BeamState:
-        """`SearchConfig.__call__` with logits processors, for which all hypotheses have one length."""
+        """`SearchConfig.__call__` with logits processors, which take hypotheses of one length: one call for each."""
         beams, running = self.config.num_beams, logits.shape[1]
         # transformers shows them logits in a greedy search, log-probabilities in a beam search
-        scores = logits.float() if beams == 1 else logits.float().log_softmax(dim=-1)
-        tokens = state.tokens[..., : self.prefix.shape[1] + self.steps]
-        tokens, scores = (each.expand(-1, beams, -1).flatten(0, 1) for each in (tokens, scores))  # (B · K, ·)
-        scores = self.processors(tokens, scores).unflatten(0, (-1, beams))[:, :running]  # type: ignore[misc]
-        scores = self.config.force_eos(state, scores)
+        scores = logits.float() if beams == 1 else logits.float().log_softmax(dim=-1)  # (B, K, V)
+        groups: dict[int, Any] = {self.length: slice(None)}
+        if not self.fixed_rows:
+            groups = {length: state.lengths == length for length in set(state.lengths.tolist())}
+        processed = torch.empty_like(scores)
+        for length, rows in groups.items():
+            tokens = state.tokens[rows, :, :length].expand(-1, beams, -1).flatten(0, 1)  # (n · K, length)
+            shown = scores[rows].expand(-1, beams, -1).flatten(0, 1)  # (n · K, V)
+            shown = self.processors(tokens, shown)  # type: ignore[misc]
+            processed[rows] = shown.unflatten(0, (-1, beams))[:, :running]
+        scores = self.config.force_eos(state, processed)
         return self.config.extend(state, *scores.topk(min(self.config.num_candidates, scores.shape[2]), dim=2))
 
-    def _end_sentences(self) -> None:
-        """Compact or refill the batch once enough of its sentences are done."""
-        done = [row for row, is_done in enumerate(self.state.done.tolist()) if is_done]  # synchronises with the host
-        share = _COMPACT_SHARE if self.refill is None else _REFILL_SHARE
-        if len(done) < len(self.sentences) and (self.processors or len(done) < share * len(self.sentences)):
-            return
-        best, state = slice(self.config.num_return_sequences), self.state
-        for row in done:
-            ended = state.ended_tokens[row, best], state.ended_lengths[row, best], state.ended_scores[row, best]
-            self.found[self.sentences[row]] = ended
-        while done and self.refill is not None:
-            batch = self.refill(len(done))
-            if batch is None:
-                self.refill = None
-            else:
-                done = self._replace(done, batch)
-        if done:
-            kept = sorted(set(range(len(self.sentences))) - set(done))
-            self.sentences = [self.sentences[row] for row in kept]
-            if kept:
-                rows = torch.tensor(kept, device=self.prefix.device)
-                self.state = self.state.select(rows)
-                self.decoder.select(rows)
+    def _compact(self) -> None:
+        """Remove the free rows once they are many."""
+        kept = [row for row, key in enumerate(self.keys) if key is not None]
+        free = len(self.keys) - len(kept)
+        if not kept:
+            self.clear()
+        elif free and not self.fixed_rows and free >= _COMPACT_SHARE * len(self.keys):
+            self._select(kept)
 
-    def _replace(self, done: list[int], batch: SearchBatch) -> list[int]:
-        """Begin other sentences in rows that are done; the rows that are left come back."""
-        count = len(batch.limits)
-        rows, prefix = torch.tensor(done[:count], device=self.prefix.device), self.prefix[:1].expand(count, -1)
-        longest = max(batch.longest, self.state.tokens.shape[2] - 1)
-        self.state = self.state.replace(rows, self._start(batch, prefix, self.config.num_beams, longest))
-        if len(self.sentences) == 1:  # no other row has caches to keep
-            self.decoder = batch.decoder
-        else:
-            self.decoder.replace(rows, batch.decoder)
-        for row in done[:count]:
-            self.sentences[row], self.begun = self.begun, self.begun + 1
-        return done[count:]
+    def _select(self, rows: list[int]) -> None:
+        if self.state is not None and self.decoder is not None:
+            index = torch.tensor(rows, device=self.state.done.device)
+            self.state = self.state.select(index)
+            self.decoder.select(index)
+        self.keys = [self.keys[row] for row in rows]
+        self.wanted = [self.wanted[row] for row in rows]
 
 
-def round_up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
+# Batches in which rows are replaced
 
 
 def resized(states: Tensor, size: int, dim: int) -> Tensor:
-    """With so many entries in a dimension, zeros or False behind those that there are."""
+    """Resize `dim` to `size`, padding with zeros (or False)."""
     missing = size - states.shape[dim]
     return F.pad(states, (0, 0) * (states.dim() - 1 - dim % states.dim()) + (0, missing)) if missing else states
 
 
 def replace_rows(mine: Tensor, rows: Tensor, theirs: Tensor, dim: int) -> Tensor:
-    """With other rows, which may have more or fewer entries in a dimension, in the place of these."""
+    """Replace `rows` of `mine` by `theirs`; `dim` is padded to the longer of the two."""
     if mine.dim() > 1:
         size = max(mine.shape[dim], theirs.shape[dim])
         mine, theirs = resized(mine, size, dim), resized(theirs, size, dim)

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer import layers_vanilla_transformer as layers
 from hf_vanilla_transformer import search_vanilla_transformer as search
-from hf_vanilla_transformer.generation_vanilla_transformer import BeamCacheSlots, SlotCache
+from hf_vanilla_transformer.generation_vanilla_transformer import SLOTS, BeamCacheSlots, SlotCache
 from hf_vanilla_transformer.inference import optimize_for_inference
-from hf_vanilla_transformer.search_vanilla_transformer import SLOTS, round_up, topk_log_probs
+from hf_vanilla_transformer.search_vanilla_transformer import topk_log_probs
 from tests.search_helpers import (
     source,
     varied_model,
@@ -58,7 +58,7 @@ def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: i
         taken = slots.append(parents)
         most = max(most, *slots.visible.any(dim=1).sum(dim=1).tolist())
         assert slots.visible.shape[:2] == (batch, beams)
-        assert slots.visible.shape[2] <= max(prefix, round_up(most, SLOTS))
+        assert slots.visible.shape[2] <= max(prefix, most + SLOTS - 1)
         for b in range(batch):
             assert len(set(taken[b].tolist())) == beams
             written[b] |= {slot: (step, k) for k, slot in enumerate(taken[b].tolist())}

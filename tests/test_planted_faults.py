@@ -164,21 +164,21 @@ FAULTS = {
         f"{LOSS} -k training",
     ),
     "gradient of the states lacks smoothing": Fault(
-        "loss", "_FusedCrossEntropy.forward", "sub_(smoothing * mean_weight)", "sub_(0)", f"{LOSS} -k fused"
+        "loss", "_FusedObjective.forward", "sub_(u[:, None, None] * mean_weight)", "sub_(0)", f"{LOSS} -k fused"
     ),
     "rows of the rounding have a gradient": Fault(
-        "loss", "_FusedCrossEntropy.forward", "logits[len(labels) - start:] = 0", "pass", f"{LOSS} -k fused"
+        "loss", "_FusedObjective.forward", "logits[:, len(positions):] = 0", "pass", f"{LOSS} -k fused"
     ),
     "gradient of the matrix lacks smoothing": Fault(
         "loss",
-        "_FusedCrossEntropy.forward",
-        "(-smoothing / vocab_size)).repeat",
-        "0).repeat",
+        "_FusedObjective.forward",
+        "(sum_tokens / -len(weight)).repeat",
+        "(0 * sum_tokens).repeat",
         f"{LOSS} -k fused",
     ),
     # Consistency training
     "label smoothing of a fused objective lacks a derivative": Fault(
-        "training/objectives/fused_objective",
+        "loss",
         "_FusedObjective.forward",
         ".sub_(u[:, None, None] * mean_weight)",
         "",
@@ -230,7 +230,7 @@ FAULTS = {
     "capacity is cut below visible slots": Fault(
         "generation",
         "BeamCacheSlots.reserve",
-        "capacity = round_up(self.bound + beams * self.steps_at_once, SLOTS)",
+        "capacity = -(-(self.bound + beams * self.steps_at_once) // SLOTS) * SLOTS",
         "capacity = SLOTS",
         f"{SEARCH} -k slots",
     ),
@@ -266,23 +266,23 @@ FAULTS = {
     ),
     "refill takes the result of another sentence": Fault(
         "search",
-        "BeamSearch._replace",
-        "for row in done[:count]",
-        "for row in done[:count][::-1]",
+        "BeamSearch.join",
+        "zip(free, batch.keys,",
+        "zip(free[::-1], batch.keys,",
         f"{SEARCH} -k refill",
     ),
     "limit is that of another sentence": Fault(
-        "generation",
-        "beam_search.make_batch",
-        "mask.long().sum(dim=1)",
-        "mask.long().sum(dim=1).flip(0)",
+        "search",
+        "BeamSearch._start",
+        "(batch.source_lengths + self.over)",
+        "(batch.source_lengths.flip(0) + self.over)",
         f"{SEARCH} -k limit",
     ),
     "length penalty lacks the 5": Fault(
         "search", "LengthPenalty.__call__", "(5 + lengths) / 6", "lengths / 6", f"{SEARCH} -k 'penalty or papers'"
     ),
     "length penalty is off by one": Fault(
-        "search", "BeamSearch._start", "- prefix.shape[1]\n", "- prefix.shape[1] + 1\n", f"{SEARCH} -k papers"
+        "search", "BeamSearch._start", "- given\n", "- given + 1\n", f"{SEARCH} -k papers"
     ),
     "search ends while a longer hypothesis could win": Fault(
         "search",
@@ -294,8 +294,8 @@ FAULTS = {
     "search ends before all returned hypotheses are found": Fault(
         "search",
         "SearchConfig.extend",
-        "ended_scores[:, self.enough - 1]",
-        "ended_scores[:, 0]",
+        "state.enough[:, None] - 1",
+        "0 * state.enough[:, None]",
         f"{SEARCH} -k 'papers or return'",
     ),
     "ensemble multiplies probabilities": Fault(
@@ -366,9 +366,9 @@ FAULTS = {
     # What users do to a model
     "logits processors see the rows of other sentences": Fault(
         "search",
-        "BeamSearch._end_sentences",
-        "self.processors or len(done)",
-        "len(done)",
+        "BeamSearch._compact",
+        "(not self.fixed_rows) and",
+        "",
         f"{SEARCH} -k processor",
     ),
     "forced end token is forced at the limit of the batch": Fault(

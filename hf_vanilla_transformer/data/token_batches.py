@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 from ..loss_vanilla_transformer import IGNORED
-from ..search_vanilla_transformer import round_up
 from .batching import TokenBatchSampler, pair_lengths
 
 Rows = list[dict[str, Any]]
@@ -152,5 +151,5 @@ def rounded_shape(pairs: int, source: int, target: int, row_unit: int) -> tuple[
     shapes = []
     for more in range(pairs, pairs + row_unit):
         unit = row_unit // math.gcd(row_unit, more)
-        shapes.append((more, round_up(source, unit), round_up(target, unit)))
+        shapes.append((more, -(-source // unit) * unit, -(-target // unit) * unit))
     return min(shapes, key=lambda shape: shape[0] * (shape[1] + shape[2]))

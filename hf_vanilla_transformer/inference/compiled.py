@@ -212,7 +212,7 @@ class CompiledDecoder:
         for position in range(tokens.shape[1]):
             prefix, limits = tokens[:, : position + 1], tokens.new_full((1,), position + 2)
             penalties = torch.ones(position + 4, dtype=torch.float32)
-            state = BeamState.start(prefix, limits, self.initial_beams, self.initial_beams, penalties)
+            state = BeamState.start(prefix, limits, limits, self.initial_beams, self.initial_beams, penalties)
             self._run(None, state._replace(parents=torch.arange(self.initial_beams)[None]))
 
     def step(self, state: BeamState, advance: Advance) -> BeamState:

@@ -16,6 +16,7 @@ from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..search_vanilla_transformer import is_hypothesis
 from ..untrusted import one_line
 from .alignment import Link, align, chosen_layer
 from .batching import BATCHES_AHEAD, MAX_TOKENS, EncodedSentence, SearchJob, search_jobs, with_prefixes
@@ -31,9 +32,6 @@ EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
 
 #: Encoding a target switches some tokenizers, such as Marian's, to another vocabulary and back.
 TOKENIZER_LOCK = threading.Lock()
-
-#: Scores below this belong to beams that hold no hypothesis: a tiny vocabulary cannot fill every beam.
-_IMPOSSIBLE = -1e8
 
 
 @dataclass(frozen=True)
@@ -388,10 +386,7 @@ class Translator:
         all_scores: list[Any] = [None] * len(texts) if scores is None else scores.tolist()
         found = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities))
         grouped = [found[start : start + n_best] for start in range(0, len(found), n_best)]
-        return [
-            [one for rank, one in enumerate(group) if not rank or one.score is None or one.score > _IMPOSSIBLE]
-            for group in grouped
-        ]
+        return [[one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)] for group in grouped]
 
     def _targets(self, sequences: list[list[int]], given: int) -> list[list[int]]:
         """Sequences up to their end-of-sentence tokens; the first `given` tokens were forced."""

@@ -68,7 +68,7 @@ class Engine:
         self._searches = [
             ContinuousSearch(self.model, batch_size, max_tokens_per_batch, **settings) for _ in range(workers)
         ]
-        self.num_beams = self._searches[0].config.num_beams
+        self.num_beams = self._searches[0].search.config.num_beams
         self._changed = threading.Condition()  # guards everything below
         self._waiting: deque[QueuedSentence] = deque()
         self._running = [0] * workers  # sentences, by worker

@@ -21,6 +21,7 @@ from ..inference.alignment import Link, align, decoder_inputs
 from ..inference.batching import length_batches
 from ..inference.shared_copy import shared_copy
 from ..inference.translator import Translator
+from ..search_vanilla_transformer import is_hypothesis
 from .engine import QueueFull
 
 #: The attention of all layers and heads is a megabyte for 60 tokens of the paper's base model.
@@ -136,7 +137,7 @@ class Inspector:
         for row, score in zip(output.sequences.tolist(), scores, strict=True):
             tokens = row[1 : self._end(row, 1 + len(prefix))]
             text = self.target_tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            if score is None or score > -1e8:  # below: a beam without a hypothesis
+            if is_hypothesis(score):
                 shown = [token["text"] for token in _all_shown(self.target_tokenizer, tokens)]
                 hypotheses.append({"text": text, "score": score, "tokens": tokens, "token_texts": shown})
         return hypotheses

@@ -107,7 +107,7 @@ def test_dropped_sentences_leave_the_others_as_they_are() -> None:
     }
     search.join([(7, SOURCES[7], 1)])
     search.drop({7})
-    assert not search and search.step() == [] and search.state is None
+    assert not search and search.step() == [] and search.search.state is None
 
 
 def test_sentences_wait_until_joining_is_worth_it() -> None:

@@ -260,12 +260,12 @@ def test_trainer_reads_a_batch_in_halves_once_consistency_starts(
 def test_consistency_starts_after_the_updates_that_it_is_told(method: str, tmp_path: Path) -> None:
     def weights(steps: int, alpha: float, resume: str | None = None, **settings: Any) -> Tensor:
         model = tiny_model(dropout=0.1)
-        folder = tmp_path / (resume or f"{steps}-{alpha}")
+        folder = tmp_path / f"{steps}-{alpha}{resume or ''}"
         saved = {**QUIET, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
         arguments = Arguments(str(folder), **{f"{method}_alpha": alpha}, **settings, **saved, max_steps=steps)
         data: Any = random_pairs(16)
         trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
-        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1") if resume else None)
+        trainer.train(resume_from_checkpoint=str(tmp_path / resume / "checkpoint-1") if resume else None)
         return flat(model)
 
     plain, late = weights(2, 0.0), weights(2, 3.0, consistency_start=1)

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...loss_vanilla_transformer import IGNORED, softmax_and_lse, target_tokens
-from .fused_objective import cross_entropy_into, fused_objective
+from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, fused_objective, softmax_and_lse, target_tokens
 
 CPU_CACHE = 2**17  # logits of each pass that are differentiated at once, so that they stay in a core's cache
 
@@ -98,7 +97,8 @@ class ConsistencyObjective:
         else:
             total, plain = fused_objective(
                 hidden_states.unflatten(0, (2, -1)).flatten(1, 2),  # (2, B T, D)
-                lm_head,
+                lm_head.weight,
+                lm_head.bias,
                 labels.flatten(),  # (B T,)
                 partial(_differentiate, smoothing=label_smoothing, objective=self),
                 uniform=(label_smoothing, label_smoothing * self.second_cross_entropy),

@@ -24,9 +24,8 @@ from torch.nn import functional as F
 
 from ...errors import UserError
 from ...inference.loading import load_model
-from ...loss_vanilla_transformer import IGNORED, softmax_and_lse, target_tokens
+from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, fused_objective, softmax_and_lse, target_tokens
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .fused_objective import cross_entropy_into, fused_objective
 from .teacher_distributions import FullDistributions, TopDistributions, TopOfCorpus
 
 CPU_CACHE = 2**18  # logits that are differentiated at once, so that they stay in a core's cache
@@ -135,7 +134,8 @@ class DistillationObjective:
         else:
             total, plain = fused_objective(
                 hidden_states.flatten(0, 1)[None],  # (1, B T, D)
-                lm_head,
+                lm_head.weight,
+                lm_head.bias,
                 labels.flatten(),  # (B T,)
                 partial(self._differentiate, smoothing=label_smoothing),
                 uniform=((1 - self.weight) * label_smoothing,),
