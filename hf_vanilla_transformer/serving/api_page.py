@@ -3,14 +3,15 @@
 from html import escape
 from typing import Any
 
-_HEAD = '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+_HEAD = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<link rel="icon" href="{files}icon.svg" type="image/svg+xml"><link rel="stylesheet" href="{files}style.css">"""
 
 
-def api_page(openapi: dict[str, Any]) -> str:
+def api_page(openapi: dict[str, Any], files: str) -> str:
     """The endpoints and the fields of their bodies as HTML.
 
     Args:
-        openapi: the content of `/openapi.json`.
+        openapi: the content of `/openapi.json`. files: address of the page's files.
     """
     sections = [
         _section(f"{method.upper()} {path}", operation)
@@ -19,7 +20,8 @@ def api_page(openapi: dict[str, Any]) -> str:
     ]
     title = escape(openapi["info"]["title"])
     about = f'{escape(openapi["info"]["description"])} <a href="openapi.json">openapi.json</a> has every schema.'
-    return f"{_HEAD}<title>{title}</title><h1>{title}</h1><p>{about}</p>{''.join(sections)}</html>"
+    head = _HEAD.format(title=title, files=escape(files))
+    return f"{head}<header><h1>{title}</h1><p>{about}</p></header><main>{''.join(sections)}</main></html>"
 
 
 def _section(name: str, operation: dict[str, Any]) -> str:
@@ -31,4 +33,5 @@ def _section(name: str, operation: dict[str, Any]) -> str:
         for field, value in schema["properties"].items()
     )
     takes = f"<p>Takes {' or '.join(map(escape, bodies))}:</p><dl>{fields}</dl>" if fields else ""
-    return f"<h2><code>{escape(name)}</code></h2><p>{escape(operation.get('description', ''))}</p>{takes}"
+    about = f"<p>{escape(operation.get('description', ''))}</p>"
+    return f'<section class="card"><h2><code>{escape(name)}</code></h2>{about}{takes}</section>'

@@ -176,7 +176,8 @@ def _add_interface(app: FastAPI, server: Server) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(api_page(app.openapi()), headers=_PAGE_HEADERS)
+        files = f"{server.pairs[0].name}/" if len(server.pairs) > 1 else ""
+        return HTMLResponse(api_page(app.openapi(), files), headers=_PAGE_HEADERS)
 
     if len(server.pairs) > 1:
 

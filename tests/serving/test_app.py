@@ -146,6 +146,7 @@ def test_documentation_loads_nothing_from_other_hosts(client: Any) -> None:
     answer = client.get("/docs")
     assert "<code>POST /translate</code>" in answer.text and "<code>alternatives</code>" in answer.text
     assert not re.search(r"<script|https?://", answer.text)
+    assert all(client.get(f"/{name}").status_code == 200 for name in re.findall(r'href="(.*?)"', answer.text))
     assert "default-src 'self'" in answer.headers["content-security-policy"]
 
 
