@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 
 class Server:
-    """Computes the answers, without HTTP."""
+    """The language pairs of a server, and their answers."""
 
     def __init__(self, pairs: Iterable[LanguagePair], limits: Limits):
         self.pairs = list(pairs)

@@ -25,7 +25,7 @@ CONTENT_TYPES = {
 
 # Files for only one of the engines
 _OF_ENGINE = {"server": ("server_engine.js",), "browser": ("browser_engine.js", "browser_runtime.js", "search.js")}
-_ANY_POLICY = "default-src 'self'"  # in index.html, which `_index` replaces
+_ANY_POLICY = "default-src 'self'"  # of index.html, replaced by `_index`
 
 
 def page_files(site: dict[str, Any]) -> dict[str, bytes]:

@@ -151,7 +151,7 @@ def describe(
 
 
 def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
-    """The search of the page, which is the search of `generate` with the model's generation config."""
+    """The settings of the page's search, equal to `generate` with the model's generation config."""
     given, config = model.generation_config.to_diff_dict(), model.config
     ends = given.get("eos_token_id", config.eos_token_id)
     settings: dict[str, Any] = {

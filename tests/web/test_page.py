@@ -12,7 +12,7 @@ from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.web import page_files
 from tests.interop.exports import LINES
 from tests.web.conftest import EXAMPLES, Site
-from tests.web.tools import Page, QuietHandler, chromium, serving
+from tests.web.tools import Page, QuietHandler, opened, serving
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def page(site: Site) -> Iterator[Page]:
     """The loaded page; afterwards, what no use of it may leave."""
-    with serving(site.folder) as address, chromium() as driver:
-        page = Page(driver, address)
+    with opened(site.folder) as page:
         yield page
         assert page.error == "" and page.console() == []
         assert page.hosts() <= {"127.0.0.1", "data"}
@@ -117,8 +116,8 @@ def test_page_is_used_with_the_keyboard_alone(page: Page) -> None:
 
 @pytest.mark.parametrize(("dark", "width"), [(True, 1200), (False, 360), (True, 360)])
 def test_page_fits_dark_and_small_screens(site: Site, dark: bool, width: int) -> None:
-    with serving(site.folder) as address, chromium(dark, width) as driver:
-        page = Page(driver, address)
+    with opened(site.folder, dark=dark, width=width) as page:
+        driver = page.driver
         page.type(LINES[2])
         page.all("#tokens .token")[1].click()
         sizes = driver.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
@@ -152,12 +151,11 @@ def test_page_shows_a_hostile_vocabulary_as_text(site: Site, tmp_path: Path) -> 
     content["pre_tokenizer"] = None
     content["model"]["unk_token"] = "<unk>"
     file.write_text(json.dumps(content), encoding="utf-8")
-    with serving(tmp_path / "site") as address, chromium(width=360) as driver:
-        page = Page(driver, address)
+    with opened(tmp_path / "site", width=360) as page:
         page.type("anything")
         assert len(page.tokens()) > 1 and max(map(len, page.tokens())) <= 60
-        assert driver.title == "English → German" and page.all("main img") == []
-        assert driver.execute_script("return document.documentElement.scrollWidth") == 360
+        assert page.driver.title == "English → German" and page.all("main img") == []
+        assert page.driver.execute_script("return document.documentElement.scrollWidth") == 360
         assert page.error == "" and page.console() == []
 
 
@@ -166,20 +164,19 @@ def test_page_names_a_damaged_or_missing_file(site: Site, tmp_path: Path, name: 
     shutil.copytree(site.folder, tmp_path / "site")
     file = tmp_path / "site" / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with serving(tmp_path / "site") as address, chromium() as driver:
-        page = Page(driver, address)
+    with opened(tmp_path / "site") as page:
         assert page.error.startswith(name) and page.error.count("\n") == 0
         assert not page.find("#source").is_enabled()
         file.unlink()
-        page = Page(driver, address)
+        page.load()
         assert page.error == f"{name} is missing (status 404): export the site again."
 
 
 def test_page_says_that_a_changed_runtime_is_not_run(site: Site, tmp_path: Path) -> None:
     shutil.copytree(site.folder, tmp_path / "site")
     (tmp_path / "site" / "runtime" / "tokenizers.min.mjs").write_text("this is no script {")
-    with serving(tmp_path / "site") as address, chromium() as driver:
-        assert "tokenizers.min.mjs cannot be loaded" in Page(driver, address).error
+    with opened(tmp_path / "site") as page:
+        assert "tokenizers.min.mjs cannot be loaded" in page.error
 
 
 def test_page_checks_the_hashes_of_another_host(site: Site, tmp_path: Path) -> None:
@@ -195,29 +192,29 @@ def test_page_checks_the_hashes_of_another_host(site: Site, tmp_path: Path) -> N
             self.send_header("Access-Control-Allow-Origin", "*")
             super().end_headers()
 
-    with serving(runtime, Shared) as other, serving(tmp_path / "site") as address, chromium() as driver:
+    with serving(runtime, Shared) as other:
         for name, entry in _runtime(local=False).items():
             description["runtime"][name] = entry | {"url": other + entry["url"].rpartition("/")[2]}
         for name, content in page_files(description).items():
             (tmp_path / "site" / name).write_bytes(content)
-        page = Page(driver, address)
-        page.type(LINES[0])
-        assert page.error == "" and len(page.tokens()) > 1
-        for file in ("tokenizers.min.mjs", "ort-wasm-simd-threaded.wasm"):
-            original = (runtime / file).read_bytes()
-            (runtime / file).write_bytes(original + b"\n")
-            driver.execute_cdp_cmd("Network.clearBrowserCache", {})
-            error = Page(driver, address).error
-            assert file in error
-            (runtime / file).write_bytes(original)
+        with opened(tmp_path / "site") as page:
+            page.type(LINES[0])
+            assert page.error == "" and len(page.tokens()) > 1
+            for file in ("tokenizers.min.mjs", "ort-wasm-simd-threaded.wasm"):
+                original = (runtime / file).read_bytes()
+                (runtime / file).write_bytes(original + b"\n")
+                page.driver.execute_cdp_cmd("Network.clearBrowserCache", {})
+                page.load()
+                assert file in page.error
+                (runtime / file).write_bytes(original)
 
 
 def test_page_needs_webassembly_with_simd(site: Site) -> None:
-    with serving(site.folder) as address, chromium() as driver:
-        # of a browser without SIMD: this one has no switch for it
+    with opened(site.folder) as page:
+        # as in a browser without SIMD: this one has no switch for it
         script = "WebAssembly.validate = () => false"
-        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
-        page = Page(driver, address)
+        page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+        page.load()
         assert page.error == "This browser has no WebAssembly with SIMD, which the translator needs: try a newer one."
         assert page.console() == [] and not page.find("#source").is_enabled()
 
@@ -225,7 +222,7 @@ def test_page_needs_webassembly_with_simd(site: Site) -> None:
 def test_page_of_a_server_shows_what_it_answers(tmp_path: Path) -> None:
     description = {
         **{"engine": "server", "title": "numbers", "source_language": None, "target_language": None},
-        **{"examples": [], "parameters": 1000, "layers": 1, "heads": 1, "dtype": "float32", "bytes": 4000},
+        **{"parameters": 1000, "layers": 1, "heads": 1, "dtype": "float32", "bytes": 4000},
         "search": {"num_beams": 2},
     }
     for name, content in page_files(description).items():
@@ -260,8 +257,7 @@ def test_page_of_a_server_shows_what_it_answers(tmp_path: Path) -> None:
             self.end_headers()
             self.wfile.write(body)
 
-    with serving(tmp_path, Server) as address, chromium() as driver:
-        page = Page(driver, address)
+    with opened(tmp_path, Server) as page:
         page.type("one")
         assert page.translation == "eins" and page.tokens() == ["eins", "</s>"]
         assert Server.asked[-1] == {"text": "one", "num_beams": 2, "prefix": []}

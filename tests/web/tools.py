@@ -91,7 +91,11 @@ class Page:
 
     def __init__(self, driver: Any, address: str):
         self.driver = driver
-        driver.get(address)
+        self.address = address
+        self.load()
+
+    def load(self) -> None:
+        self.driver.get(self.address)
         self.wait(lambda: self.find("#source").is_enabled() or self.error)
 
     def wait(self, condition: Any, seconds: float = 60) -> Any:
@@ -147,3 +151,10 @@ class Page:
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         sent = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
         return {urlsplit(url).hostname or urlsplit(url).scheme for url in sent}
+
+
+@contextmanager
+def opened(folder: Path, handler: type[QuietHandler] = QuietHandler, **options: Any) -> Iterator[Page]:
+    """The page of a site in a Chromium with these options."""
+    with serving(folder, handler) as address, chromium(**options) as driver:
+        yield Page(driver, address)

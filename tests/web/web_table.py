@@ -21,7 +21,7 @@ from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.text_io import silence_transformers
 from hf_vanilla_transformer.markdown import markdown_table
 from hf_vanilla_transformer.web.site import write_site
-from tests.web.tools import Page, chromium, require_npm, run_node, serving
+from tests.web.tools import opened, require_npm, run_node
 
 SIZE, SEED = 20_000, 1  # of the recipe
 DTYPES = ("fp32", "q8")
@@ -81,10 +81,9 @@ def in_node(site: Path, dtype: str, lines: list[str]) -> Translations:
 
 
 def in_chromium(site: Path, dtype: str, lines: list[str]) -> Translations:
-    with serving(site) as address, chromium() as driver:
-        Page(driver, address)
-        driver.set_script_timeout(1000)
-        return from_page(driver.execute_async_script(MEASURE, lines, dtype))
+    with opened(site) as page:
+        page.driver.set_script_timeout(1000)
+        return from_page(page.driver.execute_async_script(MEASURE, lines, dtype))
 
 
 def stock_pipeline(site: Path, dtype: str, lines: list[str]) -> Translations:
