@@ -39,20 +39,20 @@ def compare(
     Args:
         folder: a trained model with its tokenizer.
         sentences: source text.
-        engines: keys of `ENGINES`; the output of the others is compared with that of the first.
+        engines: keys of `ENGINES`. The output of the first one is the reference for the output of the rest.
         batch_sizes, beams: every combination is measured. CTranslate2 gets all sentences at once and the batch size as
             its limit, because it sorts and batches them itself.
-        threads: of each engine.
-        limit_single: number of sentences for batches of one, which take long.
+        threads: the number of threads of each engine.
+        limit_single: number of sentences for batches of one, because they are slow.
         orders: "sorted" batches sentences of similar length, longest first; "file" keeps the order of the file.
             (Batches of one are measured in the first order only.)
-        references: reference translations, for BLEU where all sentences are translated; `bleu_settings` are those of
-            `score_translations`.
-        device: of every engine.
+        references: reference translations, for BLEU if all sentences are translated.
+        device: the device of every engine.
+        **bleu_settings: arguments of `score_translations`.
 
     Yields:
-        Each measurement after its first round. Later rounds are added to it, so that a benchmark that is interrupted
-        has the figures of all rounds until then.
+        Each measurement after its first round. Later rounds are added to it, so that an interrupted benchmark has the
+        figures of all rounds until then.
 
     Raises:
         UserError: no such engine or order, an engine whose library is missing, or another number of references.
@@ -61,7 +61,7 @@ def compare(
     if not sentences:
         raise UserError("sentences: there are none to translate")
     if references is not None and len(references) != len(sentences):
-        raise UserError(f"references: {len(references)} of them for {len(sentences)} sentences; each needs its own")
+        raise UserError(f"references: {len(references)} of them for {len(sentences)} sentences; give one for each")
     settings = [
         {"order": order, "batch_size": size, "num_beams": width}
         for order in dict.fromkeys(orders)
@@ -96,8 +96,7 @@ def cache_bytes(
 ) -> Iterator[tuple[str, int]]:
     """The peak size of each engine's KV caches while it translates the sentences as one batch.
 
-    Counted from the tensors of self- and cross-attention, without temporary copies. CTranslate2 does not report it and
-    is left out.
+    Counted from the tensors of self- and cross-attention, without temporary copies. CTranslate2 does not report it.
     """
     check_choices(engines=(engines, list(ENGINES)))
     ids = load_tokenizers(folder)[0](list(sentences))["input_ids"]
@@ -134,12 +133,12 @@ def _measure(
                 measured[name] = DecodingMeasurement(
                     engine=name, sentences=len(ids), same_output=same, **setting, **bleu(outputs)
                 )
-            one = measured[name]
-            one.seconds.append(seconds)
-            one.target_tokens.append(sum(map(len, rows)))
-            one.peak_mib = peak
+            measurement = measured[name]
+            measurement.seconds.append(seconds)
+            measurement.target_tokens.append(sum(map(len, rows)))
+            measurement.peak_mib = peak
             if is_new:
-                yield one
+                yield measurement
 
 
 # Worker processes

@@ -15,23 +15,23 @@ from ..inference.loading import INT8, load_model
 from ..inference.optimize import optimize_for_inference
 from ..inference.workers import map_in_threads, shard_evenly
 
-LENGTH_PENALTY = 1.0  # log P / length, the one formula that all three engines have
+LENGTH_PENALTY = 1.0  # log P / length, the only formula of all three engines
 
 Ids = list[list[int]]
 
 
 class Engine(Protocol):
-    """What the benchmark needs of an engine."""
+    """The interface between the benchmark and an engine."""
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
-        """Target ids, end-of-sentence tokens included, in the order of the sentences; `size` sentences per batch."""
+        """Target ids with end-of-sentence tokens, in the order of the sentences, from batches of `size`."""
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        """Peak size of the KV caches while a batch is translated; None if the engine does not report it."""
+        """Peak size of the KV caches while a batch is translated, or None."""
 
 
 def max_target_tokens(sentences: Ids) -> int:
-    """The maximum length of a translation, the same for all engines however they form batches."""
+    """The maximum length of a translation, the same for all engines."""
     return max(map(len, sentences)) + MAX_LENGTH_OVER_SOURCE
 
 
@@ -47,7 +47,7 @@ class GenerateEngine:
         return [row for batch in batches for row in self._generate(batch, beams, max_new_tokens=limit)]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        # transformers' loop removes no row, so that the caches are largest at the end
+        # transformers' loop removes no row, so the caches are largest at the end
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self._generate(batch, beams, past_key_values=cache, max_new_tokens=max_target_tokens(batch))
         layers = cache.self_attention_cache.layers + cache.cross_attention_cache.layers
@@ -74,9 +74,9 @@ class OurEngine(GenerateEngine):
     def __init__(self, model: Any, workers: bool = False, compiled: bool = False):
         super().__init__(model)
         self.workers = torch.get_num_threads() if workers else 1  # parallel searches of `size` sentences each
-        # the paper's settings, since the peers do not read the checkpoint's own
+        # the paper's settings, because the peers do not read the checkpoint's
         self.model.generation_config = paper_generation_config(model.config)
-        engine = model.inference_engine  # of int8, which `load_model` sets
+        engine = model.inference_engine  # `load_model` sets one for int8
         optimize_for_inference(model, engine.quantization if engine else None, compile=compiled)
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
@@ -94,10 +94,10 @@ class OurEngine(GenerateEngine):
 
             return self._generate(list(islice(pending, size)), beams, next_batch=next_batch, max_new_tokens=limit)
 
-        found: dict[int, list[int]] = {}
+        translations: dict[int, list[int]] = {}
         for shard, rows in zip(shards, map_in_threads(search, shards, self.workers, threading.Event()), strict=True):
-            found |= zip(shard, rows, strict=True)
-        return [found[index] for index in range(len(sentences))]
+            translations |= zip(shard, rows, strict=True)
+        return [translations[index] for index in range(len(sentences))]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
         meter = CacheMeter(self.model.inference_engine)
@@ -110,7 +110,7 @@ class OurEngine(GenerateEngine):
 
 
 class CacheMeter:
-    """An inference engine whose decoders report the size of their caches after every step."""
+    """An inference engine with decoders that report the size of their caches after every step."""
 
     def __init__(self, engine: Any):
         self.engine, self.largest = engine, 0

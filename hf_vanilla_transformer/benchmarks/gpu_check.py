@@ -1,7 +1,7 @@
-"""All measurements that one GPU is needed for, in about ten minutes: `vanilla-transformer benchmark gpu OUT`.
+"""All measurements on one GPU, in about ten minutes: `vanilla-transformer benchmark gpu OUT`.
 
-Each section writes its figures to a JSON file as soon as it has them, so that a time limit loses only the section that
-runs, and the same command goes on with those that are missing. What cannot run is recorded with its reason.
+Each section writes its figures to a JSON file. If a time limit stops the command, the same command continues with the
+missing sections. A section that cannot run records the reason.
 """
 
 import json
@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from ..atomic_write import atomic_file
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import number_pairs
+from ..data.readers import read_lines
 from ..errors import UserError
 from ..inference.loading import load_model
 from ..inference.optimize import optimize_for_inference
@@ -34,13 +36,13 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """What to measure.
+    """The measurements to make.
 
     Attributes:
-        output: folder of the JSON files and of the models that are trained on the way.
-        device: "cuda", or "cpu" to try the command where there is no GPU.
-        source, target: parallel text to train on and to translate; None takes generated number words.
-        quick: sizes for two minutes on a CPU; its figures say nothing.
+        output: the folder of the JSON files and of the trained models.
+        device: "cuda", or "cpu" to try the command without a GPU.
+        source, target: parallel text to train on and to translate; None generates number words.
+        quick: use sizes for two minutes on a CPU, whose figures have no meaning.
         peak: bf16 TFLOP/s of the device, for the utilisation.
     """
 
@@ -74,11 +76,7 @@ class Check:
 
 
 def run(check: Check) -> dict[str, Figures]:
-    """Run every section that has no file yet; return the figures of all.
-
-    Raises:
-        UserError: the device is missing.
-    """
+    """Run every section without a file, and return the figures of all."""
     if check.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "device: 'cuda' cannot be used here: torch sees no GPU; --device cpu --quick tries the command"
@@ -91,7 +89,7 @@ def run(check: Check) -> dict[str, Figures]:
             start = time.monotonic()
             try:
                 figures = section()
-            except (UserError, ImportError, RuntimeError) as error:  # of a missing library, or out of memory
+            except (UserError, ImportError, RuntimeError) as error:  # a missing library, or out of memory
                 figures = {"not measured": " ".join(str(error).split())[:300]}
             figures["seconds"] = round(time.monotonic() - start, 1)
             with atomic_file(file) as temporary:
@@ -102,7 +100,7 @@ def run(check: Check) -> dict[str, Figures]:
 
 
 def sections(check: Check) -> dict[str, Callable[[], Figures]]:
-    """The sections in the order of what is needed most, should the time not suffice."""
+    """The sections, the most important ones first."""
     named: dict[str, Callable[[], Figures]] = {"machine": machine}
     for preset in check.presets:
         named[f"training_{preset}"] = lambda preset=preset: train_on_text(check, preset)  # type: ignore[misc]
@@ -115,7 +113,7 @@ def sections(check: Check) -> dict[str, Callable[[], Figures]]:
 
 
 def machine() -> Figures:
-    """The hardware and the versions of what lies there."""
+    """The hardware and the versions of installed libraries."""
     return {"hardware": describe_hardware(), **versions("ctranslate2", "flash-attn")}
 
 
@@ -144,8 +142,8 @@ def train_on_random_pairs(check: Check, preset: str) -> Figures:
 
 
 def train_model(check: Check, preset: str) -> Figures:
-    """A model that ends its sentences, for the decoding: trained on the text for a minute."""
-    shutil.rmtree(check.output / preset, ignore_errors=True)  # of an earlier check
+    """Train a model on the text for a minute, so that it ends its sentences when it decodes."""
+    shutil.rmtree(check.output / preset, ignore_errors=True)  # an earlier check's
     source, target = check.text()
     fields: Figures = TINY if preset == "tiny" else {"preset": preset, "label_smoothing": 0.1}
     fields = fields | {
@@ -165,7 +163,7 @@ def train_model(check: Check, preset: str) -> Figures:
 def decode(check: Check, preset: str) -> Figures:
     """Target tokens per second, greedy and with 4 beams, of one sentence and of batches."""
     source, _ = check.text()
-    sentences = source_lines(source)[: 8 if check.quick else 1024]
+    sentences = list(islice(read_lines(source), 8 if check.quick else 1024))
     engines = ["ours_bf16", "ours_fp16", "marian_bf16", "marian_fp16", "ctranslate2_fp16"]
     if check.device == "cpu":
         engines = ["ours_fp32", "marian_fp32"]
@@ -202,13 +200,6 @@ def profile_search(check: Check, preset: str) -> Figures:
         "share_of_time_in_kernels": kernels / seconds if on_gpu else None,
         "synchronisations_per_step": sum(event.count for event in events if event.key in waits) / steps,
     }
-
-
-def source_lines(file: Path) -> list[str]:
-    """The sentences to translate."""
-    from ..data.readers import read_lines
-
-    return list(read_lines(file))
 
 
 def report(found: dict[str, Figures]) -> str:

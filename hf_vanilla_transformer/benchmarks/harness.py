@@ -1,7 +1,7 @@
 """Worker processes of a benchmark, and their memory.
 
-Each engine runs in its own process, so that its peak memory is its own. Engines take turns (A B C A B C …), so that a
-noisy machine slows all of them alike.
+Each engine runs in a separate process, so that peak memory is measured separately. Engines take turns (A B C A B C …),
+so that a noisy machine slows all of them alike.
 """
 
 import multiprocessing
@@ -22,13 +22,9 @@ from ..errors import UserError
 
 
 def check_choices(**choices: tuple[Sequence[str], Sequence[str]]) -> None:
-    """Refuse unknown values; each argument is its (given values, known values).
-
-    Raises:
-        UserError: with the name of the argument and the unknown values.
-    """
-    for name, (given, known) in choices.items():
-        if unknown := set(given) - set(known):
+    """Raise a UserError for unknown values; each argument is (values, known values)."""
+    for name, (values, known) in choices.items():
+        if unknown := set(values) - set(known):
             raise UserError(f"{name}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
 
 
@@ -41,25 +37,25 @@ class Worker:
     Args:
         serve: runs in the process with a pipe and `args`. It sends something when it is ready, and an answer to each
             of `requests(pipe)`. Must be picklable by name.
-        threads: torch's threads in that process.
-        environment: environment variables for that process only.
+        threads: the number of torch's threads in the process.
+        environment: environment variables for the process.
     """
 
     def __init__(
         self, serve: Callable[..., None], *args: Any, threads: int, environment: Mapping[str, str] | None = None
     ):
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        arguments = theirs, serve, args, threads, dict(environment or {})
+        self.pipe, worker_end = context.Pipe()
+        arguments = worker_end, serve, args, threads, dict(environment or {})
         self.process = context.Process(target=_run, args=arguments, daemon=True)
         self.process.start()
-        theirs.close()  # only the process holds its end, so that its death is an EOFError here
+        worker_end.close()  # only the process keeps its end open, so that its death is an EOFError here
 
     def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """End the process, in the middle of a request if need be."""
+        """End the process, if necessary during a request."""
         self.pipe.close()
         self.process.join(timeout=2)
         if self.process.is_alive():
@@ -71,15 +67,11 @@ class Worker:
         return self.receive()
 
     def send(self, request: str, *args: Any) -> None:
-        """Send a request without waiting: `receive` must follow."""
+        """Send a request without waiting. `receive` must follow."""
         self.pipe.send((request, args))
 
     def receive(self) -> Any:
-        """Wait for the next message of the process.
-
-        Raises:
-            UserError: the process raised one, or died.
-        """
+        """Wait for the next message of the process; raise a UserError if it raised one or died."""
         try:
             answer = self.pipe.recv()
         except EOFError as error:
@@ -94,11 +86,11 @@ def _run(pipe: Connection, serve: Callable[..., None], args: Any, threads: int, 
 
     # set, or accelerate chooses a number of threads when there are several processes
     os.environ.update(environment, OMP_NUM_THREADS=str(threads))
-    for number in (signal.SIGINT, signal.SIGTERM):  # the main process reports first, then ends its workers
+    for number in (signal.SIGINT, signal.SIGTERM):  # the main process reports first, and then ends its workers
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
-    with suppress(BrokenPipeError):  # the main process was interrupted and no longer waits for an answer
+    with suppress(BrokenPipeError):  # the main process was interrupted and does not wait any more
         try:
             serve(pipe, *args)
         except UserError as error:
@@ -118,7 +110,7 @@ def requests(pipe: Connection) -> Iterator[tuple[str, Any]]:
 
 
 def reset_peak_memory(on_gpu: bool) -> None:
-    """Reset the peak memory of this process; only Linux can, elsewhere the peak is that of the whole run."""
+    """Reset the peak memory of this process. Only Linux can; elsewhere the peak includes earlier settings."""
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):
@@ -127,21 +119,21 @@ def reset_peak_memory(on_gpu: bool) -> None:
 
 def peak_memory_mib(on_gpu: bool) -> float | None:
     """Peak memory since the last reset, of this process or of torch on the GPU."""
-    if on_gpu:  # CTranslate2 does not report its own
+    if on_gpu:  # 0 for CTranslate2, which does not use torch's allocator
         return torch.cuda.max_memory_allocated() / 2**20 or None
-    if (found := _proc_status_mib("VmHWM")) is not None:
-        return found
+    if (peak := _proc_status_mib("VmHWM")) is not None:
+        return peak
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def memory_mib(on_gpu: bool) -> float | None:
-    """Memory in use now; None where the system does not report it."""
+    """Memory in use now; None if the system does not report it."""
     return torch.cuda.memory_allocated() / 2**20 if on_gpu else _proc_status_mib("VmRSS")
 
 
 def _proc_status_mib(name: str) -> float | None:
     with suppress(OSError):
         status = Path("/proc/self/status").read_text(encoding="utf-8")
-        if found := re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE):
-            return int(found[1]) / 1024
+        if match := re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE):
+            return int(match[1]) / 1024
     return None

@@ -23,7 +23,7 @@ class Measurement:
     engine: str
     seconds: list[float] = field(default_factory=list)
     target_tokens: list[int] = field(default_factory=list)  # without padding
-    peak_mib: float | None = None  # of the process under this setting, model included; or of torch on the GPU
+    peak_mib: float | None = None  # of the process with its model, or of torch on the GPU
 
     SETTING: ClassVar[tuple[str, ...]] = ()  # fields that are equal for engines that are compared with each other
 
@@ -43,7 +43,7 @@ class Measurement:
 
     @property
     def spread(self) -> float:
-        """The fastest rate less the slowest, over the median."""
+        """(fastest rate - slowest rate) / median."""
         return (max(self.rates) - min(self.rates)) / self.tokens_per_second
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,25 +72,25 @@ class DecodingMeasurement(Measurement):
 
     @property
     def seconds_per_batch(self) -> float:
-        """Of the median round."""
+        """The seconds per batch in the median round."""
         return statistics.median(self.seconds) * self.batch_size / self.sentences
 
 
 @dataclass
 class Turn:
-    """What one process of a training engine did in its turn."""
+    """The turn of one process of a training engine."""
 
     seconds: float
     target_tokens: int  # without padding
     tokens: int  # of both sides, without padding
     padded_tokens: int  # of both sides, with padding
     peak_mib: float | None
-    step_mib: float | None  # the peak less what was in use before the first measured update: weights, optimizer state
+    step_mib: float | None  # the peak above the memory before the first measured update: without weights and moments
 
 
 @dataclass(kw_only=True)
 class TrainingMeasurement(Measurement):
-    """One engine in a number of processes; memory is that of the largest process."""
+    """One engine in a number of processes, with the memory of the largest process."""
 
     processes: int
     updates: int  # per round

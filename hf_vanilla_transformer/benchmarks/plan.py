@@ -23,11 +23,10 @@ GRADIENT_BYTES = 4
 
 
 def forward_flops(config: VanillaTransformerConfig, source: int, target: int) -> int:
-    """FLOPs of the matrix products in the forward pass of a pair of `source` and `target` tokens; training needs three
-    times as many.
+    """FLOPs of the matrix products in the forward pass of a pair; training needs three times this number.
 
-    A product of (m, k) and (k, n) takes 2·m·k·n. Attention is counted without masking; softmax, norms and dropout
-    are left out.
+    The pair has `source` and `target` tokens. A product of (m, k) and (k, n) takes 2·m·k·n. Attention is counted
+    without masking; softmax, norms and dropout are left out.
     """
     d, vocabulary = config.d_model, config.target_vocab_size
     encoder = _attention(config, config.encoder_attention_heads, source, source)
@@ -47,7 +46,7 @@ def _attention(config: VanillaTransformerConfig, heads: int, queries: int, keys:
 
 
 def all_reduce_bytes(parameters: int, devices: int) -> float:
-    """What each device sends, and receives, per update: a ring all-reduce moves 2·(N-1)/N of the gradients."""
+    """The bytes that each device sends and receives per update: a ring all-reduce moves 2·(N-1)/N of the gradients."""
     return 2 * (devices - 1) / devices * GRADIENT_BYTES * parameters
 
 

@@ -1,7 +1,6 @@
 """The results of both benchmarks as Markdown tables, JSON and a bar chart."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ COLORS = ("#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#f0e442", "#cc
 Figures = dict[str, Any]
 
 
-def ratio(found: Sequence[Measurement], peer: Measurement) -> Figures | None:
-    """Speed and peak memory of ours over a peer's: the engine in its precision, or the fastest if none has it.
+def ratio(measurements: Sequence[Measurement], peer: Measurement) -> Figures | None:
+    """Speed and peak memory of this package over a peer's, for the same setting and precision if that was measured.
 
-    None for an engine of ours, and where none of ours has the same setting.
+    Otherwise the fastest engine of this package is compared. None for an engine of this package, or without one.
     """
-    candidates = [one for one in found if family(one.engine) == "ours" and one.setting == peer.setting]
+    candidates = [one for one in measurements if family(one.engine) == "ours" and one.setting == peer.setting]
     if family(peer.engine) == "ours" or not candidates:
         return None
     same = [one for one in candidates if precision(one.engine) == precision(peer.engine)]
@@ -30,61 +29,41 @@ def ratio(found: Sequence[Measurement], peer: Measurement) -> Figures | None:
     return {**peer.setting, "ours": ours.engine, "peer": peer.engine, "speed": speed, "memory": memory}
 
 
-def batch_scaling(found: Sequence[DecodingMeasurement]) -> list[Figures]:
-    """How many times as long a batch takes with four times as many sentences or beams, for each engine."""
-    pairs = []
-    for a, b in permutations(found, 2):
-        growth = (b.batch_size / a.batch_size, b.num_beams / a.num_beams)
-        if growth in ((1, 4), (4, 1)) and (a.engine, a.order) == (b.engine, b.order):
-            sizes = {"smaller": (a.batch_size, a.num_beams), "larger": (b.batch_size, b.num_beams)}
-            times = b.seconds_per_batch / a.seconds_per_batch
-            pairs.append({"engine": a.engine, "order": a.order, **sizes, "times": times})
-    return pairs
-
-
-def process_scaling(found: Sequence[TrainingMeasurement]) -> list[Figures]:
-    """How many times the target tokens per second of one process several processes reach, for each engine."""
-    alone = {one.engine: one.tokens_per_second for one in found if one.processes == 1}
+def process_scaling(measurements: Sequence[TrainingMeasurement]) -> list[Figures]:
+    """The speed of several processes over the speed of one, for each engine."""
+    alone = {one.engine: one.tokens_per_second for one in measurements if one.processes == 1}
     return [
         {"engine": one.engine, "processes": one.processes, "times": one.tokens_per_second / alone[one.engine]}
-        for one in found
+        for one in measurements
         if one.processes > 1 and one.engine in alone
     ]
 
 
-def as_json(found: Sequence[Any]) -> Figures:
+def as_json(measurements: Sequence[Any]) -> Figures:
     """All figures of a benchmark."""
-    decoding = isinstance(found[0], DecodingMeasurement)
-    return {
-        "measurements": [one.as_dict() for one in found],
-        "ratios": [figures for figures in (ratio(found, peer) for peer in found) if figures],
-        "scaling": batch_scaling(found) if decoding else process_scaling(found),
+    figures: Figures = {
+        "measurements": [one.as_dict() for one in measurements],
+        "ratios": list(filter(None, (ratio(measurements, peer) for peer in measurements))),
     }
+    if isinstance(measurements[0], TrainingMeasurement):
+        figures["scaling"] = process_scaling(measurements)
+    return figures
 
 
-def decoding_report(found: Sequence[DecodingMeasurement], caches: Mapping[str, int], cache_beams: int) -> str:
+def decoding_report(measurements: Sequence[DecodingMeasurement], caches: Mapping[str, int], cache_beams: int) -> str:
     """All figures of the decoding benchmark as Markdown tables."""
     columns: dict[str, Callable[[Any], str]] = {
         "engine": lambda one: one.engine,
         "order": lambda one: one.order,
         "batch": lambda one: str(one.batch_size),
         "beams": lambda one: str(one.num_beams),
-        **_speed_columns(found),
+        **_speed_columns(measurements),
         "ms per sentence": lambda one: f"{1000 * one.seconds_per_batch / one.batch_size:.1f}",
         "peak MiB": lambda one: _number(one.peak_mib, ",.0f"),
         "same output": lambda one: f"{one.same_output:.1%}",
         "BLEU": lambda one: _number(one.bleu, ".2f"),
     }
-    tables = [_table(found, columns)]
-    if pairs := batch_scaling(found):
-        columns = {
-            "engine": lambda pair: pair["engine"],
-            "order": lambda pair: pair["order"],
-            "batch × beams": lambda pair: "{} × {}".format(*pair["smaller"]),
-            "four times": lambda pair: "{} × {}".format(*pair["larger"]),
-            "times the seconds per batch": lambda pair: f"{pair['times']:.2f}",
-        }
-        tables.append(_table(pairs, columns))
+    tables = [_table(measurements, columns)]
     if caches:
         ours: dict[str, Any] = {engine: caches.get(f"ours_{precision(engine)}") for engine in caches}
         columns = {
@@ -96,20 +75,20 @@ def decoding_report(found: Sequence[DecodingMeasurement], caches: Mapping[str, i
     return "\n\n".join(tables)
 
 
-def training_report(found: Sequence[TrainingMeasurement]) -> str:
+def training_report(measurements: Sequence[TrainingMeasurement]) -> str:
     """All figures of the training benchmark as Markdown tables."""
     columns: dict[str, Callable[[Any], str]] = {
         "engine": lambda one: one.engine,
         "processes": lambda one: str(one.processes),
-        **_speed_columns(found),
+        **_speed_columns(measurements),
         "padding": lambda one: f"{one.padding:.1%}",
         "target tokens per update": lambda one: f"{sum(one.target_tokens) / len(one.seconds) / one.updates:,.0f}",
         "peak MiB": lambda one: _number(one.peak_mib, ",.0f"),
         "of which in the update": lambda one: _number(one.step_mib, ",.0f"),
-        "ours / this, peak": lambda one: _number((ratio(found, one) or {}).get("memory"), ".2f"),
+        "ours / this, peak": lambda one: _number((ratio(measurements, one) or {}).get("memory"), ".2f"),
     }
-    tables = [_table(found, columns)]
-    if several := process_scaling(found):
+    tables = [_table(measurements, columns)]
+    if several := process_scaling(measurements):
         columns = {
             "engine": lambda one: one["engine"],
             "processes": lambda one: str(one["processes"]),
@@ -119,9 +98,9 @@ def training_report(found: Sequence[TrainingMeasurement]) -> str:
     return "\n\n".join(tables)
 
 
-def _speed_columns(found: Sequence[Measurement]) -> dict[str, Callable[[Any], str]]:
+def _speed_columns(measurements: Sequence[Measurement]) -> dict[str, Callable[[Any], str]]:
     def compared(one: Measurement) -> str:
-        figures = ratio(found, one)
+        figures = ratio(measurements, one)
         return "" if figures is None else f"{figures['speed']:.2f} ({figures['ours']})"
 
     return {
@@ -139,17 +118,17 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def plot(found: Sequence[Any], path: str | Path) -> Path:
+def plot(measurements: Sequence[Any], path: str | Path) -> Path:
     """Draw a panel per setting with a bar per engine: median target tokens per second, and the range of the rounds.
 
     Raises:
         UserError: no matplotlib, or a format that it cannot write.
     """
-    engines, titles = (list(dict.fromkeys(getattr(one, name) for one in found)) for name in ("engine", "title"))
+    engines, titles = (list(dict.fromkeys(getattr(one, name) for one in measurements)) for name in ("engine", "title"))
     size = (2.5 + 2.2 * len(titles), 1.5 + 0.35 * len(engines))
     with figure_file(path, figsize=size, layout="constrained") as figure:
         axes = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
-        for one in found:
+        for one in measurements:
             index, rate = engines.index(one.engine), one.tokens_per_second
             error = [[rate - min(one.rates)], [max(one.rates) - rate]]
             color = COLORS[index % len(COLORS)]

@@ -55,8 +55,7 @@ class BatchSizes:
     Attributes:
         tokens: `max_tokens_per_batch` of this package.
         tokens_per_update: target tokens of an update, about; None for one batch in each process.
-        pairs, accumulation: pairs per batch and batches per update of transformers' trainer, as many as this package
-            has on average.
+        pairs, accumulation: pairs per batch and batches per update of transformers' trainer: this package's average.
     """
 
     tokens: int
@@ -85,20 +84,23 @@ def compare(
     """Train with every engine in turn, `updates` at a time, after a warm-up.
 
     Args:
-        engines: of `ENGINES`.
+        engines: names from `ENGINES`.
         source, target: raw parallel text; None trains on random pairs of 32 tokens per side, without padding, to
             compare memory.
-        preset: of `SIZES`. vocab_size: of the model, and at most of the tokenizer trained on the text.
-        tokens, tokens_per_update: of this package (`VanillaTransformerTrainingArguments`); the batches and updates of
-            transformers' trainer have as many pairs on average.
-        updates: per turn. rounds: turns of each engine. warm_up: updates before the first turn.
+        preset: a name from `SIZES`.
+        vocab_size: the model's vocabulary, and the limit of the tokenizer trained on the text.
+        tokens, tokens_per_update: options of `VanillaTransformerTrainingArguments`. The batches and updates of
+            transformers' trainer have the same number of pairs on average.
+        updates: updates per turn.
+        rounds: turns of each engine.
+        warm_up: updates before the first turn.
         processes: each engine is measured in each number of processes, with `threads` threads each.
         device: "cpu" or "cuda".
-        dropout, label_smoothing: None for the preset's.
+        dropout, label_smoothing: None for the preset's values.
 
     Yields:
-        Each measurement after its first round. Later rounds are added to it, so that a benchmark that is interrupted
-        has the figures of all rounds until then.
+        Each measurement after its first round. Later rounds are added to it, so that an interrupted benchmark has the
+        figures of all rounds until then.
 
     Raises:
         UserError: no such engine, preset or device, or text that cannot be read.
@@ -182,7 +184,7 @@ def random_pairs(vocab_size: int, tokens: int, batches: int = 16) -> Dataset:
 
 
 def batch_sizes(data: Dataset, tokens: int, tokens_per_update: int | None, processes: int) -> BatchSizes:
-    """Batches of transformers' trainer that hold as many pairs as this package's on average."""
+    """The sizes of batches. transformers' trainer gets this package's average number of pairs."""
     sampler = TokenBatchSampler(
         *pair_lengths(data), tokens, tokens_per_update=tokens_per_update, batches_per_update=processes
     )
@@ -245,7 +247,7 @@ class TokenCounter:
 
 
 class TurnCallback(TrainerCallback):
-    """Pauses a training between updates until the main process requests more, and ends it when the pipe is closed."""
+    """Pauses a training between updates until the main process requests more; ends it if the pipe is closed."""
 
     def __init__(self, pipe: Connection, counter: TokenCounter, on_gpu: bool):
         self.pipe, self.counter, self.on_gpu = pipe, counter, on_gpu

@@ -16,7 +16,7 @@ from ..inference.shared_copy import shared_copy
 from ..inference.translator import Translator
 from ..plotting import figure_file
 
-# Printable characters for the space that a token begins with, line breaks and tabs.
+# Printable characters for the space at the start of a token, line breaks and tabs.
 _PRINTABLE = str.maketrans({" ": "▁", "\n": "↵", "\r": "↵", "\t": "⇥"})
 
 
@@ -32,14 +32,14 @@ def cross_attention(
 
     Args:
         model: it is not changed, so that other threads may use it meanwhile.
-        source_tokenizer: for `sentence`.
-        target_tokenizer: for the translation; None for a joint tokenizer.
+        source_tokenizer: the tokenizer of `sentence`.
+        target_tokenizer: the tokenizer of the translation; None for a joint tokenizer.
         sentence: the source text.
         translation: the target text, fed to the decoder as in training; None for the model's translation.
 
     Returns:
         The S source tokens and T target tokens in readable form, and the weights, float32 on the CPU, of shape
-        (layers, heads, T, S). Row t is the distribution of the step that predicts target token t; it sums to 1.
+        (layers, heads, T, S). Row t is the distribution of the step that predicts target token t. It sums to 1.
 
     Raises:
         UserError: an empty sentence.
@@ -73,11 +73,8 @@ def plot_attention(
         source_tokens: S tokens, the columns.
         target_tokens: T tokens, the rows.
         weights: (layers, heads, T, S).
-        path: of the plot; its suffix chooses the format: `.png`, `.pdf`, `.svg` …
+        path: the plot. Its suffix chooses the format: `.png`, `.pdf`, `.svg` …
         layer: counted from 1; None for the last.
-
-    Returns:
-        The path.
 
     Raises:
         UserError: a layer that does not exist, a format that matplotlib does not know, or no matplotlib.
@@ -125,7 +122,7 @@ def _label(axis: Any, source_tokens: Sequence[str], target_tokens: Sequence[str]
 
 
 def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    """Tokens as readable text: byte-level "ĠfÃ¼r" becomes "▁für", and an incomplete character "�"."""
+    """Tokens as readable text: byte-level "ĠfÃ¼r" becomes "▁für", an incomplete character becomes "�"."""
     tokens = tokenizer.convert_ids_to_tokens(ids)
     if "Ġ" in tokenizer.get_vocab():
         special, byte_level = set(tokenizer.all_special_tokens), decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""The model card of a finished run, which states what the run measured and nothing else."""
+"""The model card of a finished run. It states only facts that the run measured."""
 
 import json
 import math
@@ -57,7 +57,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What is known about a run. Missing facts are left out of the card.
+    """The facts about a run. The card omits missing ones.
 
     Attributes:
         model_name: title and name in the usage code: a folder or a repository on the Hub.
@@ -68,15 +68,15 @@ class CardFacts:
             of `evaluation.example_translations`.
         signatures: sacreBLEU's, by metric (`bleu`) or by split and metric (`test_bleu`), if `metrics` lacks them as
             `test_bleu_signature`.
-        data_summaries: by split (`train`, `validation`, `test`), how many pairs were kept and dropped.
-        data_fingerprints: by split, the hash of the text.
+        data_summaries: the numbers of pairs kept and dropped, by split (`train`, `validation`, `test`).
+        data_fingerprints: the hash of the text, by split.
         parameters: number of trained parameters, tied ones counted once.
-        config, generation_config: as `to_dict()`; the generation config is that of the test sets.
+        config, generation_config: the results of `to_dict()`. The test sets were translated with `generation_config`.
         train_seconds: wall time of training, including the time before a resumption.
-        hardware, versions: of `system_info`.
+        hardware, versions: see `system_info`.
         base_model: the model that was fine-tuned; `base_model_on_hub` says that this is its name on the Hub.
         datasets: by split, its datasets on the Hub, as `user/name` or `user/name:configuration`.
-        license: the model's, by its id on the Hub.
+        license: the id of the model's license on the Hub.
         example: a source sentence for the usage code.
     """
 
@@ -124,7 +124,7 @@ def write_model_card(directory: Path, facts: CardFacts) -> Path:
 
 
 def model_card(directory: Path, facts: CardFacts) -> ModelCard:
-    """The card of a model folder, without writing it; see `write_model_card`."""
+    """Return the card that `write_model_card` writes."""
     results, hub_names = _results(facts), _hub_names(facts)
     return ModelCard.from_template(
         _metadata(facts, results),
@@ -149,9 +149,9 @@ def card_for_repository(text: str, repo_id: str, license: str | None = None) -> 
     """Replace the model's name in a card by its name on the Hub, so that the usage code loads it from there.
 
     Args:
-        text: a card; one that this package did not write keeps its name.
+        text: a card. A card that this package did not write keeps its name.
         repo_id: the model's name on the Hub.
-        license: its id on the Hub; None keeps the card's.
+        license: the license's id on the Hub; None keeps the card's.
     """
     usage = re.search(r'^name = "([^"\n]+)"', text, re.MULTILINE)
     if usage is None and license is None:
@@ -227,7 +227,7 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
 
 
 def _search(settings: Mapping[str, Any]) -> str | None:
-    """The search settings, such as `4 beams, score log P / length^1.0`; None if they are unknown."""
+    """The search settings, such as `4 beams, score log P / length^1.0`, or None."""
     if not settings:
         return None
     beams = settings.get("num_beams") or 1
@@ -241,7 +241,7 @@ def _search(settings: Mapping[str, Any]) -> str | None:
 
 
 def _examples(rows: Sequence[Sequence[str]]) -> str | None:
-    """A table of sources, references and translations; None without rows."""
+    """A table of sources, references and translations, or None."""
     cells = [[re.sub(r"([\\|<*_`\[])", r"\\\1", " ".join(text.split())) for text in row] for row in rows]
     return markdown_table(("source", "reference", "translation"), cells) if rows else None
 
@@ -251,9 +251,9 @@ _PARTS = {"train": "max_train_samples", "validation": "max_eval_samples", "test"
 
 
 def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
-    """Description of a split's text, and its dataset on the Hub or None; says if only a part of it is used."""
-    inputs = [str(each) for each in facts.recipe.get(split) or ()]
-    shown = [_BUILT_IN if each == "numbers" else _public_value("input", each, _hub_names(facts)) for each in inputs]
+    """The description of a split's text, and its dataset on the Hub or None."""
+    inputs = [str(name) for name in facts.recipe.get(split) or ()]
+    shown = [_BUILT_IN if name == "numbers" else _public_value("input", name, _hub_names(facts)) for name in inputs]
     text, on_hub = ", ".join(shown) or None, list(facts.datasets.get(split, ()))
     dataset = on_hub[0] if inputs == on_hub and len(on_hub) == 1 else None
     part = facts.recipe.get(_PARTS.get(split.removeprefix("base_"), ""))
@@ -263,7 +263,7 @@ def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
 
 
 def _hub_names(facts: CardFacts) -> set[str]:
-    """The datasets on the Hub, which look like relative paths."""
+    """The datasets on the Hub. Their names look like relative paths."""
     return {name for names in facts.datasets.values() for name in names}
 
 

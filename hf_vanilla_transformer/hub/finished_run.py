@@ -18,7 +18,7 @@ class Destination(NamedTuple):
 
 
 def destination(args: Any) -> Destination | None:
-    """Create the run's repository, before training, so that missing permissions are noticed at once.
+    """Create the run's repository before training, so that missing permissions are an early error.
 
     Args:
         args: `TrainingArguments`; `push_to_hub` is set to False, because `Trainer` would upload the whole folder

@@ -47,7 +47,7 @@ class ModelFiles:
     """The files to upload.
 
     Attributes:
-        chosen: name in the repository -> the file, or its content if that differs from the file's.
+        chosen: name in the repository -> the file, or its content if it was changed.
         left: files and folders (ending in `/`) of the model folder that are not uploaded.
     """
 
@@ -56,12 +56,12 @@ class ModelFiles:
 
     def sizes(self) -> dict[str, int]:
         """Bytes by name, sorted by name."""
-        contents = sorted(self.chosen.items())
-        return {name: each.stat().st_size if isinstance(each, Path) else len(each) for name, each in contents}
+        files = sorted(self.chosen.items())
+        return {name: file.stat().st_size if isinstance(file, Path) else len(file) for name, file in files}
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file in a repository belongs to the model: configuration, weights, tokenizer or code."""
+    """True for configuration, weights, tokenizer and code of a model in a repository."""
     return _matches(name, _MODEL)
 
 
@@ -71,7 +71,7 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
     Other files, such as optimizer states, checkpoints, text and hidden files, are only uploaded if they are named.
 
     Args:
-        folder: a model folder, or that of a peft adapter.
+        folder: the folder of a model or of a peft adapter.
         include: additional files, by their paths in the folder.
 
     Raises:
@@ -79,31 +79,28 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
             file that contains an access token.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give a run's output_dir or what save_pretrained wrote")
-    found = list(_files(folder))
+        raise UserError(f"{folder}: no such folder; give a run's output_dir or a folder of save_pretrained")
+    names = list(_files(folder))
     for name in include:
-        if name not in found:
+        if name not in names:
             raise UserError(f"include={name!r}: there is no such file in {folder}; give its path in that folder")
-    wanted = [name for name in found if name in include or _matches(name, _MODEL + _OTHER)]
-    wanted = _without_unused_weights(folder, wanted)
-    for name in wanted:
+    chosen = [name for name in names if name in include or _matches(name, _MODEL + _OTHER)]
+    chosen = _without_unused_weights(folder, chosen)
+    for name in chosen:
         _check_location(folder, name)
         _check_content(folder / name)
-    _check_complete(folder, wanted)
-    left = [name for name in found if name not in wanted]
-    return ModelFiles({name: folder / name for name in wanted}, _by_folder(left, wanted))
+    _check_complete(folder, chosen)
+    left = [name for name in names if name not in chosen]
+    return ModelFiles({name: folder / name for name in chosen}, _by_folder(left, chosen))
 
 
 def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
-    """Split weights that are larger than a shard into shards with an index; sharded weights are not changed.
+    """Split weights that are larger than a shard into shards with an index. Sharded weights do not change.
 
     Args:
-        files: from `choose_files`; modified in place.
-        max_shard_size: such as 5GB or 500MB.
-        folder: for the shards.
-
-    Raises:
-        UserError: `max_shard_size` is no size.
+        files: the result of `choose_files`, modified in place.
+        max_shard_size: a size such as 5GB or 500MB.
+        folder: the folder of the shards.
     """
     weights = files.chosen.get(WEIGHTS)
     if not isinstance(weights, Path):
@@ -131,7 +128,7 @@ def json_bytes(value: dict[str, Any]) -> bytes:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Relative paths of all files in the folder; a link to a folder is listed as a file and not followed."""
+    """Relative paths of all files in the folder. A link to a folder counts as a file."""
     for parent, folders, names in os.walk(folder):
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
         folders[:] = sorted(set(folders) - set(links))
@@ -145,7 +142,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _without_unused_weights(folder: Path, names: list[str]) -> list[str]:
-    """Leave out weights that `from_pretrained` does not read: it prefers the single file, then the index."""
+    """Omit weights that `from_pretrained` ignores: it prefers the single file, then the index."""
     used = {WEIGHTS} if WEIGHTS in names else {INDEX, *_shards(folder)} if INDEX in names else set()
     return [name for name in names if name in used or not _matches(name, (WEIGHTS, INDEX, SHARDS))]
 
@@ -171,7 +168,7 @@ def _check_content(path: Path) -> None:
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path} is damaged: {error}") from None
     if _ACCESS_TOKEN.search(path.read_bytes()):
-        raise UserError(f"{path} contains what looks like an access token; remove it before you publish")
+        raise UserError(f"{path} seems to contain an access token; remove it before you publish")
 
 
 def _check_complete(folder: Path, names: list[str]) -> None:
@@ -180,31 +177,32 @@ def _check_complete(folder: Path, names: list[str]) -> None:
             break
     else:
         raise UserError(
-            f"{folder} holds no model: config.json with {WEIGHTS} (or shards and {INDEX}), or {ADAPTER_CONFIG} with "
-            f"{ADAPTER}, is needed; other formats are not uploaded"
+            f"{folder} contains no model: it needs config.json with {WEIGHTS} (or shards and {INDEX}), or "
+            f"{ADAPTER_CONFIG} with {ADAPTER}; other formats are not uploaded"
         )
     if INDEX in names and (missing := _shards(folder) - set(names)):
-        raise UserError(f"{folder} lacks {sorted(missing)[0]}, which {INDEX} names; save the model again")
+        raise UserError(f"{folder} lacks {sorted(missing)[0]}, named in {INDEX}; save the model again")
     if "config.json" in names:
         _check_code(folder, names)
 
 
 def _check_code(folder: Path, names: list[str]) -> None:
-    """Refuse a folder that lacks code which config.json names, or which that code imports."""
+    """Refuse a folder that lacks code named in config.json or imported by that code."""
     config = read_json_object(folder / "config.json")
     entries = [*config.get("auto_map", {}).values()]
     entries += [entry["impl"] for entry in config.get("custom_pipelines", {}).values() if "impl" in entry]
     modules = {str(entry).split(".")[0] for entry in entries}
-    named = {module: "config.json" for module in modules if "--" not in module}  # code of another repository
+    # "--" marks code of a different repository
+    named = {module: "config.json" for module in modules if "--" not in module}
     for file in (name for name in names if name.endswith(".py")):
         named |= dict.fromkeys(get_relative_imports(folder / file), file)
     for module, by in sorted(named.items()):
         if f"{module}.py" not in names:
-            raise UserError(f"{folder} lacks {module}.py, which {by} names; save the model again")
+            raise UserError(f"{folder} lacks {module}.py, named in {by}; save the model again")
 
 
 def _by_folder(left: list[str], chosen: list[str]) -> list[str]:
-    """The files that are not uploaded, with only the folder's name if none of its files is."""
+    """The files that are not uploaded. A folder without uploaded files is listed by its name only."""
     used = {name.split("/")[0] for name in chosen if "/" in name}
     parts = (name.partition("/") for name in left)
     tops = (f"{top}/" if rest and top not in used else f"{top}{slash}{rest}" for top, slash, rest in parts)
@@ -212,6 +210,6 @@ def _by_folder(left: list[str], chosen: list[str]) -> list[str]:
 
 
 def _meta(tensor: Any) -> torch.Tensor:
-    """A meta tensor with the shape and dtype of a tensor in a file, which is not read."""
+    """A meta tensor with the shape and dtype of a tensor in a file, without reading its data."""
     empty = tensor[tuple(slice(0, 0) for _ in tensor.get_shape())]
     return torch.empty(tensor.get_shape(), dtype=empty.dtype, device="meta")

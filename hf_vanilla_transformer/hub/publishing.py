@@ -1,12 +1,13 @@
 """Upload a model folder to the Hub in one commit, so that a download never mixes two versions.
 
-`huggingface_hub` uploads, resumes, and retries most requests. The requests that it sends only once (creating a
-repository or a branch, the commit) are retried here when the Hub is busy, and all requests when a connection fails.
+`huggingface_hub` uploads, resumes, and retries most requests. If the Hub is busy, this module retries the requests
+that are otherwise sent only once (creating a repository or a branch, the commit). If a connection fails, it retries
+all.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -44,15 +45,15 @@ def prepared_files(
     license: str | None = None,
     base_model: str | None = None,
 ) -> Iterator[ModelFiles]:
-    """A context with the files to upload; the Hub is not contacted.
+    """A context with the files to upload. It does not contact the Hub.
 
     Args:
-        folder: a model folder, or that of a peft adapter; it is not modified.
+        folder: the folder of a model or of a peft adapter; it is not modified.
         repo_id: the model's name on the Hub, for the card's usage code.
-        include: files in addition to those of `choose_files`.
+        include: additional files, see `choose_files`.
         max_shard_size: split larger weights into shards, such as 5GB; None uploads them unchanged.
-        license: the model's, by its id on the Hub, for the card.
-        base_model: name on the Hub of an adapter's base model.
+        license: the id of the model's license on the Hub, for the card.
+        base_model: the name on the Hub of an adapter's base model.
 
     Raises:
         UserError: see `choose_files`; an invalid `repo_id`.
@@ -70,7 +71,7 @@ def prepared_files(
 
 
 def check_repo_id(repo_id: str, argument: str = "repo_id") -> None:
-    """Raise a UserError that names the argument for what the Hub does not accept as the name of a repository."""
+    """Raise a UserError that names the argument if the Hub does not accept the name of a repository."""
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
@@ -87,20 +88,20 @@ def publish(
     token: str | None = None,
     **choices: Any,
 ) -> str:
-    """Upload a model folder to the Hub in one commit; the repository and the branch are created if necessary.
+    """Upload a model folder to the Hub in one commit. Create the repository and the branch if necessary.
 
-    An interrupted upload resumes: content on the Hub is not uploaded again. Files of an older model that this one
-    lacks (shards, a second tokenizer) are deleted in the same commit, because `from_pretrained` would read them; other
-    files of the repository stay.
+    An interrupted upload resumes without uploading content again. Files of an older model that this one lacks (shards,
+    a second tokenizer) are deleted in the same commit, because `from_pretrained` would read them. Other files of the
+    repository stay.
 
     Args:
-        folder: a model folder, or that of a peft adapter.
+        folder: the folder of a model or of a peft adapter.
         repo_id: `name`, or `organisation/name`.
         private: create a private repository, and refuse an existing public one.
-        revision: branch; None for the default one.
-        commit_message: title of the commit.
-        token: with write access; None for that of `hf auth login` or HF_TOKEN.
-        **choices: those of `prepared_files`.
+        revision: the branch; None for the default one.
+        commit_message: the title of the commit.
+        token: a token with write access; None for the token of `hf auth login` or HF_TOKEN.
+        **choices: arguments of `prepared_files`.
 
     Returns:
         The URL of the commit.
@@ -118,32 +119,29 @@ def publish(
         if private and there.private is False:
             raise UserError(f"{repo_id} is there already and public; make it private on the Hub, or leave out private")
         old = {sibling.rfilename for sibling in there.siblings or [] if is_model_file(sibling.rfilename)}
-        deleted = sorted(old - files.chosen.keys())
+        return commit(api, repo_id, files.chosen, old, commit_message=commit_message, revision=revision)
 
-        def commit() -> Any:
-            # new operations per attempt, because they cache the state of the repository
-            operations: list[Any] = [CommitOperationDelete(name) for name in deleted]
-            operations += [CommitOperationAdd(*each) for each in sorted(files.chosen.items())]
-            return api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
 
-        return with_retries(commit).commit_url
+def commit(api: HfApi, repo_id: str, files: Mapping[str, Path | bytes], old: set[str], **settings: Any) -> str:
+    """Add `files` and delete the other `old` ones in one commit, and return its URL; `settings` of `create_commit`."""
+
+    def attempt() -> Any:
+        # new operations per attempt, because they cache the state of the repository
+        operations: list[Any] = [CommitOperationDelete(name) for name in sorted(old - files.keys())]
+        operations += [CommitOperationAdd(name, file) for name, file in sorted(files.items())]
+        return api.create_commit(repo_id, operations, **settings)
+
+    return with_retries(attempt).commit_url
 
 
 def make_repository(repo_id: str, private: bool | None = None, token: str | None = None) -> str:
-    """Create a model repository if necessary, and return its name with the owner's.
-
-    Args:
-        repo_id, private, token: those of `publish`.
-
-    Raises:
-        UserError: the Hub refuses.
-    """
+    """Create a model repository if necessary, and return its name with the owner's. Arguments as in `publish`."""
     with one_line_errors(repo_id):
         return with_retries(lambda: HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True)).repo_id
 
 
 def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) -> bytes:
-    """The folder's card, or a minimal one, with the model's name on the Hub."""
+    """The folder's card, or a minimal card, with the model's name on the Hub."""
     card = files.chosen.get(CARD)
     if card is None:
         config = read_json_object(folder / "config.json") if "config.json" in files.chosen else {}
@@ -154,14 +152,14 @@ def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) ->
 
 
 def _name_base_model(files: ModelFiles, folder: Path, base_model: str | None) -> None:
-    """Replace the base model's name, which peft copies from `from_pretrained` and which may be a local folder."""
+    """Replace the base model's name. peft copies it from `from_pretrained`, so it may be a local folder."""
     config = read_json_object(folder / ADAPTER_CONFIG)
     named = str(config.get("base_model_name_or_path") or "")
     if base_model is None:
         if not named or os.path.isabs(named) or named.startswith(".") or Path(named).exists():
             raise UserError(
-                f"{folder / ADAPTER_CONFIG} names the base model {named!r}, which is not on the Hub; publish that "
-                f"first, and give its name as base_model"
+                f"{folder / ADAPTER_CONFIG} names the base model {named!r}, a local folder; publish it first, "
+                f"and give its name as base_model"
             )
         return
     config["base_model_name_or_path"] = base_model
@@ -192,12 +190,12 @@ def with_retries(call: Callable[[], Result]) -> Result:
 
 
 def _sent_once(request: Any) -> bool:
-    """Whether `huggingface_hub` (in any supported version) never retries this request."""
+    """True if no supported version of `huggingface_hub` retries this request."""
     return any(part in request.url.path for part in _SENT_ONCE)
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error of an upload, which its thread wraps in a RuntimeError."""
+    """The error of an upload, without the RuntimeError of its thread."""
     return error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
 
 

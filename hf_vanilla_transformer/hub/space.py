@@ -1,16 +1,17 @@
-"""A static Space on the Hub: a site that translates in the browser, beside the model that it was made of."""
+"""A static Space on the Hub: a site that translates in the browser with one model."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 import yaml
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import HfApi
 
 from ..errors import UserError
-from .publishing import check_repo_id, one_line_errors, with_retries
+from .publishing import check_repo_id, commit, one_line_errors, with_retries
 
 CARD = "README.md"
-_KEPT = (".gitattributes",)  # of the repository, not of the site
+_KEPT = (".gitattributes",)  # belongs to the repository, not to the site
 
 
 def publish_space(
@@ -23,16 +24,16 @@ def publish_space(
     commit_message: str = "Upload site",
     token: str | None = None,
 ) -> str:
-    """Make or update a static Space in one commit: the site's files, a card, and none of an older site's.
+    """Create or update a static Space in one commit: the site's files and a card replace an older site.
 
     Args:
         site: a folder with an index.html; it is not modified.
         repo_id: the Space, `name` or `organisation/name`.
-        model_id: the model on the Hub, which the card links.
-        title: of the Space; None for its name.
+        model_id: the model on the Hub, for a link in the card.
+        title: the Space's title; None for its name.
         private: create a private Space.
-        commit_message: title of the commit.
-        token: with write access; None for that of `hf auth login` or HF_TOKEN.
+        commit_message: the title of the commit.
+        token: a token with write access; None for the token of `hf auth login` or HF_TOKEN.
 
     Returns:
         The URL of the commit.
@@ -49,24 +50,12 @@ def publish_space(
         path.relative_to(site).as_posix(): path for path in sorted(site.rglob("*")) if path.is_file()
     }
     with one_line_errors(repo_id):
-
-        def create() -> str:
-            created = api.create_repo(repo_id, repo_type="space", space_sdk="static", private=private, exist_ok=True)
-            return created.repo_id
-
-        repo_id = with_retries(create)
+        space: dict[str, Any] = {"repo_type": "space", "space_sdk": "static", "private": private, "exist_ok": True}
+        repo_id = with_retries(lambda: api.create_repo(repo_id, **space)).repo_id
         files[CARD] = space_card(title or repo_id.rpartition("/")[2], model_id).encode()
         there = with_retries(lambda: api.space_info(repo_id))
         old = {sibling.rfilename for sibling in there.siblings or []} - {*_KEPT}
-
-        def commit() -> str:
-            # new operations per attempt, because they cache the state of the repository
-            operations: list = [CommitOperationDelete(name) for name in sorted(old - files.keys())]
-            operations += [CommitOperationAdd(*each) for each in files.items()]
-            done = api.create_commit(repo_id, operations, commit_message=commit_message, repo_type="space")
-            return done.commit_url
-
-        return with_retries(commit)
+        return commit(api, repo_id, files, old, commit_message=commit_message, repo_type="space")
 
 
 def space_card(title: str, model_id: str) -> str:

@@ -1,7 +1,7 @@
 """`.argosmodel`: a package of Argos Translate and LibreTranslate, a zip archive with a CTranslate2 model.
 
 Argos tokenizes with one SentencePiece model, searches with CTranslate2, and joins pieces with the same SentencePiece
-model. Pieces that this one lacks keep their text, so the source's model serves both languages.
+model. Pieces that it lacks keep their text, so the source's model serves both languages.
 """
 
 import json
@@ -19,7 +19,7 @@ from ..untrusted import require_file, shown
 from . import ctranslate2
 
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,4})?")
-_DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that the same model gives the same file
+_DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives the same file
 
 
 def write(folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> None:
@@ -27,11 +27,9 @@ def write(folder: str | Path, output: Path, languages: Any, quantization: str | 
 
     Args:
         folder: a model with a `MarianTokenizer`, which has SentencePiece models.
-        output: the file. languages: the codes of source and target, such as ("en", "de").
+        output: the file.
+        languages: the codes of source and target, such as ("en", "de").
         quantization: see `ctranslate2.convert`.
-
-    Raises:
-        UserError: no codes of languages, another tokenizer, and what `ctranslate2.convert` raises.
     """
     source, target = _codes(languages)
     _require_sentencepiece(folder)

@@ -1,6 +1,6 @@
 """CTranslate2: registers our architecture with its converter of transformers' models.
 
-Its command ct2-transformers-converter does not import this package; `convert` registers the loader first.
+Its command ct2-transformers-converter does not import this package, so call `convert` instead.
 """
 
 from pathlib import Path
@@ -14,10 +14,10 @@ from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..untrusted import require_file
 
-MIN_POSITIONS = 1024  # rows of the table of sinusoids, at least; CTranslate2 does not compute them
-NEVER = -1e4  # output bias of the tokens that the model must not generate; float16 has it too
+MIN_POSITIONS = 1024  # rows of the table of sinusoids, which CTranslate2 does not compute
+NEVER = -1e4  # output bias of forbidden tokens, within the range of float16
 
-# The settings of `generate` that `Translator.translate_batch` has, and their names there.
+# Settings of `generate` -> their names in `Translator.translate_batch`.
 SEARCH = {
     "num_beams": "beam_size",
     "length_penalty": "length_penalty",
@@ -33,11 +33,12 @@ def convert(
 ) -> Path:
     """Write a model folder as a CTranslate2 model, with its tokenizer, and return `output`.
 
-    CTranslate2 has no list of tokens that are never generated, so theirs is an output bias of `NEVER`.
+    CTranslate2 has no list of forbidden tokens, so they get an output bias of `NEVER`.
 
     Args:
-        folder: a model with its tokenizer. output: a new folder; it appears when it is complete.
-        quantization: "int8", "bfloat16" …, as CTranslate2 names them; None keeps the dtype of the weights.
+        folder: a model with its tokenizer.
+        output: a new folder, which appears when it is complete.
+        quantization: CTranslate2's name of a dtype, such as "int8"; None keeps the dtype of the weights.
         vmap: a vocabulary mapping, for `use_vmap` of `Translator.translate_batch`.
 
     Raises:
@@ -58,13 +59,13 @@ def convert(
 
 
 def search_arguments(model: Any) -> dict[str, Any]:
-    """The arguments of `Translator.translate_batch` for the search of this model; α of the paper's penalty is near."""
-    own = model.generation_config.to_diff_dict()
-    own.setdefault("length_penalty", own.get("paper_length_penalty", 1.0))
-    found = {theirs: own[ours] for ours, theirs in SEARCH.items() if own.get(ours) is not None}
-    if own.get("forced_bos_token_id") is not None:
-        found["target_prefix"] = "the token of the target language"
-    return found
+    """The arguments of `Translator.translate_batch` for this model's search; α of the paper is a near one."""
+    settings = model.generation_config.to_diff_dict()
+    settings.setdefault("length_penalty", settings.get("paper_length_penalty", 1.0))
+    arguments = {name: settings[key] for key, name in SEARCH.items() if settings.get(key) is not None}
+    if settings.get("forced_bos_token_id") is not None:
+        arguments["target_prefix"] = "the token of the target language"
+    return arguments
 
 
 def _banned(model: Any) -> list[int]:
@@ -116,14 +117,14 @@ def register() -> None:
         def get_vocabulary(self, model: Any, tokenizer: Any) -> list[list[str]]:
             tokenizers = load_tokenizers(tokenizer.name_or_path)
             sizes = model.config.vocab_size, model.config.target_vocab_size
-            return [tokens_by_id(*each) for each in zip(tokenizers, sizes, strict=True)]
+            return [tokens_by_id(tokenizer, size) for tokenizer, size in zip(tokenizers, sizes, strict=True)]
 
         def set_vocabulary(self, spec: TransformerSpec, tokens: list[list[str]]) -> None:
             spec.register_source_vocabulary(tokens[0])
             spec.register_target_vocabulary(tokens[1])
 
         def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
-            # the base class writes null for a token that the tokenizer lacks, and then the folder cannot be loaded
+            # the base class writes null for a token that the tokenizer lacks, which makes the folder unreadable
             tokens = tokens_by_id(load_tokenizers(tokenizer.name_or_path)[1], model.config.target_vocab_size)
             for name in ("bos", "eos", "unk", "decoder_start"):
                 number = getattr(model.config, f"{name}_token_id")
@@ -150,7 +151,7 @@ def tokens_by_id(tokenizer: Any, size: int) -> list[str]:
 
 
 def refuse(config: VanillaTransformerConfig) -> None:
-    """Raise a UserError for what CTranslate2 cannot express."""
+    """Raise a UserError for a model that CTranslate2 cannot express."""
     heads = config.encoder_attention_heads
     other_widths = {config.head_dim, config.value_head_dim} - {None, config.d_model // heads}
     # `final_layer_norm` is always True with "pre"
@@ -159,5 +160,5 @@ def refuse(config: VanillaTransformerConfig) -> None:
         raise UserError(
             f"final_layer_norm={config.final_layer_norm}, heads={heads} and {config.decoder_attention_heads}, "
             f"head_dim={config.head_dim}, value_head_dim={config.value_head_dim}: CTranslate2's Transformer has one "
-            f"number of heads, heads of width d_model / h, and a final LayerNorm only where it is pre-norm"
+            f"number of heads, heads of width d_model / h, and a final LayerNorm only with pre-norm"
         )

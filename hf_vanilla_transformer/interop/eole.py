@@ -112,9 +112,6 @@ def from_eole(source: str | Path) -> Converted:
 
     Returns:
         The model with the search of `eole predict`, and a tokenizer for text that is tokenized already.
-
-    Raises:
-        UserError: an architecture that cannot be expressed here, damaged or missing files.
     """
     folder = Path(source)
     config = Options(read_json_object(folder / "config.json"), f"{folder / 'config.json'}: ")

@@ -1,4 +1,4 @@
-"""`torch.export`: the model as two exported programs that need only torch, and from which the ONNX graphs are made.
+"""`torch.export`: the model as two exported programs that need only torch. The ONNX graphs are made from them.
 
 Shapes: B batch, S source length, T target tokens of the call, P target tokens in the KV cache, D d_model, H decoder
 heads, d_k and d_v the widths of a head, V target vocabulary. B, S, T and P are dynamic; P may be 0.
@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 from ..inference.shared_copy import shared_copy
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line
 
+BATCH, SOURCE, TARGET, PAST = (Dim(name) for name in ("batch", "source", "target", "past"))
+
 
 class ExportableEncoder(nn.Module):
-    """The encoder, with the cross-attention keys and values of each decoder layer, computed once for a source."""
+    """The encoder, and the cross-attention keys and values of each decoder layer, computed once for a source."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
@@ -31,7 +34,7 @@ class ExportableEncoder(nn.Module):
         """Encode sources (B, S) with their mask (B, S), 1 for tokens and 0 for padding.
 
         Returns:
-            The encoder's output (B, S, D); then for each decoder layer keys (B, H, S, d_k) and values (B, H, S, d_v).
+            The encoder's output (B, S, D), and for each decoder layer keys (B, H, S, d_k) and values (B, H, S, d_v).
         """
         states = self.encoder(input_ids, attention_mask).last_hidden_state
         attentions: Any = self.cross_attentions
@@ -53,63 +56,79 @@ class ExportableDecoder(nn.Module):
 
         Args:
             input_ids: (B, T).
-            encoder_attention_mask: (B, S), of the source.
+            encoder_attention_mask: the source's mask (B, S).
             source: the keys and values that `ExportableEncoder` returns.
             past: for each layer keys (B, H, P, d_k) and values (B, H, P, d_v) of the tokens before, P = 0 at first.
 
         Returns:
-            Logits (B, T, V); then `past` with the T tokens appended.
+            Logits (B, T, V), and `past` with the T tokens appended.
         """
-        cross, own = (DynamicCache(list(zip(parts[::2], parts[1::2], strict=True))) for parts in (source, past))
-        cache = EncoderDecoderCache(own, cross)
-        cache.is_updated = dict.fromkeys(range(len(own.layers)), True)
-        # The layers read the source from the cache; of these states only the length is used.
         states = source[0].transpose(1, 2).flatten(2)  # (B, H, S, d_k) -> (B, S, H * d_k)
-        output = self.decoder(
-            input_ids, None, states, encoder_attention_mask, past_key_values=cache, use_cache=True
-        ).last_hidden_state
-        return self.lm_head(output), [part for layer in own.layers for part in (layer.keys, layer.values)]
+        output, present = decode(self.decoder, input_ids, states, encoder_attention_mask, source, past)
+        return self.lm_head(output.last_hidden_state), present
+
+
+def decode(
+    decoder: Any,
+    input_ids: Tensor,
+    states: Tensor,
+    mask: Tensor,
+    source: list[Tensor],
+    past: list[Tensor],
+    **settings: Any,
+) -> tuple[Any, list[Tensor]]:
+    """Run the decoder with the KV caches of `ExportableDecoder.forward`; return its output and the new `past`.
+
+    The layers read the source from the cache. They use only the size of `states`.
+    """
+    cross, own = (DynamicCache(list(zip(parts[::2], parts[1::2], strict=True))) for parts in (source, past))
+    cache = EncoderDecoderCache(own, cross)
+    cache.is_updated = dict.fromkeys(range(len(own.layers)), True)
+    output = decoder(input_ids, None, states, mask, past_key_values=cache, use_cache=True, **settings)
+    return output, [part for layer in own.layers for part in (layer.keys, layer.values)]
+
+
+def example_inputs(config: VanillaTransformerConfig, sources: int = 3) -> tuple[Tensor, Tensor, list, list]:
+    """Source and target tokens, and the caches of the source (of `sources` rows) and of past target tokens.
+
+    Only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
+    """
+    heads = config.decoder_attention_heads
+    widths = config.head_dim or config.d_model // heads, config.value_head_dim or config.d_model // heads
+    tokens, target = (torch.ones(3, length, dtype=torch.long) for length in (4, 2))
+    source, past = (
+        [torch.zeros(rows, heads, length, width) for width in widths * config.decoder_layers]
+        for rows, length in ((sources, 4), (3, 5))
+    )
+    return tokens, target, source, past
 
 
 def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[str, ExportedProgram]:
     """The model as `torch.export` programs: "encoder" and "decoder", with the forwards of the two classes above.
 
     Args:
-        model: is not changed; the programs share its weights.
+        model: in float32, on the CPU. It is not changed. The programs share its weights.
 
     Returns:
         The programs by name. Their attention is Eq. 1 in basic operators, which every backend supports.
-
-    Raises:
-        UserError: a model that `torch.export` cannot trace, or one with quantised weights or adapters.
     """
     refuse(model)
-    config = model.config
-    heads = config.decoder_attention_heads
-    widths = config.head_dim or config.d_model // heads, config.value_head_dim or config.d_model // heads
-    device, dtype = model.device, model.dtype
-    # Example inputs, of which only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
-    ids, target = (torch.ones(3, length, dtype=torch.long, device=device) for length in (4, 2))
-    source, past = (
-        [torch.zeros(3, heads, length, width, device=device, dtype=dtype) for width in widths * config.decoder_layers]
-        for length in (4, 5)
-    )
-    batch, s, t, p = Dim("batch"), Dim("source"), Dim("target"), Dim("past")
-    shapes = {0: batch, 1: t}, {0: batch, 1: s}, [{0: batch, 2: s}] * len(source), [{0: batch, 2: p}] * len(past)
+    ids, target, source, past = example_inputs(model.config)
+    encoder_shapes = ({0: BATCH, 1: SOURCE},) * 2
+    caches = [{0: BATCH, 2: SOURCE}] * len(source), [{0: BATCH, 2: PAST}] * len(past)
+    decoder_shapes = {0: BATCH, 1: TARGET}, {0: BATCH, 1: SOURCE}, *caches
     model = shared_copy(model, attention="eager")  # no fused kernels, no dropout
     with torch.no_grad():
         return {
-            "encoder": export_module(ExportableEncoder(model), (ids, torch.ones_like(ids)), ({0: batch, 1: s},) * 2),
-            "decoder": export_module(ExportableDecoder(model), (target, torch.ones_like(ids), source, past), shapes),
+            "encoder": export_module(ExportableEncoder(model), (ids, torch.ones_like(ids)), encoder_shapes),
+            "decoder": export_module(
+                ExportableDecoder(model), (target, torch.ones_like(ids), source, past), decoder_shapes
+            ),
         }
 
 
 def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> ExportedProgram:
-    """`torch.export.export` of a module whose class is named after a part of the model.
-
-    Raises:
-        UserError: torch.export cannot trace it.
-    """
+    """Trace a module with `torch.export`; raise a UserError if that fails."""
     try:
         program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch.export raises whatever the traced code raises
@@ -121,7 +140,7 @@ def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) ->
 
 
 def refuse(model: nn.Module) -> None:
-    """Raise a UserError for layers that are not those of the architecture."""
+    """Raise a UserError for quantised weights and adapters."""
     if getattr(model.config, "quantization_config", None) is not None:
         raise UserError("quantization_config: quantised weights cannot be exported; export the unquantised model")
     for name, module in model.named_modules():

@@ -42,13 +42,14 @@ def export(
     Args:
         target_format: a key of `FORMATS`.
         source: a model folder with its tokenizer.
-        output: a new folder; it appears when it is complete.
+        output: a new folder, which appears when it is complete.
         overwrite: replace a folder that exists already.
         languages: for argos, the codes of source and target; its output is a file.
-        quantization, vmap: see `ctranslate2.convert`; the other formats are float32 and have no vocabulary mapping.
+        quantization, vmap: see `ctranslate2.convert`. The other formats are float32 and have no vocabulary mapping.
 
     Raises:
-        UserError: an unknown format, a folder that is not empty, what the format cannot express, a damaged model.
+        UserError: an unknown format, a folder that is not empty, a model that the format cannot express, or a damaged
+            one.
     """
     if target_format not in FORMATS:
         raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
@@ -57,7 +58,7 @@ def export(
     if vmap is not None and target_format != "ctranslate2":
         raise UserError(f"vmap={vmap}: only ctranslate2 has a vocabulary mapping")
     if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
-        raise UserError(f"output {output} holds the model itself; name a new folder")
+        raise UserError(f"output {output} contains the model itself; name a new folder")
     refuse_special_files(source)
     if target_format == "argos":
         return _write_argos(source, Path(output), overwrite, languages, quantization)
@@ -99,7 +100,7 @@ def _write_argos(
 
 
 def _name_portable_class(folder: Path) -> None:
-    """In tokenizer_config.json, the class by its older name, which transformers 4 and transformers.js know too."""
+    """Use the older name of the tokenizer class, for transformers 4 and transformers.js."""
     for path in folder.rglob("tokenizer_config.json"):
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'), encoding="utf-8")
@@ -115,7 +116,7 @@ def _load_tokenizers(source: str | Path) -> tuple[Any, Any]:
 
 
 def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: Path) -> None:
-    """The graphs, and what translating with them needs: configurations, tokenizers, a script."""
+    """Write the graphs, configurations, tokenizers and a script that translates with them."""
     folder.mkdir()
     write(model, folder)
     save_tokenizers(folder, *tokenizers)

@@ -83,10 +83,6 @@ def from_fairseq(
     Returns:
         The model with fairseq's search and, if there are dictionaries, a tokenizer. Without codes or a SentencePiece
         model it takes tokenized text, as fairseq-preprocess does.
-
-    Raises:
-        UserError: an architecture that cannot be expressed here, or a damaged file, or one with classes other than
-            argparse.Namespace and `METERS`.
     """
     path = Path(checkpoint)
     state = state_dicts.read_torch_file(path, ignored=METERS)

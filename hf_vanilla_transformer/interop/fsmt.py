@@ -13,13 +13,10 @@ _OUTPUT = "model.decoder.output_projection.weight"
 def from_fsmt(folder: str | Path) -> Converted:
     """A folder of an `FSMTForConditionalGeneration`, such as facebook/wmt19-en-de.
 
-    Its tokenizer stays an `FSMTTokenizer`, so that ids and text are the same; that needs sacremoses.
+    The tokenizer stays an `FSMTTokenizer`, which needs sacremoses, so that ids and text are the same.
 
     Args:
         folder: config.json, the weights and, if it has a tokenizer, vocab-src.json, vocab-tgt.json and merges.txt.
-
-    Raises:
-        UserError: another kind of model, damaged or missing files.
     """
     files = ("vocab-src.json", "vocab-tgt.json", "merges.txt")
     return from_peer(

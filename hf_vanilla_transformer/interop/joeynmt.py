@@ -46,9 +46,6 @@ def from_joeynmt(source: str | Path) -> Converted:
     Returns:
         The model, with the search of the section `testing`, and its tokenizer: for raw text if the vocabularies are
         SentencePiece or split at white space, for tokenized text if they need JoeyNMT's classes.
-
-    Raises:
-        UserError: an option that cannot be expressed here, damaged or missing files.
     """
     path = Path(source)
     folder = path if path.is_dir() else path.parent

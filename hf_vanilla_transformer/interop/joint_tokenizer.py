@@ -1,8 +1,8 @@
-"""One tokenizer.json for a model, as transformers.js needs it, also where source and target have a tokenizer each.
+"""One tokenizer.json for a model, as transformers.js needs it, even if source and target have a tokenizer each.
 
-Then the ids of the target stay what they are, so that the decoder's graph and `decode` need no change. Source token i
-gets the id V + i, where V is the size of the target vocabulary; special tokens, which both have, keep the target's id.
-A prefix from a private-use area keeps tokens of the target from being found in a source.
+In that case target tokens keep their ids, so that the decoder's graph and `decode` need no change. Source token i has
+the id V + i, V being the size of the target vocabulary. Special tokens of both have the target's id. Target tokens get
+a prefix from a private-use area, so that none of them matches the text of a source.
 """
 
 import json
@@ -22,11 +22,11 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "se
 
 @dataclass(frozen=True)
 class SourceIds:
-    """How the ids of a joint tokenizer become those of the encoder.
+    """The mapping from ids of a joint tokenizer to the encoder's ids.
 
     Attributes:
-        vocab_size: ids below which the joint tokenizer stays.
-        offset: of the source's tokens; 0 if both languages share one tokenizer.
+        vocab_size: the number of ids of the joint tokenizer.
+        offset: the offset of source tokens; 0 if both languages share one tokenizer.
     """
 
     vocab_size: int
@@ -40,13 +40,10 @@ class SourceIds:
 def joint_tokenizer(
     source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, config: VanillaTransformerConfig
 ) -> tuple[dict[str, Any], dict[str, Any], SourceIds]:
-    """tokenizer.json, tokenizer_config.json, and what the encoder's graph has to do with the ids.
+    """Return tokenizer.json, tokenizer_config.json, and the mapping of ids for the encoder's graph.
 
     Args:
-        source, target: of a model's folder; the same object if the languages share one.
-
-    Raises:
-        UserError: a tokenizer without tokenizer.json, or two that cannot be joined.
+        source, target: a model's tokenizers; the same object if the languages share one.
     """
     for tokenizer in (source, target):
         if not hasattr(tokenizer, "backend_tokenizer"):
@@ -70,7 +67,7 @@ def joint_tokenizer(
 
 
 def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """tokenizer.json, without BPE-dropout and without lengths, which are no part of a model."""
+    """The content of tokenizer.json, without BPE-dropout, truncation and padding."""
     content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     content["truncation"] = content["padding"] = None
     if content["model"].get("dropout") is not None:
@@ -79,14 +76,15 @@ def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def _join(source: dict[str, Any], target: dict[str, Any], offset: int) -> dict[str, Any]:
-    """The source's tokenizer, with the target's tokens and decoder; see the head of this file."""
-    kinds = [each["model"]["type"] for each in (source, target)]
+    """The source's tokenizer with the target's tokens and decoder, as the head of this file describes."""
+    kinds = [content["model"]["type"] for content in (source, target)]
     if not all(kind in ("BPE", "WordLevel", "WordPiece") for kind in kinds):
         raise UserError(f"tokenizers: two vocabularies of type {' and '.join(kinds)} cannot be joined for the web")
-    special = [{token["content"]: token["id"] for token in each["added_tokens"]} for each in (source, target)]
-    other = sorted(token for token in special[0] if special[1].get(token) != special[0][token])
-    if other:
-        raise UserError(f"tokenizers: {other[0]!r} has another id in the target's; the web export needs one id")
+    sides = (source, target)
+    special = [{token["content"]: token["id"] for token in content["added_tokens"]} for content in sides]
+    different = sorted(token for token in special[0] if special[1].get(token) != special[0][token])
+    if different:
+        raise UserError(f"tokenizers: {different[0]!r} has different ids; the web export needs one id")
     vocabulary = {
         token if token in special[1] else _TARGET_PREFIX + token: i for token, i in target["model"]["vocab"].items()
     }

@@ -10,7 +10,7 @@ from ..untrusted import read_json_object, shown
 from .converting import Converted
 from .transformers_folders import from_peer, load_tokenizer, read_folder
 
-# The tokenizer classes that these models have, and the files that each needs.
+# The tokenizer classes of these models, and the files that each needs.
 _TOKENIZERS = {
     "M2M100Tokenizer": ("vocab.json", "sentencepiece.bpe.model"),
     "NllbTokenizer": ("tokenizer.json",),
@@ -22,17 +22,14 @@ def from_m2m100(
 ) -> Converted:
     """A folder of an `M2M100ForConditionalGeneration`, such as facebook/m2m100_418M or nllb-200-distilled-600M.
 
-    A source begins with the token of its language (`tokenizer.src_lang`), a translation with that of the target
-    language, which `generate` forces (`forced_bos_token_id`).
+    A source starts with the token of its language (`tokenizer.src_lang`). `generate` starts a translation with the
+    token of the target language (`forced_bos_token_id`).
 
     Args:
         folder: config.json, the weights and, if it has a tokenizer, sentencepiece.bpe.model and vocab.json
             (M2M-100) or tokenizer.json (NLLB-200).
-        source_language, target_language: as the tokenizer writes them, "de" or "deu_Latn"; default: the tokenizer's
-            own, and what the generation settings force.
-
-    Raises:
-        UserError: another kind of model, damaged or missing files, a language that the tokenizer lacks.
+        source_language, target_language: codes of the tokenizer, such as "de" or "deu_Latn"; default: the languages
+            of the tokenizer and of the generation settings.
     """
     peer = read_folder(M2M100Config, folder)
     settings = Path(folder) / "tokenizer_config.json"
@@ -60,7 +57,7 @@ def from_m2m100(
 
 
 def _language_id(tokenizer: Any, name: str, language: str) -> int:
-    # M2M-100 writes __de__ for "de"; NLLB-200's tokens are its languages
+    # M2M-100 has the token __de__ for "de", NLLB-200 the code itself
     token = getattr(tokenizer, "lang_code_to_token", {}).get(language, language)
     number = None if tokenizer is None else tokenizer.convert_tokens_to_ids(token)
     if number is None or number == tokenizer.unk_token_id:

@@ -14,7 +14,7 @@ from .converting import Converted
 from .state_dicts import TensorRef, position_layout
 from .transformers_folders import POSITION_TABLES, SAME_FIELDS, from_peer, load_tokenizer, read_folder
 
-_READS = ("q_proj", "k_proj", "v_proj", "fc1", "lm_head")  # modules whose input, not output, has the D features
+_READS = ("q_proj", "k_proj", "v_proj", "fc1", "lm_head")  # the D features are the input of these modules
 
 
 def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
@@ -26,9 +26,6 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 
     Returns:
         The model in evaluation mode, with the dtype of `model`, on its device.
-
-    Raises:
-        UserError: what Marian's architecture cannot express.
     """
     config = model.config
     _refuse(config)
@@ -49,20 +46,15 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 
 
 def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
-    """Save `to_marian(model)` with the model's search; its score is the nearest one of transformers, log P / length^α.
-
-    Raises:
-        UserError: what `to_marian` raises.
-    """
-    marian, own = to_marian(model), model.generation_config.to_diff_dict()
-    settings = marian.generation_config.to_diff_dict() | own
+    """Save `to_marian(model)` with the model's search. The paper's length penalty becomes log P / length^α."""
+    marian, search = to_marian(model), model.generation_config.to_diff_dict()
+    settings = marian.generation_config.to_diff_dict() | search
     alpha = settings.pop("paper_length_penalty", 1.0)
     settings.pop("max_length_over_source", None)
-    settings |= {"num_beams": own.get("num_beams", 1), "length_penalty": own.get("length_penalty", alpha)}
-    if settings["num_beams"] == 1:  # transformers saves no option of a beam search for a greedy one
-        settings = {
-            name: value for name, value in settings.items() if name not in ("length_penalty", "early_stopping")
-        }
+    settings |= {"num_beams": search.get("num_beams", 1), "length_penalty": search.get("length_penalty", alpha)}
+    if settings["num_beams"] == 1:  # transformers refuses to save options of a beam search for a greedy one
+        for name in ("length_penalty", "early_stopping"):
+            settings.pop(name, None)
     if not settings.keys() & {"max_length", "max_new_tokens"}:
         settings["max_length"] = model.config.max_position_embeddings
     marian.generation_config = GenerationConfig(**settings)
@@ -72,16 +64,13 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
 def from_marian(folder: str | Path) -> Converted:
     """A folder of a `MarianMTModel`, such as every OPUS-MT model on the Hub.
 
-    Matrices that config.json ties but the weights keep apart, as in some opus-mt-tc folders, stay apart; the note says
-    so. Its tokenizer stays a `MarianTokenizer`, so that ids and text are the same; that needs sentencepiece. A folder
-    without one, but with a tokenizer.json, such as `write` makes, keeps that.
+    If config.json ties matrices that differ in the weights, as in some opus-mt-tc folders, they stay untied and a note
+    says so. The tokenizer stays a `MarianTokenizer`, which needs sentencepiece, so that ids and text are the same. A
+    folder that `write` made has a tokenizer.json instead.
 
     Args:
         folder: config.json, the weights and, if it has a tokenizer, source.spm, target.spm and vocab.json, or
             tokenizer.json.
-
-    Raises:
-        UserError: another kind of model, damaged or missing files.
     """
     files = ("source.spm", "target.spm", "vocab.json")
     peer = read_folder(MarianConfig, folder)
@@ -145,7 +134,7 @@ def weights_with_split_sinusoids(model: VanillaTransformerForConditionalGenerati
     if kind == "sinusoidal_split":
         return weights
     if kind != "sinusoidal":
-        raise ValueError(f"position_encoding_type={kind!r} has no split order; only 'sinusoidal' has")
+        raise ValueError(f"position_encoding_type={kind!r} has no split order; 'sinusoidal' is needed")
     width = model.config.d_model
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     return {name: _permuted(name, weight, order) for name, weight in weights.items()}

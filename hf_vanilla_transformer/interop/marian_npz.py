@@ -98,9 +98,6 @@ def from_marian_npz(
 
     Returns:
         The model with the settings of Marian's search that `generate` has, and its tokenizer.
-
-    Raises:
-        UserError: an option that cannot be expressed here, damaged or missing files.
     """
     path, decoder = _model_file(Path(source))
     arrays, options = _read(path)

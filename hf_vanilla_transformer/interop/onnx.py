@@ -19,7 +19,7 @@ from .exported_programs import export_programs
 
 WEIGHTS = "weights.bin"
 
-# Smaller tensors stay in the graphs. Each tensor of the file begins at a page, so that it can be memory-mapped.
+# Smaller tensors stay in the graphs. Each tensor of the file starts at a page, so that it can be memory-mapped.
 _MIN_BYTES, _PAGE = 1024, 4096
 
 
@@ -27,14 +27,11 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     """Write `encoder.onnx`, `decoder.onnx` and their weights into an existing folder.
 
     Inputs and outputs have the names of Hugging Face's exporters. The KV cache is `past_key_values.0.decoder.key` … as
-    input, empty at the first step, and `present.0.decoder.key` … as output; the encoder returns the cross-attention
+    input, empty at the first step, and `present.0.decoder.key` … as output. The encoder returns the cross-attention
     keys and values, `present.0.encoder.key` …. A matrix that both graphs use is stored once.
 
     Args:
-        model: any; see `export_programs`.
-
-    Raises:
-        UserError: onnx and onnxscript are not installed, or the model cannot be exported.
+        model: see `export_programs`.
     """
     onnx_ir = require_onnx()
     function, graphs = model.config.activation_function, {}
@@ -47,7 +44,7 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
 
 
 def require_onnx() -> Any:
-    """The library onnx_ir; a UserError if what the export needs is not installed."""
+    """Return the library onnx_ir; raise a UserError if it or onnxscript is not installed."""
     try:
         import onnx_ir
         import onnxscript  # noqa: F401 torch's exporter needs it
@@ -62,9 +59,6 @@ def to_onnx(exported_program: ExportedProgram, inputs: list[str], outputs: list[
     Args:
         exported_program: is modified.
         function: the model's activation function, for the error if ONNX has no such operator.
-
-    Raises:
-        UserError: an operator that ONNX lacks.
     """
     _replace_cosines(exported_program)
     with _silent_exporter():
@@ -80,7 +74,7 @@ def to_onnx(exported_program: ExportedProgram, inputs: list[str], outputs: list[
     return converted.model
 
 
-# Dynamic axes by the beginning of a value's name, with optimum's names, which transformers.js reads.
+# Dynamic axes by the start of a value's name. transformers.js reads these names, which are optimum's.
 _BATCH, _SOURCE, _TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
 _PAST = "past_decoder_sequence_length"
 AXES = {
@@ -98,7 +92,7 @@ AXES = {
 
 
 def _name_axes(graph: Any) -> None:
-    """Replace the exporter's `s0`, `s1` … in the shapes of inputs and outputs; None in `AXES` keeps a static size."""
+    """Replace the exporter's `s0`, `s1` … in the shapes of inputs and outputs. None in `AXES` keeps a static size."""
     encoder = any(value.name == "attention_mask" for value in graph.inputs)
     for value in (*graph.inputs, *graph.outputs):
         kind = value.name.split(".")[0]
@@ -110,11 +104,11 @@ def _name_axes(graph: Any) -> None:
     for node in graph.all_nodes():
         for value in node.outputs:
             if not value.is_graph_output():
-                value.shape = None  # with the exporter's names; whoever needs them infers them again
+                value.shape = None  # its names are the exporter's, and the shape can be inferred
 
 
 def _replace_cosines(exported_program: ExportedProgram) -> None:
-    """cos(x) becomes sin(x + π/2): onnxruntime 1.23 has no float64 cosine, which the angles of §3.5 need."""
+    """Replace cos(x) by sin(x + π/2): the angles of §3.5 are float64, and onnxruntime 1.23 has no such cosine."""
     graph, aten = exported_program.graph, torch.ops.aten
     for node in list(graph.find_nodes(op="call_function", target=aten.cos.default)):
         with graph.inserting_before(node):
@@ -126,18 +120,20 @@ def _replace_cosines(exported_program: ExportedProgram) -> None:
 
 def _names(graph: str, layers: int) -> tuple[list[str], list[str]]:
     """Input and output names of a graph."""
-
-    def parts(prefix: str, stack: str) -> list[str]:
-        return [f"{prefix}.{i}.{stack}.{part}" for i in range(layers) for part in ("key", "value")]
-
     if graph == "encoder":
-        return ["input_ids", "attention_mask"], ["last_hidden_state", *parts("present", "encoder")]
-    past = [*parts("past_key_values", "encoder"), *parts("past_key_values", "decoder")]
-    return ["input_ids", "encoder_attention_mask", *past], ["logits", *parts("present", "decoder")]
+        outputs = ["last_hidden_state", *cache_names("present", layers, "encoder")]
+        return ["input_ids", "attention_mask"], outputs
+    past = cache_names("past_key_values", layers, "encoder") + cache_names("past_key_values", layers)
+    return ["input_ids", "encoder_attention_mask", *past], ["logits", *cache_names("present", layers)]
+
+
+def cache_names(prefix: str, layers: int, stack: str = "decoder") -> list[str]:
+    """The names of keys and values of all layers."""
+    return [f"{prefix}.{layer}.{stack}.{part}" for layer in range(layers) for part in ("key", "value")]
 
 
 def _move_weights(graphs: list[Any], file: BinaryIO, onnx_ir: Any) -> None:
-    """Move the large tensors of all graphs into one file, equal ones once; the graphs keep their offsets."""
+    """Move the large tensors of all graphs into one file, equal ones once. The graphs keep their offsets."""
     offsets: dict[bytes, int] = {}
     for model in graphs:
         for name, value in model.graph.initializers.items():
@@ -157,7 +153,7 @@ def _move_weights(graphs: list[Any], file: BinaryIO, onnx_ir: Any) -> None:
 
 @contextmanager
 def _silent_exporter() -> Iterator[None]:
-    """Without the log messages and warnings of torch's exporter."""
+    """Suppress the log messages and warnings of torch's exporter."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -92,9 +92,6 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
     Returns:
         The model with the search of `onmt_translate` and, from version 3 on, a tokenizer for text that is tokenized
         already. Versions 1 and 2 save their vocabularies as objects, which are not read.
-
-    Raises:
-        UserError: an architecture that cannot be expressed here, a damaged file.
     """
     path = Path(checkpoint)
     state = state_dicts.read_torch_file(path, ignored=_VOCABULARY_CLASSES)

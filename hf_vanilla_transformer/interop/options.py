@@ -29,11 +29,7 @@ class Options:
         return self.values.get(name) is not None
 
     def section(self, name: str) -> "Options":
-        """The options under this name; none if it is missing.
-
-        Raises:
-            UserError: here and below, a value of another type or out of range.
-        """
+        """The options under this name; none if it is missing."""
         values = self.values.get(name)
         if values is not None and not isinstance(values, Mapping):
             raise self.error(name, "options are needed, not one value")

@@ -80,9 +80,6 @@ def read_torch_file(path: str | Path, ignored: Iterable[str] = ()) -> Any:
     Args:
         path: may contain tensors, plain containers and `argparse.Namespace`; anything else is refused.
         ignored: names of other toolkits' classes; each of their objects becomes an `Ignored`.
-
-    Raises:
-        UserError: a missing or damaged file, or one that needs another class or function.
     """
     path = require_file(Path(path))
     with reading_weights(path):
@@ -138,9 +135,6 @@ def find_sizes(
         embedding: the name of an embedding matrix (V, D).
         layers: for encoder and decoder, the part of tensor names before the layer number.
         ffn: the part of the name of a matrix (d_ff, D) after the layer number, for the d_ff of both stacks.
-
-    Raises:
-        UserError: there is no such matrix, or a stack without layers.
     """
     sizes = {"d_model": require_matrix(tensors, embedding).shape[1]}
     for stack, prefix in zip(STACKS, layers, strict=True):
@@ -211,10 +205,6 @@ def build_model(
 
     Returns:
         The model in evaluation mode, with the dtype of the weights.
-
-    Raises:
-        UserError: inconsistent settings; a tensor that is missing, left over, used in part or twice, or of the wrong
-            shape.
     """
     try:
         config = VanillaTransformerConfig(**fields)

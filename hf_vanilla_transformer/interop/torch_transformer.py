@@ -156,9 +156,6 @@ def from_torch(
         scale_embedding: multiply embeddings by sqrt(d_model).
         source_embedding, target_embedding, output_layer: names of modules, unless a tutorial fixes them.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens; the decoder starts from `bos`.
-
-    Raises:
-        UserError: a required option is missing, options do not fit, or the architecture is another one.
     """
     tensors = _unwrapped(source)
     if _NORMALISED_EMBEDDINGS in tensors:

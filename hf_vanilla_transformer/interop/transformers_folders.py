@@ -50,11 +50,7 @@ class PeerFolder(NamedTuple):
 
 
 def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> PeerFolder:
-    """Configuration, weights and generation settings; no code of the folder is run.
-
-    Raises:
-        UserError: no such folder, another kind of model, quantised or damaged weights, damaged settings.
-    """
+    """Configuration, weights and generation settings; no code of the folder is run."""
     folder = Path(source)
     values = _read_config(folder, config_class.model_type)
     file = folder / "generation_config.json"
@@ -151,11 +147,7 @@ def _untied(peer: PeerFolder, output: str) -> tuple[dict[str, Tensor], list[str]
 
 
 def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
-    """The model in a folder, complete and on the CPU; no code of the folder is run.
-
-    Raises:
-        UserError: no such folder, another kind of model, quantised or damaged weights, missing or unexpected ones.
-    """
+    """The model in a folder, complete and on the CPU; no code of the folder is run."""
     folder = Path(source)
     values = _read_config(folder, model_class.config_class.model_type)
     with reading_weights(folder):
@@ -202,9 +194,6 @@ def load_tokenizer(
         class_name: the class.
         files: the files that it needs.
         library: the library that it needs.
-
-    Raises:
-        UserError: some of the files are missing or damaged, or the library is not installed.
     """
     missing = [name for name in files if not (Path(source) / name).is_file()]
     if len(missing) == len(files):

@@ -1,6 +1,6 @@
-"""transformers.js and optimum: a folder as optimum makes it of a `MarianMTModel`, the nearest model that both know.
+"""transformers.js and optimum: a folder in the layout of optimum's export of `MarianMTModel`, which both can load.
 
-The graphs hold everything by which a model differs from Marian, such as its positions.
+The graphs contain all differences from Marian, such as the positions.
 
 Shapes: B batch, S source length, T target tokens of the call, P target tokens in the KV cache, D d_model, H decoder
 heads, d_k and d_v the widths of a head, V target vocabulary.
@@ -14,20 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from torch.export import ExportedProgram
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from ..inference.shared_copy import shared_copy
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .exported_programs import export_module, refuse
+from .exported_programs import BATCH, PAST, SOURCE, TARGET, decode, example_inputs, export_module, refuse
 from .joint_tokenizer import SourceIds, joint_tokenizer
-from .onnx import AXES, require_onnx, to_onnx
+from .onnx import AXES, cache_names, require_onnx, to_onnx
 from .translate_exported import UNSUPPORTED
 
-#: The names of transformers.js, and how the files of each end.
+#: dtypes by their names in transformers.js, and the ends of their files' names.
 DTYPES = {"fp32": "", "q8": "_quantized", "fp16": "_fp16"}
 GRAPHS = ("encoder_model", "decoder_model_merged")
 
@@ -44,7 +43,7 @@ def write(
     """Write config.json, generation_config.json, the tokenizer and `onnx/` into a new folder.
 
     Args:
-        model: in float32; its dtype is not changed.
+        model: in float32. It is not changed.
         source: the model's folder, with its tokenizers.
         folder: is created.
         dtypes: keys of `DTYPES`, the default of the folder first. "q8" is onnxruntime's dynamic quantisation of matrix
@@ -52,9 +51,6 @@ def write(
 
     Returns:
         The bytes of the graphs of each dtype.
-
-    Raises:
-        UserError: an unknown dtype, a missing library, or what transformers.js cannot express.
     """
     unknown = [name for name in dtypes if name not in DTYPES]
     if unknown or not dtypes:
@@ -75,7 +71,7 @@ def write(
 
 
 def _refuse(model: VanillaTransformerForConditionalGeneration) -> None:
-    """Refuse quantised weights, and generation settings that the page's search does not have."""
+    """Refuse quantised weights, and generation settings that the page's search lacks."""
     refuse(model)
     settings = model.generation_config.to_diff_dict()
     for name, neutral in UNSUPPORTED.items():
@@ -92,7 +88,7 @@ def _refuse(model: VanillaTransformerForConditionalGeneration) -> None:
 
 
 class _Encoder(nn.Module):
-    """The encoder, which takes the ids of the joint tokenizer."""
+    """The encoder, for ids of the joint tokenizer."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration, ids: SourceIds):
         super().__init__()
@@ -118,38 +114,30 @@ class _Projections(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """The decoder and the output layer, with both KV caches as inputs, and with its cross-attention weights.
+    """The decoder and the output layer, with both KV caches as inputs and the cross-attention weights as outputs.
 
-    §6.1 bounds a translation by the length of its source. transformers.js and optimum have no such setting: the graph
-    ends the translation.
+    §6.1 bounds a translation by the length of its source. transformers.js and optimum have no such setting, so the
+    graph ends the translation.
     """
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
         self.decoder, self.lm_head = model.model.decoder, model.lm_head
-        given, ends = model.generation_config.to_diff_dict(), model.generation_config.eos_token_id
-        bounded = given.get("max_length") is not None or given.get("max_new_tokens") is not None
-        self.over = None if bounded else given.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
+        settings = model.generation_config.to_diff_dict()
+        bounded = settings.get("max_length") is not None or settings.get("max_new_tokens") is not None
+        self.over = None if bounded else settings.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
         end = torch.zeros(model.config.target_vocab_size)
-        end[ends] = _END  # added to the logits (V) behind the bound
+        end[model.generation_config.eos_token_id] = _END  # added to the logits (V) after the bound
         self.register_buffer("end", end, persistent=False)
 
     def forward(
         self, input_ids: Tensor, encoder_attention_mask: Tensor, source: list[Tensor], past: list[Tensor]
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """`ExportableDecoder.forward`; third, the weights (B, H, T, S) of each layer."""
-        cross, own = (DynamicCache(list(zip(parts[::2], parts[1::2], strict=True))) for parts in (source, past))
-        cache = EncoderDecoderCache(own, cross)
-        cache.is_updated = dict.fromkeys(range(len(own.layers)), True)
-        # The layers read the source from the cache; of these states only B and S are used.
+        """As `ExportableDecoder.forward`, but with a third result: the weights (B, H, T, S) of each layer."""
         states = encoder_attention_mask[..., None].float()  # (B, S, 1)
-        output = self.decoder(
-            *(input_ids, None, states, encoder_attention_mask),
-            past_key_values=cache,
-            use_cache=True,
-            output_attentions=True,
+        output, present = decode(
+            *(self.decoder, input_ids, states, encoder_attention_mask, source, past), output_attentions=True
         )
-        present = [part for layer in own.layers for part in (layer.keys, layer.values)]
         logits = self.lm_head(output.last_hidden_state)
         if self.over is not None:
             length = past[0].shape[2] + 1 + torch.arange(input_ids.shape[1])  # (T), with the token that is predicted
@@ -163,27 +151,20 @@ def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceId
 
     Args:
         model: is not changed.
-        ids: of the source, see `joint_tokenizer`.
-
-    Raises:
-        UserError: what `export_programs` and `to_onnx` refuse.
+        ids: the ids of the source, see `joint_tokenizer`.
     """
     onnx_ir = require_onnx()
-    function, layers = model.config.activation_function, range(model.config.decoder_layers)
-
-    def names(prefix: str, stack: str) -> list[str]:
-        return [f"{prefix}.{i}.{stack}.{part}" for i in layers for part in ("key", "value")]
-
-    past = [*names("past_key_values", "encoder"), *names("past_key_values", "decoder")]
-    weights = [f"cross_attentions.{i}" for i in layers]
+    function, layers = model.config.activation_function, model.config.decoder_layers
+    past = cache_names("past_key_values", layers, "encoder") + cache_names("past_key_values", layers)
+    weights = [f"cross_attentions.{i}" for i in range(layers)]
     encoder, projections, decoder = _trace(model, ids)
     merged = to_onnx(
         decoder,
         ["input_ids", "encoder_attention_mask", *past],
-        ["logits", *names("present", "decoder"), *weights],
+        ["logits", *cache_names("present", layers), *weights],
         function,
     )
-    project = to_onnx(projections, ["encoder_hidden_states"], names("present", "encoder"), function)
+    project = to_onnx(projections, ["encoder_hidden_states"], cache_names("present", layers, "encoder"), function)
     _merge(merged.graph, project.graph, onnx_ir)
     encode = to_onnx(encoder, ["input_ids", "attention_mask"], ["last_hidden_state"], function)
     return dict(zip(GRAPHS, (encode, merged), strict=True))
@@ -192,29 +173,24 @@ def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceId
 def _trace(
     model: VanillaTransformerForConditionalGeneration, ids: SourceIds
 ) -> tuple[ExportedProgram, ExportedProgram, ExportedProgram]:
-    config = model.config
-    heads = config.decoder_attention_heads
-    widths = config.head_dim or config.d_model // heads, config.value_head_dim or config.d_model // heads
-    # Example inputs, of which only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
-    tokens, target = (torch.ones(3, length, dtype=torch.long) for length in (4, 2))
-    # One source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam.
-    source, past = (
-        [torch.zeros(rows, heads, length, width) for width in widths * config.decoder_layers]
-        for rows, length in ((1, 4), (3, 5))
-    )
-    batch, s, t, p = Dim("batch"), Dim("source"), Dim("target"), Dim("past")
-    shapes = {0: batch, 1: t}, {0: batch, 1: s}, [{2: s}] * len(source), [{0: batch, 2: p}] * len(past)
+    # one source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam
+    tokens, target, source, past = example_inputs(model.config, sources=1)
+    caches = [{2: SOURCE}] * len(source), [{0: BATCH, 2: PAST}] * len(past)
+    tokens_shape = {0: BATCH, 1: SOURCE}
     model = shared_copy(model, attention="eager")  # attention that returns its weights, no dropout
     with torch.no_grad():
         return (
-            export_module(_Encoder(model, ids), (tokens, torch.ones_like(tokens)), ({0: batch, 1: s},) * 2),
-            export_module(_Projections(model), (torch.zeros(3, 4, config.d_model),), ({0: batch, 1: s},)),
-            export_module(_Decoder(model), (target, torch.ones_like(tokens), source, past), shapes),
+            export_module(_Encoder(model, ids), (tokens, torch.ones_like(tokens)), (tokens_shape,) * 2),
+            export_module(_Projections(model), (torch.zeros(3, 4, model.config.d_model),), (tokens_shape,)),
+            export_module(
+                *(_Decoder(model), (target, torch.ones_like(tokens), source, past)),
+                ({0: BATCH, 1: TARGET}, tokens_shape, *caches),
+            ),
         )
 
 
 def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
-    """One decoder for the first step, which projects the encoder's output, and for the others, which have the cache.
+    """Add the projections of the encoder's output to the decoder, for the first step; later steps use the cache.
 
     `use_cache_branch` chooses, as in the graphs that optimum merges: If(use_cache_branch, cached, projected).
     """
@@ -253,16 +229,13 @@ def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
 
 
 def _rank(value: Any) -> tuple[int, int, str]:
-    """Of an input or output: the caches stand by layer, behind the others and before `use_cache_branch`."""
+    """The sort key of an input or output: the caches by layer, before `use_cache_branch` and the weights."""
     kind, *rest = value.name.split(".")
     if kind in ("past_key_values", "present"):
         layer, *part = rest
         return 1, int(layer), ".".join(part)
-    return (
-        (0 if kind in ("input_ids", "encoder_attention_mask", "encoder_hidden_states", "logits") else 2),
-        0,
-        value.name,
-    )
+    is_first = kind in ("input_ids", "encoder_attention_mask", "encoder_hidden_states", "logits")
+    return 0 if is_first else 2, 0, value.name
 
 
 def _all_values(graph: Any) -> list[Any]:
@@ -273,7 +246,7 @@ def _all_values(graph: Any) -> list[Any]:
 
 
 def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
-    """Write both graphs in a dtype; their bytes."""
+    """Write both graphs in a dtype and return their bytes."""
     import onnx_ir
 
     size = 0
@@ -289,8 +262,10 @@ def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
 
 
 def _with_folded_transposes(model: Any, onnx_ir: Any) -> Any:
-    """Transposed weights as weights, which the quantiser looks for. The float32 files do without: a tied embedding is
-    stored once, and onnxruntime folds it when it loads the graph."""
+    """Replace transposed weights by new ones, because the quantiser expects plain weights.
+
+    The float32 files store a tied embedding once, and onnxruntime folds its transpose at loading time.
+    """
     for node in list(model.graph.all_nodes()):
         (value, *rest) = node.inputs if node.inputs else (None,)
         if node.op_type != "Transpose" or rest or value is None or value.const_value is None:
@@ -308,7 +283,7 @@ def _quantise(proto: Any, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it advises to optimise the graph first, which onnxruntime does when it loads it
+    logging.disable(logging.WARNING)  # advice to optimise the graph first; onnxruntime does it at loading time
     try:
         quantize_dynamic(
             *(proto, str(path)),
@@ -332,7 +307,7 @@ def _halve(proto: Any, path: Path) -> None:
 
 
 def _config(model: VanillaTransformerForConditionalGeneration, ids: SourceIds, dtype: str) -> dict[str, Any]:
-    """The configuration of a Marian model with these sizes, by which the libraries name the caches."""
+    """The configuration of a Marian model with these sizes. The libraries derive the names of the caches from it."""
     config = model.config
     sizes = (
         *("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),

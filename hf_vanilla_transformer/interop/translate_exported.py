@@ -1,8 +1,8 @@
 """Translate with an exported model, greedily: python translate.py < input > output
 
-This file is copied into every exported folder as translate.py, as an example. It needs the other files of the folder,
-NumPy, transformers for the tokenizer, and onnxruntime for ONNX or torch for torch.export; not the package that wrote
-them.
+An example, copied into every exported folder as translate.py. It needs the other files of the folder, NumPy,
+transformers for the tokenizer, and onnxruntime for ONNX or torch for torch.export. It does not need the package that
+wrote the folder.
 
 Shapes: B batch, S source length, P target tokens in the KV cache, V target vocabulary.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-#: Settings of generation_config.json that change the arg max and are not supported here, with their neutral values.
+#: Unsupported settings of generation_config.json that change the arg max, with their neutral values.
 UNSUPPORTED = {
     **{"min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
     **{"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "forced_bos_token_id": None},
@@ -41,7 +41,7 @@ class OnnxBackend:
 
     def decode(self, tokens: np.ndarray, mask: np.ndarray, source: list, past: list) -> tuple[np.ndarray, list]:
         """Logits (B, 1, V) after the tokens (B, 1), and the KV cache with them."""
-        names = [each.name for each in self.decoder.get_inputs()]
+        names = [value.name for value in self.decoder.get_inputs()]
         logits, *past = self.decoder.run(None, dict(zip(names, [tokens, mask, *source, *past], strict=True)))
         return logits, past
 
@@ -73,7 +73,7 @@ class Translator:
     """Translates lines of text with an exported folder.
 
     Args:
-        folder: with the graphs, the configurations and the tokenizer.
+        folder: the graphs, the configurations and the tokenizer.
 
     Raises:
         ValueError: the folder's generation settings need more than the greedy search here.
@@ -113,7 +113,7 @@ class Translator:
             ids: (B, S). mask: (B, S), 1 for tokens and 0 for padding.
 
         Returns:
-            The tokens of each translation, with the end-of-sentence token if it was reached.
+            The tokens of each translation, including the end-of-sentence token if it was reached.
 
         Raises:
             ValueError: a source longer than the table of learned positions.
@@ -126,7 +126,7 @@ class Translator:
         limits = self.max_lengths(mask)  # (B,)
         source, past = self.backend.encode(ids, mask), self.empty_cache(len(ids))
         tokens = np.full((len(ids), 1), self.settings["decoder_start_token_id"])
-        found: list[list[int]] = [[] for _ in ids]
+        translations: list[list[int]] = [[] for _ in ids]
         unfinished = set(range(len(ids)))
         while unfinished:
             logits, past = self.backend.decode(tokens, mask, source, past)
@@ -134,20 +134,20 @@ class Translator:
             tokens = logits[:, -1:].argmax(axis=-1)  # (B, 1)
             for row in list(unfinished):
                 forced = self.settings.get("forced_eos_token_id")
-                if forced is not None and len(found[row]) + 1 == limits[row]:
+                if forced is not None and len(translations[row]) + 1 == limits[row]:
                     tokens[row] = forced
-                found[row].append(int(tokens[row, 0]))
-                if found[row][-1] in eos or len(found[row]) == limits[row]:
+                translations[row].append(int(tokens[row, 0]))
+                if translations[row][-1] in eos or len(translations[row]) == limits[row]:
                     unfinished.remove(row)
-        return found
+        return translations
 
     def max_lengths(self, mask: np.ndarray) -> np.ndarray:
-        """The most tokens (B,) of each translation: 50 more than its source, unless the settings limit it."""
+        """The maximum length (B,) of each translation: its source's plus 50, unless the settings limit it."""
         settings, batch = self.settings, len(mask)
         if settings.get("max_new_tokens") is not None:
             return np.full(batch, settings["max_new_tokens"])
-        if settings.get("max_length") not in (None, 20):  # 20: transformers' default, which its trainer saves
-            return np.full(batch, settings["max_length"] - 1)  # it counts the start token
+        if settings.get("max_length") not in (None, 20):  # transformers' trainer saves its default, 20
+            return np.full(batch, settings["max_length"] - 1)  # includes the start token
         limits = mask.sum(axis=1) + settings.get("max_length_over_source", 50)
         learned = self.config["position_encoding_type"] == "learned"
         return np.minimum(limits, self.config["max_position_embeddings"]) if learned else limits
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--model", default=Path(__file__).parent, help="the exported folder, if it is another one")
     parser.add_argument("--batch_size", type=int, default=32)
     arguments = parser.parse_args()
-    logging.set_verbosity_error()  # transformers warns of the unknown model type, which a tokenizer does not need
+    logging.set_verbosity_error()  # transformers warns of the unknown model type, but a tokenizer does not need it
     translator = Translator(arguments.model)
     lines = [line.rstrip("\n") for line in sys.stdin]
     for start in range(0, len(lines), arguments.batch_size):

@@ -33,11 +33,11 @@ TEXT = {"source": ["one", "two", "twenty-one"], "target": ["eins", "zwei", "einu
 
 
 def train(folder, **flags):
-    for side, lines in TEXT.items():
-        file = folder.parent / f"text.{side}"
+    files = [folder.parent / f"text.{side}" for side in TEXT]
+    for file, lines in zip(files, TEXT.values(), strict=True):
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        flags |= {f"{split}_{side}_file": file for split in ("train", "test")}
     arguments = [part for name, value in {**FLAGS, **flags}.items() for part in (f"--{name}", str(value))]
+    arguments += [part for split in ("--train", "--test") for part in (split, *map(str, files))]
     return run_training(*parse_recipe(["--output_dir", str(folder), *arguments]), command="train --push_to_hub true")
 
 

@@ -11,7 +11,7 @@ import hf_vanilla_transformer.interop as interop
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from hf_vanilla_transformer.training.recipes import parse_recipe
 
-TITLE = "## From another toolkit's options to a recipe"
+TITLE = "## Other toolkits' options"
 README = Path(next(iter(interop.__path__)), "README.md").read_text(encoding="utf-8")
 TABLE = [line.strip("|").split("|") for line in README.partition(TITLE)[2].splitlines() if line.startswith("|")]
 HEAD, ROWS = [cell.strip(" `") for cell in TABLE[0]], TABLE[2:]
