@@ -25,9 +25,10 @@ _AT_LEAST_1 = (
 _AT_LEAST_0 = (
     *("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "neftune_noise_alpha"),
     *("eval_delay", "dataloader_num_workers", "average_last", "seed", "data_seed"),
+    *("simcut_alpha", "r_drop_alpha", "consistency_start", "teacher_top"),
 )
 _ABOVE_0 = "logging_steps", "save_steps", "eval_steps", "max_minutes"
-_SHARES = "adam_beta1", "adam_beta2", "label_smoothing_factor", "bpe_dropout"
+_SHARES = "adam_beta1", "adam_beta2", "label_smoothing_factor", "bpe_dropout", "simcut_probability", "ema_decay"
 _FINITE = "test_length_penalty", "num_train_epochs"
 # Larger values would allocate more than a machine has: tables of positions, hypotheses, processes.
 _AT_MOST = {
@@ -76,19 +77,19 @@ def check_training_arguments(arguments: Any) -> None:
     if arguments.max_steps == -1 and arguments.num_train_epochs <= 0:
         raise UserError(f"num_train_epochs: {arguments.num_train_epochs}: must be above 0, or set max_steps")
     if arguments.dataloader_persistent_workers and not arguments.dataloader_num_workers:
-        raise UserError("dataloader_persistent_workers: True: there are none; set dataloader_num_workers above 0")
+        raise UserError("dataloader_persistent_workers: True: there are no workers: set dataloader_num_workers")
     if arguments.deepspeed and importlib.util.find_spec("deepspeed") is None:
         raise UserError("deepspeed: the package is not installed: pip install deepspeed, or leave the field out")
     optim = getattr(arguments.optim, "value", arguments.optim)
     if arguments.muon and optim not in ("adamw_torch", "adamw_torch_fused"):
-        raise UserError(f"optim: {optim}: muon goes with adamw_torch_fused, the default; leave optim or muon out")
+        raise UserError(f"optim: {optim}: muon needs adamw_torch_fused, the default: leave optim or muon out")
     if arguments.muon and arguments.fp16:
-        raise UserError("fp16: True: muon averages gradients over updates, and fp16 scales each differently; use bf16")
+        raise UserError("fp16: True: muon averages gradients over updates, and fp16 scales each differently: use bf16")
     requested = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
     available = [*get_available_reporting_integrations(), "none", "all"]
     for name in requested:
         if name not in available:
-            raise UserError(f"report_to: {name!r} is not installed here; choose among {', '.join(sorted(available))}")
+            raise UserError(f"report_to: {name!r} is not installed here: choose among {', '.join(sorted(available))}")
 
 
 def check_run_arguments(arguments: Any) -> None:
@@ -102,11 +103,11 @@ def check_run_arguments(arguments: Any) -> None:
         hint = did_you_mean(metric.removeprefix("eval_"), _METRICS) or f"choose among {', '.join(_METRICS)}"
         raise UserError(f"metric_for_best_model: {metric!r} is not measured; {hint}")
     if not arguments.predict_with_generate:
-        raise UserError("predict_with_generate: False: a run scores generated translations; leave it out")
+        raise UserError("predict_with_generate: False: a run scores generated translations: leave it out")
     if arguments.use_liger_kernel:
-        raise UserError("use_liger_kernel: True: there are no Liger kernels for this model; leave it out")
+        raise UserError("use_liger_kernel: True: there are no Liger kernels for this model: leave it out")
     if arguments.prediction_loss_only:
-        raise UserError("prediction_loss_only: True: a run scores generated translations; leave it out")
+        raise UserError("prediction_loss_only: True: a run scores generated translations: leave it out")
 
 
 def check_size(config: VanillaTransformerConfig) -> None:

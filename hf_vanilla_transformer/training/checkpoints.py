@@ -27,7 +27,7 @@ from .distributed import print_main
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
-ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT; further adapters have a folder each
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT, which gives further adapters a folder each
 FSDP_WEIGHTS = "pytorch_model_fsdp_0"  # accelerate's folder for SHARDED_STATE_DICT
 TRAINER_STATE = "trainer_state.json"
 RUN_STATE = "run_state.json"
@@ -55,7 +55,7 @@ def last_checkpoint(run: Path) -> Path:
     """
     checkpoints = complete_checkpoints(run)
     if not checkpoints:
-        raise UserError(f"output_dir {run} has no complete checkpoint to resume from; start without it")
+        raise UserError(f"output_dir {run} has no complete checkpoint to resume from: start without it")
     return checkpoints[-1]
 
 

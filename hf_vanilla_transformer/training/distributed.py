@@ -64,7 +64,7 @@ def errors_on_main_rank_only() -> Iterator[None]:
 
 
 def shard_tied_modules(model: nn.Module, **settings: Any) -> None:
-    """Make each set of modules with tied weights one FSDP2 unit; `settings` are arguments of `fully_shard`."""
+    """Make each set of modules with tied weights one FSDP2 unit. `settings` are arguments of `fully_shard`."""
     by_weight: dict[torch.Tensor, list[nn.Module]] = {}
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.Linear) and not isinstance(module, FSDPModule):

@@ -61,7 +61,7 @@ def load_base_model(name: str) -> PretrainedTranslator:
         return PretrainedTranslator(name, load_model(folder, device="cpu", dtype="float32"), load_tokenizers(folder))
     converted = _converted(name, kind, folder)
     if converted.tokenizer is None:
-        raise UserError(f"model_name_or_path: {name} has no tokenizer; add its files to the folder")
+        raise UserError(f"model_name_or_path: {name} has no tokenizer: add its files to the folder")
     tokenizers = converted.tokenizer, converted.target_tokenizer or converted.tokenizer
     return PretrainedTranslator(name, converted.model.float(), tokenizers)
 
@@ -102,12 +102,12 @@ def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, d
         if value is None or field in _FREE:
             continue
         if field == "preset":
-            raise UserError(f"preset: {value}: fine-tuning keeps the sizes of {name}; leave it out")
+            raise UserError(f"preset: {value}: fine-tuning keeps the sizes of {name}, leave it out")
         if (kept := getattr(config, field)) != value:
-            raise UserError(f"{field}: {value}: fine-tuning keeps {kept} of {name}; leave it out")
+            raise UserError(f"{field}: {value}: fine-tuning keeps {kept} of {name}, leave it out")
     for field, default in _TOKENIZER_FIELDS.items():
         if (value := getattr(data_args, field)) != default:
-            raise UserError(f"{field}: {value}: fine-tuning keeps the tokenizer of {name}; leave it out")
+            raise UserError(f"{field}: {value}: fine-tuning keeps the tokenizer of {name}, leave it out")
 
 
 def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataArguments) -> None:

@@ -34,7 +34,7 @@ class ThroughputMeter:
 
         Args:
             batches: the batches of this rank. Padding is counted in batches with `labels` and `attention_mask`.
-            target_tokens: the number in the update, over all ranks; None if unknown.
+            target_tokens: the number in the update, over all ranks, or None.
         """
         if self._start is None:
             self._start = time.monotonic()

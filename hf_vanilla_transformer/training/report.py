@@ -45,7 +45,7 @@ class SampleTranslations:
     Attributes:
         rows: row numbers in the validation split.
         sources, references: the text of these rows.
-        translations: from the last evaluation; None before it.
+        translations: from the last evaluation, or None.
     """
 
     rows: list[int]
@@ -134,7 +134,7 @@ def show_progress(
 
     Args:
         stop: the time limit of the run.
-        validation: the evaluated pairs, columns `source` and `target`; None without evaluation.
+        validation: the evaluated pairs, columns `source` and `target`, or None.
         tokenizer: of the target language.
     """
     trainer.remove_callback(PrinterCallback)

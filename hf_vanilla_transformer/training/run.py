@@ -156,7 +156,7 @@ def resolve_arguments(
         args.learning_rate = model.config.d_model**-0.5 * 200_000**-0.5
     if args.learning_rate is None:  # the peak of Eq. 3
         if 0 < args.warmup_steps < 1:
-            raise UserError(f"warmup_steps={args.warmup_steps} is a share of the run; give steps, or a learning_rate")
+            raise UserError(f"warmup_steps={args.warmup_steps} is a share of the run: give steps, or a learning_rate")
         args.learning_rate = model.config.d_model**-0.5 * max(args.warmup_steps, 1) ** -0.5
     resolve_precision(model, args, checkpoint)
 
@@ -169,7 +169,7 @@ def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
         if args.dataloader_num_workers:
             raise UserError("streaming=True counts dropped pairs in the main process: set dataloader_num_workers to 0")
     if args.eval_strategy != "no" and "validation" not in encoded:
-        raise UserError(f"eval_strategy={args.eval_strategy.value} needs validation data; give some, or `no`")
+        raise UserError(f"eval_strategy={args.eval_strategy.value} needs validation data: give some, or set it to no")
     if args.early_stopping_patience is not None and args.eval_strategy == "no":
         raise UserError("early_stopping_patience needs eval_strategy: steps or epoch")
     if args.average_last > 1 and args.save_strategy == "no":

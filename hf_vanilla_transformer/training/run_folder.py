@@ -78,7 +78,7 @@ def find_checkpoint(run: Path, resume: str) -> Path | None:
         return None
     checkpoint = Path(resume)
     if checkpoint not in complete_checkpoints(checkpoint.parent):
-        raise UserError(f"resume_from_checkpoint {resume} is no complete checkpoint; `true` takes the run's last")
+        raise UserError(f"resume_from_checkpoint {resume} is no complete checkpoint (`true` resumes from the last)")
     if checkpoint.resolve().parent == run.resolve():
         require_last(checkpoint, run)
     else:

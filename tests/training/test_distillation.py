@@ -196,7 +196,7 @@ def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"teacher": "a", "teacher_weight": 1.5}, r"teacher_weight=1\.5"),
-        ({"teacher": "a", "teacher_top": -1}, "teacher_top=-1"),
+        ({"teacher": "a", "teacher_top": -1}, "teacher_top: must be"),
         ({"teacher_top": 16}, "teacher_top=16"),
         ({"teacher": ["a", "b"], "simcut_alpha": 3.0}, r"simcut_alpha=3\.0.*teacher=a b"),
         ({"teacher": "a", "label_smoothing_factor": 0.1}, "label_smoothing"),

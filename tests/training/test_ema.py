@@ -78,5 +78,5 @@ def test_choose_weights_keeps_the_ema_where_it_scores_best(tmp_path: Path, singl
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_ema_decay_out_of_range_is_refused(tmp_path: Path, decay: float) -> None:
-    with pytest.raises(ValueError, match=f"ema_decay={decay}"):
+    with pytest.raises(ValueError, match="ema_decay"):
         Arguments(output_dir=str(tmp_path), use_cpu=True, ema_decay=decay)

@@ -1,7 +1,7 @@
-"""Consistency training: two passes over a batch, and a penalty where their predictions differ.
+"""Consistency training: two passes over a batch, and a penalty on the difference of their predictions.
 
   R-Drop (Liang et al. 2021, arXiv 2106.14448): two passes with different dropout masks.
-  SimCut (Gao et al. 2022, arXiv 2206.02368): the second pass reads token embeddings of which some are zeroed.
+  SimCut (Gao et al. 2022, arXiv 2206.02368): in the second pass some token embeddings are zeroed.
 
 With p and q for the distributions of the two passes, the loss of a target position is
 
@@ -32,11 +32,11 @@ CPU_CACHE = 2**17  # logits of each pass that are differentiated at once, so tha
 
 @dataclass(frozen=True)
 class ConsistencyObjective:
-    """The objective of consistency training, which a model's forward pass takes as `objective`.
+    """The objective of consistency training, for the argument `objective` of a model's forward pass.
 
     Args:
         alpha: α, the weight of the divergence.
-        second_cross_entropy: c. forward: f. reverse: r.
+        second_cross_entropy, forward, reverse: c, f, r.
         cutoff: probability with which the second pass zeroes a token's embedding.
     """
 
@@ -47,7 +47,7 @@ class ConsistencyObjective:
     cutoff: float = 0.0
 
     def inputs(self, model: Any, batch: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of one forward pass over both versions of a batch: first B rows as they are, then B others.
+        """Make the arguments of one forward pass over both versions of a batch, the unchanged one first.
 
         Args:
             model: a `VanillaTransformerForConditionalGeneration`.
@@ -68,7 +68,7 @@ class ConsistencyObjective:
         return {**batch, "input_ids": None, "decoder_input_ids": None, **twice, "objective": self}
 
     def _embed(self, embed_tokens: nn.Module, ids: Tensor, keep: Tensor) -> Tensor:
-        """Embeddings of tokens (B, T), before scale and position, and behind them the same with some zeroed."""
+        """Embeddings of tokens (B, T), before scale and position, followed by the same with some zeroed."""
         embeddings = embed_tokens(ids)  # (B, T, D)
         kept = keep | random_mask(ids, self.cutoff)  # (B, T)
         return torch.cat([embeddings, embeddings * kept[..., None].to(embeddings.dtype)])  # (2 B, T, D)
@@ -77,19 +77,20 @@ class ConsistencyObjective:
         self,
         hidden_states: Tensor,
         logits: Tensor | None,
-        lm_head: nn.Module,
+        lm_head: nn.Linear,
         labels: Tensor,
         label_smoothing: float,
         num_items_in_batch: Tensor | int | None,
     ) -> tuple[Tensor, Tensor]:
-        """The loss of both passes, and without a gradient the unsmoothed cross-entropy of the first one, for the log.
+        """Compute the loss of both passes and, for the log, the unsmoothed cross-entropy of the first one.
 
         Args:
-            hidden_states: (2 B, T, D), the decoder's output. lm_head: the output layer.
+            hidden_states: (2 B, T, D), the decoder's output.
+            lm_head: the output layer.
             logits: (2 B, T, V), or None to compute them chunk by chunk from the hidden states.
-            labels: (2 B, T), -100 for padding; both halves are equal.
+            labels: (2 B, T), -100 for padding. Both halves are equal.
             label_smoothing: ε of the cross-entropies.
-            num_items_in_batch: target tokens of the whole update, counted once; None: those of this batch.
+            num_items_in_batch: target tokens of the whole update, counted once. None: the tokens of this batch.
         """
         labels = labels.chunk(2)[0]  # (B, T)
         if logits is not None:
@@ -108,10 +109,10 @@ class ConsistencyObjective:
 
 
 def halves(batch: dict[str, Any]) -> list[dict[str, Any]]:
-    """A batch in two parts with half of its pairs each; a batch of one pair is not split.
+    """Split a batch in two parts with half of its pairs each, unless it has one pair.
 
-    A part that is read twice has the activations of the whole batch read once, so that consistency training needs no
-    more memory than the plain loss. The gradients of the parts add up to those of the batch.
+    Two passes over a part need the activations of one pass over the batch, so that consistency training needs no more
+    memory than the plain loss. The gradients of the parts add up to the gradients of the batch.
     """
     pairs = len(batch["labels"])
     if pairs == 1:
@@ -129,17 +130,17 @@ def random_mask(ids: Tensor, probability: float) -> Tensor:
 
 
 def simcut(alpha: float = 3.0, probability: float = 0.05) -> ConsistencyObjective:
-    """SimCut; the defaults are the paper's."""
+    """SimCut, with the paper's defaults."""
     return ConsistencyObjective(alpha, second_cross_entropy=0.0, forward=1.0, reverse=0.0, cutoff=probability)
 
 
 def r_drop(alpha: float = 5.0) -> ConsistencyObjective:
-    """R-Drop; the default is the paper's for translation."""
+    """R-Drop, with the paper's default for translation."""
     return ConsistencyObjective(alpha, second_cross_entropy=1.0, forward=0.5, reverse=0.5)
 
 
 def consistency_objective(args: Any) -> ConsistencyObjective | None:
-    """The objective that training arguments ask for; None without any."""
+    """The objective of training arguments, or None."""
     if getattr(args, "simcut_alpha", 0):
         return simcut(args.simcut_alpha, args.simcut_probability)
     return r_drop(args.r_drop_alpha) if getattr(args, "r_drop_alpha", 0) else None
@@ -148,7 +149,7 @@ def consistency_objective(args: Any) -> ConsistencyObjective | None:
 def consistency_loss(
     logits: Tensor, labels: Tensor, label_smoothing: float, objective: ConsistencyObjective
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of logits (2 B, T, V) and labels (B, T); the unsmoothed cross-entropy of the first half."""
+    """Sum the loss of logits (2 B, T, V) and labels (B, T), and the unsmoothed cross-entropy of the first half."""
     counted = labels.ne(IGNORED)  # (B, T)
     first, second = (half[counted].float() for half in logits.chunk(2))  # (N', V)
     targets = labels[counted]  # (N',)
@@ -169,8 +170,8 @@ def consistency_loss(
 def _differentiate(
     logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float, objective: ConsistencyObjective
 ) -> Tensor:
-    """Overwrite the logits z and z' of both passes (2, n, V) with the derivatives of the loss by them; return the
-    summed loss and the unsmoothed cross-entropy of the first pass, all without label smoothing's terms of mean(z).
+    """Overwrite the logits z and z' of both passes (2, n, V) with the derivatives of the loss. Return the summed loss
+    and the unsmoothed cross-entropy of the first pass, all without label smoothing's terms of mean(z).
 
     With d = z - z' and E for means under p and q, KL(p ‖ q) = E_p d - (lse z - lse z'), and without smoothing the
     derivatives are

@@ -1,13 +1,13 @@
 """Word-level knowledge distillation (Kim & Rush 2016, arXiv 1606.07947, §3.1): learn from a teacher's distributions.
 
-With t for the teacher's distribution of a target token, the mean of several teachers' as in decoding with an ensemble,
-and p for the student's, the loss of a position is
+With t for the teacher's distribution of a target token (for an ensemble the mean, as in decoding) and p for the
+student's, the loss of a position is
 
   (1 - λ) CE(p) + λ KL(t ‖ p)
 
-The paper writes the cross-entropy -Σ t log p in place of KL(t ‖ p); the two differ by the entropy of t and so have the
-same gradients. For sequence-level distillation (§3.2) train on the teacher's translations, which `vanilla-transformer
-distil` writes.
+The paper has the cross-entropy -Σ t log p instead of KL(t ‖ p). The two differ by the entropy of t and have the same
+gradients. For sequence-level distillation (§3.2) train on the teacher's translations, written by `vanilla-transformer
+distil`.
 
 Shapes: B sentences, S source length, T target length, n positions in a chunk, D d_model, V target vocabulary.
 """
@@ -32,7 +32,7 @@ CPU_CACHE = 2**18  # logits that are differentiated at once, so that they stay i
 
 
 class Teacher:
-    """One translator, or an ensemble, whose distributions a student learns.
+    """One translator, or an ensemble, that teaches a student its distributions.
 
     Args:
         folders: model folders. Their source and target vocabularies must be the student's.
@@ -40,10 +40,10 @@ class Teacher:
         student: the model that is trained.
 
     Attributes:
-        top: the most probable tokens at each target position of the training data; None until `keep_top`.
+        top: the most probable tokens at each target position of the training data, after `keep_top`.
 
     Raises:
-        UserError: no such model, or one with other vocabularies.
+        UserError: no such model, or its vocabularies differ.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Teacher:
         self.top = TopOfCorpus(count, pairs, collator, self._distributions)
 
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """A batch with the objective that compares the student's distributions with the teacher's."""
+        """Add to a batch the objective that compares the student's distributions with the teacher's."""
         taught = self._distributions(batch) if self.top is None else self.top.of(batch)
         return {**batch, "objective": DistillationObjective(taught, self.weight)}
 
@@ -88,7 +88,7 @@ def _load_teacher(
 ) -> VanillaTransformerForConditionalGeneration:
     model = load_model(folder, student.device)
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
-        raise UserError(f"teacher {folder} is a {type(model).__name__}; convert it, or use `distil` for its text")
+        raise UserError(f"teacher {folder} is a {type(model).__name__}: convert it, or use `distil` for its text")
     for name in ("vocab_size", "target_vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id"):
         theirs, ours = getattr(model.config, name), getattr(student.config, name)
         if theirs != ours:
@@ -101,7 +101,7 @@ def _load_teacher(
 
 @dataclass
 class DistillationObjective:
-    """The objective of word-level distillation for one batch, which a model's forward pass takes as `objective`.
+    """The objective of word-level distillation of one batch, for the argument `objective` of a model's forward pass.
 
     Args:
         taught: the teacher's distributions at the batch's target positions.
@@ -115,19 +115,20 @@ class DistillationObjective:
         self,
         hidden_states: Tensor,
         logits: Tensor | None,
-        lm_head: nn.Module,
+        lm_head: nn.Linear,
         labels: Tensor,
         label_smoothing: float,
         num_items_in_batch: Tensor | int | None,
     ) -> tuple[Tensor, Tensor]:
-        """The loss, and without a gradient the unsmoothed cross-entropy, for the log.
+        """Compute the loss and, for the log, the unsmoothed cross-entropy.
 
         Args:
-            hidden_states: (B, T, D), the student's decoder output. lm_head: its output layer.
+            hidden_states: (B, T, D), the student's decoder output.
+            lm_head: the student's output layer.
             logits: (B, T, V), or None to compute them chunk by chunk from the hidden states.
             labels: (B, T), -100 for padding.
             label_smoothing: ε of the cross-entropy.
-            num_items_in_batch: target tokens of the whole update; None: those of this batch.
+            num_items_in_batch: target tokens of the whole update. None: the tokens of this batch.
         """
         if logits is not None:
             total, plain = self._from_logits(logits, labels, label_smoothing)
@@ -156,9 +157,9 @@ class DistillationObjective:
         return (1 - self.weight) * smoothed + self.weight * divergence, plain
 
     def _differentiate(self, logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
-        """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label]) + λ (p - t); return the summed loss without
+        """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label]) + λ (p - t). Return the summed loss without
         label smoothing's term of mean(z), and the unsmoothed cross-entropy."""
-        taught = self.taught.at(positions, logits.dtype)  # autocast is off here: that of the student's products
+        taught = self.taught.at(positions, logits.dtype)  # the dtype of the student's products
         sums = torch.zeros(2, device=logits.device)
         rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]
         share = 1 - self.weight

@@ -1,8 +1,8 @@
-"""What a teacher says of each target token: its distributions in full, or their most probable tokens, kept.
+"""A teacher's distributions of target tokens: in full for one update, or their most probable tokens, kept.
 
-Both have `at`, the distributions t at some positions of a batch, and `rows` of these. Such rows have `divergence`,
-KL(t ‖ p) = Σ t log t - Σ t z + lse z for the student's logits z (n, V), and `subtract_from`, which subtracts
-weight · t from a derivative (n, V) in place.
+Both have `at`, the distributions t at some positions of a batch, and `rows` of these. Rows have `divergence`,
+KL(t ‖ p) = Σ t log t - Σ t z + lse z for the student's logits z (n, V), and `subtract_from`, to subtract weight · t
+from a derivative (n, V) in place.
 
 Shapes: B sentences, T target length, n positions in a chunk, D' the teacher's d_model, V target vocabulary, K tokens
 kept.
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ...data.batching import pair_lengths
 from ...loss_vanilla_transformer import IGNORED
 
-PAIRS_AT_ONCE, POSITIONS_AT_ONCE = 128, 512  # of whose distributions the most probable tokens are found
+PAIRS_AT_ONCE, POSITIONS_AT_ONCE = 128, 512  # of one call of the teacher, and of one `topk`
 
 
 # In full
@@ -81,11 +81,11 @@ def _mean_softmax(logits: Sequence[Tensor]) -> Tensor:
 
 @dataclass
 class TopDistributions:
-    """Distributions over K tokens; all other tokens have the probability 0.
+    """Distributions over K tokens. All other tokens have the probability 0.
 
     Args:
         tokens: (B T, K), or (n, K) of some positions.
-        probabilities: the same shape, float32; each row sums to 1.
+        probabilities: the same shape, float32. Each row sums to 1.
     """
 
     tokens: Tensor
@@ -108,8 +108,8 @@ class TopDistributions:
 class TopOfCorpus:
     """The K most probable tokens at each target position of a corpus, found by source and target.
 
-    They are computed in an order of their own, so that a resumed run and each of several processes gets the same. A
-    position takes 6 K bytes.
+    They are computed in order of length, so that a resumed run and all processes get the same. A position takes 6 K
+    bytes.
 
     Args:
         count: K, at most V.
@@ -147,7 +147,7 @@ class TopOfCorpus:
                 probabilities.copy_(best.values)
 
     def of(self, batch: Mapping[str, Any]) -> TopDistributions:
-        """The distributions at the target positions of a batch of these pairs; padding gets those of any position."""
+        """Get the distributions at the target positions of a batch of these pairs. Padding gets any distribution."""
         labels = batch["labels"].cpu().numpy()  # (B, T)
         sources, real = (batch[name].cpu().numpy() for name in ("input_ids", "attention_mask"))  # (B, S)
         index = np.zeros(labels.shape, dtype=np.int64)
