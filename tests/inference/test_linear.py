@@ -197,7 +197,7 @@ def test_int8_error_names_what_is_missing(
     if lack is not None:
         lack(monkeypatch)
     error = int8_error(torch.device(device), dtype)
-    assert error is not None and "\n" not in error
+    assert error is not None
     with pytest.raises(ValueError, match=message):
         raise ValueError(error)
 

