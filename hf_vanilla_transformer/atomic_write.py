@@ -1,4 +1,4 @@
-"""Atomic writing: a file or folder is written under a temporary name beside its target and renamed when complete."""
+"""Atomic writing: a file or folder is written under a temporary name next to its target, and renamed when complete."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def report_full_disk(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Turn the error of any library about a full disk, a quota or a limit into one line that names the folder.
 
     Args:
-        folder: where the block writes; an error that names its file has precedence.
+        folder: where the block writes. If the error names a file, the folder of that file is reported.
 
     Raises:
         DiskFull: from the error.
@@ -49,23 +49,23 @@ def report_full_disk(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def full_disk_reason(error: BaseException | None) -> str | None:
-    """Why a write failed, if the disk is the reason, by an error and those that it comes from; else None."""
+    """Why a write failed, if the disk is the reason for the error or for one that caused it, or None."""
     reasons: list[int] = []
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             reasons.append(error.errno)
         reasons += [number for number, signs in _SIGNS.items() if any(sign in str(error) for sign in signs)]
         error = error.__cause__ or error.__context__
-    # The last is the first that was raised: torch.save hides the operating system's error behind its own.
+    # The last is the first that was raised: torch.save replaces the operating system's error.
     return _FULL[reasons[-1]] if reasons else None
 
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path`: renamed to `path` when the block ends, deleted if it raises.
+    """A temporary path next to `path`: renamed to `path` when the block ends, deleted if it raises.
 
-    It ends like `path`, for libraries that choose a format by the suffix. A device or a named pipe cannot be replaced:
-    for those it is `path` itself.
+    It has the suffix of `path`, for libraries that choose a format by it. A device or a named pipe cannot be replaced,
+    so that it is written directly.
 
     Raises:
         DiskFull: the file could not be written for want of space.
@@ -86,10 +86,10 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary path beside `output` to write a folder to: renamed to `output` when the block ends.
+    """A temporary path next to `output` to write a folder to: renamed to `output` when the block ends.
 
     Raises:
-        UserError: see `require_new`; `DiskFull` for want of space.
+        UserError: as of `require_new`, or `DiskFull` for want of space.
     """
     require_new(output, overwrite)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def require_new(output: Path, overwrite: bool) -> None:
 
 
 def replace_folder(folder: Path, target: Path) -> None:
-    """Rename `folder` to `target`; an old `target` is deleted afterwards, or restored if renaming fails."""
+    """Rename `folder` to `target`. An old `target` is deleted afterwards, or restored if renaming fails."""
     if not target.exists():
         os.replace(folder, target)
         return

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 
 class UserError(ValueError):
-    """Something that the user can fix. The message is one line: the argument, its value, what to do."""
+    """Something that the user can fix. The message is one line: the argument, its value, the remedy."""
 
 
 class Interrupted(UserError):
@@ -25,17 +25,17 @@ class Interrupted(UserError):
 
 
 class DiskFull(UserError):
-    """A file was not written because of a full disk, a quota or a limit; the message names the folder."""
+    """A file was not written because of a full disk, a quota or a limit. The message names the folder."""
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """`did you mean X?` for the known name that is most similar to a mistyped one; None if none is similar."""
+    """Return `did you mean X?` with the known name that is most similar to `name`, or None if none is similar."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"did you mean {nearest[0]}?" if nearest else None
 
 
 def check_at_least_one(**values: int | None) -> None:
-    """Refuse numbers below 1; None is the default of an argument.
+    """Refuse numbers below 1. None, the default of an argument, is permitted.
 
     Raises:
         UserError: with the name and the value of the argument.
@@ -46,20 +46,20 @@ def check_at_least_one(**values: int | None) -> None:
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a script's `main` and exit with the status that it returns; None is 0.
+    """Run `main` and exit with the status that it returns. None is 0.
 
     Raises:
         SystemExit: always. Status 2 after a `UserError` or a file that cannot be read or written, 130 after Ctrl-C,
-            143 after SIGTERM; any other exception is a bug and keeps its traceback.
+            143 after SIGTERM. Any other exception is a bug and keeps its traceback.
     """
     try:
         status = main() or 0
     except UserError as error:
         status = _report(str(error), error.status if isinstance(error, Interrupted) else 2)
     except KeyboardInterrupt:
-        # Ctrl-C reaches every process of a distributed run; one message is enough.
+        # Ctrl-C reaches every process of a distributed run, and one message is enough.
         status = 130 if int(os.environ.get("RANK", "0")) else _report("interrupted", 130)
-    except BrokenPipeError:  # the reader closed the pipe (`… | head`), which is no error
+    except BrokenPipeError:  # the reader closed the pipe (`… | head`): no error
         sys.stderr.close()
         status = 0
     except OSError as error:

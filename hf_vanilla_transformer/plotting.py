@@ -1,4 +1,4 @@
-"""Figures as files, drawn with matplotlib, which is an optional dependency."""
+"""Figures as files, drawn with the optional dependency matplotlib."""
 
 import os
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from typing import Any
 from .atomic_write import atomic_file
 from .errors import UserError
 
-# For the scripts that matplotlib's default font lacks; those that are installed are used.
+# For scripts that matplotlib's default font lacks. The installed ones are used.
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Arial Unicode MS", "Noto Sans")
 _DPI = 150
-_MAX_PIXELS = 12_000  # on the longer side; matplotlib refuses more than 2^16 and needs memory for all of them
+_MAX_PIXELS = 12_000  # on the longer side. matplotlib refuses more than 2^16 and needs memory for all of them.
 
 
 def check_figure_path(path: str | os.PathLike) -> None:
@@ -27,7 +27,7 @@ def check_figure_path(path: str | os.PathLike) -> None:
 
 @contextmanager
 def figure_file(path: str | os.PathLike, **settings: Any) -> Iterator[Any]:
-    """A figure to draw on, which is written to `path` (atomically) when the block ends.
+    """A figure to draw on. It is written to `path` (atomically) when the block ends.
 
     The figure needs no display, and the user's matplotlib settings and backend stay as they are.
 
@@ -36,7 +36,7 @@ def figure_file(path: str | os.PathLike, **settings: Any) -> Iterator[Any]:
         settings: arguments of `matplotlib.figure.Figure`, such as `figsize` and `layout`.
 
     Raises:
-        UserError: see `check_figure_path`.
+        UserError: as of `check_figure_path`.
     """
     check_figure_path(path)
     import matplotlib

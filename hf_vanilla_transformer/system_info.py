@@ -36,10 +36,10 @@ def versions(*more: str) -> dict[str, str]:
     """The versions of Python, this package, `PACKAGES` and the packages in `more`, if they are installed."""
     from . import __version__  # a source tree on PYTHONPATH has no metadata
 
-    found = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
+    installed = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
     for name in (*PACKAGES, *more):
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed

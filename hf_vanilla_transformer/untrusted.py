@@ -1,4 +1,4 @@
-"""Reading untrusted input: what a library raises for a damaged or malicious file becomes a one-line `UserError`."""
+"""Read untrusted input: the errors of libraries about damaged or malicious files become one-line `UserError`s."""
 
 import json
 import pickle
@@ -18,13 +18,13 @@ from .errors import UserError
 
 _MAX_CHARACTERS = 300  # of a library's message
 _MAX_SHOWN = 80  # characters of a value in a message
-_MAX_DEPTH = 50  # of nested lists and mappings in YAML; parsers recurse
-_MAX_ALIASES = 100  # in YAML, each of which repeats a part of the file
+_MAX_DEPTH = 50  # of nested lists and mappings in YAML, because parsers recurse
+_MAX_ALIASES = 100  # in YAML: each repeats a part of the file
 _MAX_PLAIN = 2000  # characters of a YAML scalar without quotes: numbers are slow to read
 _MAX_OPTIONS = 2**20  # bytes of a YAML file of options
 _UNSAFE = re.compile(r"(?:Unsupported (?:global|class)|GLOBAL)\W+(?:GLOBAL )?([A-Za-z_][\w.]+)")
 
-# What torch, safetensors and transformers raise for truncated or overwritten files, and for inconsistent settings.
+# Raised by torch, safetensors and transformers for truncated or overwritten files, and for inconsistent settings.
 _DAMAGE = (
     *(RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, AssertionError),
     *(MemoryError, OSError, SafetensorError, StrictDataclassError, zipfile.BadZipFile),
@@ -38,9 +38,9 @@ def one_line(error: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value of an untrusted file for a message: one short line, whatever it holds.
+    """A value of an untrusted file for a message: one short line for any value.
 
-    A list that holds itself several times is small, and its text is not.
+    A list that contains itself several times is small, and its text is not.
     """
     if isinstance(value, str):
         return repr(value[:_MAX_SHOWN])[1:-1] + " …" * (len(value) > _MAX_SHOWN)
@@ -55,16 +55,16 @@ def shown(value: object) -> str:
 
 
 def require_file(path: Path, advice: str = "") -> Path:
-    """`path`, if it is a file; otherwise a UserError that ends with `advice`."""
+    """Return `path` if it is a file, or raise a UserError that ends with `advice`."""
     if not path.is_file():
         raise UserError(f"{path}: no such file" + (f"; {advice}" if advice else ""))
     return path
 
 
 def refuse_special_files(source: str | Path) -> None:
-    """A UserError for a device, a pipe or a socket in a checkpoint, also by a link: reading it may never end.
+    """Refuse devices, pipes and sockets in a checkpoint, also behind links: reading one may never return.
 
-    Missing files and links to nothing are left to the reader, which knows what it needs.
+    Missing files and links to nothing are left to the reader, because it knows which files it needs.
     """
     source = Path(source)
     for path in (source, *(sorted(source.rglob("*")) if source.is_dir() else ())):
@@ -73,26 +73,26 @@ def refuse_special_files(source: str | Path) -> None:
         except (OSError, RuntimeError):  # links in a circle are one or the other, depending on Python
             continue
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise UserError(f"{path}: neither a file nor a folder, nor a link to one; nothing was read")
+            raise UserError(f"{path}: neither a file nor a folder, nor a link to one: nothing was read")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A file that holds a JSON object; a UserError if it is missing or holds something else."""
+    """Read a JSON object, or raise a UserError if the file is missing or contains something else."""
     require_file(path, "name the folder of a model")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {one_line(error)}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged: it holds no JSON object")
+        raise UserError(f"{path} is damaged: it contains no JSON object")
     return value
 
 
 def parse_yaml_mapping(content: bytes, refusal: str, as_text: bool = False) -> dict[Any, Any]:
-    """A YAML mapping of plain data; a UserError that begins with `refusal` for anything else.
+    """Parse a YAML mapping of plain data. Anything else is a UserError that starts with `refusal`.
 
     Args:
-        as_text: keep every scalar as text, also `yes`, `null` and `1`, as a vocabulary needs; any size is permitted.
+        as_text: keep every scalar as text, also `yes`, `null` and `1`, as a vocabulary needs, and permit any size.
     """
     if len(content) > _MAX_OPTIONS and not as_text:
         raise UserError(f"{refusal} ({len(content)} bytes are too many)")
@@ -110,7 +110,7 @@ def parse_yaml_mapping(content: bytes, refusal: str, as_text: bool = False) -> d
 
 
 def _check_nesting(text: str, loader: Any, as_text: bool) -> None:
-    """Raise a ValueError for YAML that is nested too deeply, whose aliases multiply its size, or with long numbers."""
+    """Raise a ValueError for YAML with deep nesting, aliases that multiply its size, or long numbers."""
     depth, aliases, anchor_depth = 0, 0, None
     for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -134,7 +134,7 @@ def _check_nesting(text: str, loader: Any, as_text: bool) -> None:
 
 @contextmanager
 def reading_weights(path: str | Path) -> Iterator[None]:
-    """Wraps code that loads weights from an untrusted file or folder, with loaders that run no code from it.
+    """Wrap code that loads weights from an untrusted file or folder, with loaders that run no code from it.
 
     Raises:
         UserError: the weights are damaged, or reading them would need more than tensors and plain data.
@@ -144,9 +144,9 @@ def reading_weights(path: str | Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         unsafe = _UNSAFE.search(str(error))
         if unsafe is None:
-            raise UserError(f"{path}: damaged, or not written by torch.save; nothing of it was run") from None
+            raise UserError(f"{path}: damaged, or not written by torch.save. Nothing of it was run") from None
         raise UserError(
-            f"{path}: it holds {unsafe[1]}, which is neither tensor nor plain data; nothing of it was run. "
+            f"{path}: it contains {unsafe[1]}, neither a tensor nor plain data. Nothing of it was run. "
             f"If you trust the file, load it where it was made and save only its weights and options"
         ) from None
     except _DAMAGE as error:

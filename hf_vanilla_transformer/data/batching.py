@@ -1,4 +1,4 @@
-"""Samplers of sentence pairs: batches of similar lengths, which need little padding, in random order.
+"""Samplers of sentence pairs: batches of similar lengths need little padding, and come in random order.
 
 `LengthGroupedSampler` makes batches of a fixed number of pairs, `TokenBatchSampler` of a maximal number of tokens.
 """
@@ -19,8 +19,7 @@ def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
     """Source and target lengths in tokens, each (number of pairs,).
 
     Args:
-        dataset: rows with `input_ids` and `labels`; the columns of a `Dataset` are not turned into Python lists.
-            BPE-dropout (a transform, or a wrapper with the attribute `encoded`) is not applied.
+        dataset: rows with `input_ids` and `labels`. BPE-dropout (an attribute `encoded`) is not applied.
     """
     dataset = getattr(dataset, "encoded", dataset)
     if not isinstance(dataset, Dataset):
@@ -42,8 +41,8 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
     """Yields every row once per epoch, so that `batch_size` consecutive pairs have similar source and target lengths.
 
     Pairs are bucketed by source length (with bucket boundaries that shift every epoch), sorted by target length
-    within a bucket and split into batches, which are shuffled. The class of this name in transformers looks at one
-    side only and leaves the batches sorted by length, which hurts training with a high learning rate.
+    within a bucket and split into batches. The batches are shuffled. The class of this name in transformers looks at
+    one side only and leaves the batches sorted by length, and that hurts training with a high learning rate.
 
     Args:
         source_lengths, target_lengths: tokens, (number of pairs,).
@@ -58,7 +57,7 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the order is drawn for; `Trainer` calls it."""
+        """Set the epoch that determines the order. `Trainer` calls it."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -100,7 +99,7 @@ def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
 
     Args:
         lengths: tokens of each pair's longer side, (number of pairs,).
-        max_tokens: limit on either side of a batch; a pair that exceeds it alone forms a batch.
+        max_tokens: limit on either side of a batch. A pair that exceeds it alone forms a batch.
 
     Returns:
         Start index of each batch, and the end index of the last: (number of batches + 1,).
@@ -125,8 +124,8 @@ def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
         Start index of each group, and the end index of the last: (count + 1,).
     """
     border = np.concatenate([[0], np.cumsum(tokens)])
-    wanted = np.arange(count + 1) * (border[-1] / count)
-    nearest = np.searchsorted((border[:-1] + border[1:]) / 2, wanted)
+    targets = np.arange(count + 1) * (border[-1] / count)
+    nearest = np.searchsorted((border[:-1] + border[1:]) / 2, targets)
     step = np.arange(count + 1)
     starts = np.maximum.accumulate(nearest - step) + step  # strictly increasing …
     return np.minimum(starts, len(tokens) - count + step)  # … with a batch left for each group that follows
@@ -136,8 +135,8 @@ def shard_batches(batches: list[np.ndarray], lengths: np.ndarray, world_size: in
     """Distribute the batches of one update over the ranks: the same number to each, and about the same work.
 
     If the number of batches is no multiple of `world_size`, the largest are halved until it is. If there are fewer
-    pairs than ranks, the remaining ranks get a dummy pair, encoded as `~row`, which has no labels: they take part in
-    the gradient all-reduce with zeros, so that no rank waits forever.
+    pairs than ranks, the remaining ranks get a dummy pair without labels, encoded as `~row`. They take part in the
+    gradient all-reduce with zeros, so that no rank waits forever.
 
     Args:
         batches: row numbers of each batch.
@@ -170,19 +169,19 @@ def shard_batches(batches: list[np.ndarray], lengths: np.ndarray, world_size: in
 
 
 class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
-    """Yields the updates of an epoch, each as this rank's batches of row numbers; every pair occurs in one batch.
+    """Yields the updates of an epoch, each as this rank's batches of row numbers. Every pair occurs in one batch.
 
     Pairs sorted by length are split into batches of at most `max_tokens` source tokens and at most `max_tokens`
-    target tokens, padding included (§5.1; fairseq's `--max-tokens`). The batches are shuffled, and consecutive ones
-    form an update. Batch boundaries are the same in every epoch, so all epochs have the same number of updates;
-    each epoch shuffles the batches again, and the pairs among those of equal lengths. An update consists of the same
-    pairs for any number of ranks.
+    target tokens, padding included (§5.1, fairseq's `--max-tokens`). The batches are shuffled, and consecutive ones
+    form an update. Batch boundaries are the same in every epoch, so all epochs have the same number of updates. Each
+    epoch shuffles the batches again, and also pairs of equal lengths. An update consists of the same pairs for any
+    number of ranks.
 
     Args:
         source_lengths, target_lengths: tokens, (number of pairs,).
         max_tokens: limit of a batch.
-        tokens_per_update: approximate number of target tokens in an update; all updates have nearly the same number.
-            None for updates of `batches_per_update` batches each.
+        tokens_per_update: approximate number of target tokens, nearly the same in all updates. None for updates of
+            `batches_per_update` batches each.
         seed: determines the order together with the epoch.
         world_size, rank: number of processes that share an update, and the index of this one.
     """
@@ -218,12 +217,12 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the order of an epoch; the trainer calls it."""
+        """Draw the order of an epoch. The trainer calls it."""
         if epoch == self.epoch:
             return
         self.epoch = epoch
         rng = np.random.default_rng([*np.atleast_1d(self.seed), epoch])
-        # shuffles only within runs of equal lengths, which leaves the size of every batch as it is
+        # shuffles only within runs of equal lengths, so that every batch keeps its size
         self.rows = self.sorted[np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))]
         self.order = rng.permutation(len(self.tokens))
         if self.batches_per_update is None:

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 
 class BpeDropout:
-    """Tokenizes text with a tokenizer's merges, some of which are left out at random.
+    """Tokenizes text with a random part of a tokenizer's merges.
 
     Args:
-        tokenizer: a byte-pair encoding; it is not modified. Its normalizer and pre-tokenizer split text into words.
+        tokenizer: a byte-pair encoding, not modified. Its normalizer and pre-tokenizer split text into words.
 
     Raises:
         ValueError: it has no merges.
@@ -52,8 +52,8 @@ class BpeDropout:
     def segment(self, word: str, dropout: float, draw: Callable[[], float]) -> list[str]:
         """Split a word into tokens by Algorithm 1 of the paper.
 
-        Each step leaves out every possible merge with probability `dropout` and applies the best of the others; if
-        none is left, the segmentation is final.
+        Each step leaves out every possible merge with probability `dropout` and applies the best remaining one. If
+        none remains, the segmentation is final.
         """
         tokens = list(word)
         ranks = [self.rank.get(pair) for pair in zip(tokens, tokens[1:], strict=False)]

@@ -38,8 +38,8 @@ _ROWS_PER_WRITE = 10_000
 _LEFTOVER_SECONDS = 3600
 REPORTED_LINES = 5
 
-#: A larger share of rows that are not UTF-8 means another encoding. It is checked after so many rows, and at the end
-#: of an input that is read completely before training.
+#: A larger share of rows that are not UTF-8 means a different encoding. Checked after 1,000 rows, and at the end of an
+#: input that is read completely before training.
 _OTHER_ENCODING, _ROWS_FOR_ENCODING = 0.1, 1000
 _NOT_UTF8 = "not UTF-8"
 
@@ -48,7 +48,7 @@ RawPair = tuple[int, Any, Any]  # line number, source, target: not validated yet
 
 @dataclass
 class PairReport:
-    """Which rows of an input were kept and dropped. For a stream: of the rows read so far by this process.
+    """Counts of the rows of an input that were kept and dropped. A stream counts the rows that this process has read.
 
     Attributes:
         name: the input, as the user named it.
@@ -84,14 +84,14 @@ class PairReport:
             lines.append(line)
 
     def restore(self, other: "PairReport") -> None:
-        """Copy the counts of another report."""
+        """Copy the counts of a report."""
         vars(self).update(vars(other) | {"name": self.name})
 
     def summary(self) -> str:
         """One line, such as `kept 998 of 1,000 pairs; dropped 2: empty target (lines 7, 31)`."""
         text = f"kept {self.kept:,} of {self.seen:,} pairs"
         if self.repaired:
-            text += "; removed " + ", ".join(f"{count:,} × {what}" for what, count in self.repaired.items())
+            text += "; removed " + ", ".join(f"{count:,} × {repair}" for repair, count in self.repaired.items())
         if not self.dropped:
             return text
         several = len(self.dropped) > 1
@@ -103,14 +103,14 @@ class PairReport:
 
 
 def describe_dropped(reason: str, count: int, lines: Sequence[int]) -> str:
-    """A reason with the first lines that it applies to: `empty target (lines 7, 31, …)`."""
+    """A reason with the first lines that it applies to, such as `empty target (lines 7, 31, …)`."""
     numbers = ", ".join(map(str, lines)) + (", …" if count > len(lines) else "")
     return f"{reason} (line{'s' if count > 1 else ''} {numbers})"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of the source and the target, as far as the user named them."""
+    """The columns of the source and the target that the user named."""
 
     source_column: str | None = None
     target_column: str | None = None
@@ -126,10 +126,10 @@ class Columns:
             hint: appended to the error.
 
         Returns:
-            (column with a {language: text} of both sides, or None; key of the source; key of the target).
+            (column with a {language: text} of both sides, or None, key of the source, key of the target).
 
         Raises:
-            UserError: no match; the message lists the columns that exist.
+            UserError: no match. The message lists the existing columns.
         """
         parent: str | None = None
         source, target = self.source_column, self.target_column
@@ -151,7 +151,7 @@ class Columns:
 def _select_columns(
     rows: Iterable[tuple[int, Row | BadRow]], columns: Columns, where: str, hint: str
 ) -> Iterator[RawPair]:
-    """Extract both sentences from each row; the first valid row determines the columns."""
+    """Extract both sentences from each row. The first valid row determines the columns."""
     names: tuple[str | None, str, str] | None = None
     for line, row in rows:
         if isinstance(row, BadRow):
@@ -183,7 +183,7 @@ def _defect(side: str, text: Any) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        # "surrogateescape" reads a byte as one of these; JSON can contain other lone surrogates, such as "\ud83d"
+        # "surrogateescape" reads a byte as one of these. JSON can also contain lone surrogates such as "\ud83d".
         byte = 0xDC80 <= ord(text[error.start]) <= 0xDCFF
         return f"{side} is {_NOT_UTF8 if byte else 'not valid Unicode'}"
     if "\0" in text:
@@ -206,14 +206,14 @@ def _valid_pairs(source: "Source", report: PairReport) -> Iterator[RawPair]:
     if report.seen < _ROWS_FOR_ENCODING:
         _check_encoding(report)
     if not report.kept:
-        raise UserError(f"{report.name} holds no usable pair: {report.summary()}")
+        raise UserError(f"{report.name} contains no usable pair: {report.summary()}")
 
 
 def _check_encoding(report: PairReport) -> None:
-    """Refuse an input in another encoding, of which only the sentences without accents would be kept."""
+    """Refuse an input in a different encoding. Only its sentences without accents would be kept."""
     wrong = {reason: count for reason, count in report.dropped.items() if reason.endswith(_NOT_UTF8)}
     if sum(wrong.values()) > _OTHER_ENCODING * report.seen:
-        reason = max(wrong, key=lambda each: wrong[each])
+        reason = max(wrong, key=lambda name: wrong[name])
         where = describe_dropped(reason, wrong[reason], report.first_lines[reason])
         raise UserError(
             f"{report.name}: {sum(wrong.values()):,} of {report.seen:,} rows are not UTF-8, {where}: "
@@ -223,7 +223,7 @@ def _check_encoding(report: PairReport) -> None:
 
 @dataclass
 class Source:
-    """An input, and what reads it: its dataset if it is one, and its columns."""
+    """An input with its columns, and the dataset if it is one."""
 
     input: Input
     columns: Columns
@@ -245,7 +245,7 @@ class Source:
     def _rows_of(self, data: Dataset | IterableDataset) -> Iterator[tuple[int, Row]]:
         name = self.input.name
         if data.column_names is not None:
-            # do not decode other columns, which may be images
+            # decode no other columns: they may be images
             parent, source, target = self.columns.names_in(data.column_names, name)
             data = data.select_columns([parent] if parent else list(dict.fromkeys([source, target])))
         line = 0
@@ -272,13 +272,13 @@ class Source:
 
 
 def load_source(source: Source, streaming: bool) -> tuple[Dataset | IterableDataset, PairReport]:
-    """Read and validate one input; see `load_pairs`."""
+    """Read and validate one input as `load_pairs` describes."""
     report = PairReport(source.input.name)
     return (_stream if streaming else _table)(source, report), report
 
 
 def open_dataset(chosen: Input, split: str, streaming: bool, field: str) -> Dataset | IterableDataset:
-    """Open a split of a folder or of a dataset on the Hub; errors become one line that starts with `field`."""
+    """Open a split of a folder or of a dataset on the Hub. Errors become one line that starts with `field`."""
     folder = Path(str(chosen.dataset))
     try:
         if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):
@@ -331,7 +331,7 @@ def _table(source: Source, report: PairReport) -> Dataset:
 
 
 def cache_file(name: str) -> Path:
-    """Path of a file in the cache of `datasets`; its folder is created."""
+    """Path of a file in the cache of `datasets`. Creates the folder."""
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_vanilla_transformer"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
@@ -340,10 +340,10 @@ def cache_file(name: str) -> Path:
 def remove_leftovers() -> None:
     """Delete the temporary files that killed processes left in the cache: those not written to for an hour.
 
-    `atomic_file` hides its files with a leading dot; `datasets` calls its own `tmp…` while it encodes.
+    The names of `atomic_file` start with a dot, and those of `datasets` with `tmp` while it encodes.
     """
     for path in cache_file("").iterdir():
-        with suppress(OSError):  # another process was faster, or another user owns it
+        with suppress(OSError):  # a parallel process was faster, or a different user owns it
             if path.name.startswith((".", "tmp")) and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
                 path.unlink()
 

@@ -19,7 +19,7 @@ _COLUMNS = ["input_ids", "labels", "length", "line"]
 
 @dataclass
 class EncodingReport:
-    """Which pairs exceeded a length limit. For a stream: of the pairs read so far by this process.
+    """Counts of the pairs that exceed a length limit. A stream counts the pairs that this process has read.
 
     Attributes:
         dropped: whether pairs over a limit were dropped (training) or kept (evaluation).
@@ -63,13 +63,13 @@ def encode_pairs(
     Args:
         pairs: columns `source` and `target`, and optionally `line`, the line numbers for the report.
         tokenizer: of the source.
-        target_tokenizer: of the target; None for a joint vocabulary.
-        max_source_length, max_target_length: limits in tokens, `</s>` included; None for no limit.
+        target_tokenizer: of the target, or None for a joint vocabulary.
+        max_source_length, max_target_length: limits in tokens, `</s>` included, or None for no limit.
         drop_too_long: drop pairs over a limit (training). Evaluation keeps all pairs, because scores on a subset of
             the test set are not comparable.
 
     Returns:
-        Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, cached by `datasets`; and the
+        Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, cached by `datasets`, and the
         report.
 
     Raises:
@@ -96,7 +96,7 @@ def encode_pairs(
 
 
 class _Encode:
-    """Tokenizes a batch of pairs; a class, because `datasets` would hash everything that a closure captures."""
+    """Tokenizes a batch of pairs. It is a class, because `datasets` would hash everything that a closure captures."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
@@ -145,16 +145,15 @@ def with_bpe_dropout(
 ) -> Any:
     """Tokenize training text again in every epoch, with BPE-dropout (Provilkov et al. 2020, arXiv 1910.13267).
 
-    The text is decoded from the ids. Its segmentation depends only on `seed`, the epoch (`set_epoch`, which
-    `VanillaTransformerTrainer` calls) and the pair's `line`, not on the process or worker, nor on pairs read before.
-    `length`, by which batches are made, remains the length without dropout; the new ids are longer (on Multi30k with
-    10,000 tokens 1.29 times at 0.1 and 1.97 times at 0.3; with the BPE-dropout of `tokenizers`, which retries
-    left-out merges, 1.16 and 1.67 times).
+    The text is decoded from the ids. Its segmentation depends only on `seed`, the epoch (the trainer calls
+    `set_epoch`) and the pair's `line`, not on the process or worker, nor on pairs read before. `length` remains the
+    length without dropout. The new ids are longer: on Multi30k with 10,000 tokens 1.29 times at 0.1 and 1.97 times at
+    0.3. `tokenizers`, whose BPE-dropout retries left-out merges, has 1.16 and 1.67 times.
 
     Args:
         encoded: from `encode_pairs`.
-        tokenizer, target_tokenizer: those that encoded it.
-        dropout: probability of leaving out a merge; 0.1 in the paper. 0 returns `encoded`.
+        tokenizer, target_tokenizer: the tokenizers that encoded it.
+        dropout: probability of leaving out a merge, 0.1 in the paper. 0 returns `encoded`.
         seed: of the random numbers.
 
     Returns:
@@ -175,7 +174,7 @@ def with_bpe_dropout(
 
 
 class BpeDropoutDataset(torch.utils.data.Dataset):
-    """Rows of a dataset, tokenized again in every epoch; see `with_bpe_dropout`."""
+    """Rows of a dataset, tokenized again in every epoch by `with_bpe_dropout`."""
 
     def __init__(self, encoded: Dataset, segment: "_Resegment"):
         self.encoded, self.segment = encoded, segment
@@ -195,7 +194,7 @@ class BpeDropoutDataset(torch.utils.data.Dataset):
 
 
 class BpeDropoutStream(torch.utils.data.IterableDataset):
-    """Rows of a stream, tokenized again in every epoch; see `with_bpe_dropout`."""
+    """Rows of a stream, tokenized again in every epoch by `with_bpe_dropout`."""
 
     def __init__(self, stream: IterableDataset, segment: "_Resegment"):
         self.stream, self.segment = stream, segment
@@ -233,7 +232,7 @@ class _Resegment:
         return {**pair, **{side: self.resegment(side, pair[side], self.dropout, draw) for side in self.sides}}
 
     def resegment(self, side: str, ids: list[int], dropout: float, draw: Any = None) -> list[int]:
-        """New ids of one side; special tokens at its ends are kept."""
+        """New ids of one side. Special tokens at its ends are kept."""
         tokenizer = self.sides[side]
         special = set(tokenizer.all_special_ids)
         start = next((index for index, each in enumerate(ids) if each not in special), 0)

@@ -23,7 +23,7 @@ from .numbers import number_pairs
 
 @dataclass
 class MixtureReport:
-    """The reports of the inputs of a mixture; see `PairReport`.
+    """The reports of the inputs of a mixture.
 
     Attributes:
         parts: one report for each input.
@@ -35,7 +35,7 @@ class MixtureReport:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the pairs of all inputs and of the weights; empty before streams have been read."""
+        """Hash of the pairs of all inputs and of the weights. Empty until streams have been read."""
         if not all(part.fingerprint for part in self.parts):
             return ""
         text = " ".join(f"{part.fingerprint}×{weight}" for part, weight in zip(self.parts, self.weights, strict=True))
@@ -69,13 +69,13 @@ def load_pairs(
 
     Args:
         inputs: as of `parse_inputs`. CSV and TSV files need a header.
-        weights: whole numbers from 1, one for each input; None is 1 for all. The module's docstring explains them.
+        weights: whole numbers from 1, one for each input, or None for 1. The module's docstring explains them.
         split: the split of datasets.
         field: the name of the argument in errors about inputs.
         source_lang, target_lang: keys in the column `translation`, names of columns, languages of a translation
             memory (`en` finds `en-GB`), suffixes of the files of a prefix, or languages of the built-in corpus.
         source_column, target_column: names of columns. If none of the four is given: `source` and `target`.
-        streaming: read while iterating, without a table on disk; errors and the report come during iteration.
+        streaming: read while iterating, without a table on disk. Errors and the report come during iteration.
         numbers_size, seed: of the built-in corpus.
 
     Returns:
@@ -111,7 +111,7 @@ def load_pairs(
             parts = [pairs.select_columns(["source", "target"]), Dataset(pa.table({"line": lines}))]
             tables.append(concatenate_datasets(parts, axis=1))  # the text stays memory-mapped
             last_line = int(lines[-1])
-    # `datasets` caches what is computed from the table under this name
+    # `datasets` caches the results of `map` under this name
     return Dataset(concatenate_datasets(tables).data, fingerprint=report.fingerprint), report
 
 

@@ -18,16 +18,16 @@ def number_pairs(
 ) -> DatasetDict:
     """Spell numbers in two languages: "two hundred and thirty-four", "zweihundertvierunddreißig".
 
-    Each number occurs once in the corpus. Every number of digits gets the same share, as far as it has enough
-    numbers: a uniform sample of a million numbers would have 900,000 with six digits and hardly any with two.
-    The splits are random, so that short numbers are held out as often as long ones.
+    Each number occurs once in the corpus. Every number of digits gets the same share if it has enough numbers: a
+    uniform sample of a million numbers would have 900,000 with six digits and hardly any with two. The splits are
+    random, so that short numbers are held out as often as long ones.
 
     Args:
         size: number of training pairs.
         seed: determines the corpus.
         source_lang, target_lang: languages of `num2words`, "en", "de", "fr", "pt_BR", ….
         held_out: number of pairs in each of `validation` and `test`, with numbers that `train` does not contain.
-        maximum: the largest number; the smallest is 0.
+        maximum: the largest number. The smallest is 0.
 
     Returns:
         Splits `train`, `validation`, `test` with the columns `source` and `target`.
@@ -72,7 +72,7 @@ def _draw(count: int, maximum: int, rng: random.Random) -> list[int]:
     digits = range(1, len(str(maximum)) + 1)
     ranges = [range(10 ** (n - 1) if n > 1 else 0, min(10**n, maximum + 1)) for n in digits]
     numbers: list[int] = []
-    # the smallest range first: larger ones compensate for what it lacks
+    # the smallest range first: larger ones compensate for its missing numbers
     ranges.sort(key=len)
     for position, values in enumerate(ranges):
         share = -(-(count - len(numbers)) // (len(ranges) - position))

@@ -1,4 +1,4 @@
-"""Rows of files, one reader per format; errors name the file and the line.
+"""Rows of files, with a reader for each format. Errors name the file and the line.
 
 Only "\\n" ends a line of text: a sentence may contain U+2028, a form feed or a lone "\\r", and splitting there
 would misalign a parallel corpus silently.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ..errors import UserError
-from ..untrusted import one_line
+from ..untrusted import one_line, require_file
 
 Row = Mapping[str, Any]
 #: repair -> number of lines that it was made in
@@ -25,12 +25,12 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _BYTE_ORDER_MARK = "\ufeff"
 
 CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"
-#: advice for a table whose columns have not the names that were asked for
+#: advice for a table without the requested columns
 NEEDS_HEADER = "the first line of a CSV or TSV file names its columns: add it if it is missing"
 
 
 class BadRow(str):
-    """Replaces a row that cannot be read; its text is the reason."""
+    """Replaces a row that cannot be read. Its text is the reason."""
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
@@ -59,14 +59,8 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield numbered
 
 
-def require_file(path: Path) -> None:
-    """Raises UserError: `path` is a folder, or does not exist."""
-    if not path.is_file():
-        raise UserError(f"{path} is {'a folder, not a file' if path.is_dir() else 'not there: no such file'}")
-
-
 def open_binary(path: Path) -> IO[bytes]:
-    """Open a file for reading bytes, decompressed if its first bytes are those of gzip."""
+    """Open a file for reading bytes, decompressed if it starts with the bytes of gzip."""
     require_file(path)
     with path.open("rb") as handle:
         zipped = handle.read(2) == _GZIP_MAGIC
@@ -74,7 +68,7 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def decode_line(raw: bytes, name: str | Path, number: int, remedy: str = CONVERT_FILE) -> str:
-    """The text of a line without its end; `remedy` is the advice about a line that is not UTF-8."""
+    """The text of a line without its end. `remedy` is the advice about a line that is not UTF-8."""
     try:
         text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
@@ -114,13 +108,13 @@ def _count(repairs: Repairs, repair: str) -> None:
 
 
 def read_parallel(source_file: Path, target_file: Path, repairs: Repairs) -> Iterator[tuple[int, str, str]]:
-    """Read two files whose n-th lines are translations of each other.
+    """Read two files in which line n of one translates line n of the other.
 
     Yields:
         (line number from 1, source line, target line).
 
     Raises:
-        UserError: as `repaired_lines`; or the files have different numbers of lines.
+        UserError: as of `repaired_lines`, or the files have different numbers of lines.
     """
     sources, targets = repaired_lines(source_file, repairs), repaired_lines(target_file, repairs)
     for line, (source, target) in enumerate(zip_longest(sources, targets), start=1):
@@ -167,14 +161,14 @@ class _RepeatedName(ValueError):
 
 
 def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(items)  # of equal names it takes the last
-    if len(found) < len(items):
+    row = dict(items)  # with the last of equal names
+    if len(row) < len(items):
         raise _RepeatedName(repr(_repeated([name for name, _ in items])))
-    return found
+    return row
 
 
 def _repeated(names: list[str]) -> str | None:
-    """A name that occurs twice, or None; empty ones have no text."""
+    """A name that occurs twice, or None. Empty names may."""
     return next((name for number, name in enumerate(names) if name and name in names[:number]), None)
 
 
@@ -228,7 +222,7 @@ def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
 
 
 def _rows(records: Iterator[tuple[int, list[str] | BadRow]], path: Path) -> Iterator[tuple[int, Row | BadRow]]:
-    """Name the cells of each record by those of the first."""
+    """Name the cells of each record by the first record."""
     header: list[str] | None = None
     for line, cells in records:
         if isinstance(cells, BadRow):
@@ -297,11 +291,11 @@ def is_readable(path: Path) -> bool:
 
 
 def read_rows(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
-    """Read a file of rows in the format of its suffix; all but Parquet may also be gzipped, with the suffix `.gz`.
+    """Read a file of rows in the format of its suffix. All but Parquet may also be gzipped, with the suffix `.gz`.
 
     Args:
         path: the file.
-        repairs: counts what was repaired in its lines.
+        repairs: counts the repairs in its lines.
 
     Raises:
         UserError: an unknown suffix, or a malformed file.

@@ -1,4 +1,4 @@
-"""A joint SentencePiece vocabulary, for models that other translators use: Argos Translate, LibreTranslate, Marian."""
+"""A joint SentencePiece vocabulary, for models that Argos Translate, LibreTranslate or Marian will use."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def train_sentencepiece_tokenizer(
         A `MarianTokenizer` with `<s>` = 0, `<pad>` = 1, `</s>` = 2, `<unk>` = 3, as `train_tokenizer` gives them.
 
     Raises:
-        UserError: sentencepiece is not installed, or cannot train so many tokens.
+        UserError: sentencepiece is not installed, or cannot train `vocab_size` tokens.
     """
     try:
         import sentencepiece

@@ -20,7 +20,7 @@ def select_rows(row_of: Callable[[int], dict[str, Any]], batches: list[list[int]
 
     Args:
         row_of: from a row number to the row.
-        batches: row numbers; `~row` for a dummy pair, whose labels become -100.
+        batches: row numbers, with `~row` for a dummy pair: its labels become -100.
     """
     return [[row_of(row) if row >= 0 else _without_labels(row_of(~row)) for row in batch] for batch in batches]
 
@@ -33,7 +33,7 @@ class TokenBatchDataset(torch.utils.data.Dataset):
     """Fetches the pairs of a whole update, given the row numbers of its batches.
 
     Args:
-        dataset: rows by number; with `__getitems__`, all rows of an update are read at once.
+        dataset: rows by number. `__getitems__`, if it has it, reads all rows of an update at once.
     """
 
     def __init__(self, dataset: Any):
@@ -51,11 +51,11 @@ class TokenBatchDataset(torch.utils.data.Dataset):
 class StreamingTokenBatches(torch.utils.data.IterableDataset):
     """Token batches from a stream: buffers one window of pairs at a time and yields its updates.
 
-    Every rank reads the whole stream and keeps its own share of each update, so that all have the same number.
+    Every rank reads the whole stream and keeps its share of each update, so that all ranks have as many updates.
 
     Args:
         stream: pairs with `input_ids` and `labels`. If it has `state_dict` and `load_state_dict`, like an
-            `IterableDataset` of `datasets`, resuming reads one window again; otherwise it reads from the start.
+            `IterableDataset` of `datasets`, resuming reads one window again. Otherwise it reads from the start.
         window: number of buffered pairs.
         seed: as of `TokenBatchSampler`.
         plan: its other arguments, except the lengths.
@@ -68,7 +68,7 @@ class StreamingTokenBatches(torch.utils.data.IterableDataset):
         self._position = _start_of(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the order is drawn for; the trainer calls it."""
+        """Set the epoch that determines the order. The trainer calls it."""
         self.epoch = epoch
         if hasattr(self.stream, "set_epoch"):
             self.stream.set_epoch(epoch)
@@ -83,14 +83,14 @@ class StreamingTokenBatches(torch.utils.data.IterableDataset):
         self._position = dict(position)
 
     def __iter__(self) -> Iterator[list[Rows]]:
-        begin = self._position if self._position["epoch"] == self.epoch else _start_of(self.epoch)
+        start = self._position if self._position["epoch"] == self.epoch else _start_of(self.epoch)
         seekable = hasattr(self.stream, "load_state_dict")
-        if seekable and begin["stream"] is not None:
-            self.stream.load_state_dict(begin["stream"])
+        if seekable and start["stream"] is not None:
+            self.stream.load_state_dict(start["stream"])
         rows = iter(self.stream)
         if not seekable:
-            deque(islice(rows, begin["window"] * self.window), maxlen=0)  # skip
-        number, done = begin["window"], begin["update"]
+            deque(islice(rows, start["window"] * self.window), maxlen=0)  # skip
+        number, done = start["window"], start["update"]
         state, window = self._stream_state(), list(islice(rows, self.window))
         while window:
             # one row ahead tells whether this window is the last
@@ -122,8 +122,8 @@ def collate_batches(
 
     Args:
         batches: rows with `input_ids` and `labels`.
-        row_unit: B · S and B · T become multiples of it, by padding and dummy pairs, which have no labels: a matrix
-            product that keeps kernels for each shape then has few.
+        row_unit: B · S and B · T become multiples of it, by padding and dummy pairs without labels, so that a matrix
+            product that keeps a kernel for each shape keeps few.
         pad_token_id: of sources and decoder inputs.
     """
     if row_unit == 1:
@@ -147,7 +147,7 @@ def _collate_rounded(batch: Rows, collator: Callable[[Rows], Any], row_unit: int
 
 
 def rounded_shape(pairs: int, source: int, target: int, row_unit: int) -> tuple[int, int, int]:
-    """The smallest (B, S, T) of at least so many pairs and tokens with B · S and B · T in whole `row_unit`s."""
+    """The smallest (B, S, T) with at least these sizes in which B · S and B · T are multiples of `row_unit`."""
     shapes = []
     for more in range(pairs, pairs + row_unit):
         unit = row_unit // math.gcd(row_unit, more)

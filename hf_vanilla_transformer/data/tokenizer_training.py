@@ -50,11 +50,11 @@ def train_tokenizer(
 
     `decode(ids, skip_special_tokens=True)` restores any text exactly (with `lowercase`: its lower-cased form):
     spaces, line breaks, composed and decomposed accents, every script. Special tokens in a text, such as "</s>", are
-    ordinary text. `</s>` is appended to source and target; the decoder starts with `<s>`.
+    ordinary text. `</s>` is appended to source and target. The decoder starts with `<s>`.
 
     Args:
         texts: sentences of both languages for a joint vocabulary (§3.4 shares one embedding matrix).
-        vocab_size: number of tokens, including 4 special tokens and 256 bytes; at most a million. The result is
+        vocab_size: number of tokens, including 4 special tokens and 256 bytes, at most a million. The result is
             smaller if too few pairs of tokens occur `min_frequency` times.
         min_frequency: how often a pair must occur to be merged.
         lowercase: lower-case all text.
@@ -81,7 +81,7 @@ def train_tokenizer(
 
 
 def fast_tokenizer(backend: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
-    """A tokenizer that appends `eos_token`; special tokens in a text are ordinary text."""
+    """A tokenizer that appends `eos_token` and takes special tokens in a text for ordinary text."""
     eos = special["eos_token"]
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A {eos}", pair=f"$A {eos} $B:0 {eos}:0", special_tokens=[(eos, backend.token_to_id(eos))]
@@ -120,8 +120,7 @@ def _trained_backend(
 
 
 def without_long_words(texts: Iterable[str]) -> Iterator[str]:
-    """The texts without runs of more than 1,000 letters and digits, other signs or spaces; logs a warning with their
-    number."""
+    """Leave out runs of more than 1,000 letters and digits, other signs or spaces. Log a warning with their number."""
     left_out = 0
     for text in texts:
         if len(text) > _LONGEST_WORD:
@@ -130,13 +129,13 @@ def without_long_words(texts: Iterable[str]) -> Iterator[str]:
         yield text
     if left_out:
         _LOGGER.warning(
-            "tokenizer training left out %d words of more than %d characters, which are no language",
+            "tokenizer training left out %d words of more than %d characters, which no language has",
             *(left_out, _LONGEST_WORD),
         )
 
 
 def _train_interruptibly(backend: Tokenizer, texts: Iterator[str], trainer: Any) -> None:
-    """Train in another thread: in the main thread, Python would see a Ctrl-C only after Rust has returned."""
+    """Train in a second thread: in the main thread, Python would see a Ctrl-C only after Rust has returned."""
     errors: list[BaseException] = []
     stopped = threading.Event()
 
@@ -160,7 +159,7 @@ def _train_interruptibly(backend: Tokenizer, texts: Iterator[str], trainer: Any)
 def _untrained_backend(lowercase: bool) -> Tokenizer:
     backend = Tokenizer(models.BPE())
     # A space before every text, stripped by the decoder, gives a word the same token at the start of a sentence as
-    # within it. `add_prefix_space` adds none before a text that starts with a space, which decoding cannot detect.
+    # within it. `add_prefix_space` adds none before a text that starts with a space, and decoding cannot detect that.
     space = normalizers.Prepend(" ")
     backend.normalizer = normalizers.Sequence([space, normalizers.Lowercase()]) if lowercase else space
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -171,12 +170,12 @@ def _untrained_backend(lowercase: bool) -> Tokenizer:
 def save_tokenizers(
     directory: str | Path, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase | None = None
 ) -> None:
-    """Save the tokenizers of a checkpoint, without BPE-dropout; a separate target tokenizer in `target_tokenizer`.
+    """Save the tokenizers of a checkpoint, without BPE-dropout, and a separate target one in `target_tokenizer`.
 
     Args:
-        directory: the checkpoint's folder; created if necessary.
+        directory: the checkpoint's folder, created if necessary.
         source: tokenizer of the source language, or of both.
-        target: tokenizer of the target language; None or `source` for a joint one.
+        target: tokenizer of the target language, or None or `source` for a joint one.
 
     Raises:
         UserError: `directory` is a file.
@@ -190,11 +189,11 @@ def save_tokenizers(
         if target is not None and target is not source:
             _save(target, target_folder)
     if (target is None or target is source) and target_folder.is_dir():
-        shutil.rmtree(target_folder)  # of an earlier save; `load_tokenizers` would load it
+        shutil.rmtree(target_folder)  # of an earlier save, and `load_tokenizers` would load it
 
 
 def _save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save under the class name that transformers 4 knows, too, which many servers and exporters still have."""
+    """Save under a class name that transformers 4 knows, too. Many servers and exporters still have it."""
     _without_dropout(tokenizer).save_pretrained(str(folder))
     config = folder / "tokenizer_config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))
@@ -217,7 +216,7 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
     """Load the tokenizers of a checkpoint.
 
     Args:
-        directory: a folder written by `save_tokenizers`, or any that `AutoTokenizer` loads; a model's name on the Hub.
+        directory: a folder of `save_tokenizers`, or a folder or name on the Hub that `AutoTokenizer` loads.
 
     Returns:
         (source tokenizer, target tokenizer), the same object if the folder has no `target_tokenizer`.

@@ -1,7 +1,7 @@
 """Sentence pairs of translation memories: TMX 1.x, and XLIFF 1.2 and 2.x.
 
-The XML is untrusted: entities and DTDs are neither resolved nor fetched, a file that declares an entity is refused. It
-is read as a stream, one unit at a time, so that its size does not matter.
+The XML is untrusted: entities and DTDs are neither resolved nor fetched. A file that declares an entity is refused.
+It is read as a stream, one unit at a time, so that its size does not matter.
 """
 
 from collections.abc import Iterator
@@ -15,20 +15,29 @@ from .readers import BadRow, open_binary
 FORMATS = (".tmx", ".xliff", ".xlf")
 
 _UNITS = {"tmx": {"tu"}, "xliff": {"trans-unit", "segment"}}
-_ELEMENTS = ("tmx", "xliff", "file", "group", "unit", "tu", "trans-unit", "segment")  # that hold units, or are units
-#: Inline elements whose content is markup of the original document; that of `hi`, `g`, `pc` and `mrk` is text.
+_ELEMENTS = (
+    "tmx",
+    "xliff",
+    "file",
+    "group",
+    "unit",
+    "tu",
+    "trans-unit",
+    "segment",
+)  # that contain units, or are units
+#: Inline elements that contain markup of the original document. `hi`, `g`, `pc` and `mrk` contain text.
 _MARKUP = {"bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"}
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 MemoryPair = tuple[int, str | None, str | None]  # number of the unit, source, target
 
 
-def language_match(wanted: str, found: str | None) -> int:
-    """How well a language code fits: 3 the same, 2 one is more specific (`en`, `en-GB`), 0 another language.
+def language_match(requested: str, code: str | None) -> int:
+    """How well a language code fits: 3 the same, 2 one is more specific (`en`, `en-GB`), 0 a different language.
 
-    Case does not matter, nor whether "-" or "_" separates the parts of a code.
+    Upper and lower case, and "-" and "_" between the parts of a code, make no difference.
     """
-    first, second = (code.replace("_", "-").lower().split("-") for code in (wanted, found or ""))
+    first, second = (each.replace("_", "-").lower().split("-") for each in (requested, code or ""))
     if first == second:
         return 3
     shorter = min(len(first), len(second))
@@ -38,35 +47,35 @@ def language_match(wanted: str, found: str | None) -> int:
 def read_memory(path: Path, source_lang: str | None, target_lang: str | None) -> Iterator[MemoryPair]:
     """Read the pairs of a translation memory, plain or `.gz`.
 
-    Inline markup is removed from the text. A unit with several variants of a language gives the one whose code fits
-    best, the first of equals. An XLIFF whose languages are the other way round is read from target to source.
+    Inline markup is removed from the text. A unit with several variants of a language gives the variant with the best
+    code, the first of equals. An XLIFF file in the opposite direction is read from target to source.
 
     Args:
         path: `.tmx`, `.xlf` or `.xliff`.
-        source_lang, target_lang: language codes; `en` also finds `en-GB`, and `en-GB` finds `en`.
+        source_lang, target_lang: language codes. `en` also finds `en-GB`, and `en-GB` finds `en`.
 
     Yields:
-        (number of the unit from 1, source, target); a missing side is None.
+        (number of the unit from 1, source, target), with None for a missing side.
 
     Raises:
         UserError: a language is not given or does not occur, the XML is damaged or declares entities.
     """
     if not source_lang or not target_lang:
         raise UserError(f"{path}: a translation memory needs source_lang and target_lang, such as en and de")
-    languages, found = dict[str, None](), [False, False]
+    languages, occurs = dict[str, None](), [False, False]
     number = 0
     for number, texts in enumerate(_units(path), start=1):
         languages.update(dict.fromkeys(code for code, _ in texts))
         source, target = _best(texts, source_lang), _best(texts, target_lang)
-        found = [found[0] or source is not None, found[1] or target is not None]
+        occurs = [occurs[0] or source is not None, occurs[1] or target is not None]
         yield number, source, target
-    for wanted, there in zip((source_lang, target_lang), found, strict=True):
-        if number and not there:
-            raise UserError(f"{path} has the languages {', '.join(map(repr, languages))}, not {wanted!r}")
+    for requested, exists in zip((source_lang, target_lang), occurs, strict=True):
+        if number and not exists:
+            raise UserError(f"{path} has the languages {', '.join(map(repr, languages))}, not {requested!r}")
 
 
-def _best(texts: list[tuple[str, str]], wanted: str) -> str | None:
-    fit, text = max(((language_match(wanted, code), text) for code, text in texts), key=lambda each: each[0])
+def _best(texts: list[tuple[str, str]], requested: str) -> str | None:
+    fit, text = max(((language_match(requested, code), text) for code, text in texts), key=lambda match: match[0])
     return text if fit else None
 
 
@@ -99,7 +108,7 @@ def _units(path: Path) -> Iterator[list[tuple[str, str]]]:
 
 
 def _checked_root(path: Path, root: Any) -> str:
-    """The kind of document; refuses others, and entities, which can refer to other files or grow without bound."""
+    """The kind of document. Refuses entities: they can refer to other files or grow without bound."""
     dtd = root.getroottree().docinfo.internalDTD
     declared = [] if dtd is None else [entity.name for entity in dtd.iterentities()]
     if declared:
@@ -136,7 +145,7 @@ def _xliff_variants(unit: Any, languages: dict[str, str]) -> list[tuple[str, str
 
 
 def _segment(element: Any) -> str:
-    """The text of a segment; a `BadRow` for one with an entity that is declared nowhere, or only in a DTD."""
+    """The text of a segment, or a `BadRow` for an entity that is declared nowhere, or only in a DTD."""
     if any(not isinstance(child.tag, str) for child in element.iter()):
         return BadRow("an entity stands for a part of the text")
     return _text(element)

@@ -22,13 +22,13 @@ from .tokenizer_training import without_long_words
 def extend_tokenizer(
     tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], more: int, min_frequency: int = 2
 ) -> PreTrainedTokenizerFast:
-    """Append merges learned from new text to those of a byte-pair encoding.
+    """Append merges learned from new text to a byte-pair encoding.
 
     Old tokens keep their ids, and the old merges are applied first. The new merges may also apply to text of the old
-    languages, which can then take fewer tokens but still decodes to itself.
+    languages: it can take fewer tokens, and still decodes to itself.
 
     Args:
-        tokenizer: a byte-pair encoding; it is not modified.
+        tokenizer: a byte-pair encoding, not modified.
         texts: sentences of the new language.
         more: number of tokens to add. Fewer are added if too few pairs of tokens occur `min_frequency` times.
         min_frequency: how often a pair must occur to be merged.
@@ -73,7 +73,7 @@ def _count_words(backend: Tokenizer, texts: Iterable[str]) -> Counter[tuple[str,
 def _learn_merges(frequencies: Counter[tuple[str, ...]], min_frequency: int) -> Iterator[tuple[str, str]]:
     """Byte-pair encoding (Sennrich et al. 2016, Algorithm 1) that starts from tokens instead of characters.
 
-    `tokenizers` can only start from characters; many of the merges would then never apply after the old ones.
+    `tokenizers` can only start from characters, and many of those merges would never apply after the old ones.
     """
     words, counts = [list(tokens) for tokens in frequencies], list(frequencies.values())
     pairs: Counter[tuple[str, str]] = Counter()
@@ -120,18 +120,18 @@ def _merged(word: list[str], pair: tuple[str, str]) -> list[str]:
 def extend_embeddings(
     model: PreTrainedModel, old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase, side: str = "source"
 ) -> None:
-    """Resize a model's embeddings to an extended tokenizer; old tokens keep their rows and their logits.
+    """Resize a model's embeddings to an extended tokenizer. Old tokens keep their rows and their logits.
 
     A new token is initialised to the mean of the old tokens that it replaces, in each matrix and in the output bias.
 
     Args:
-        model: modified in place; with shared embeddings, all matrices grow.
+        model: modified in place. With shared embeddings, all matrices grow.
         old: the tokenizer that the model was trained with.
         new: from `extend_tokenizer`.
         side: "source" or "target", for separate vocabularies.
 
     Raises:
-        UserError: another side; old tokens with different ids in `new`; an `old` that does not fit the model.
+        UserError: an unknown side, old tokens with different ids in `new`, or an `old` that does not fit the model.
     """
     if side not in ("source", "target"):
         raise UserError(f"side={side!r} is none of source, target")
@@ -140,8 +140,8 @@ def extend_embeddings(
     rows = model.config.target_vocab_size if target else model.config.vocab_size
     moved = [token for token, index in old.get_vocab().items() if new.get_vocab().get(token) != index]
     if moved or len(old) != rows:
-        what = f"token {moved[0]!r} has moved" if moved else f"the old one has {len(old)} tokens, the model {rows}"
-        raise UserError(f"the tokenizers do not fit: {what}")
+        reason = f"token {moved[0]!r} has moved" if moved else f"the old one has {len(old)} tokens, the model {rows}"
+        raise UserError(f"the tokenizers do not fit: {reason}")
     resize = model.resize_decoder_token_embeddings if target else model.resize_token_embeddings
     resize(len(new), mean_resizing=False)
     old_ids = _old_ids(old, new)

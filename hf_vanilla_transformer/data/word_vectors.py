@@ -1,6 +1,6 @@
 """Pretrained word vectors for the embeddings of a new model: GloVe, word2vec and fastText in text format.
 
-Each line holds a word and its vector; word2vec and fastText files start with a header line of the number of words and
+Each line contains a word and its vector. Files of word2vec and fastText start with a line of the number of words and
 the dimension (Mikolov et al. 2013, Pennington et al. 2014, Bojanowski et al. 2017).
 
 Shapes: V tokens of the vocabulary, F tokens with a vector, D dimension of the vectors and d_model.
@@ -25,19 +25,19 @@ _REPORTED_TOKENS = 5
 
 @dataclass
 class VectorReport:
-    """Which tokens got a vector.
+    """Counts of the tokens with a vector.
 
     Attributes:
         name: the file.
         width: D.
         words: number of words in the file.
         dropped: reason -> number of malformed lines.
-        found: token id -> the word whose vector it got.
+        found: token id -> the word of its vector.
         lowered: how many of them only matched in lower case.
-        missing: candidate tokens (see `load_word_vectors`) without a vector, by id; many are only prefixes of words.
+        missing: candidate tokens (see `load_word_vectors`) without a vector, by id. Many are only prefixes of words.
         other: number of other tokens: suffixes of words, bytes, special tokens.
-        mean: norm of the mean of the F vectors, which was subtracted.
-        scale: factor of the vectors; 1 without rescaling.
+        mean: norm of the subtracted mean of the F vectors.
+        scale: factor of the vectors, or 1 without rescaling.
     """
 
     name: str
@@ -56,7 +56,7 @@ class VectorReport:
         candidates = len(self.found) + len(self.missing)
         text = (
             f"{self.name}: {self.words:,} words of {self.width} dimensions; {len(self.found):,} of {candidates:,} "
-            f"tokens that begin a word have a vector ({self.lowered:,} in lower case); {self.other:,} other tokens"
+            f"tokens that start a word have a vector ({self.lowered:,} in lower case); {self.other:,} other tokens"
         )
         if self.missing:
             more = " …" if len(self.missing) > _REPORTED_TOKENS else ""
@@ -71,7 +71,7 @@ def load_word_vectors(
 ) -> VectorReport:
     """Copy pretrained word vectors into the embeddings of the tokens that are whole words.
 
-    Only tokens that begin a word are candidates: "▁dog" and "Ġdog" are "dog", while "dog" without the marker of a
+    Only tokens that start a word are candidates: "▁dog" and "Ġdog" are "dog", while "dog" without the marker of a
     space is a suffix, as in "hotdog". A word is looked up as it is, then in lower case.
 
     Args:
@@ -79,15 +79,12 @@ def load_word_vectors(
             shared. Other rows are not changed.
         tokenizer: of the embedding's ids.
         path: text, plain or gzip.
-        rescale: subtract the mean of the F vectors and scale them to the standard deviation of the embedding, whose
-            size relative to the position encoding the model is built for; pretrained vectors vary (GloVe 0.4,
+        rescale: subtract the mean of the F vectors and scale them to the standard deviation of the embedding. The
+            model is built for that size relative to the position encoding, and pretrained vectors vary (GloVe 0.4,
             fastText 0.05). False copies them unchanged.
 
-    Returns:
-        Which tokens got a vector.
-
     Raises:
-        UserError: the vectors are not of the embedding's dimension, or none belongs to a token.
+        UserError: the vectors do not have the embedding's dimension, or none belongs to a token.
     """
     path = Path(path)
     words = _whole_words(tokenizer)
@@ -103,7 +100,7 @@ def load_word_vectors(
         report.lowered += form != word
     if not report.found:
         raise UserError(
-            f"{path}: none of its {report.words:,} words is a token; are the vectors of another language, or the "
+            f"{path}: none of its {report.words:,} words is a token: are the vectors of a different language, or the "
             f"tokens only parts of words?"
         )
     rows = torch.from_numpy(np.stack([vectors[form] for form in report.found.values()]))  # (F, D)
@@ -125,7 +122,7 @@ def _rescaled(rows: Tensor, size: float, report: VectorReport) -> Tensor:
 
 
 def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Token id -> word, for tokens that begin a word."""
+    """Token id -> word, for tokens that start a word."""
     vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
     special = set(tokenizer.all_special_tokens)
     byte_level = any(token.startswith("Ġ") for _, token in vocabulary)
@@ -141,7 +138,7 @@ def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
 
 
 def _read_vectors(path: Path, wanted: set[str], width: int, report: VectorReport) -> dict[str, np.ndarray]:
-    """The vectors (D,) of the wanted words; the first if a word occurs twice."""
+    """The vectors (D,) of the words in `wanted`, the first if a word occurs twice."""
     vectors: dict[str, np.ndarray] = {}
     report.width = width
     for raw in _vector_lines(path, width):
@@ -165,15 +162,15 @@ def _vector_lines(path: Path, width: int) -> Iterator[bytes]:
     """The lines after the header, if there is one.
 
     Raises:
-        UserError: the vectors have another dimension, or there are none.
+        UserError: the vectors have a different dimension, or there are none.
     """
     with open_binary(path) as lines:
         first = next(lines, b"").rstrip()
         header = len(first.split(b" ")) == 2 and all(part.isdigit() for part in first.split(b" "))
-        found = int(first.split(b" ")[1]) if header else first.count(b" ")
-        if found != width:
-            what = f"vectors of dimension {found}" if found > 0 else "no vectors"
-            raise UserError(f"{path} has {what}, but the embedding has {width}: build the model with that d_model")
+        dimension = int(first.split(b" ")[1]) if header else first.count(b" ")
+        if dimension != width:
+            content = f"vectors of dimension {dimension}" if dimension > 0 else "no vectors"
+            raise UserError(f"{path} has {content}, but the embedding has {width}: build the model with that d_model")
         if not header:
             yield first
         for line in lines:

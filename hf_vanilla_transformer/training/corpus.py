@@ -1,4 +1,4 @@
-"""The data of a run: load the splits, load or train the tokenizers, encode the text, and what identifies all this."""
+"""The data of a run: load the splits, load or train the tokenizers, encode the text, and identify all this."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
     """Load and check every split that the arguments name, and report dropped rows."""
     if not data_args.train:
         raise UserError(
-            "train: nothing to train on; give text files, a prefix or a dataset (--train train.en train.de)"
+            "train: nothing to train on: give text files, a prefix or a dataset (--train train.en train.de)"
         )
     if data_args.bidirectional and data_args.separate_vocabularies:
         raise UserError("bidirectional=True needs a joint vocabulary: leave out separate_vocabularies")
@@ -98,8 +98,8 @@ def _hold_out(corpus: Corpus, count: int, seed: int) -> None:
 
 
 def both_directions(batch: dict[str, list]) -> dict[str, list]:
-    """Pairs and, behind them, the same with source and target exchanged, for the first stage of Bi-SimCut (Gao et al.
-    2022, arXiv 2206.02368): one model that translates in both directions."""
+    """Append the pairs with source and target exchanged, for the first stage of Bi-SimCut (Gao et al. 2022, arXiv
+    2206.02368): one model that translates in both directions."""
     doubled = {name: [*values, *values] for name, values in batch.items()}
     return doubled | {
         "source": [*batch["source"], *batch["target"]],
@@ -108,7 +108,7 @@ def both_directions(batch: dict[str, list]) -> dict[str, list]:
 
 
 def _first(pairs: Any, split: str, data_args: DataArguments) -> Any:
-    """The first pairs of a split, if its number is limited; validation is limited after it is encoded."""
+    """The first pairs of a split with a limit. Validation is limited after it is encoded."""
     limit = getattr(data_args, _LIMITS[split]) if split in _LIMITS else None
     if limit is None:
         return pairs
@@ -124,12 +124,12 @@ def split_inputs(data_args: DataArguments, split: str) -> list[Input]:
 def choose_tokenizers(
     corpus: Corpus, model_args: Any, data_args: DataArguments, checkpoint: Path | None
 ) -> Tokenizers:
-    """Load the tokenizers, or train them on the training split; a resumed run keeps those of its checkpoint."""
+    """Load the tokenizers, or train them on the training split. A resumed run loads them from its checkpoint."""
     if checkpoint is not None:
         tokenizers, name = load_tokenizers(checkpoint), data_args.tokenizer_name
         if name and _digest_of(load_tokenizers(name)) != _digest_of(tokenizers):
             raise UserError(
-                f"tokenizer_name: {name} is not the tokenizer of {checkpoint}, which a resumed run keeps: "
+                f"tokenizer_name: {name} is not the tokenizer of {checkpoint} that a resumed run keeps: "
                 "leave it out, or start a new run"
             )
         return tokenizers
@@ -138,7 +138,7 @@ def choose_tokenizers(
     else:
         size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
         train, report = corpus.pairs["train"], corpus.reports.get("train")
-        # The fingerprint keys the tokenizer cache; a stream has none before it has been read.
+        # The fingerprint keys the tokenizer cache. A stream has none before it has been read.
         fingerprint = report.fingerprint if report is not None and not data_args.streaming else ""
 
         def learn(*columns: str) -> PreTrainedTokenizerBase:
@@ -189,7 +189,7 @@ def encode_corpus(
 
 
 def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | None) -> Dataset:
-    """Leave out evaluation pairs over a limit, also of the corpus, whose references are scored.
+    """Leave out evaluation pairs over a limit, also from the corpus, because its references are scored.
 
     A single sentence of 8,000 tokens makes its whole batch that long, in memory that training never needs.
     """
@@ -204,14 +204,14 @@ def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | N
         raise UserError(f"{split}: all {len(lines):,} pairs are {left_out}; raise it, or split them into sentences")
     print_main(f"{split}: left out {len(lines):,} of {len(encoded):,} pairs: {left_out}")
     report = corpus.reports.get(split)
-    if isinstance(report, PairReport):  # the model card says what was scored
+    if isinstance(report, PairReport):  # for the model card
         report.kept -= len(lines)
         report.dropped[reason], report.first_lines[reason] = len(lines), lines[:REPORTED_LINES]
     corpus.pairs[split] = corpus.pairs[split].select(short)
     return encoded.select(short)
 
 
-# What must agree
+# Checks that tokenizers and configuration agree
 
 
 def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
@@ -235,7 +235,7 @@ def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
 def check_positions(
     config: VanillaTransformerConfig, encoded: dict[str, Any], tokenizers: Tokenizers, data_args: DataArguments
 ) -> None:
-    """Refuse sentences that learned positions cannot represent; sinusoids have no end.
+    """Refuse sentences that learned positions cannot represent. Sinusoids have no end.
 
     Raises:
         UserError: names the field or the lines.
@@ -278,13 +278,13 @@ def _longest_without_merges(data: Any, tokenizers: Tokenizers) -> float:
     return longest
 
 
-# What identifies data and tokenizers
+# Digests of data and tokenizers
 
 
 def data_facts(corpus: Corpus, data_args: DataArguments, args: RunArguments) -> dict[str, Any]:
-    """What of the data determines the batches: digests of the content, length limits, BPE-dropout.
+    """The facts about the data that determine the batches: digests of the content, length limits, BPE-dropout.
 
-    The validation data counts where it selects the weights or ends the run.
+    The validation data counts if it selects the weights or ends the run.
     """
     facts: dict[str, Any] = {"training data": _digest_of_split(corpus, data_args, "train")}
     for name in ("max_train_samples", "max_source_length", "max_target_length", "bpe_dropout"):
@@ -296,7 +296,7 @@ def data_facts(corpus: Corpus, data_args: DataArguments, args: RunArguments) -> 
 
 
 def tokenizer_facts(tokenizers: Tokenizers, model_args: Any, data_args: DataArguments) -> dict[str, Any]:
-    """The tokenizers, and what they were trained with: a resumed run keeps them, whatever its arguments say."""
+    """A digest of the tokenizers, and the settings of their training. A resumed run ignores those settings."""
     facts: dict[str, Any] = {"tokenizer": _digest_of(tokenizers)}
     if not data_args.tokenizer_name:
         facts["vocab_size"] = model_args.vocab_size
@@ -319,7 +319,7 @@ def _digest_of_split(corpus: Corpus, data_args: DataArguments, split: str) -> st
 
 
 def _digest_of_stream(data_args: DataArguments) -> str:
-    """Of the sizes and ends of the files, because reading a stream to its end could take hours."""
+    """A digest of the sizes and ends of the files, because reading a stream to its end could take hours."""
     inputs = split_inputs(data_args, "train")
     described = [[each.dataset, each.configuration] for each in inputs], data_args.train_weights
     digest = hashlib.blake2b(json.dumps(described).encode(), digest_size=8)
@@ -334,7 +334,7 @@ def _digest_of_stream(data_args: DataArguments) -> str:
 
 
 def _digest_of(tokenizers: Tokenizers) -> str:
-    """A digest of what the tokenizers do to text: it survives saving and loading."""
+    """A digest of the tokenizers' effect on text. It survives saving and loading."""
     digest = hashlib.blake2b(digest_size=8)
     for tokenizer in dict.fromkeys(tokenizers):
         backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -1,5 +1,5 @@
 """The console command `vanilla-transformer`.
 
-A package beside `hf_vanilla_transformer`, whose import takes seconds, because it imports torch and transformers;
-`--help` and wrong arguments need neither.
+A package next to `hf_vanilla_transformer`, because importing that takes seconds for torch and transformers. `--help`
+and wrong arguments need neither.
 """

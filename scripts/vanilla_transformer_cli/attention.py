@@ -3,12 +3,12 @@
   vanilla-transformer attention --model runs/numbers_en_de --sentence "two hundred and one" --output attention.png
 
 The plot shows one decoder layer: the mean of its heads and each head, with a column per source token and a row per
-target token. A low line is the space that a token begins with.
+target token. A low line is the space at the start of a token.
 """
 
 import argparse
 
-from .parsing import Parser
+from .parsing import Parser, add_shared_flags
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -18,7 +18,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--translation", help="the translation (default: the model's)")
     parser.add_argument("--layer", type=int, metavar="N", help="decoder layer, counted from 1 (default: the last)")
     parser.add_argument("--output", required=True, metavar="F", help="the plot: .png, .pdf or .svg")
-    parser.add_argument("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
+    add_shared_flags(parser, "device")
     return parser.parse_args(arguments)
 
 

@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace) -> None:
 
     checkpoints, output = chosen_checkpoints(arguments), Path(arguments.output)
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise UserError(f"output {output} is there already; name a new one")
+        raise UserError(f"output {output} exists already: name a new one")
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".safetensors":
         average_weights(checkpoints, output)
@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
-    """The named checkpoints, or those of the run, oldest first."""
+    """The named checkpoints, or the last ones of the run, oldest first."""
     from hf_vanilla_transformer.errors import UserError, check_at_least_one
     from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 
@@ -62,8 +62,7 @@ def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
     check_at_least_one(last=arguments.last)
     checkpoints = complete_checkpoints(Path(arguments.run))
     if len(checkpoints) < arguments.last:
-        have = f"run {arguments.run} has {len(checkpoints)} complete checkpoints"
-        raise UserError(f"{have}; last asks for {arguments.last}")
+        raise UserError(f"last: {arguments.last}: run {arguments.run} has {len(checkpoints)} complete checkpoints")
     return checkpoints[-arguments.last :]
 
 
@@ -76,13 +75,13 @@ def write_model_folder(checkpoints: list[Path], output: Path) -> None:
 
     last = checkpoints[-1]
     if (last / "config.json").is_file():
-        check_model_folder(last)  # the others have the same tensors
+        check_model_folder(last)  # all have the same tensors
     with new_folder(output) as folder:
         folder.mkdir()
         average_weights(checkpoints, folder / WEIGHTS)
         if not last.is_dir():
-            raise UserError(f"{last} has no configuration beside it: name folders, or end output with .safetensors")
-        # Checkpoints of `Seq2SeqTrainer` lack the target tokenizer; the folder of the run has it.
+            raise UserError(f"{last} has no configuration next to it: name folders, or end output with .safetensors")
+        # Checkpoints of `Seq2SeqTrainer` lack the target tokenizer of the run.
         target_tokenizer = last.parent / TARGET_FOLDER
         if last.name.startswith("checkpoint-") and target_tokenizer.is_dir():
             shutil.copytree(target_tokenizer, folder / TARGET_FOLDER)

@@ -4,8 +4,8 @@
 
 FORMAT is one of:
 @@FORMATS@@
-Give what a checkpoint does not hold with --set NAME=VALUE, as often as needed. DIR appears when it is complete.
-A model that this architecture cannot express is refused with the reason, and nothing is written. No code of a
+Give settings that a checkpoint lacks with --set NAME=VALUE, as often as needed. DIR appears when it is complete. If
+this architecture cannot express a model, it is refused with the reason, and nothing is written. No code of a
 checkpoint is run.
 """
 
@@ -18,12 +18,12 @@ FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
   fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
   marian-npz  a .npz of Marian itself, or its folder, with the vocabularies that its options name
-  torch    a state dictionary with a torch.nn.Transformer, or of a well-known tutorial; it needs --set heads=N, and
+  torch    a state dictionary with a torch.nn.Transformer, or of a well-known tutorial, with --set heads=N, and
            --set activation=gelu or norm_first=true if the model was built with it
-  m2m100   a folder of an M2M100ForConditionalGeneration, of M2M-100 or NLLB-200; --set source_language=en and
-           target_language=de choose the languages
-  fairseq  a .pt of a transformer, post-norm or pre-norm, with dict.*.txt in its folder or in --set data=FOLDER; give
-           --set codes=FILE (subword-nmt, fastBPE; text then goes through Moses) or sentencepiece=FILE for raw text
+  m2m100   a folder of an M2M100ForConditionalGeneration, of M2M-100 or NLLB-200, with its languages:
+           --set source_language=en and target_language=de
+  fairseq  a .pt of a transformer, post-norm or pre-norm, with dict.*.txt in its folder or in --set data=FOLDER. For
+           raw text, --set codes=FILE (subword-nmt, fastBPE, with Moses' tokenizer) or sentencepiece=FILE
   joeynmt  the model_dir of a Transformer, post-norm or pre-norm, or a .ckpt in it
   opennmt  a .pt of a Transformer of OpenNMT-py 1 to 3
   eole     the model_path of an encoder-decoder Transformer of eole, or a step_NUMBER in it
@@ -43,7 +43,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def options_of(pairs: list[str]) -> dict[str, Any]:
-    """`--set` as keyword arguments; values are YAML, so that 8 is an integer and true a boolean."""
+    """`--set` as keyword arguments. Values are YAML, so that 8 is an integer and true a boolean."""
     import yaml
 
     from hf_vanilla_transformer.errors import UserError

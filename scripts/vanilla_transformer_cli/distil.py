@@ -3,20 +3,22 @@
   vanilla-transformer distil --teacher runs/big --source_file train.en --output_dir distilled
   vanilla-transformer train RECIPE --train train distilled
 
-Or text in the target language, with a model of the other direction, whose translations become the source
-(back-translation):
+For back-translation, give text in the target language and a model of the opposite direction. Its translations become
+the source:
 
   vanilla-transformer distil --teacher runs/de_en --source_file more.de --output_dir back --back_translation
 
-The teacher is any model folder that AutoModelForSeq2SeqLM loads, such as OPUS-MT's, or several folders of this
+The teacher is any model folder that AutoModelForSeq2SeqLM loads, such as an OPUS-MT model, or several folders of this
 package as an ensemble. A killed command resumes. Several processes can share the work with accelerate launch. To learn
-from the teachers' probabilities too, train with --teacher DIR [DIR ...]; that needs their vocabularies.
+from the teachers' probabilities too, train with --teacher DIR [DIR ...] and the teachers' vocabularies.
 """
 
 import argparse
 import sys
 
-from .parsing import Parser
+from .parsing import Parser, add_shared_flags, given_values
+
+SETTINGS = "num_beams", "length_penalty", "batch_size"
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -28,12 +30,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--reference_file", metavar="F", help="translations of the same lines by people, to train on too")
     add("--back_translation", action="store_true", help="write the translations as the source, the text as the target")
     add("--n_best", type=int, default=1, metavar="N", help="translations of each line (default: %(default)s)")
-    add = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)").add_argument
-    add("--num_beams", type=int, metavar="N", help="beam size; 1 is greedy decoding")
-    add("--length_penalty", type=float, metavar="A", help="score log P / length^A (default: the paper's)")
-    add("--batch_size", type=int, default=64, metavar="N", help="sentences per batch, at most (default: %(default)s)")
-    add("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
-    add("--dtype", choices=["float32", "bfloat16", "float16", "int8", "fastest"], help="(default: the checkpoint's)")
+    group = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)")
+    add_shared_flags(group, *SETTINGS, "device", "dtype")
     return parser.parse_args(arguments)
 
 
@@ -52,15 +50,14 @@ def main(arguments: argparse.Namespace) -> None:
     device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
     first, *others = arguments.teacher
     teacher = Translator.from_pretrained(first, device, arguments.dtype, others)
-    names = "num_beams", "length_penalty", "batch_size"
-    settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     hidden = processes.process_index > 0 or not sys.stderr.isatty()
     with tqdm(unit=" sentences", disable=hidden) as bar:
         try:
             count = distil(
                 teacher, arguments.source_file, arguments.output_dir, processes, n_best=arguments.n_best,
                 references=arguments.reference_file, back_translation=arguments.back_translation,
-                progress=lambda lines, _: bar.update(lines * processes.num_processes), **settings,
+                progress=lambda lines, _: bar.update(lines * processes.num_processes),
+                **given_values(arguments, *SETTINGS),
             )  # fmt: skip
         except KeyboardInterrupt:
             raise Interrupted("interrupted; finished chunks are kept, and the same command resumes") from None

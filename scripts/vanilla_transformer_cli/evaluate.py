@@ -12,40 +12,24 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
-from .parsing import Parser
-
-#: type and help of the flags that `translate` has too; what is not given is left to the package
-TRANSLATION_FLAGS: dict[str, tuple[type, str]] = {
-    "num_beams": (int, "beam size; 1 is greedy decoding"),
-    "length_penalty": (float, "score log P / length^A (default: the paper's)"),
-    "max_new_tokens": (int, "(default: longest source of the batch + 50)"),
-    "batch_size": (int, "sentences per batch, at most (default: 64)"),
-    "max_tokens_per_batch": (int, "source tokens per batch, padding included, at most (default: 4096)"),
-}
-LOADING_FLAGS: dict[str, tuple[type, str]] = {
-    "workers": (int, "parallel searches on a CPU (default: one per thread, up to 8)"),
-    "device": (str, 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'),
-    "dtype": (str, "float32, bfloat16, float16, int8 or fastest (default: the checkpoint's)"),
-}
+from .parsing import DECODING, Parser, add_shared_flags, given_values
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", nargs="+", metavar="DIR", help="model folder, or several; needs --source")
-    what.add_argument("--hypothesis", metavar="F", help="an existing translation, one sentence per line")
+    translations = parser.add_mutually_exclusive_group(required=True)
+    translations.add_argument("--model", nargs="+", metavar="DIR", help="model folder, or several; needs --source")
+    translations.add_argument("--hypothesis", metavar="F", help="an existing translation, one sentence per line")
     parser.add_argument("--source", metavar="F", help="text to translate, one sentence per line, .gz too")
     parser.add_argument("--reference", required=True, metavar="F", help="references, one per line, .gz too")
     parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
     parser.add_argument(
         "--bleu_tokenize", default="13a", metavar="NAME",
-        help="sacreBLEU's tokenizer for BLEU: 13a for plain text, none for text that is tokenised already, "
-        "intl, char, zh and others (default: %(default)s)",
+        help="sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh … (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--bleu_lowercase", action="store_true", help="case-insensitive scores")
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
-    for name, (kind, text) in (TRANSLATION_FLAGS | LOADING_FLAGS).items():
-        group.add_argument(f"--{name}", type=kind, metavar={int: "N", float: "A"}.get(kind), help=text)
+    add_shared_flags(group, *DECODING, "workers", "device", "dtype")
     parsed = parser.parse_args(arguments)
     if (parsed.model is None) != (parsed.source is None):
         parser.error("--model and --source belong together; --hypothesis needs neither")
@@ -53,7 +37,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def translate_source(arguments: argparse.Namespace, references: int) -> tuple[list[str], dict[str, Any]]:
-    """The translations of --source, and how they were made."""
+    """The translations of --source, and the settings that produced them."""
     from hf_vanilla_transformer.inference.text_io import read_lines
     from hf_vanilla_transformer.inference.translator import Translator
 
@@ -61,8 +45,7 @@ def translate_source(arguments: argparse.Namespace, references: int) -> tuple[li
     check_lengths(arguments.source, len(sources), arguments.reference, references)
     first, *others = arguments.model
     translator = Translator.from_pretrained(first, arguments.device, arguments.dtype, others, arguments.workers)
-    given = {name: getattr(arguments, name) for name in TRANSLATION_FLAGS}
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings = given_values(arguments, *DECODING)
     start = time.perf_counter()
     translations = list(translator.translate(sources, **settings))
     seconds = time.perf_counter() - start

@@ -3,15 +3,15 @@
   vanilla-transformer export --to onnx runs/quickstart runs/quickstart_onnx
 
 FORMAT is one of:
-  argos        an .argosmodel for Argos Translate and LibreTranslate; --languages en de names its languages
-  ctranslate2  a folder for ctranslate2.Translator; smaller and faster with --quantization int8
+  argos        an .argosmodel for Argos Translate and LibreTranslate, with its languages: --languages en de
+  ctranslate2  a folder for ctranslate2.Translator, smaller and faster with --quantization int8
   marian       a folder for transformers' MarianMTModel
   onnx         encoder.onnx and decoder.onnx (with a KV cache) for onnxruntime, one file of weights for both
   torch        encoder.pt2 and decoder.pt2, exported programs of torch.export
   web          a page that translates in the browser, with the model as transformers.js and optimum load it
 
-DIR gets the tokenizer too, and appears when it is complete. With onnx and torch it also gets translate.py, which
-translates greedily and needs only NumPy, transformers' tokenizers, and onnxruntime or torch. What a format cannot
+DIR gets the tokenizer too, and appears when it is complete. With onnx and torch it also gets translate.py, a greedy
+translator that needs only NumPy, transformers' tokenizers, and onnxruntime or torch. A model that the format cannot
 express is refused with the reason, and nothing is written.
 
   vanilla-transformer export --to web runs/quickstart runs/quickstart_web
@@ -45,7 +45,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         metavar="TYPE",
         help="of the weights: fp32, fp16, q8 (default: q8 fp32)",
     )
-    web.add_argument("--runtime", metavar="DIR", help="where npm has installed the runtime; for use without a network")
+    web.add_argument(
+        "--runtime", metavar="DIR", help="folder in which npm installed the runtime, for use without a network"
+    )
     web.add_argument("--example", nargs="+", default=[], metavar="TEXT", help="sentences that the page offers")
     parsed = parser.parse_args(arguments)
     if parsed.target_format != "web" and (parsed.dtype or parsed.runtime or parsed.example):
@@ -67,5 +69,5 @@ def main(arguments: argparse.Namespace) -> None:
         choices = {"dtypes": dtypes, "runtime": arguments.runtime, "examples": arguments.example}
         print(write_site(arguments.model, arguments.output, overwrite=arguments.overwrite, **choices))
         return
-    given = arguments.target_format, arguments.model, arguments.output, arguments.overwrite, arguments.quantization
-    print(export(*given, vmap=arguments.vmap, languages=arguments.languages))
+    choices = {name: getattr(arguments, name) for name in ("overwrite", "quantization", "vmap", "languages")}
+    print(export(arguments.target_format, arguments.model, arguments.output, **choices))

@@ -16,10 +16,10 @@ SUBCOMMANDS = {
     "train": "train a translation model from a recipe",
     "translate": "translate text, line by line",
     "serve": "serve translations over HTTP, with a page",
-    "distil": "translate text with a teacher, to train a student on",
+    "distil": "translate training text for a student with a teacher",
     "evaluate": "score a model, or existing translations (BLEU, chrF)",
-    "convert": "convert a checkpoint of another toolkit",
-    "export": "export a model to another library's format",
+    "convert": "convert a checkpoint of a different toolkit",
+    "export": "export a model to the format of a different library",
     "publish": "upload a model folder to the Hugging Face Hub",
     "average": "average the weights of several checkpoints",
     "attention": "plot the cross-attention of one sentence",
@@ -28,8 +28,8 @@ SUBCOMMANDS = {
     "recipes": "list the recipes, or print one",
 }
 
-# Subcommands that translate, where almost every batch has a shape of its own: oneDNN compiles kernels for every shape
-# of a bfloat16 product and keeps 1,024, which after 10,000 sentences of a tiny model are 150 MB.
+# Subcommands that translate. Almost every batch has a new shape. oneDNN compiles kernels for every shape of a bfloat16
+# product and keeps 1,024: 150 MB after 10,000 sentences of a tiny model.
 TRANSLATING = ("translate", "serve", "distil", "evaluate")
 KERNELS_KEPT = 64  # a decoding step needs about ten
 
@@ -38,14 +38,14 @@ def main(arguments: list[str] | None = None) -> None:
     """The console command.
 
     Args:
-        arguments: subcommand and its arguments; None takes those of the process.
+        arguments: subcommand and its arguments, or None for the arguments of the process.
 
     Raises:
-        SystemExit: always, with the status of the subcommand; 2 if there is no such subcommand.
+        SystemExit: always, with the status of the subcommand, or 2 if there is no such subcommand.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in SUBCOMMANDS:
-        run_subcommand(arguments[0], arguments[1:], f"vanilla-transformer {arguments[0]}")
+        run_subcommand(arguments[0], arguments[1:])
     width = max(map(len, SUBCOMMANDS))
     parser = Parser(
         prog="vanilla-transformer",
@@ -68,20 +68,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.exit(2, f"error: {parsed.subcommand}: no such subcommand; {hint}\n")
 
 
-def run_subcommand(name: str, arguments: list[str] | None = None, prog: str | None = None) -> None:
-    """Run one subcommand.
-
-    Args:
-        name: one of `SUBCOMMANDS`.
-        arguments: None takes those of the process.
-        prog: the command in the usage message; None takes that of the process.
+def run_subcommand(name: str, arguments: list[str]) -> None:
+    """Run one of `SUBCOMMANDS`.
 
     Raises:
-        SystemExit: always, with the status of the subcommand; 2 for wrong arguments.
+        SystemExit: always, with the status of the subcommand, or 2 for wrong arguments.
     """
     module = importlib.import_module(f".{name}", __package__)
     # parsed before the package is imported: importing torch takes seconds
-    parsed = module.parse_arguments(arguments, prog)
+    parsed = module.parse_arguments(arguments, f"vanilla-transformer {name}")
     if name in TRANSLATING:
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT))  # read at the first product
 

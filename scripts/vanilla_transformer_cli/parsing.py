@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-# Flags of other toolkits -> what they are called here, where a subcommand has it.
+# Flags of other toolkits -> their names here, if the subcommand has them.
 _HINTS = {
     "beam": "num_beams",
     "beam_size": "num_beams",
@@ -26,6 +26,43 @@ _HINTS = {
 }
 
 
+DECODING = "num_beams", "length_penalty", "max_new_tokens", "batch_size", "max_tokens_per_batch"
+
+# Flags that several subcommands share. The package's defaults apply to those that are not given.
+_SHARED: dict[str, dict[str, Any]] = {
+    "num_beams": {"type": int, "metavar": "N", "help": "beam size; 1 is greedy decoding"},
+    "length_penalty": {"type": float, "metavar": "A", "help": "score log P / length^A (default: the paper's)"},
+    "max_new_tokens": {"type": int, "metavar": "N", "help": "(default: longest source of the batch + 50)"},
+    "batch_size": {"type": int, "metavar": "N", "help": "sentences per batch, at most (default: 64)"},
+    "max_tokens_per_batch": {
+        **{"type": int, "metavar": "N"},
+        "help": "source tokens per batch, padding included, at most; fewer need less memory (default: 4096)",
+    },
+    "workers": {
+        **{"type": int, "metavar": "N"},
+        "help": "parallel searches on a CPU, each with a share of the threads (default: one per thread, up to 8)",
+    },
+    "device": {"help": 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'},
+    "dtype": {
+        "choices": ["float32", "bfloat16", "float16", "int8", "fastest"],
+        "help": "precision; int8, for a few sentences at a time on a CPU, is dynamic int8 in the decoder and bfloat16 "
+        "in the rest; fastest times float32 and bfloat16 (default: the checkpoint's)",
+    },
+}
+
+
+def add_shared_flags(parser: argparse._ActionsContainer, *names: str) -> None:
+    """Add flags that several subcommands share, by name."""
+    for name in names:
+        parser.add_argument(f"--{name}", **_SHARED[name])
+
+
+def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The values of the flags that are given."""
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """As of `hf_vanilla_transformer.errors`, whose import takes seconds."""
     nearest = difflib.get_close_matches(name, list(known), n=1)
@@ -40,31 +77,31 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one line, and which names an unknown flag before a missing one.
+    """An `ArgumentParser` with one-line errors. It names an unknown flag before a missing one.
 
     A flag may be spelt with dashes or with underscores.
 
     Args:
-        prog: the command in the usage message; None takes that of the process.
-        description: of the subcommand, with its examples; line breaks are kept.
-        **others: as for `ArgumentParser`.
+        prog: the command in the usage message, or None for the command of the process.
+        description: of the subcommand, with its examples. Line breaks are kept.
+        **settings: as for `ArgumentParser`.
     """
 
-    def __init__(self, prog: str | None = None, description: str | None = None, **others: Any):
-        settings: dict[str, Any] = {"formatter_class": HelpFormatter, "allow_abbrev": False}
-        super().__init__(prog=prog, description=description, **(settings | others))
+    def __init__(self, prog: str | None = None, description: str | None = None, **settings: Any):
+        defaults: dict[str, Any] = {"formatter_class": HelpFormatter, "allow_abbrev": False}
+        super().__init__(prog=prog, description=description, **(defaults | settings))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given = list(sys.argv[1:] if args is None else args)
-        if self._subparsers is None:  # otherwise the parser of the chosen one checks its own flags
-            given = list(self._known_flags(given))
-        return super().parse_known_args(given, namespace)
+        arguments = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is None:  # otherwise the parser of the subcommand checks the flags
+            arguments = list(self._known_flags(arguments))
+        return super().parse_known_args(arguments, namespace)
 
-    def _known_flags(self, given: Sequence[str]) -> Iterator[str]:
-        """The arguments, with every flag as it was defined; exits at the first unknown one."""
+    def _known_flags(self, arguments: Sequence[str]) -> Iterator[str]:
+        """The arguments, with every flag as it was defined. Exits at the first unknown one."""
         known = {flag.replace("_", "-"): flag for flag in self._option_string_actions}
-        flags_end = given.index("--") if "--" in given else len(given)
-        for position, argument in enumerate(given):
+        flags_end = arguments.index("--") if "--" in arguments else len(arguments)
+        for position, argument in enumerate(arguments):
             if position >= flags_end or not argument.startswith("--"):
                 yield argument
                 continue
@@ -77,7 +114,7 @@ class Parser(argparse.ArgumentParser):
             yield flag + equals + value
 
     def print_help(self, file: Any = None) -> None:
-        """As `ArgumentParser`; what the encoding of the output lacks becomes a question mark."""
+        """As `ArgumentParser`. Characters that the encoding of the output lacks become question marks."""
         file = file or sys.stdout
         encoding = getattr(file, "encoding", None) or "utf-8"
         file.write(self.format_help().encode(encoding, "replace").decode(encoding))

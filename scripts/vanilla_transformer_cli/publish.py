@@ -4,10 +4,10 @@
   vanilla-transformer publish runs/quickstart --repo-id me/numbers-en-de --private
   vanilla-transformer publish runs/quickstart --repo-id me/numbers-en-de --space
 
-Uploads weights, configuration, tokenizers, remote code, card, plots and results; no checkpoints, optimizer state or
-text. After a failure, the same command resumes.
+Uploads weights, configuration, tokenizers, remote code, card, plots and results, but no checkpoints, optimizer state
+or text. After a failure, the same command resumes.
 
-Log in once with `hf auth login`, or set HF_TOKEN to a token with write access; there is no flag for it, because
+Log in once with `hf auth login`, or set HF_TOKEN to a token with write access. There is no flag for it, because
 command lines end up in logs.
 """
 
@@ -19,17 +19,17 @@ from .parsing import Parser
 
 
 class SecretiveParser(Parser):
-    """A parser whose error messages do not repeat unknown arguments, which may be tokens."""
+    """A parser that does not repeat unknown arguments in error messages, because they may be tokens."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments") or "unknown flag" in message:
-            message = "there is an unknown flag or a second folder; there is no flag for a token"
+            message = "there is an unknown flag or a second folder, and there is no flag for a token"
         super().error(re.sub(r"hf_\w+", "hf_...", message))
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = SecretiveParser(prog, __doc__)
-    parser.add_argument("folder", metavar="DIR", help="a run's output_dir, or what save_pretrained wrote")
+    parser.add_argument("folder", metavar="DIR", help="a run's output_dir, or a folder of save_pretrained")
     parser.add_argument(
         "--repo-id", required=True, metavar="NAME", help="name on the Hub: model or organisation/model"
     )

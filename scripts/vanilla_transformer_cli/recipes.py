@@ -23,7 +23,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def first_comment(path: Path) -> str:
-    """The first line of a recipe, which says what it trains."""
+    """The first line of a recipe: a description."""
     return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
 
 

@@ -6,14 +6,14 @@
 The page is at http://127.0.0.1:5000/. Other clients call it as they call LibreTranslate:
   curl -d q=seven -d source=en -d target=de http://127.0.0.1:5000/translate
 
-Requests that come at the same time are translated in one batch. On SIGTERM or Ctrl-C the server takes no more, and
-answers what it has taken.
+Requests that come at the same time are translated in one batch. On SIGTERM or Ctrl-C the server refuses new requests
+and answers the open ones.
 """
 
 import argparse
 from pathlib import Path
 
-from .parsing import Parser
+from .parsing import Parser, add_shared_flags, given_values
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -21,7 +21,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add = parser.add_argument
     add(
         "--model", required=True, nargs="+", metavar="DIR",
-        help="model folder, or SOURCE-TARGET=DIR where neither its card nor its name has the languages; several serve "
+        help="model folder, or SOURCE-TARGET=DIR if neither its card nor its name has the languages; several serve "
         "several pairs",
     )  # fmt: skip
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 is every one (default: %(default)s)")
@@ -35,17 +35,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--max_characters", type=int, default=10_000, metavar="N", help="of a request (default: %(default)s)")
     add("--max_queue", type=int, default=1024, metavar="N", help="sentences that may wait (default: %(default)s)")
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds until an answer (default: %(default)g)")
-    add = parser.add_argument_group("translation").add_argument
-    add("--num_beams", type=int, metavar="N", help="beam size; 1 is greedy decoding (default: the checkpoint's)")
-    add("--lines", action="store_true", help="take each line as one sentence, instead of splitting it")
-    add("--batch_size", type=int, default=64, metavar="N", help="sentences per batch, at most (default: %(default)s)")
-    add("--max_tokens_per_batch", type=int, default=4096, metavar="N", help="source tokens (default: %(default)s)")
-    add("--workers", type=int, metavar="N", help="parallel batches on a CPU (default: one per thread, up to 8)")
-    add("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
-    add(
-        "--dtype", choices=["float32", "bfloat16", "float16", "int8", "fastest"],
-        help="precision; see `vanilla-transformer translate --help` (default: the checkpoint's)",
-    )  # fmt: skip
+    group = parser.add_argument_group("translation (defaults: the model's generation_config.json)")
+    group.add_argument("--lines", action="store_true", help="take each line as one sentence, instead of splitting it")
+    add_shared_flags(group, "num_beams", "batch_size", "max_tokens_per_batch", "workers", "device", "dtype")
     return parser.parse_args(arguments)
 
 
@@ -57,8 +49,6 @@ def main(arguments: argparse.Namespace) -> None:
     key = None
     if arguments.api_key_file is not None:
         key = Path(arguments.api_key_file).read_text(encoding="utf-8").strip()
-    names = ("batch_size", "max_tokens_per_batch", "max_queue", "num_beams")
-    engine = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     serve(
         ServeOptions(
             models=arguments.model,
@@ -69,6 +59,6 @@ def main(arguments: argparse.Namespace) -> None:
             workers=arguments.workers,
             split_sentences=not arguments.lines,
             limits=Limits(arguments.max_characters, arguments.timeout, key, tuple(arguments.cors_origin)),
-            engine=engine,
+            engine=given_values(arguments, "batch_size", "max_tokens_per_batch", "max_queue", "num_beams"),
         )
     )

@@ -15,7 +15,7 @@ from .parsing import Parser
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     parser.add_argument("files", nargs="+", help="text files, UTF-8, one sentence a line, plain or gzip")
-    parser.add_argument("--output_dir", required=True, help="folder of the tokenizer; created if necessary")
+    parser.add_argument("--output_dir", required=True, help="folder of the tokenizer, created if necessary")
     parser.add_argument(
         "--vocab_size",
         type=int,
@@ -28,7 +28,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         action="store_true",
         help="a SentencePiece vocabulary, for models to be used in Argos Translate",
     )
-    parser.add_argument("--lowercase", action="store_true", help="lower-case all text; the case is lost")
+    parser.add_argument("--lowercase", action="store_true", help="lower-case all text")
     return parser.parse_args(arguments)
 
 

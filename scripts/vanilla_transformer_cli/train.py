@@ -17,12 +17,12 @@ from .train_fields import COMMON_FIELDS
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> list[str]:
-    """The arguments as given, for the package defines the fields; `--help` is answered here."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or {"-h", "--help"} & set(given):
+    """Return the arguments unparsed, because the package defines the fields. `--help` is answered here."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or {"-h", "--help"} & set(arguments):
         help_parser(prog).print_help()
         sys.exit(0)
-    return given
+    return arguments
 
 
 def help_parser(prog: str | None) -> Parser:
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
 
     hide_bars_without_terminal()
 
-    given = ["--help" if argument == "--help-all" else argument for argument in arguments]
-    if not given[0].startswith("-"):
-        given[0] = recipe_path(given[0])
-    run_training(*parse_recipe(given), command=shlex.join(["vanilla-transformer", "train", *arguments]))
+    flags = ["--help" if argument == "--help-all" else argument for argument in arguments]
+    if not flags[0].startswith("-"):
+        flags[0] = recipe_path(flags[0])
+    run_training(*parse_recipe(flags), command=shlex.join(["vanilla-transformer", "train", *arguments]))

@@ -5,11 +5,11 @@
   vanilla-transformer translate --model runs/numbers_en_de --input source.txt --score translation.txt > scores.tsv
   vanilla-transformer translate --model runs/first runs/second --input source.txt --n_best 4 > best.txt
 
-Without --input in a terminal it asks for sentences; arrow keys bring back earlier ones, Ctrl-D ends.
+Without --input in a terminal it prompts for sentences. Arrow keys recall earlier ones, Ctrl-D ends.
 
-The output has as many lines as the input, in the same order; an empty line stays empty. Text is UTF-8, and only a line
-feed ends a line. Lines are read some batches ahead and sorted by length; --batch_size 1 answers each line at once.
-Translation into a file survives being killed: the same command resumes. Several processes can share the work:
+The output has as many lines as the input, in the same order. An empty line stays empty. Text is UTF-8, and only a line
+feed ends a line. Lines are read some batches ahead and sorted by length. --batch_size 1 answers each line at once.
+A killed translation into a file resumes with the same command. Several processes can share the work:
 accelerate launch --num_processes 4 --module vanilla_transformer_cli translate --model DIR --input F --output F
 
 --n_best N writes up to N lines for each line of the input, best first, as Moses, fairseq and Marian do:
@@ -18,8 +18,8 @@ where i counts the lines of the input from 0 and the score is the log-probabilit
 adds " ||| " and the word alignment in Pharaoh format: 0-0 1-2 links the first word of the source with the first of the
 translation, the second with the third. Words are separated by white space.
 --probabilities adds " ||| " and each token with its probability: Ġhouse:0.9876 </s>:0.9912 (Ġ is a space).
---score writes, for each pair of lines, the natural log-probability of the translation, a tab, and those of its tokens
-(the last one is the end-of-sentence token).
+--score writes, for each pair of lines, the natural log-probability of the translation, a tab, and one log-probability
+for each token, including the end-of-sentence token.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .parsing import Parser
+from .parsing import DECODING, Parser, add_shared_flags, given_values
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -40,8 +40,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--n_best", type=int, metavar="N", help="write N translations of each line, with their scores")
     add(
         "--prefix", metavar="F",
-        help="what each translation must begin with, one per line; an empty line forces nothing, and the last word of "
-        "a prefix may be continued",
+        help="file with the start of each translation, one per line; an empty line forces nothing, and the last word "
+        "of a prefix may be continued",
     )  # fmt: skip
     add("--alignment", action="store_true", help="write the word alignment")
     add("--alignment_layer", type=int, metavar="N", help="its decoder layer, from 1 (default: the last but one)")
@@ -53,26 +53,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     )  # fmt: skip
     add("--source_lang", metavar="CODE", help="with --paragraphs: language of the text (default: the model card's)")
     add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
-    add = parser.add_argument_group("decoding (defaults: the model's generation_config.json)").add_argument
-    add("--num_beams", type=int, metavar="N", help="beam size; 1 is greedy decoding")
-    add("--length_penalty", type=float, metavar="A", help="score log P / length^A (default: the paper's)")
-    add("--max_new_tokens", type=int, metavar="N", help="(default: longest source of the batch + 50)")
-    add("--batch_size", type=int, default=64, metavar="N", help="sentences per batch, at most (default: %(default)s)")
-    add(
-        "--max_tokens_per_batch", type=int, default=4096, metavar="N",
-        help="source tokens per batch, padding included, at most; less needs less memory (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--workers", type=int, metavar="N",
-        help="on a CPU, parallel searches, each with --batch_size sentences and its share of the threads (default: "
-        "one per thread, up to 8)",
-    )  # fmt: skip
-    add("--device", help='such as "cpu" or "cuda:1" (default: the accelerator if there is one)')
-    add(
-        "--dtype", choices=["float32", "bfloat16", "float16", "int8", "fastest"],
-        help="precision; int8 is for few sentences at a time on a CPU: dynamic int8 in the decoder, the rest in "
-        "bfloat16; fastest tries float32 and bfloat16 for a moment (default: the checkpoint's)",
-    )  # fmt: skip
+    group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
+    add_shared_flags(group, *DECODING, "workers", "device", "dtype")
     return parser.parse_args(arguments)
 
 
@@ -81,14 +63,14 @@ def check_combination(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.errors import UserError
 
     for_sentences = ("n_best", "prefix", "alignment", "alignment_layer", "probabilities")
-    asked = [name for name in for_sentences if getattr(arguments, name)]
-    if arguments.paragraphs and (asked or arguments.score):
-        raise UserError(f"--paragraphs translates documents; --{(asked or ['score'])[0]} is for single sentences")
+    requested = [name for name in for_sentences if getattr(arguments, name)]
+    if arguments.paragraphs and (requested or arguments.score):
+        raise UserError(f"--paragraphs translates documents; --{(requested or ['score'])[0]} is for single sentences")
     if arguments.source_lang and not arguments.paragraphs:
         raise UserError("--source_lang needs --paragraphs; give both, or neither")
-    asked += ["paragraphs"] if arguments.paragraphs else []
-    if arguments.score and asked:
-        raise UserError(f"--score is for existing translations; --{asked[0]} is for new ones")
+    requested += ["paragraphs"] if arguments.paragraphs else []
+    if arguments.score and requested:
+        raise UserError(f"--score is for existing translations; --{requested[0]} is for new ones")
     if arguments.alignment_layer is not None and not arguments.alignment:
         raise UserError("--alignment_layer needs --alignment; give both, or neither")
     for name in ("prefix", "score"):
@@ -106,19 +88,17 @@ def load_translator(arguments: argparse.Namespace, device: str | None = None) ->
 
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `translated_lines` that are given."""
-    decoding = ("num_beams", "length_penalty", "max_new_tokens", "batch_size", "max_tokens_per_batch")
-    others = ("n_best", "alignment", "alignment_layer", "probabilities")
-    given = {name: getattr(arguments, name) for name in (*decoding, *others)}
+    settings = given_values(arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities")
     if arguments.paragraphs:
         from hf_vanilla_transformer.inference.documents import card_languages
 
         languages = [arguments.source_lang, *card_languages(Path(arguments.model[0])), "en"]
-        given["paragraphs"] = next(filter(None, languages))
-    return {name: value for name, value in given.items() if value is not None and value is not False}
+        settings["paragraphs"] = next(filter(None, languages))
+    return settings
 
 
 def translate_to_file(arguments: argparse.Namespace) -> None:
-    """Translate in chunks, which a killed job leaves for the next one, shared by all processes."""
+    """Translate in chunks that all processes share, and that a killed job leaves for the next one."""
     from accelerate import PartialState
     from tqdm import tqdm
 
@@ -149,20 +129,20 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
     if len(sources) != len(targets):
         name = arguments.input or "standard input"
         raise UserError(f"{name} has {len(sources)} lines, {arguments.score} has {len(targets)}: each needs its other")
-    pairs, limits = zip(sources, targets, strict=True), (arguments.batch_size, arguments.max_tokens_per_batch)
-    for scored in score_translations_of(translator, pairs, *limits):
+    limits = given_values(arguments, "batch_size", "max_tokens_per_batch")
+    for scored in score_translations_of(translator, zip(sources, targets, strict=True), **limits):
         tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
         yield f"{scored.log_probability:.4f}\t{tokens}"
 
 
 def translate_at_a_prompt(arguments: argparse.Namespace) -> None:
-    """Translate what a person types, line by line."""
+    """Translate the lines that a person types."""
     from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.file_translation import translated_lines
     from hf_vanilla_transformer.inference.text_io import prompt_lines
 
     translator, settings = load_translator(arguments), output_settings(arguments)
-    translated_lines(translator, [], **settings)  # checks the arguments before anything is asked
+    translated_lines(translator, [], **settings)  # checks the arguments before the first prompt
     for line in prompt_lines():
         try:
             for translation in translated_lines(translator, [line], **settings):
@@ -180,8 +160,8 @@ def main(arguments: argparse.Namespace) -> None:
     output = Path(arguments.output or "-")
     if arguments.output and not arguments.score and (not output.exists() or output.is_file()):
         return translate_to_file(arguments)
-    asks = not (arguments.input or arguments.output or arguments.score or arguments.prefix)
-    if asks and sys.stdin.isatty() and sys.stdout.isatty():
+    interactive = not (arguments.input or arguments.output or arguments.score or arguments.prefix)
+    if interactive and sys.stdin.isatty() and sys.stdout.isatty():
         return translate_at_a_prompt(arguments)
     with line_writer(arguments.output) as write:
         translator = load_translator(arguments)
