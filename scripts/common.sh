@@ -1,4 +1,4 @@
-# Shared by quickstart.sh and test.sh, which source it: `ensure_environment EXTRA` makes the virtual environment and
+# Shared by quickstart.sh and test.sh. They source it: `ensure_environment EXTRA` makes the virtual environment and
 # leaves its Python in $python. The repository is $root.
 # shellcheck shell=bash
 
@@ -6,7 +6,7 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=$root/.venv
 python=$venv/bin/python
 
-# Nothing below needs the Hub, and a name that looks like one must not be asked for there.
+# Nothing below needs the Hub, and no name must be looked up there.
 export HF_HUB_OFFLINE=1
 
 die() {
@@ -14,7 +14,7 @@ die() {
   exit 1
 }
 
-# A Python that starts, is new enough and can make environments; $PYTHON goes first. Version managers leave
+# A Python that starts, is new enough and can make environments. $PYTHON goes first. Version managers leave
 # commands on the path that only say that nothing is installed, so each one is tried.
 find_python() {
   local candidate
@@ -24,7 +24,7 @@ find_python() {
       return
     fi
   done
-  die "no Python 3.10 or newer with the venv module was found; install one, or name it: PYTHON=/path/to/python3 bash $0"
+  die "no Python 3.10 or newer with the venv module was found: install one, or name it: PYTHON=/path/to/python3 bash $0"
 }
 
 # What the installation depends on. The folder is part of it: a copied environment would go on using the old tree.
@@ -32,18 +32,18 @@ installation_key() {
   { printf '%s\n' "$root"; "$python" -V; cat -- "$root/pyproject.toml" "$root/scripts/constraints.txt"; } | cksum
 }
 
-# ensure_environment EXTRA: the stamp is written last, and one that agrees means that nothing is asked of the network.
-# An installation cut in the middle leaves its mark and is begun anew: pip takes half a package for a whole one.
+# ensure_environment EXTRA: the stamp is written last. A stamp that agrees means that no network is needed.
+# An interrupted installation leaves its mark and starts again: pip takes half a package for a whole one.
 ensure_environment() {
   local extra=$1 base key
   local stamp=$venv/.installed-$extra cut=$venv/.installing
   if [ -e "$cut" ] || ! "$python" -c 'import pip' >/dev/null 2>&1; then
     base=$(find_python)
     echo "making $venv"
-    "$base" -m venv --clear "$venv" || die "$base could not make $venv; delete that folder and try again"
+    "$base" -m venv --clear "$venv" || die "$base could not make $venv: delete that folder and try again"
   fi
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-    die "$venv has a Python older than 3.10; delete that folder and try again"
+    die "$venv has a Python older than 3.10: delete that folder and try again"
   key=$(installation_key)
   if [ -f "$stamp" ] && [ "$(cat -- "$stamp")" = "$key" ]; then
     return
@@ -55,7 +55,7 @@ ensure_environment() {
   "$python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --constraint "$root/scripts/constraints.txt" --editable "${root}[$extra]" || {
     rm -f -- "$cut"
-    die "the installation failed (pip says above why); run the same command again to go on"
+    die "the installation failed (pip says above why): run the same command again to go on"
   }
   printf '%s\n' "$key" >"$stamp"
   rm -f -- "$cut"

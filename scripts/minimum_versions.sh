@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run the fast tests with the oldest versions that pyproject.toml allows: bash scripts/minimum_versions.sh [PYTEST ARGUMENT…]
 #
-# Makes .venv-minimum. On Linux pip's torch brings the CUDA libraries, some gigabytes; where there is no GPU, tell pip of
+# Makes .venv-minimum. On Linux pip's torch brings the CUDA libraries, several gigabytes. Without a GPU, tell pip of
 # PyTorch's index of CPU builds first.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
@@ -11,7 +11,7 @@ python=$venv/bin/python
 lowest=$venv/lowest.txt
 
 [ -x "$python" ] || "$(find_python)" -m venv "$venv"
-# The lower bound of every library that the package needs, as an exact version; the extras may be newer.
+# The lower bound of every library that the package needs, as an exact version. The extras may be newer.
 "$python" - "$root/pyproject.toml" >"$lowest.new" <<'PYTHON'
 import re
 import sys

@@ -21,7 +21,7 @@ ensure_environment plot,onnx
 ((${#target[@]} == 0)) || rm -rf -- "$model"
 "$python" -m vanilla_transformer_cli train numbers_en_de ${target[@]+"${target[@]}"} "$@"
 
-# New processes, which load the model from its folder.
+# New processes load the model from its folder.
 sentences=$(
   cat <<'END'
 seven
@@ -63,7 +63,7 @@ Load the model in Python ({sys.executable}):
     inputs = tokenizer(["two hundred and thirty-four"], return_tensors="pt")
     print(tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True))
 
-Open your own translator in a browser, at http://127.0.0.1:8000/:
+Open your translator in a browser, at http://127.0.0.1:8000/:
 
     {sys.executable} -m vanilla_transformer_cli export --to web --overwrite {model} {model}_web && \\
       {sys.executable} -m http.server --bind 127.0.0.1 --directory {model}_web 8000

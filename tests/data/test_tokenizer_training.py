@@ -170,7 +170,7 @@ def test_script_trains_and_saves(tmp_path, repository):
     arguments[0] = "none.en"
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, **options)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: none.en ")
+    assert done.stderr.startswith("error: none.en: ")
 
 
 def test_cached_tokenizer_does_not_read_the_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_malformed_lines_are_counted_and_words_may_contain_spaces(tokenizer, emb
     assert report.dropped == {"not a word and its vector": 2, "not numbers": 2}
     assert report.words == 3 and set(report.found.values()) == {"the", "hotdog"}
     assert report.summary() == (
-        f"v.txt: 3 words of 8 dimensions; 2 of {len(report.missing) + 2} tokens that begin a word have a vector (0 in "
+        f"v.txt: 3 words of 8 dimensions; 2 of {len(report.missing) + 2} tokens that start a word have a vector (0 in "
         f"lower case); {report.other} other tokens; without a vector: {', '.join(report.missing[:5])} …; "
         "2 lines dropped: not a word and its vector; 2 lines dropped: not numbers"
     )
