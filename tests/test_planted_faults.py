@@ -338,7 +338,7 @@ FAULTS = {
     "engine keeps weights that were written to": Fault(
         "inference/optimize",
         "_state",
-        "weight._version",
+        "version(weight)",
         "0",
         f"{OPTIMIZE} -k changes",
     ),

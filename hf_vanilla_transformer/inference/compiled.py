@@ -12,7 +12,6 @@ Shapes: K beams, C slots of the KV cache, S source length, T capacity of a hypot
 import copy
 import os
 import shutil
-import sys
 import threading
 import warnings
 import weakref
@@ -28,6 +27,7 @@ from transformers.modeling_utils import PreTrainedModel
 from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask, take_slots
 from ..layers_vanilla_transformer import check_ids
 from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, resized
+from .kernels import compile_graph, has_compiler
 from .packed_decoder import CrossKV, PackedWeights, PositionEncodings
 
 #: Products are Inductor's own templates: to choose them by measuring goes wrong on a busy machine, and oneDNN's are no
@@ -87,22 +87,17 @@ class CompiledModule:
             for pair in zip(tensors, self.dynamic, strict=True)
         ]
         shapes = [None if dynamic is None else {dynamic[0]: dims[dynamic[1]]} for dynamic in self.dynamic]
-        from torch._inductor.codecache import PyCodeCache  # slow to import
-
         with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore")
             graph = torch.export.export(self.module(), (example,), dynamic_shapes=(shapes,), strict=False).module()
             symbolic = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-            names = torch._inductor.list_options()  # versions differ
-            options = {name: value for name, value in OPTIONS.items() if name in names}
-            known = len(PyCodeCache.modules)
-            compiled = torch._inductor.compile(graph, [symbolic], options=options)  # type: ignore[list-item]
-            for module in PyCodeCache.modules[known:]:  # which holds the weights, and would hold them for good
-                PyCodeCache.modules.remove(module)
-                sys.modules.pop(module.__name__, None)
-            for part in graph.modules():  # `compiled` holds the graph, whose weights are constants of the code now
-                part._parameters.clear()
-                part._buffers.clear()
+            compiled = compile_graph(graph, [symbolic], OPTIONS)
+            # The compiled code keeps the graph alive, but has constants in the place of its weights.
+            for part in graph.modules():
+                weights = part.named_parameters(recurse=False, remove_duplicate=False)
+                buffers = part.named_buffers(recurse=False, remove_duplicate=False)
+                for name, _ in [*weights, *buffers]:
+                    delattr(part, name)
             return compiled
 
 
@@ -245,6 +240,8 @@ def compile_error(device: torch.device) -> str | None:
     """Why nothing can be compiled here; None where it can."""
     if device.type != "cpu":
         return f"compile: compiled decoding is for a CPU; the model is on {device}; leave it out"
+    if not has_compiler():
+        return "compile: this version of torch has no compiler for exported graphs; leave it out"
     if not any(name and shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++")):
         return "compile: no C++ compiler was found; install g++, name one in CXX, or leave it out"
     return None

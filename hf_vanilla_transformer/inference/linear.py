@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import kernels
+
 #: The quantization of `optimize_for_inference` beside None.
 INT8 = "int8"
 
@@ -52,21 +54,22 @@ class PrepackedLinear(PlainLinear):
         # One float32 row only waits for the weights, which are as many in either layout.
         self.plain_rows = 1 if weight.dtype == torch.float32 else 0
         super().__init__(weight if self.plain_rows else weight.new_empty(0), bias)  # not a view, which holds it all
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self.packed = kernels.reorder(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if len(x) <= self.plain_rows else self._pointwise(x, "none")
+        if len(x) <= self.plain_rows:
+            return super().forward(x)
+        return kernels.linear_pointwise(x, self.packed, self.bias, "none")
 
     def linear_relu(self, x: Tensor) -> Tensor:
-        return super().linear_relu(x) if len(x) <= self.plain_rows else self._pointwise(x, "relu")
+        if len(x) <= self.plain_rows:
+            return super().linear_relu(x)
+        return kernels.linear_pointwise(x, self.packed, self.bias, "relu")
 
     def linear_add(self, residual: Tensor, x: Tensor) -> Tensor:
         if len(x) <= self.plain_rows:
             return super().linear_add(residual, x)
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
-
-    def _pointwise(self, x: Tensor, activation: str) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, activation, [], "")
+        return kernels.linear_add(x, residual, self.packed, self.bias)
 
 
 class DynamicInt8Linear(PlainLinear):
@@ -84,28 +87,23 @@ class DynamicInt8Linear(PlainLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         integers, scales = quantize_per_row(weight, limit=largest_weight())  # (O, D), (O,)
-        super().__init__(torch.ops.onednn.qlinear_prepack(integers, None), bias)
+        super().__init__(kernels.prepack_int8(integers), bias)
         self.register_buffer("scales", scales)
         self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
         self.register_buffer("shift", -UNSIGNED * scales * integers.sum(dim=1, dtype=torch.float32))  # (O,)
 
     def forward(self, x: Tensor) -> Tensor:
         integers, scales = quantize_per_row(x, UNSIGNED, torch.uint8)  # (R, D), (R,)
-        product = _int8_product(integers, self.weight, self.scales, self.zero_points, self.shift) * scales[:, None]
+        product = kernels.int8_product(integers, self.weight, self.scales, self.zero_points, self.shift)
+        product = product * scales[:, None]
         return (product if self.bias is None else product + self.bias).to(x.dtype)  # (R, O)
-
-
-def _int8_product(x: Tensor, weight: Tensor, scales: Tensor, zero_points: Tensor, bias: Tensor | None) -> Tensor:
-    """`scales` (O,) · x W^T + `bias` (O,), for bytes x (R, D) and a packed weight (O, D): float32 (R, O)."""
-    output: tuple = 1.0, 0, torch.float32, "none", [], ""
-    return torch.ops.onednn.qlinear_pointwise.default(x, 1.0, 0, weight, scales, zero_points, bias, *output)
 
 
 def largest_weight() -> int:
     """The largest integer of a weight whose products are exact on this CPU: 127, or 64 without VNNI."""
     weight, scale = torch.full((1, 2), 127, dtype=torch.int8), torch.ones(1)
-    x, packed = torch.full((1, 2), 255, dtype=torch.uint8), torch.ops.onednn.qlinear_prepack(weight, None)
-    product = _int8_product(x, packed, scale, torch.zeros(1, dtype=torch.int32), None)  # (1, 1)
+    x, packed = torch.full((1, 2), 255, dtype=torch.uint8), kernels.prepack_int8(weight)
+    product = kernels.int8_product(x, packed, scale, torch.zeros(1, dtype=torch.int32), None)  # (1, 1)
     return 127 if product.item() == 2 * 255 * 127 else 64  # 2 · 255 · 64 < 2^15
 
 
@@ -137,11 +135,9 @@ def _is_x86(device: torch.device) -> bool:
 
 
 def _can_prepack(weight: Tensor) -> bool:
-    if not _is_x86(weight.device) or not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+    if not _is_x86(weight.device) or not kernels.can_reorder(weight.dtype):
         return False
-    if weight.dtype == torch.float32:
-        return weight.numel() >= _LEAST_PREPACKED
-    return weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype != torch.float32 or weight.numel() >= _LEAST_PREPACKED
 
 
 def int8_error(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -151,6 +147,6 @@ def int8_error(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"quantization: {INT8!r} runs on x86 CPUs; {where}; leave it out"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"quantization: {INT8!r} computes in float32 or bfloat16, not in {dtype}; load the model in one of them"
-    if not hasattr(torch.ops.onednn, "qlinear_prepack"):
+    if not kernels.has_int8():
         return f"quantization: this build of torch has no oneDNN kernels for {INT8!r}; leave it out"
     return None

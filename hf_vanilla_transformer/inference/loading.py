@@ -15,6 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from .. import modeling_vanilla_transformer
 from ..errors import UserError
 from ..untrusted import one_line
+from .kernels import has_fast_bfloat16
 from .linear import INT8
 from .optimize import optimize_for_inference
 
@@ -168,7 +169,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
     if dtype == FASTEST:
         return torch.float32
     if dtype == INT8:
-        return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+        return torch.bfloat16 if has_fast_bfloat16() else torch.float32
     if dtype not in DTYPES:
         raise UserError(f"dtype: {dtype!r} is none of {', '.join(DTYPES)}, {INT8}, {FASTEST}")
     return DTYPES[dtype]

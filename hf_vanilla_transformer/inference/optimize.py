@@ -19,6 +19,7 @@ from ..generation_vanilla_transformer import ModuleDecoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import Decoder
 from .compiled import CompiledDecoder, CompiledWeights, compile_error
+from .kernels import has_global_hooks, has_hooks, version
 from .linear import INT8, int8_error
 from .packed_decoder import PackedDecoder, PackedWeights
 
@@ -77,8 +78,7 @@ def not_optimizable(model: nn.Module) -> str | None:
         return f"{type(model).__name__} is not a VanillaTransformerForConditionalGeneration; merge or unwrap it first"
     if model.config._attn_implementation != "sdpa":
         return f"attn_implementation={model.config._attn_implementation!r}; call model.set_attn_implementation('sdpa')"
-    hooks = nn.modules.module
-    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+    if has_global_hooks():
         return "global forward hooks would not run; remove them"
     for name, module in model.named_modules():
         if module.training:
@@ -86,11 +86,10 @@ def not_optimizable(model: nn.Module) -> str | None:
         if not _is_known(type(module)):
             full_name = f"{type(module).__module__}.{type(module).__qualname__}"
             return f"{name or 'it'} is a {full_name}; merge adapters, and load without quantization"
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        if has_hooks(module) or "forward" in vars(module):
             hooked = f"{name or 'it'} has hooks, as offloaded and sharded models have"
             return f"{hooked}; remove them, or load it on one device"
-        weights = [weight for weight in module._parameters.values() if weight is not None]
-        if any(type(weight) is not nn.Parameter or weight.is_meta for weight in weights):
+        if any(type(weight) is not nn.Parameter or weight.is_meta for weight in module.parameters(recurse=False)):
             return f"{name} has sharded, quantized or offloaded weights; load the model whole on one device"
     return None
 
@@ -174,14 +173,12 @@ def _state(model: PreTrainedModel, of_encoder: bool) -> list[Any]:
     if not of_encoder:
         modules += model.lm_head.modules()
         weights += model.lm_head.parameters()
-    torch_modules = nn.modules.module
     return [
         model.config._attn_implementation,
-        len(torch_modules._global_forward_hooks) + len(torch_modules._global_forward_pre_hooks),
+        has_global_hooks(),
         [(id(module), type(module), module.training, "forward" in vars(module)) for module in modules],
-        [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules],
-        # Tensors have no public version counter, and those made in inference mode have none at all.
-        [(id(weight), None if weight.is_inference() else weight._version) for weight in weights],
+        [has_hooks(module) for module in modules],
+        [(id(weight), version(weight)) for weight in weights],
         [weight.data_ptr() if type(weight) is nn.Parameter else None for weight in weights],
     ]
 

@@ -1,0 +1,115 @@
+"""Every private or undocumented name of torch that this package uses. Tried with torch 2.9 and 2.13.
+
+oneDNN's kernels, the compiler, hooks and version counters have no public form. Each function says what happens if a
+version of torch lacks its names.
+
+Shapes: R rows, D inputs, O outputs.
+"""
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+# oneDNN's blocked layout
+
+
+def can_reorder(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes with reordered weights of this dtype. If not, layers call `F.linear`."""
+    kernels = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return False
+    if not hasattr(kernels, "_reorder_linear_weight") or not hasattr(kernels, "_linear_pointwise"):
+        return False
+    if dtype == torch.bfloat16:
+        return hasattr(kernels, "_is_mkldnn_bf16_supported") and kernels._is_mkldnn_bf16_supported()
+    return dtype == torch.float32
+
+
+def reorder(weight: Tensor) -> Tensor:
+    """A weight (O, D) in oneDNN's blocked layout."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, None)
+
+
+def linear_pointwise(x: Tensor, packed: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """x W^T + b of x (R, D), followed by "relu" or "none"."""
+    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, activation, [], "")
+
+
+def linear_add(x: Tensor, residual: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """`residual` (R, O) + x W^T + b of x (R, D)."""
+    return torch.ops.mkldnn._linear_pointwise.binary(x, residual, packed, bias, "add")
+
+
+# oneDNN's int8 products
+
+
+def has_int8() -> bool:
+    """Whether there are int8 products. If not, `optimize_for_inference` refuses int8."""
+    return hasattr(torch.ops.onednn, "qlinear_prepack") and hasattr(torch.ops.onednn, "qlinear_pointwise")
+
+
+def prepack_int8(weight: Tensor) -> Tensor:
+    """Signed bytes (O, D) as `int8_product` takes them."""
+    return torch.ops.onednn.qlinear_prepack(weight, None)
+
+
+def int8_product(x: Tensor, packed: Tensor, scales: Tensor, zero_points: Tensor, bias: Tensor | None) -> Tensor:
+    """`scales` (O,) · x W^T + `bias` (O,), for unsigned bytes x (R, D): float32 (R, O)."""
+    output: tuple = 1.0, 0, torch.float32, "none", [], ""
+    return torch.ops.onednn.qlinear_pointwise.default(x, 1.0, 0, packed, scales, zero_points, bias, *output)
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether the CPU has instructions for bfloat16. If torch cannot tell, int8 models compute the rest in float32."""
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return supported is not None and supported()
+
+
+# Changes of a model
+
+
+def version(weight: Tensor) -> float | None:
+    """The number of writes that torch counted; None for tensors made in inference mode, which count none.
+
+    `_version` is torch's only name for it. Without it the version differs at each call, and every request packs anew.
+    """
+    return None if weight.is_inference() else getattr(weight, "_version", float("nan"))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether forward hooks run when a module is called. If torch cannot tell, models decode through their modules."""
+    return bool(getattr(module, "_forward_hooks", True) or getattr(module, "_forward_pre_hooks", True))
+
+
+def has_global_hooks() -> bool:
+    """`has_hooks` for the hooks of all modules."""
+    modules = nn.modules.module
+    return bool(getattr(modules, "_global_forward_hooks", True) or getattr(modules, "_global_forward_pre_hooks", True))
+
+
+# The compiler
+
+
+def has_compiler() -> bool:
+    """Whether Inductor compiles exported graphs. If not, `optimize_for_inference` refuses `compile=True`."""
+    return find_spec("torch._inductor") is not None and hasattr(import_module("torch._inductor"), "compile")
+
+
+def compile_graph(graph: GraphModule, inputs: list[Any], options: dict[str, Any]) -> Any:
+    """Compile an exported graph for inputs with these symbolic shapes. Options that a version lacks are left out."""
+    inductor: Any = import_module("torch._inductor")
+    names = inductor.list_options()
+    # Inductor keeps each generated module, and the weights in it, for good. Without this name the memory stays taken.
+    cache: Any = getattr(import_module("torch._inductor.codecache"), "PyCodeCache", None)
+    modules = getattr(cache, "modules", [])
+    known = len(modules)
+    compiled = inductor.compile(graph, inputs, options={name: options[name] for name in options if name in names})
+    for module in modules[known:]:
+        modules.remove(module)
+        sys.modules.pop(module.__name__, None)
+    return compiled
