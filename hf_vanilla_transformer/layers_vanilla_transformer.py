@@ -190,6 +190,8 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
 
 
 class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
+    """One layer of the encoder: self-attention and feed-forward network (§3.1)."""
+
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
         super().__init__(config, config.encoder_attention_heads, config.encoder_ffn_dim, layer_idx, is_causal=False)
 
@@ -202,6 +204,8 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
 
 
 class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
+    """One layer of the decoder: masked self-attention, cross-attention and feed-forward network (§3.1)."""
+
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
         heads = config.decoder_attention_heads
         super().__init__(config, heads, config.decoder_ffn_dim, layer_idx, is_causal=True)

@@ -1,4 +1,4 @@
-"""Every README and CONTRIBUTING: Python blocks run, commands parse, and the files, flags and names in them exist."""
+"""READMEs, guides and CONTRIBUTING: Python blocks run, commands parse, and files, flags and names in them exist."""
 
 import argparse
 import contextlib
@@ -39,6 +39,7 @@ DOCUMENTS = {
     for path in [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "scripts" / "docs").glob("*.md")),
         *(
             path
             for folder in (PACKAGE, ROOT / "scripts", ROOT / "tests")
@@ -113,7 +114,7 @@ def quickstart(tmp_path, monkeypatch):
 
 def run_python(name, capsys):
     """Run the Python blocks of a document in one namespace; return it, and the last line that each block printed."""
-    namespace: dict = {}
+    namespace: dict = {"__name__": "__main__"}
     printed = []
     for number, block in enumerate(blocks(DOCUMENTS[name], "python"), start=1):
         exec(compile(block, f"{name}, Python block {number}", "exec"), namespace)
@@ -204,9 +205,27 @@ def test_python_of_package_readme_runs(quickstart, capsys):
     assert namespace["model"].config.vocab_size == len(namespace["larger"]) > len(namespace["tokenizer"])
 
 
+# Short ones; training takes seconds.
+GUIDES = ["first_translator", "serving", "your_data", "converting", "extending"]
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [*GUIDES, pytest.param("fine_tuning", marks=pytest.mark.slow)],  # two trainings of 20 updates
+)
+def test_python_of_guide_runs(guide, quickstart, capsys):
+    if guide == "fine_tuning":
+        pytest.importorskip("peft")
+    for language in ("en", "de"):
+        Path(f"train.{language}").write_text("one\ntwo\n", encoding="utf-8")
+    namespace, printed = run_python(f"scripts/docs/{guide}.md", capsys)
+    assert any(printed)
+
+
 def test_python_of_no_other_document_is_left_out():
     with_python = {name for name, text in DOCUMENTS.items() if "```python" in text}
-    assert with_python == {"README.md", "hf_vanilla_transformer/README.md"}
+    guides = {f"scripts/docs/{guide}.md" for guide in (*GUIDES, "fine_tuning")}
+    assert with_python == {"README.md", "hf_vanilla_transformer/README.md", *guides}
 
 
 class Parsed(BaseException):

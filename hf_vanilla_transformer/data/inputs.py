@@ -22,7 +22,7 @@ class Input:
 
     Attributes:
         name: the input in messages.
-        files: one file, or two of parallel text, source first. Empty for a dataset.
+        files: one file, or two of parallel text, source first; empty for a dataset.
         dataset: `numbers`, a folder or a name on the Hub.
         configuration: of a dataset on the Hub.
     """
@@ -47,14 +47,14 @@ def parse_inputs(
     """Parse the names of inputs.
 
     Args:
-        values: one or several of
-            - two plain-text files, one after the other, source first: `train.en train.de`. A file is plain text if it
-              has none of the following suffixes.
-            - a file with pairs: `.tsv`, `.csv`, `.jsonl` (or `.json`), `.parquet`, `.tmx`, `.xlf` or `.xliff`
-            - a prefix: `data/train` for `data/train.en` and `data/train.de`, with the languages as suffixes
-            - a folder that `distil` or `Dataset.save_to_disk` wrote, or one of data files
+        values: one or several of the following. All files but Parquet may be compressed (`.gz`).
+
+            - Two plain-text files, one after the other, source first: `train.en train.de`. A file is plain text if its
+              suffix is none of the formats below.
+            - A file with pairs: `.tsv`, `.csv`, `.jsonl` (or `.json`), `.parquet`, `.tmx`, `.xlf` or `.xliff`.
+            - A prefix: `data/train` for `data/train.en` and `data/train.de`. The suffixes are the languages.
+            - A folder that `distil` or `Dataset.save_to_disk` wrote, or one of data files.
             - `numbers`, the built-in corpus, or a dataset on the Hub, `user/name` or `user/name:configuration`.
-            All files but Parquet may be compressed (`.gz`).
         source_lang, target_lang: the languages.
         field: the name of the argument, for errors.
 
@@ -98,7 +98,7 @@ def _of_files(*files: Path) -> Input:
 
 
 def _single(name: str, languages: tuple[str | None, str | None], field: str) -> Input:
-    """The input of one name. Local files and folders have precedence over a name on the Hub."""
+    """An input that one name stands for. Local files and folders have precedence over a name on the Hub."""
     if name == NUMBERS:
         return Input(name, dataset=NUMBERS)
     path = Path(name).expanduser()

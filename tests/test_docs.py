@@ -1,0 +1,152 @@
+"""The documentation: public names have entries, and links of the Markdown files and of the built site resolve."""
+
+import importlib
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import hf_vanilla_transformer
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "scripts" / "docs"
+FOLDERS = ("hf_vanilla_transformer", "scripts", "tests", "model_cards")
+MARKDOWN = [
+    *ROOT.glob("*.md"),
+    *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))),
+]
+MARKDOWN.remove(ROOT / "hf_vanilla_transformer" / "hub" / "card_template.md")
+
+
+def entries() -> set[str]:
+    """Return the full names of all entries of the API reference."""
+    names = set()
+    for path in sorted((DOCS / "api").glob("*.rst")):
+        module = ""
+        for directive, name in re.findall(
+            r"^\.\. (currentmodule|py:data|auto\w+):: ([\w.]+)", path.read_text("utf-8"), re.M
+        ):
+            if directive == "currentmodule":
+                module = name
+            else:
+                names.add(name if name.startswith("hf_vanilla_transformer.") else f"{module}.{name}")
+    return names
+
+
+def resolve(name: str) -> object:
+    module, attribute = name.rsplit(".", 1)
+    return getattr(importlib.import_module(module), attribute)
+
+
+def public_names() -> dict[str, object]:
+    """Return what the package and its subpackages export, and what the documents import, under each name."""
+    modules = ["hf_vanilla_transformer"]
+    modules += [
+        f"hf_vanilla_transformer.{path.parent.name}" for path in ROOT.glob("hf_vanilla_transformer/*/__init__.py")
+    ]
+    names = {
+        f"{name}.{exported}" for name in modules for exported in getattr(importlib.import_module(name), "__all__", ())
+    }
+    pattern = re.compile(r"^from (hf_vanilla_transformer[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M)
+    for path in MARKDOWN:
+        for module, several, one in pattern.findall(path.read_text("utf-8")):
+            names |= {f"{module}.{name.strip()}" for name in (several or one).split(",") if name.strip()}
+    return {name: resolve(name) for name in sorted(names)}
+
+
+def test_every_public_name_has_an_entry() -> None:
+    documented = {id(resolve(name)) for name in entries()}
+    assert [name for name, value in public_names().items() if id(value) not in documented] == []
+
+
+@pytest.mark.parametrize("name", sorted(entries()))
+def test_entry_has_a_docstring(name: str) -> None:
+    value = resolve(name)
+    if isinstance(value, type):
+        assert vars(value).get("__doc__"), "a docstring of its own, not its base's"
+    elif callable(value):
+        assert value.__doc__
+
+
+def test_every_export_of_the_package_is_public() -> None:
+    assert {f"hf_vanilla_transformer.{name}" for name in hf_vanilla_transformer.__all__} <= entries()
+
+
+def slugs(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_of_markdown_resolve(path: Path) -> None:
+    text = re.sub(r"^```(?!\{).*?^```", "", path.read_text("utf-8"), flags=re.M | re.S)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in slugs(target.read_text("utf-8"))
+        ):
+            broken.append(link)
+    assert broken == []
+
+
+class Page(HTMLParser):
+    """The links and the anchors of an HTML file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if name in ("href", "src") and value:
+                self.links.add(value)
+            elif name == "id" and value:
+                self.anchors.add(value)
+
+
+@pytest.mark.slow  # half a minute, and the extra `docs`
+def test_site_is_complete_and_offline(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
+    command = re.search(
+        r'^"\$python" -m sphinx (.*) "\$@" \. runs/docs$', (ROOT / "scripts" / "docs.sh").read_text("utf-8"), re.M
+    )
+    assert command is not None
+    arguments = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        *command[1].split(),
+        "-d",
+        str(tmp_path / "cache"),
+        ".",
+        str(tmp_path / "site"),
+    ]
+    result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    pages = {path: Page(path) for path in (tmp_path / "site").rglob("*.html")}
+    assert len(pages) > 30
+    broken = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists() or (
+                parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors
+            ):
+                broken.append(f"{path.name}: {link}")
+    assert broken == []
+    resources = "".join(path.read_text("utf-8") for path in pages)
+    assert re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"https?://[^\"]*", resources) == []
