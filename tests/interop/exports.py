@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -86,3 +87,12 @@ def assert_same_tokens(translator: Translator, model: VanillaTransformerForCondi
         assert row == (theirs[: theirs.index(EOS) + 1] if EOS in theirs else theirs[: len(row)])
         assert set(theirs[len(row) :]) <= {PAD}
         assert row[-1] == EOS or len(row) in (57, 53, 55)
+
+
+def assert_finite_logits(translator: Translator) -> None:
+    """Also in a batch with a fully padded source."""
+    ids = np.full((2, 4), 5)
+    mask = np.array([[0, 0, 0, 0], [1, 1, 1, 0]])
+    source = translator.backend.encode(ids, mask)
+    logits, _ = translator.backend.decode(ids[:, :1], mask, source, translator.empty_cache(2))
+    assert np.isfinite(logits).all()

@@ -1,4 +1,4 @@
-"""Shared by the tests of the converters: texts, SentencePiece models of them, comparisons."""
+"""Shared by the tests of the converters: texts, small model folders of transformers, comparisons."""
 
 import io
 import json
@@ -10,11 +10,25 @@ from typing import Any
 import sentencepiece
 import torch
 from torch import Tensor, nn
+from transformers import (
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    FSMTTokenizer,
+    GenerationConfig,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    M2M100Tokenizer,
+    MarianConfig,
+    MarianMTModel,
+    MarianTokenizer,
+    PreTrainedTokenizerBase,
+)
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers
 from hf_vanilla_transformer.interop.converting import convert
-from tests.model_helpers import assert_near
+from tests.model_helpers import assert_near, randomise
 
 SOURCES = [
     "a dog runs in the snow .",
@@ -98,3 +112,109 @@ def random_ids(lengths: list[int], vocab_size: int, pad: int, seed: int = 0) -> 
     for row, length in zip(ids, lengths, strict=True):
         row[:length] = torch.randint(vocab_size - 1, (length,), generator=generator)
     return torch.where((ids == pad) & (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]), pad - 1, ids)
+
+
+@torch.no_grad()
+def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
+    """Like an OPUS-MT model on the Hub, but small and with random weights."""
+    size = write_opus_tokenizer(folder)
+    small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
+    ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0, "vocab_size": size}
+    ids |= {name: fields.pop(name) for name in list(fields) if name in ids}
+    config = MarianConfig(
+        **{**small, **heads, **ids, "activation_function": "swish", "scale_embedding": True, **fields}
+    )
+    model = randomise(MarianMTModel(config))
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
+    torch.nn.init.normal_(model.final_logits_bias)
+    model.generation_config = GenerationConfig(
+        **{name: value for name, value in ids.items() if name != "vocab_size"},
+        num_beams=4,
+        max_length=12,
+        bad_words_ids=[[size - 1]],
+        forced_eos_token_id=0,
+        early_stopping=True,
+    )
+    model.save_pretrained(folder)
+    MarianTokenizer.from_pretrained(folder).save_pretrained(folder)
+    return model.eval()
+
+
+# Not every result of a merge is a token of the vocabularies.
+MERGES = ["t h", "th e</w>", "e n</w>", "i n", "d o", "do g", "s </w>", "n d</w>", "a nd</w>"]
+
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+def write_fsmt_tokenizer(folder: Path) -> tuple[int, int]:
+    """vocab-src.json, vocab-tgt.json and merges.txt as FSMT has them. Returns the vocabulary sizes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    joined = ["th", "the</w>", "in", "do", "dog", "nd</w>", "and</w>"]
+    sizes = []
+    for name, lines in (("vocab-src.json", SOURCES), ("vocab-tgt.json", TARGETS)):
+        letters = sorted(set("".join(lines)) - {" "})
+        tokens = SPECIAL + letters + [letter + "</w>" for letter in letters] + joined * (name == "vocab-src.json")
+        (folder / name).write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+        sizes.append(len(tokens))
+    (folder / "merges.txt").write_text("".join(f"{merge} 1\n" for merge in MERGES))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"langs": ["en", "de"], "model_max_length": 1024}))
+    return sizes[0], sizes[1]
+
+
+@torch.no_grad()
+def write_fsmt_folder(folder: Path, **fields: Any) -> FSMTForConditionalGeneration:
+    """Like facebook/wmt19-en-de, but small and with random weights."""
+    source_size, target_size = write_fsmt_tokenizer(folder)
+    small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
+    sizes = {"src_vocab_size": source_size, "tgt_vocab_size": target_size}
+    search = {"num_beams": 3, "length_penalty": 1.2, "max_length": 15}
+    config = FSMTConfig(**{**small, **heads, **sizes, **search, **fields})
+    model = FSMTForConditionalGeneration(config)
+    tables = {name: table.clone() for name, table in model.state_dict().items() if "embed_positions" in name}
+    randomise(model).load_state_dict(tables, strict=False)
+    model.save_pretrained(folder)
+    FSMTTokenizer.from_pretrained(folder).save_pretrained(folder)
+    return model.eval()
+
+
+def write_m2m100_folder(folder: Path, tokenizer: bool = True) -> M2M100ForConditionalGeneration:
+    """Like facebook/m2m100_418M, but small and with random weights."""
+    folder.mkdir(parents=True)
+    pieces = train_sentencepiece(folder / "sentencepiece.bpe.model", SOURCES + TARGETS)
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *(piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>"))]
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    files = str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model")
+    theirs = M2M100Tokenizer(*files, src_lang="en", tgt_lang="de")
+    small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
+    model = randomise(
+        M2M100ForConditionalGeneration(
+            M2M100Config(**small, **heads, vocab_size=max(theirs.lang_code_to_id.values()) + 9)
+        )
+    )
+    model.generation_config = GenerationConfig(
+        **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
+        num_beams=5,
+        max_length=14,
+        early_stopping=True,
+    )
+    model.save_pretrained(folder)
+    if tokenizer:
+        theirs.save_pretrained(folder)
+    return model.eval()
+
+
+ENGLISH = ["two hundred and thirty-four", "a dog runs , a cat sleeps ."] * 9
+
+
+GERMAN = ["zweihundertvierunddreißig", "ein Hund läuft , eine Katze schläft ."] * 9
+
+
+def write_two_tokenizers(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    source, target = (train_tokenizer(texts, vocab_size=300) for texts in (ENGLISH, GERMAN))
+    save_tokenizers(folder, source, target)
+    return source, target

@@ -13,8 +13,7 @@ from hf_vanilla_transformer.data.sentencepiece_training import train_sentencepie
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from tests.interop.exports import CORPUS
-from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, converted
-from tests.interop.test_marian import write_opus_folder
+from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, converted, write_opus_folder
 from tests.model_helpers import tiny_model
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")

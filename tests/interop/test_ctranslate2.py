@@ -9,8 +9,7 @@ from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.ctranslate2 import convert
 from hf_vanilla_transformer.interop.exporting import export
-from tests.interop.foreign import SOURCES, Record, converted, spelt
-from tests.interop.test_marian import write_opus_folder
+from tests.interop.foreign import SOURCES, Record, converted, spelt, write_opus_folder
 from tests.model_helpers import PAD, padded, tiny_model
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from tests.interop.exports import (
     CASES,
     CORPUS,
     LINES,
+    assert_finite_logits,
     assert_same_logits,
     assert_same_tokens,
     require_onnx,
@@ -52,15 +52,6 @@ def test_exported_tokenizers_have_a_class_of_transformers_4(tmp_path: Path) -> N
         assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
         given, exported = (AutoTokenizer.from_pretrained(tmp_path / each / folder) for each in ("model", "out"))
         assert exported(LINES)["input_ids"] == given(LINES)["input_ids"]
-
-
-def assert_finite_logits(translator: Translator) -> None:
-    """Also in a batch with a fully padded source."""
-    ids = np.full((2, 4), 5)
-    mask = np.array([[0, 0, 0, 0], [1, 1, 1, 0]])
-    source = translator.backend.encode(ids, mask)
-    logits, _ = translator.backend.decode(ids[:, :1], mask, source, translator.empty_cache(2))
-    assert np.isfinite(logits).all()
 
 
 @pytest.mark.slow

@@ -8,20 +8,13 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.joint_tokenizer import joint_tokenizer
+from tests.interop.foreign import ENGLISH, GERMAN, write_two_tokenizers
 from tests.model_helpers import tiny_config
 
-ENGLISH = ["two hundred and thirty-four", "a dog runs , a cat sleeps ."] * 9
-GERMAN = ["zweihundertvierunddreißig", "ein Hund läuft , eine Katze schläft ."] * 9
 TEXTS = [*ENGLISH[:2], "  Größe: 5 €  ", "naïve </s> 東京 \ue000!", "zweihundert"]
-
-
-def write_two_tokenizers(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    source, target = (train_tokenizer(texts, vocab_size=300) for texts in (ENGLISH, GERMAN))
-    save_tokenizers(folder, source, target)
-    return source, target
 
 
 def backend(content: dict) -> Tokenizer:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig, M2M100Config, M2M100ForConditionalGeneration, M2M100Tokenizer
+from transformers import M2M100Tokenizer
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.m2m100 import from_m2m100
@@ -16,38 +16,10 @@ from tests.interop.foreign import (
     assert_same_logits,
     converted,
     installed,
-    train_sentencepiece,
+    write_m2m100_folder,
 )
-from tests.model_helpers import randomise
 
 PEER = f"`M2M100ForConditionalGeneration`, {installed('transformers')}"
-
-
-def write_m2m100_folder(folder: Path, tokenizer: bool = True) -> M2M100ForConditionalGeneration:
-    """Like facebook/m2m100_418M, but small and with random weights."""
-    folder.mkdir(parents=True)
-    pieces = train_sentencepiece(folder / "sentencepiece.bpe.model", SOURCES + TARGETS)
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", *(piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>"))]
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
-    files = str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model")
-    theirs = M2M100Tokenizer(*files, src_lang="en", tgt_lang="de")
-    small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
-    model = randomise(
-        M2M100ForConditionalGeneration(
-            M2M100Config(**small, **heads, vocab_size=max(theirs.lang_code_to_id.values()) + 9)
-        )
-    )
-    model.generation_config = GenerationConfig(
-        **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
-        num_beams=5,
-        max_length=14,
-        early_stopping=True,
-    )
-    model.save_pretrained(folder)
-    if tokenizer:
-        theirs.save_pretrained(folder)
-    return model.eval()
 
 
 def test_m2m100_folder_gives_its_logits(tmp_path: Path, record_property: Record) -> None:

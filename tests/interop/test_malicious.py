@@ -25,10 +25,9 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
-from tests.interop import test_fairseq, test_joeynmt, test_marian_npz
+from tests.interop.checkpoints import fairseq, joeynmt, marian_npz
 from tests.interop.exports import write_model
-from tests.interop.test_fsmt import write_fsmt_folder
-from tests.interop.test_marian import write_opus_folder
+from tests.interop.foreign import write_fsmt_folder, write_opus_folder
 
 SECONDS, BYTES = 60, 2**30
 ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -67,9 +66,9 @@ def refused(source_format: str, source: Path, **options: Any) -> str:
 @pytest.fixture
 def joey(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """A folder of JoeyNMT, and its options to be changed."""
-    tokens = test_joeynmt.named(3, "a"), test_joeynmt.named(2, "b")
-    test_joeynmt.save(tmp_path / "joey", test_joeynmt.weights((7, 6)), tokens)
-    return tmp_path / "joey", test_joeynmt.options()
+    tokens = joeynmt.named(3, "a"), joeynmt.named(2, "b")
+    joeynmt.save(tmp_path / "joey", joeynmt.weights((7, 6)), tokens)
+    return tmp_path / "joey", joeynmt.options()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_malicious_yaml(text: str, joey: tuple, tmp_path: Path) -> None:
     folder, _ = joey
     (folder / "config.yaml").write_text(text)
     assert "no configuration of JoeyNMT" in refused("joeynmt", folder)
-    arrays = test_marian_npz.weights((9, 9))
+    arrays = marian_npz.weights((9, 9))
     arrays["special:model.yml"] = np.frombuffer(text.encode() + b"\0", dtype=np.int8)
     np.savez(tmp_path / "model.npz", **arrays)
     if text[0] not in "?{":  # a mapping without any option of the architecture
@@ -162,7 +161,7 @@ def test_malicious_joeynmt_options(name: str, value: Any, joey: tuple) -> None:
     ids=lambda options: next(iter(options)),
 )
 def test_malicious_fairseq_options(options: dict, tmp_path: Path) -> None:
-    test_fairseq.save(tmp_path / "model.pt", test_fairseq.weights(9, 8), **options)
+    fairseq.save(tmp_path / "model.pt", fairseq.weights(9, 8), **options)
     assert next(iter(options)).replace("_", "-") in refused("fairseq", tmp_path / "model.pt").replace("_", "-")
 
 
@@ -173,19 +172,19 @@ def test_malicious_fairseq_language_cannot_leave_the_folder(tmp_path: Path) -> N
         file = tmp_path / f"dict.{name[-1]}.txt"
         file.write_text("".join(f"{token} 1\n" for token in tokens))
     languages = {"source_lang": "x/../../dict.a", "target_lang": "x/../../dict.b"}
-    test_fairseq.save(tmp_path / "in" / "model.pt", test_fairseq.weights(9, 8), **languages)
+    fairseq.save(tmp_path / "in" / "model.pt", fairseq.weights(9, 8), **languages)
     assert "without a tokenizer" in convert("fairseq", tmp_path / "in" / "model.pt", tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["encoder.layers.3000000.fc1.bias", f"encoder.layers.{'9' * 5000}.fc1.bias"])
 def test_malicious_layer_numbers(name: str, tmp_path: Path) -> None:
-    model = test_fairseq.weights(9, 8) | {name: torch.ones(test_fairseq.FFN)}
-    test_fairseq.save(tmp_path / "model.pt", model)
+    model = fairseq.weights(9, 8) | {name: torch.ones(fairseq.FFN)}
+    fairseq.save(tmp_path / "model.pt", model)
     assert "numbers have gaps" in refused("fairseq", tmp_path / "model.pt")
 
 
 def strided(path: Path, whole: Any) -> None:
-    whole["model"]["encoder.embed_tokens.weight"] = torch.zeros(1).expand(10**13, test_fairseq.D)
+    whole["model"]["encoder.embed_tokens.weight"] = torch.zeros(1).expand(10**13, fairseq.D)
     torch.save(whole, path)
 
 
@@ -213,7 +212,7 @@ def torchscript(path: Path, whole: Any) -> None:
     ],
 )
 def test_malicious_torch_archives(write: Callable, message: str, tmp_path: Path) -> None:
-    test_fairseq.save(tmp_path / "model.pt", test_fairseq.weights(9, 8))
+    fairseq.save(tmp_path / "model.pt", fairseq.weights(9, 8))
     write(tmp_path / "model.pt", read_torch_file(tmp_path / "model.pt"))
     found = refused("fairseq", tmp_path / "model.pt")
     assert re.search(message, found) and "weights_only" not in found
@@ -228,7 +227,7 @@ def npy_header(shape: tuple[int, ...]) -> bytes:
 @pytest.mark.parametrize("kind", ["declared", "expanded", "objects"])
 def test_malicious_npz(kind: str, tmp_path: Path) -> None:
     """Arrays of which the file holds little: of a declared shape, or zeros that shrink by a factor of a thousand."""
-    test_marian_npz.save(tmp_path / "model.npz", test_marian_npz.weights((9, 9)))
+    marian_npz.save(tmp_path / "model.npz", marian_npz.weights((9, 9)))
     content = npy_header((10**13, 64)) + b"\0" * 64
     if kind == "expanded":
         content = npy_header((10**7,)) + bytes(4 * 10**7)
@@ -247,7 +246,7 @@ def test_malicious_npz(kind: str, tmp_path: Path) -> None:
     "content", ["[" * 100_000, "- &a [*a]\n", "a: " + "9" * 5000, "a: b\n", "? {a: b}\n: 0\n", ALIASES]
 )
 def test_malicious_marian_vocabulary(content: str, tmp_path: Path) -> None:
-    test_marian_npz.save(tmp_path / "model.npz", test_marian_npz.weights((9, 9)))
+    marian_npz.save(tmp_path / "model.npz", marian_npz.weights((9, 9)))
     (tmp_path / "vocab.yml").write_text(content)
     assert "vocab.yml" in refused("marian-npz", tmp_path / "model.npz", source_vocabulary=tmp_path / "vocab.yml")
 
@@ -265,12 +264,12 @@ def test_malicious_marian_vocabulary(content: str, tmp_path: Path) -> None:
 )
 def test_malicious_marian_options(options: dict, message: str, tmp_path: Path) -> None:
     extra = {"transformer_ffn_activation": "gelu"} if "version" in options else {}
-    test_marian_npz.save(tmp_path / "model.npz", test_marian_npz.weights((9, 9)), **extra, **options)
+    marian_npz.save(tmp_path / "model.npz", marian_npz.weights((9, 9)), **extra, **options)
     assert message in refused("marian-npz", tmp_path / "model.npz")
 
 
 def test_malicious_marian_options_of_decoding(tmp_path: Path) -> None:
-    test_marian_npz.save(tmp_path / "in" / "model.npz", test_marian_npz.weights((9, 9)))
+    marian_npz.save(tmp_path / "in" / "model.npz", marian_npz.weights((9, 9)))
     for text in ("beam-size: many", "normalize: [1]", "models: 3", "models: [a.npz, b.npz]", "models: [../../x.npz]"):
         (tmp_path / "in" / "decoder.yml").write_text(text)
         refused("marian-npz", tmp_path / "in")
@@ -453,9 +452,9 @@ def test_malicious_files_are_good_ones_before_the_change(joey: tuple, good: dict
     folder, given = joey
     (folder / "config.yaml").write_text(yaml.safe_dump(given))
     convert("joeynmt", folder, tmp_path / "out1")
-    test_fairseq.save(tmp_path / "model.pt", test_fairseq.weights(9, 8))
+    fairseq.save(tmp_path / "model.pt", fairseq.weights(9, 8))
     convert("fairseq", tmp_path / "model.pt", tmp_path / "out2")
-    test_marian_npz.save(tmp_path / "model.npz", test_marian_npz.weights((9, 9)))
+    marian_npz.save(tmp_path / "model.npz", marian_npz.weights((9, 9)))
     convert("marian-npz", tmp_path / "model.npz", tmp_path / "out3")
     for name in PEERS:
         convert(name, good[name], tmp_path / f"out {name}")

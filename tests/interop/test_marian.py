@@ -4,19 +4,18 @@ import json
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer
+from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian, to_marian
-from tests.interop import test_marian_npz
+from tests.interop.checkpoints import marian_npz
 from tests.interop.foreign import (
     SOURCES,
     TARGETS,
@@ -27,10 +26,10 @@ from tests.interop.foreign import (
     installed,
     spelt,
     train_sentencepiece,
-    write_opus_tokenizer,
+    write_opus_folder,
 )
 from tests.interop.restatement import assert_restated
-from tests.model_helpers import TYING_MODES, assert_near, randomise, tiny_model, translation_batch
+from tests.model_helpers import TYING_MODES, assert_near, tiny_model, translation_batch
 from tests.paper import paper_position
 
 PEER = f"`MarianMTModel`, {installed('transformers')}"
@@ -73,34 +72,6 @@ def test_marian_export_names_unsupported_options(fields: dict, record_property: 
     with pytest.raises(UserError, match=next(iter(fields))):
         to_marian(tiny_model(**fields))
     record_property("not exported", spelt(fields))
-
-
-@torch.no_grad()
-def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
-    """Like an OPUS-MT model on the Hub, but small and with random weights."""
-    size = write_opus_tokenizer(folder)
-    small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
-    ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0, "vocab_size": size}
-    ids |= {name: fields.pop(name) for name in list(fields) if name in ids}
-    config = MarianConfig(
-        **{**small, **heads, **ids, "activation_function": "swish", "scale_embedding": True, **fields}
-    )
-    model = randomise(MarianMTModel(config))
-    for stack in (model.model.encoder, model.model.decoder):
-        stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
-    torch.nn.init.normal_(model.final_logits_bias)
-    model.generation_config = GenerationConfig(
-        **{name: value for name, value in ids.items() if name != "vocab_size"},
-        num_beams=4,
-        max_length=12,
-        bad_words_ids=[[size - 1]],
-        forced_eos_token_id=0,
-        early_stopping=True,
-    )
-    model.save_pretrained(folder)
-    MarianTokenizer.from_pretrained(folder).save_pretrained(folder)
-    return model.eval()
 
 
 @pytest.mark.parametrize(
@@ -205,10 +176,10 @@ def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
     tmp_path: Path, record_property: Record
 ) -> None:
     """As of opus-mt-tc: config.json ties what Marian's files keep apart. The class itself would tie it again."""
-    arrays = test_marian_npz.weights((23, 23), "none")
+    arrays = marian_npz.weights((23, 23), "none")
     config = MarianConfig(
-        **{"d_model": test_marian_npz.D, "encoder_layers": 2, "decoder_layers": 1, "vocab_size": 24},
-        **{"encoder_ffn_dim": test_marian_npz.FFN, "decoder_ffn_dim": test_marian_npz.FFN},
+        **{"d_model": marian_npz.D, "encoder_layers": 2, "decoder_layers": 1, "vocab_size": 24},
+        **{"encoder_ffn_dim": marian_npz.FFN, "decoder_ffn_dim": marian_npz.FFN},
         **{"encoder_attention_heads": 3, "decoder_attention_heads": 3, "activation_function": "swish"},
         **{"pad_token_id": 23, "decoder_start_token_id": 23, "eos_token_id": 0, "scale_embedding": True},
         **{"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True},
@@ -229,13 +200,13 @@ def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
 
     def position(index: int, _: str) -> np.ndarray:
         """The paper's, sines first, which transformers and CTranslate2 compute for Marian's models."""
-        paper = paper_position(index, test_marian_npz.D)
+        paper = paper_position(index, marian_npz.D)
         return np.concatenate([paper[0::2], paper[1::2]])
 
-    theirs = test_marian_npz.restated(arrays, position=position, eps=1e-5)
+    theirs = marian_npz.restated(arrays, position=position, eps=1e-5)
     plain = theirs.embed
     theirs.embed = lambda side, ids: plain(side, [0 if token == 23 else token for token in ids])  # type: ignore
-    record_property("logits", (test_marian_npz.PEER, assert_restated(found.model, theirs)))
+    record_property("logits", (marian_npz.PEER, assert_restated(found.model, theirs)))
 
 
 def test_marian_folder_with_separate_vocabularies(tmp_path: Path, record_property: Record) -> None:

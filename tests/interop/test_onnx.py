@@ -9,8 +9,15 @@ from transformers import AutoTokenizer
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import CASES, LINES, assert_same_logits, assert_same_tokens, require_onnx, write_model
-from tests.interop.test_exported_programs import assert_finite_logits
+from tests.interop.exports import (
+    CASES,
+    LINES,
+    assert_finite_logits,
+    assert_same_logits,
+    assert_same_tokens,
+    require_onnx,
+    write_model,
+)
 
 require_onnx()
 pytestmark = pytest.mark.slow

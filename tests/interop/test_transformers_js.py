@@ -178,7 +178,7 @@ def test_names_are_those_of_optimum_with_named_axes(exported: Exported) -> None:
 
 @pytest.mark.slow
 def test_two_vocabularies_keep_the_target_ids(tmp_path: Path) -> None:
-    from tests.interop.test_joint_tokenizer import write_two_tokenizers
+    from tests.interop.foreign import write_two_tokenizers
 
     fields = {"share_encoder_decoder_embeddings": False, "vocab_size": 320, "decoder_vocab_size": 330}
     model = write_model(tmp_path / "model", **fields)

@@ -20,18 +20,15 @@ from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.interop import converting
 from hf_vanilla_transformer.interop.converting import FORMATS, convert
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
-from tests.interop import (
-    test_eole,
-    test_fairseq,
-    test_joeynmt,
-    test_marian_npz,
-    test_opennmt,
-    test_torch_transformer,
+from tests.interop.checkpoints import (
+    eole,
+    fairseq,
+    joeynmt,
+    marian_npz,
+    opennmt,
+    torch_transformer,
 )
-from tests.interop.foreign import Record
-from tests.interop.test_fsmt import write_fsmt_folder
-from tests.interop.test_m2m100 import write_m2m100_folder
-from tests.interop.test_marian import write_opus_folder
+from tests.interop.foreign import Record, write_fsmt_folder, write_m2m100_folder, write_opus_folder
 from tests.model_helpers import randomise
 
 Tensors = dict[str, Tensor]
@@ -70,71 +67,74 @@ class Format:
             torch.save(whole, path)
 
 
-def marian(folder: Path) -> tuple[Path, Path]:
+def write_marian(folder: Path) -> tuple[Path, Path]:
     write_opus_folder(folder)
     return folder, folder / "model.safetensors"
 
 
-def fsmt(folder: Path) -> tuple[Path, Path]:
+def write_fsmt(folder: Path) -> tuple[Path, Path]:
     write_fsmt_folder(folder)
     return folder, folder / "model.safetensors"
 
 
-def state_dict(folder: Path) -> tuple[Path, Path]:
-    model = randomise(test_torch_transformer.AroundTorch(test_torch_transformer.PYTORCH_TUTORIAL))
+def write_state_dict(folder: Path) -> tuple[Path, Path]:
+    model = randomise(torch_transformer.AroundTorch(torch_transformer.PYTORCH_TUTORIAL))
     torch.save(model.state_dict(), folder / "model.pt")
     return folder / "model.pt", folder / "model.pt"
 
 
-def fairseq(folder: Path) -> tuple[Path, Path]:
-    test_fairseq.save(folder / "model.pt", test_fairseq.weights(23, 29))
+def write_fairseq(folder: Path) -> tuple[Path, Path]:
+    fairseq.save(folder / "model.pt", fairseq.weights(23, 29))
     return folder / "model.pt", folder / "model.pt"
 
 
-def npz(folder: Path) -> tuple[Path, Path]:
-    test_marian_npz.save(folder / "model.npz", test_marian_npz.weights((23, 23)))
+def write_npz(folder: Path) -> tuple[Path, Path]:
+    marian_npz.save(folder / "model.npz", marian_npz.weights((23, 23)))
     return folder / "model.npz", folder / "model.npz"
 
 
-def joeynmt(folder: Path) -> tuple[Path, Path]:
-    tokens = test_joeynmt.named(3, "a"), test_joeynmt.named(2, "b")
-    test_joeynmt.save(folder, test_joeynmt.weights((7, 6)), tokens)
+def write_joeynmt(folder: Path) -> tuple[Path, Path]:
+    tokens = joeynmt.named(3, "a"), joeynmt.named(2, "b")
+    joeynmt.save(folder, joeynmt.weights((7, 6)), tokens)
     return folder, folder / "best.ckpt"
 
 
-def m2m100(folder: Path) -> tuple[Path, Path]:
+def write_m2m100(folder: Path) -> tuple[Path, Path]:
     write_m2m100_folder(folder / "m2m", tokenizer=False)
     return folder / "m2m", folder / "m2m" / "model.safetensors"
 
 
-def opennmt(folder: Path) -> tuple[Path, Path]:
-    test_opennmt.save(folder / "model.pt", *test_opennmt.weights((9, 8)))
+def write_opennmt(folder: Path) -> tuple[Path, Path]:
+    opennmt.save(folder / "model.pt", *opennmt.weights((9, 8)))
     return folder / "model.pt", folder / "model.pt"
 
 
-def eole(folder: Path) -> tuple[Path, Path]:
-    test_eole.save(folder, test_eole.weights())
+def write_eole(folder: Path) -> tuple[Path, Path]:
+    eole.save(folder, eole.weights())
     return folder, folder / "model.00.safetensors"
 
 
 CASES = {
-    "marian": Format(marian, "model.shared.weight", "model.encoder.layers.0.fc1.weight"),
-    "fsmt": Format(fsmt, "model.encoder.embed_tokens.weight", "model.encoder.layers.0.fc1.weight"),
-    "m2m100": Format(m2m100, "model.shared.weight", "model.encoder.layers.0.fc1.weight"),
+    "marian": Format(write_marian, "model.shared.weight", "model.encoder.layers.0.fc1.weight"),
+    "fsmt": Format(write_fsmt, "model.encoder.embed_tokens.weight", "model.encoder.layers.0.fc1.weight"),
+    "m2m100": Format(write_m2m100, "model.shared.weight", "model.encoder.layers.0.fc1.weight"),
     "opennmt": Format(
-        opennmt,
+        write_opennmt,
         "encoder.embeddings.make_embedding.emb_luts.0.weight",
         "encoder.transformer.0.feed_forward.w_1.weight",
         "model",
     ),
-    "eole": Format(eole, "src_emb.embeddings.weight", "encoder.transformer_layers.0.mlp.gate_up_proj.weight"),
+    "eole": Format(write_eole, "src_emb.embeddings.weight", "encoder.transformer_layers.0.mlp.gate_up_proj.weight"),
     "torch": Format(
-        state_dict, "src_tok_emb.embedding.weight", "transformer.encoder.layers.0.linear1.weight", options={"heads": 4}
+        write_state_dict,
+        "src_tok_emb.embedding.weight",
+        "transformer.encoder.layers.0.linear1.weight",
+        options={"heads": 4},
     ),
-    "fairseq": Format(fairseq, "encoder.embed_tokens.weight", "encoder.layers.0.fc1.weight", "model"),
-    "marian-npz": Format(npz, "Wemb", "encoder_l1_ffn_W1"),
+    "fairseq": Format(write_fairseq, "encoder.embed_tokens.weight", "encoder.layers.0.fc1.weight", "model"),
+    "marian-npz": Format(write_npz, "Wemb", "encoder_l1_ffn_W1"),
     "joeynmt": Format(
-        joeynmt, "src_embed.lut.weight", "encoder.layers.0.feed_forward.pwff_layer.0.weight", "model_state"
+        write_joeynmt, "src_embed.lut.weight", "encoder.layers.0.feed_forward.pwff_layer.0.weight", "model_state"
     ),
 }
 

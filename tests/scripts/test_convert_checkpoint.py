@@ -8,8 +8,7 @@ import torch
 from transformers import MarianMTModel, MarianTokenizer
 
 from hf_vanilla_transformer.interop.converting import FORMATS
-from tests.interop.foreign import SOURCES
-from tests.interop.test_marian import write_opus_folder
+from tests.interop.foreign import SOURCES, write_opus_folder
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,7 @@ from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base_model, prepare_model
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
-from tests.interop.foreign import train_sentencepiece
-from tests.interop.test_marian import write_opus_folder
+from tests.interop.foreign import train_sentencepiece, write_opus_folder
 from tests.model_helpers import randomise, tiny_model
 from tests.trainer_helpers import as_flags
 

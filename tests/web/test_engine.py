@@ -11,7 +11,7 @@ from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from hf_vanilla_transformer.web.site import write_site
 from tests.interop.exports import LINES, require_onnx, write_model
-from tests.interop.test_joint_tokenizer import write_two_tokenizers
+from tests.interop.foreign import write_two_tokenizers
 from tests.web.conftest import Site
 from tests.web.tools import require_npm, run_node
 

@@ -1,0 +1,119 @@
+"""Marian's .npz files: small, with random weights."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from tests.interop.checkpoints import FFN, HEADS, LAYERS, D
+from tests.interop.restatement import Restatement
+
+PEER = "NumPy restatement of Marian 1.12"
+
+# What Marian writes for `--task transformer-base`, as far as it concerns the architecture.
+OPTIONS = {
+    "type": "transformer",
+    "enc-depth": LAYERS[0],
+    "dec-depth": LAYERS[1],
+    "dim-emb": D,
+    "transformer-heads": HEADS,
+    "transformer-ffn-activation": "swish",
+    "transformer-preprocess": "",
+    "transformer-postprocess": "dan",
+    "transformer-postprocess-emb": "d",
+    "transformer-postprocess-top": "",
+    "transformer-decoder-autoreg": "self-attention",
+    "transformer-no-projection": False,
+    "transformer-ffn-depth": 2,
+    "transformer-tied-layers": [],
+    "transformer-train-positions": False,
+    "transformer-guided-alignment-layer": "last",
+    "tied-embeddings-all": True,
+    "ulr": False,
+    "version": "v1.12.0",
+}
+
+
+def weights(sizes: tuple[int, int], tying: str = "all") -> dict[str, np.ndarray]:
+    """Random weights under Marian's names. `tying`: its option, "all", "src" (and not the output) or "none"."""
+    shapes: dict[str, tuple[int, ...]] = {"decoder_ff_logit_out_b": (1, sizes[1])}
+    if tying == "none":
+        shapes |= {"encoder_Wemb": (sizes[0], D), "decoder_Wemb": (sizes[1], D)}
+        shapes["decoder_ff_logit_out_Wt"] = (sizes[1], D)
+    else:
+        shapes["Wemb"] = (sizes[0], D)
+        if tying == "src":  # an old model, with its output matrix transposed
+            shapes["decoder_ff_logit_out_W"] = (D, sizes[1])
+    for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
+        for layer in (f"{stack}_l{number}" for number in range(1, depth + 1)):
+            for attention in ["self"] + ["context"] * (stack == "decoder"):
+                for letter in "qkvo":
+                    shapes[f"{layer}_{attention}_W{letter}"] = (D, D)
+                    shapes[f"{layer}_{attention}_b{letter}"] = (1, D)
+                for part in ("scale", "bias"):
+                    shapes[f"{layer}_{attention}_Wo_ln_{part}"] = (1, D)
+            shapes |= {f"{layer}_ffn_W1": (D, FFN), f"{layer}_ffn_b1": (1, FFN)}
+            shapes |= {f"{layer}_ffn_W2": (FFN, D), f"{layer}_ffn_b2": (1, D)}
+            shapes |= {f"{layer}_ffn_ffn_ln_{part}": (1, D) for part in ("scale", "bias")}
+    generator = np.random.default_rng(4)
+    return {name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def save(path: Path, arrays: dict[str, np.ndarray], separate: bool = False, **options: Any) -> None:
+    """As Marian does: the options are text in an array that ends with a zero."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    given = {name.replace("_", "-"): value for name, value in options.items()}
+    text = yaml.safe_dump({**OPTIONS, **given})
+    if separate:
+        path.with_name(f"{path.name}.yml").write_text(text)
+    else:
+        arrays = arrays | {"special:model.yml": np.frombuffer(text.encode() + b"\0", dtype=np.int8)}
+    np.savez(path, **arrays)
+
+
+def marian_position(index: int, _: str = "") -> np.ndarray:
+    """`sinusoidalPositionEmbeddings` of its node_initializers.cpp."""
+    timescales = D / 2
+    increment = math.log(10000) / (timescales - 1)
+    angles = index * np.exp(np.arange(timescales) * -increment)
+    return np.concatenate([np.sin(angles), np.cos(angles)])
+
+
+def restated(arrays: dict[str, np.ndarray], **changes: Any) -> Restatement:
+    numbers = {name: array.astype(float) for name, array in arrays.items()}
+    attention = {"self": "self", "cross": "context"}
+
+    def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
+        if name == "output":
+            tied = numbers.get("Wemb", numbers.get("decoder_ff_logit_out_Wt"))
+            matrix = numbers.get("decoder_ff_logit_out_W", None if tied is None else tied.T)
+            return matrix, numbers["decoder_ff_logit_out_b"]
+        if name.endswith("coder.norm"):
+            stack = name.removesuffix(".norm")
+            return numbers[f"{stack}_top_ln_scale"], numbers[f"{stack}_top_ln_bias"]
+        stack, layer, kind, part = name.split(".")
+        theirs = f"{stack}_l{int(layer) + 1}_"
+        theirs += "ffn" if kind == "ffn" else attention[kind]
+        if part == "norm":
+            theirs += "_ffn_ln" if kind == "ffn" else "_Wo_ln"
+            pre = "_pre" if f"{theirs}_scale_pre" in numbers else ""
+            return numbers[f"{theirs}_scale{pre}"], numbers[f"{theirs}_bias{pre}"]
+        return numbers[f"{theirs}_W{part}"], numbers[f"{theirs}_b{part}"]
+
+    stacks = {"source": "encoder", "target": "decoder"}
+    theirs = Restatement(
+        pair,
+        embedding=lambda side: numbers.get("Wemb", numbers.get(f"{stacks[side]}_Wemb")).copy(),
+        position=marian_position,
+        layers=LAYERS,
+        heads=HEADS,
+        activation="silu",
+        eps=1e-6,
+        # the embedding of the start token is zero, whatever its id
+        starts_from_zero=True,
+    )
+    for name, value in changes.items():
+        setattr(theirs, name, value)
+    return theirs
