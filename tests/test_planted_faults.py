@@ -28,6 +28,7 @@ class Fault(NamedTuple):
 
 
 MODEL = "test_modeling.py"
+PROMISES = "test_promises.py"
 PAPER = "test_paper_equations.py"
 LOSS = "test_loss.py"
 SEARCH = "test_beam_search.py"
@@ -45,14 +46,14 @@ FAULTS = {
         "VanillaTransformerEncoder.forward",
         "create_bidirectional_mask(self.config, inputs_embeds, attention_mask)",
         "None",
-        f"{MODEL} -k batch",
+        f"{PROMISES} -k rest_of_the_batch",
     ),
     "cross-attention sees padding": Fault(
         "layers",
         "VanillaTransformerDecoder.forward",
         "inputs_embeds, encoder_attention_mask, encoder_hidden_states)",
         "inputs_embeds, None, encoder_hidden_states)",
-        f"{MODEL} -k batch",
+        f"{PROMISES} -k rest_of_the_batch",
     ),
     "causal mask is off by one": Fault(
         "layers",
@@ -154,7 +155,7 @@ FAULTS = {
         "fused_translation_loss",
         "(labels, num_items_in_batch)",
         "(labels, None)",
-        f"{MODEL} -k gradients_do_not_depend",
+        f"{PROMISES} -k gradients_do_not_depend",
     ),
     "labels are smoothed in evaluation": Fault(
         "modeling",
@@ -496,7 +497,7 @@ FAULTS = {
     "resumed stream repeats the updates of its window": Fault(
         "data/token_batches",
         "StreamingTokenBatches.__iter__",
-        "begin['update']",
+        "start['update']",
         "0",
         "data/test_token_batches.py -k resume",
     ),

@@ -1,7 +1,6 @@
-"""What always holds of the model, over every option of the configuration: random shapes, random batches.
+"""Properties of the model over every option of the configuration, with random shapes and batches.
 
-`test_modeling.py` has the same promises one by one, with cases that a reader can follow; here `hypothesis` looks for
-combinations that no one thought of. Its examples are the same in every run.
+`hypothesis` looks for combinations that nobody thought of. Its examples are the same in every run.
 """
 
 import tempfile
