@@ -24,6 +24,26 @@ logger = logging.getLogger(__name__)
 #: Bullets, numbers, letters with a parenthesis, Markdown headings and quotations, at the beginning of a line.
 _LIST_MARK = re.compile(r"\s*(?:(?:[-*+•‣◦–—>]|#{1,6}|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))[^\S\n]+)*")
 
+#: Line ends, cell ends and a byte order mark: what a reader sees as the end of a sentence, or does not see.
+_SEPARATORS = re.compile(r"((?:\r\n|[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029\ufeff])+)")
+
+#: Addresses, placeholders and markup, which are no words of a language.
+_NOT_WORDS = re.compile(
+    r"(?:https?://|www\.)\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|\{\{?[^{}]*\}?\}|%(?:\d+\$)?[a-zA-Z]\b|%\([^()]*\)[a-zA-Z]|"
+    r"</?\w[^<>]*>|&#?\w+;|`[^`]*`"
+)
+_LETTER = re.compile(r"[^\W\d_]")
+
+#: Languages that write ordinal numbers with a full stop: "3. Oktober".
+_DOTTED_ORDINALS = frozenset(
+    ("bs", "cs", "da", "de", "et", "fi", "fo", "hr", "hu", "is", "lb", "lv", "mk", "nb", "nn", "no", "pl", "sk", "sl")
+    + ("sq", "sr", "tr")
+)
+_NUMBER_MARK, _ENDS_WITH_ORDINAL = re.compile(r"\d{1,3}\."), re.compile(r"(?:^|\s)\d{1,3}\.\s*$")
+
+#: Languages without a space between sentences.
+_UNSPACED = frozenset(["zh", "ja", "yue", "wuu", "lzh"])
+
 #: Without another limit in the tokenizer: the default of the recipes' `max_source_length`.
 _TRAINED_TOKENS = 256
 
@@ -67,24 +87,69 @@ def _segment(segment: Callable[[str, str], list[str]], language: str, line: str)
         return [line]
 
 
-def split_text(text: str, split: Splitter) -> list[Part]:
-    """Sentences and layout (line feeds, blank lines, indentation, list marks), whose concatenation is the text."""
+def split_text(text: str, split: Splitter, language: str | None = None) -> list[Part]:
+    """Split a text into sentences and layout. Their concatenation is the text.
+
+    Layout is what a model must not translate: line and cell ends, white space, list marks, and pieces without a letter
+    outside addresses, placeholders and markup, such as rules, numbers, times and emoji.
+
+    Args:
+        language: of the text. In German, for example, "3. Oktober" does not start with a list mark.
+    """
     parts: list[Part] = []
-    for line in re.split(r"(\r?\n)", text):
+    ordinals = _base(language) in _DOTTED_ORDINALS
+    for line in _SEPARATORS.split(text):
         mark = _LIST_MARK.match(line)
         start = mark.end() if mark else 0
+        if ordinals and (number := _NUMBER_MARK.search(line[:start])):
+            start = number.start()
         parts.append(Part(line[:start], False))
-        for sentence in split(line[start:]) if line[start:].strip() else [line[start:]]:
+        sentences = split(line[start:]) if line[start:].strip() else [line[start:]]
+        for sentence in _rejoined(sentences) if ordinals else sentences:
             stripped = sentence.strip()
             before, _, after = sentence.partition(stripped) if stripped else (sentence, "", "")
-            parts += [Part(before, False), Part(stripped, bool(stripped)), Part(after, False)]
+            has_words = _LETTER.search(_NOT_WORDS.sub("", stripped)) is not None
+            parts += [Part(before, False), Part(stripped, has_words), Part(after, False)]
     return [part for part in parts if part.text]
 
 
-def join_text(parts: Sequence[Part], translations: Sequence[str]) -> str:
-    """The text with its sentences, in their order, replaced by these."""
+def _rejoined(sentences: Iterable[str]) -> list[str]:
+    """Sentences without the cuts after an ordinal number, as in "Der 1. FC Köln"."""
+    whole: list[str] = []
+    for sentence in sentences:
+        if whole and _ENDS_WITH_ORDINAL.search(whole[-1]):
+            whole[-1] += sentence
+        else:
+            whole.append(sentence)
+    return whole
+
+
+def _base(language: str | None) -> str:
+    """The language of a code such as "zh-Hans" or "pt_BR"."""
+    return re.split("[-_]", (language or "").lower())[0]
+
+
+def join_text(
+    parts: Sequence[Part], translations: Iterable[str], source: str | None = None, target: str | None = None
+) -> str:
+    """Replace the sentences of a text, in their order, by their translations.
+
+    Args:
+        source, target: languages. A target that writes a space between sentences gets one where the source has none.
+    """
+    spaced_source, spaced_target = (_base(language) not in _UNSPACED for language in (source, target))
     following = iter(translations)
-    return "".join(next(following) if part.is_sentence else part.text for part in parts)
+    pieces: list[str] = []
+    for index, part in enumerate(parts):
+        after_sentence = index > 0 and parts[index - 1].is_sentence
+        before_sentence = index + 1 < len(parts) and parts[index + 1].is_sentence
+        if part.is_sentence:
+            pieces += [" " if after_sentence and spaced_target and not spaced_source else "", next(following)]
+        elif after_sentence and before_sentence and part.text.isspace() and spaced_source and not spaced_target:
+            pieces += [] if _SEPARATORS.search(part.text) is None else [part.text]
+        else:
+            pieces.append(part.text)
+    return "".join(pieces)
 
 
 def translate_documents(
@@ -92,6 +157,7 @@ def translate_documents(
     lines: Iterable[str],
     language: str | None = None,
     first_line: int = 1,
+    target_language: str | None = None,
     **settings: Any,
 ) -> Iterator[str]:
     """Translate paragraphs, one per line; blank lines, indentation, list marks and the space between sentences stay.
@@ -101,6 +167,7 @@ def translate_documents(
     Args:
         language: of the text, for its sentences; see `sentence_splitter`.
         first_line: the line number of the first line, for messages.
+        target_language: of the translations, for the space between sentences; see `join_text`.
         settings: those of `Translator.translate`.
 
     Returns:
@@ -111,15 +178,22 @@ def translate_documents(
     """
     split = sentence_splitter(language)
     translator.translate([], **settings)  # checks the arguments before anything is read
+    lines = iter(lines)
     ahead = 1 if settings.get("batch_size") == 1 else _LINES_AHEAD
-    return _translate_windows(translator, iter(lines), split, first_line, ahead, settings)
+    windows = iter(lambda: list(islice(lines, ahead)), [])
+    return _translate_windows(translator, windows, split, first_line, (language, target_language), settings)
 
 
 def _translate_windows(
-    translator: Translator, lines: Iterator[str], split: Splitter, number: int, ahead: int, settings: dict[str, Any]
+    translator: Translator,
+    windows: Iterator[list[str]],
+    split: Splitter,
+    number: int,
+    languages: tuple[str | None, str | None],
+    settings: dict[str, Any],
 ) -> Iterator[str]:
-    while window := list(islice(lines, ahead)):
-        paragraphs = [split_text(line, split) for line in window]
+    for window in windows:
+        paragraphs = [split_text(line, split, languages[0]) for line in window]
         sentences: list[str] = []
         for line_number, parts in enumerate(paragraphs, start=number):
             sentences += sentences_of(parts)
@@ -129,7 +203,7 @@ def _translate_windows(
         translations = translator.translate(sentences, **settings)
         for parts in paragraphs:
             following = islice(translations, len(sentences_of(parts)))
-            yield join_text(parts, [text.replace("\n", " ") for text in following])
+            yield join_text(parts, [text.replace("\n", " ") for text in following], *languages)
 
 
 def sentences_of(parts: Sequence[Part]) -> list[str]:

@@ -82,19 +82,24 @@ class LanguagePair:
         """
         if html:
             return await self._translate_html(texts)
-        parts = [split_text(text, self.split) for text in texts]
+        parts = [split_text(text, self.split, self.source) for text in texts]
         results = []
         for of_text, translated in zip(parts, await self._search(parts, n_best), strict=True):
             hypotheses = [[self._decode(hypothesis) for hypothesis in ranked] for _, ranked in translated]
             ranks = range(max(map(len, hypotheses), default=1))
             # a sentence with fewer hypotheses repeats its last one
-            results.append([join_text(of_text, [ranked[: rank + 1][-1] for ranked in hypotheses]) for rank in ranks])
+            results.append(
+                [
+                    join_text(of_text, [ranked[: rank + 1][-1] for ranked in hypotheses], self.source, self.target)
+                    for rank in ranks
+                ]
+            )
         return results
 
     async def _translate_html(self, texts: Sequence[str]) -> list[list[str]]:
         documents = await self._in_html_thread(lambda: [split_html(text) for text in texts])
         passages = [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
-        parts = [split_text(passage.text, self.split) for passage in passages]
+        parts = [split_text(passage.text, self.split, self.source) for passage in passages]
         translated = await self._search(parts, 1)
         links = await self._links(passages, translated)
         sentences = [

@@ -92,8 +92,9 @@ def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.paragraphs:
         from hf_vanilla_transformer.inference.documents import card_languages
 
-        languages = [arguments.source_lang, *card_languages(Path(arguments.model[0])), "en"]
-        settings["paragraphs"] = next(filter(None, languages))
+        languages = card_languages(Path(arguments.model[0]))
+        settings["paragraphs"] = arguments.source_lang or (languages or ["en"])[0]
+        settings["target_language"] = languages[1] if len(languages) > 1 else None
     return settings
 
 

@@ -43,12 +43,16 @@ def test_text_is_split_into_sentences_and_layout() -> None:
     )
 
 
-@given(st.text(alphabet=st.sampled_from(" \t\n\r.!?-*1)(aBé。 \u00a0\u2028日\x00"), max_size=80))
+@given(st.text(alphabet=st.sampled_from(" \t\n\r.!?-*1)(aBé。 \u00a0\u2028日\x00\ufeff{}%@/"), max_size=80))
 @example(")B\xa0\t\t\xa0\t\u2028B\xa0日 \r)!\rB\u2028.\u2028* \u2028(")  # sentencex panics
 def test_parts_of_any_text_are_the_text(text: str) -> None:
     parts = split_text(text, sentence_splitter("en"))
     assert "".join(part.text for part in parts) == text
     assert all(part.text.strip() == part.text for part in parts if part.is_sentence)
+    assert all(any(c.isalpha() for c in part.text) for part in parts if part.is_sentence)
+    for language in ("en", "de", "zh"):
+        parts = split_text(text, sentence_splitter(language), language)
+        assert join_text(parts, sentences_of(parts), language, language) == text
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,76 @@ def test_parts_of_any_text_are_the_text(text: str) -> None:
 )
 def test_languages_have_their_own_rules(language: str | None, text: str, count: int) -> None:
     assert len(sentences_of(split_text(text, sentence_splitter(language)))) == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "...", "---", "* * *", "```", "|---|---|", "12:30", "6171-1231-1311-1231", "😀", "🌷🌷 🌷", "\u200b", "42 %",
+        "https://example.com/a?b=c", "www.example.org", "ann@example.org", "{name}", "{{ count }}", "%1$s", "%(name)s",
+        "<x/>", "&nbsp;", "`code`", "{a} - %s, 3.5",
+    ],
+)  # fmt: skip
+def test_text_without_words_is_layout(text: str) -> None:
+    split = sentence_splitter("en")
+    assert sentences_of(split_text(text, split)) == []
+    assert sentences_of(split_text(f"One.\n{text}\nTwo.", split)) == ["One.", "Two."]
+
+
+def test_words_next_to_what_is_not_translated_are_sentences() -> None:
+    split = sentence_splitter("en")
+    for text in ("See https://example.com.", "{name} left.", "50 dogs", "é", "日本", "3rd"):
+        assert sentences_of(split_text(text, split)) == [text]
+
+
+@pytest.mark.parametrize(
+    "separator", ["\t", "\r", "\r\n", "\u2028", "\u2029", "\x85", "\v", "\f", "\ufeff", "\t\t", " \t "]
+)
+def test_line_and_cell_ends_separate_sentences(separator: str) -> None:
+    parts = split_text(f"seven{separator}eight", sentence_splitter("en"))
+    assert sentences_of(parts) == ["seven", "eight"]
+    assert join_text(parts, ["sieben", "acht"], "en", "de") == f"sieben{separator}acht"
+
+
+def test_byte_order_mark_is_layout() -> None:
+    assert split_text("\ufeffseven", sentence_splitter("en")) == [Part("\ufeff", False), Part("seven", True)]
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "sentences"),
+    [
+        ("de", "3. Oktober ist Feiertag.", ["3. Oktober ist Feiertag."]),
+        ("de-AT", "1. Mai 2020 war ein Freitag.", ["1. Mai 2020 war ein Freitag."]),
+        ("cs", "  5. května", ["5. května"]),
+        ("de", "Der 1. FC Köln spielt.", ["Der 1. FC Köln spielt."]),
+        ("en", "1. First item", ["First item"]),
+        ("de", "- a) Punkt", ["Punkt"]),
+    ],
+)
+def test_ordinal_numbers_are_no_list_marks(language: str, text: str, sentences: list[str]) -> None:
+    parts = split_text(text, sentence_splitter(language), language)
+    assert sentences_of(parts) == sentences
+    assert "".join(part.text for part in parts) == text
+
+
+@pytest.mark.parametrize(
+    ("languages", "text", "joined"),
+    [
+        (("zh", "de"), "二百。十二！九。", "<0> <1> <2>"),
+        (("zh-Hans", "en"), "二百。 十二！", "<0> <1>"),
+        (("ja", "zh"), "二百。十二！", "<0><1>"),
+        (("zh", "zh"), "二百。 十二！", "<0> <1>"),
+        (("en", "zh_CN"), "One. Two.", "<0><1>"),
+        (("en", "ja"), "One.\n Two.", "<0>\n <1>"),
+        (("en", "de"), "One.  Two.", "<0>  <1>"),
+        ((None, None), "One. Two.", "<0> <1>"),
+    ],
+)
+def test_sentences_are_joined_as_the_target_language_writes_them(
+    languages: tuple[str | None, str | None], text: str, joined: str
+) -> None:
+    parts = split_text(text, sentence_splitter(languages[0]), languages[0])
+    assert join_text(parts, [f"<{i}>" for i in range(len(sentences_of(parts)))], *languages) == joined
 
 
 def test_lines_that_only_look_like_marks_are_sentences() -> None:
