@@ -103,9 +103,9 @@ def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
 def require_new(output: Path, overwrite: bool) -> None:
     """Raise a UserError if `output` is a file, or a folder that is not empty and not to be overwritten."""
     if output.exists() and not output.is_dir():
-        raise UserError(f"output {output} is a file; name a folder")
+        raise UserError(f"output {output} is a file: name a folder")
     if not overwrite and output.exists() and any(output.iterdir()):
-        raise UserError(f"output {output} exists already; name a new folder, or give --overwrite")
+        raise UserError(f"output {output} exists already: name a new folder, or give --overwrite")
 
 
 def replace_folder(folder: Path, target: Path) -> None:

@@ -22,7 +22,7 @@ def check_figure_path(path: str | os.PathLike) -> None:
         UserError: matplotlib is not installed, or does not know the format.
     """
     if Path(path).suffix[1:].lower() not in _figure_class()().canvas.get_supported_filetypes():
-        raise UserError(f"{path}: matplotlib cannot write this format; name it .png, .pdf or .svg")
+        raise UserError(f"{path}: matplotlib cannot write this format: name it .png, .pdf or .svg")
 
 
 @contextmanager

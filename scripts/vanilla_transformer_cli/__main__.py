@@ -1,4 +1,4 @@
-"""`python -m vanilla_transformer_cli`, which `accelerate launch --module` needs."""
+"""`python -m vanilla_transformer_cli`, for `accelerate launch -m`."""
 
 from .main import main
 

@@ -4,24 +4,24 @@
     --engines ours_fp32 ours_bf16 marian_fp32 marian_bf16 ctranslate2_fp32 ctranslate2_int8 \\
     --output benchmark.json --plot benchmark.png
 
-Engines take turns, each in its own process. Printed are Markdown tables: for each engine the median of the rounds,
-their spread (fastest less slowest, over the median), how many times its target tokens per second ours reaches in the
-same precision (the fastest of ours if none has it), and the peak memory of its process; then how time grows with four
-times as many sentences or beams per batch, where --batch_sizes and --num_beams have such pairs; then the size of the
-KV caches.
+Engines take turns, each in a separate process. The output is Markdown tables. The first has for each engine the median
+of the rounds, their spread (fastest less slowest, over the median), how many times its target tokens per second ours
+reaches in the same precision (the fastest of ours if none has it), and the peak memory of its process. The second has
+the growth of time with four times as many sentences or beams per batch, if --batch_sizes and --num_beams have such
+pairs. The third has the size of the KV caches.
 
   vanilla-transformer benchmark train --source train.en --target train.de --preset base --tokens 4096 \\
     --engines ours_fp32 marian_fp32 marian_grouped_fp32 --output benchmark.json --plot benchmark.png
 
 trains untrained models: this package with batches of --tokens padded tokens, and MarianMTModel with transformers'
-Seq2SeqTrainer, which draws pairs at random (marian_) or by length (marian_grouped_). All engines have the same initial
+Seq2SeqTrainer, with pairs drawn at random (marian_) or by length (marian_grouped_). All engines have the same initial
 weights, tokenizer, pairs, optimizer, dropout and label smoothing, and on average as many pairs per batch and update.
-Only target tokens without padding count, after start-up and --warm_up updates. To compare memory leave out --source:
-then random pairs of 32 tokens per side, without padding, give every update as many tokens.
+Only target tokens without padding count, after start-up and --warm_up updates. To compare memory leave out --source.
+Random pairs of 32 tokens per side, without padding, then give every update as many tokens.
 
   vanilla-transformer benchmark gpu OUT
 
-measures all that needs a GPU, a JSON file per section; the same command goes on where a time limit ended it.
+measures everything that needs a GPU, with a JSON file for each section. After a time limit the same command continues.
 
 Ctrl-C, and the SIGTERM of `timeout`, end a benchmark early: the rounds finished by then are printed and written.
 """
@@ -130,8 +130,8 @@ def check(arguments: argparse.Namespace) -> None:
         check_figure_path(arguments.plot)
 
 
-def decode(arguments: argparse.Namespace, found: list[Any], caches: dict[str, int]) -> None:
-    """Add results to `found` and `caches` as they come in, so that an interrupt keeps them."""
+def decode(arguments: argparse.Namespace, results: list[Any], caches: dict[str, int]) -> None:
+    """Add to `results` and `caches` after each measurement, so that an interrupt keeps them."""
     from hf_vanilla_transformer.benchmarks.decoding import ORDERS, cache_bytes, compare
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
     from hf_vanilla_transformer.inference.text_io import read_lines
@@ -146,7 +146,7 @@ def decode(arguments: argparse.Namespace, found: list[Any], caches: dict[str, in
         orders=ORDERS if arguments.order == "both" else [arguments.order], references=references,
         tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase,
     ):  # fmt: skip
-        found.append(one)
+        results.append(one)
     if arguments.cache_beams > 0:
         batch = sentences[: max(arguments.batch_sizes)]
         for engine, size in cache_bytes(model, batch, engines, arguments.cache_beams, **common):
@@ -163,7 +163,7 @@ def check_gpu(arguments: argparse.Namespace) -> int:
 
     silence_transformers()
     if (arguments.source is None) != (arguments.target is None):
-        raise UserError("--source and --target go together; one of them is missing")
+        raise UserError("--source and --target go together: give both, or neither")
     source, target = (None if name is None else Path(name) for name in (arguments.source, arguments.target))
     check = gpu_check.Check(Path(arguments.output), arguments.device, source, target, arguments.quick, arguments.peak)
     print(gpu_check.report(gpu_check.run(check)))
@@ -180,31 +180,31 @@ def main(arguments: argparse.Namespace) -> int:
         return check_gpu(arguments)
     check(arguments)
     settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output", "plot")}
-    found: list[Any] = []
+    results: list[Any] = []
     caches: dict[str, int] = {}
     status = 0
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:
         try:
             if arguments.command == "decode":
-                decode(arguments, found, caches)
+                decode(arguments, results, caches)
             else:
                 from hf_vanilla_transformer.benchmarks.training import compare
 
                 for one in compare(**settings):
-                    found.append(one)
+                    results.append(one)
         except KeyboardInterrupt:
-            if not found:
+            if not results:
                 raise
             status = 130
             print("interrupted: the figures are those of the rounds finished by then", file=sys.stderr)
         if write:
             machine = {"hardware": describe_hardware(), **versions("ctranslate2")}
-            results = report.as_json(found) | ({"cache_bytes": caches} if caches else {})
-            write(json.dumps({"machine": machine, "settings": settings, **results}, indent=2))
+            figures = report.as_json(results) | ({"cache_bytes": caches} if caches else {})
+            write(json.dumps({"machine": machine, "settings": settings, **figures}, indent=2))
     if arguments.command == "decode":
-        print(report.decoding_report(found, caches, arguments.cache_beams))
+        print(report.decoding_report(results, caches, arguments.cache_beams))
     else:
-        print(report.training_report(found))
+        print(report.training_report(results))
     if arguments.plot:
-        report.plot(found, arguments.plot)
+        report.plot(results, arguments.plot)
     return status

@@ -60,6 +60,6 @@ def main(arguments: argparse.Namespace) -> None:
                 **given_values(arguments, *SETTINGS),
             )  # fmt: skip
         except KeyboardInterrupt:
-            raise Interrupted("interrupted; finished chunks are kept, and the same command resumes") from None
+            raise Interrupted("interrupted: finished chunks are kept, and the same command resumes") from None
     if processes.process_index == 0:
         print(f"{arguments.output_dir}: {count:,} pairs")

@@ -1,7 +1,7 @@
 """`vanilla-transformer SUBCOMMAND`: import the module of one subcommand, parse its arguments, run it.
 
-The module of each subcommand has `parse_arguments(arguments, prog)`, which imports neither torch nor transformers, and
-`main(parsed)`, which returns the exit status or None.
+Each subcommand's module has `parse_arguments(arguments, prog)` and `main(parsed)`. The first imports neither torch
+nor transformers. The second returns the exit status or None.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sys
 
 from .parsing import Parser, did_you_mean
 
-# subcommand, which is also the name of its module -> what it does
+# subcommand and name of its module -> description
 SUBCOMMANDS = {
     "train": "train a translation model from a recipe",
     "translate": "translate text, line by line",

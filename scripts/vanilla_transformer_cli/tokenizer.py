@@ -38,7 +38,7 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.errors import UserError
 
     if Path(arguments.output_dir).is_file():
-        raise UserError(f"output_dir {arguments.output_dir} is a file; name a folder")
+        raise UserError(f"output_dir {arguments.output_dir} is a file: name a folder")
     lines = chain.from_iterable(map(read_lines, arguments.files))
     if arguments.sentencepiece and (arguments.lowercase or arguments.min_frequency != 2):
         raise UserError("sentencepiece: it has neither --lowercase nor --min_frequency")

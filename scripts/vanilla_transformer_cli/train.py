@@ -4,7 +4,7 @@
   vanilla-transformer train small_corpus --train train.en train.de --output_dir runs/mine
   vanilla-transformer train --model_name_or_path opus-mt-en-de --train train.en train.de --output_dir runs/tuned
 
-A recipe is a YAML file of fields. Each field is also a flag, and flags win. The common fields are below; --help-all
+A recipe is a YAML file of fields. Each field is also a flag, and flags win. The common fields are below. --help-all
 lists every field with its default.
 """
 

@@ -1,4 +1,4 @@
-"""The fields of a recipe that `train --help` shows, without an import of the package, which takes seconds."""
+"""The fields of a recipe that `train --help` shows. Importing their definitions in the package takes seconds."""
 
 # title of a group -> field: (placeholder, help)
 COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {

@@ -65,17 +65,17 @@ def check_combination(arguments: argparse.Namespace) -> None:
     for_sentences = ("n_best", "prefix", "alignment", "alignment_layer", "probabilities")
     requested = [name for name in for_sentences if getattr(arguments, name)]
     if arguments.paragraphs and (requested or arguments.score):
-        raise UserError(f"--paragraphs translates documents; --{(requested or ['score'])[0]} is for single sentences")
+        raise UserError(f"--paragraphs translates documents, --{(requested or ['score'])[0]} is for single sentences")
     if arguments.source_lang and not arguments.paragraphs:
-        raise UserError("--source_lang needs --paragraphs; give both, or neither")
+        raise UserError("--source_lang needs --paragraphs: give both, or neither")
     requested += ["paragraphs"] if arguments.paragraphs else []
     if arguments.score and requested:
-        raise UserError(f"--score is for existing translations; --{requested[0]} is for new ones")
+        raise UserError(f"--score is for existing translations, --{requested[0]} is for new ones")
     if arguments.alignment_layer is not None and not arguments.alignment:
-        raise UserError("--alignment_layer needs --alignment; give both, or neither")
+        raise UserError("--alignment_layer needs --alignment: give both, or neither")
     for name in ("prefix", "score"):
         if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
-            raise UserError(f"--{name} and --input cannot both be standard input; name a file")
+            raise UserError(f"--{name} and --input cannot both be standard input: name a file")
 
 
 def load_translator(arguments: argparse.Namespace, device: str | None = None) -> Any:
@@ -117,7 +117,7 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
                 progress=lambda lines, _: bar.update(lines * processes.num_processes), **output_settings(arguments),
             )  # fmt: skip
         except KeyboardInterrupt:
-            raise Interrupted("interrupted; finished chunks are kept, and the same command resumes") from None
+            raise Interrupted("interrupted: finished chunks are kept, and the same command resumes") from None
 
 
 def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:

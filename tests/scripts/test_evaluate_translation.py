@@ -6,28 +6,12 @@ import sys
 from functools import partial
 
 import pytest
-import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.evaluation.metrics import score_translations
 from hf_vanilla_transformer.inference.translator import Translator
 
 HYPOTHESES = ["ein kleiner Hund läuft über die Straße", "ja , das ist gut", "Nein"]
 REFERENCES = ["ein Hund läuft über die alte Straße", "ja , das ist gut", "nein"]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(REFERENCES * 3, 280)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    config = VanillaTransformerConfig(vocab_size=len(tokenizer), **sizes, **heads)
-    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
-    save_tokenizers(folder, tokenizer)
-    return folder
 
 
 @pytest.fixture

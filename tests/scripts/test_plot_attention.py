@@ -5,26 +5,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from tests.trainer_helpers import as_flags
 
 SENTENCE = "two hundred and one"
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer([SENTENCE, "zweihunderteins"] * 3, 280)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    config = VanillaTransformerConfig(vocab_size=len(tokenizer), **sizes, **heads)
-    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
-    save_tokenizers(folder, tokenizer)
-    return folder
 
 
 @pytest.fixture

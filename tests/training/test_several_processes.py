@@ -96,7 +96,7 @@ def test_user_errors_are_printed_by_the_main_rank_only(repository, tmp_path):
     (tmp_path / "run" / "model.safetensors").write_bytes(b"")
     recipe = [*TRAIN, "numbers_en_de", *FLAGS, "--output_dir", str(tmp_path / "run")]
     run = launch(repository, *TORCHRUN, "--nproc_per_node=2", *recipe, succeeds=False)
-    assert run.stderr.count("already has a run") == 1
+    assert run.stderr.count("is not empty") == 1
 
 
 def test_stream_without_token_batches_trains_in_two_processes(repository, tmp_path):
