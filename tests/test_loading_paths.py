@@ -102,7 +102,7 @@ def resumed(folder: Path, good: Path, scratch: Path) -> None:
     )
     trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=random_pairs(8), data_collator=collate)
     trainer.train()
-    checkpoint = scratch / "run" / "checkpoint-1"
+    checkpoint = scratch / "run" / "checkpoint-2"
     shutil.copy(folder / "model.safetensors", checkpoint / "model.safetensors")
     trainer.train(resume_from_checkpoint=str(checkpoint))
 
@@ -148,7 +148,7 @@ def test_loading_refuses_other_weights_in_one_line(
 
 @pytest.mark.parametrize("damage", ["missing", "unexpected", "mismatched", "subclass"])
 def test_resuming_refuses_other_weights(good: Path, damage: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="checkpoint-1.*(fc1|gate)"):
+    with pytest.raises(UserError, match="checkpoint-2.*(fc1|gate)"):
         resumed(damaged(good, damage), good, tmp_path)
 
 

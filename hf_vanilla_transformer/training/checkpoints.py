@@ -272,7 +272,8 @@ def check_model_folder(folder: Path) -> None:
     """Refuse a folder with weights that do not fit the class in its config.json, without reading them.
 
     Raises:
-        UserError: see `check_architecture` and `check_tensors`. Models of other packages are not checked.
+        UserError: a different class, or missing, unexpected or mismatched tensors. Tied weights may have any of their
+            names. Models of other packages and checkpoints without whole weights, such as adapters, are not checked.
     """
     if read_json_object(folder / "config.json").get("model_type") != VanillaTransformerConfig.model_type:
         return
@@ -283,30 +284,19 @@ def check_model_folder(folder: Path) -> None:
     with torch.device("meta"):
         model = model_class(config)
     check_architecture(folder, model)
-    check_tensors(model, folder)
-
-
-def check_tensors(model: torch.nn.Module, checkpoint: Path) -> None:
-    """Refuse a checkpoint with tensors that do not fit the model. `Trainer` would only warn.
-
-    A checkpoint without whole weights, such as an adapter's, is not checked. Tied weights may have any of their names.
-
-    Raises:
-        UserError: missing, unexpected or mismatched tensors.
-    """
-    if not any((checkpoint / name).is_file() for name in (WEIGHTS, INDEX)):
+    if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         return
     names: dict[int, set[str]] = {}
     tensors = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), set()).add(name)
-    saved = {name: tuple(shape) for name, (*shape, _) in _shapes(_tensor_files(checkpoint)).items()}
+    saved = {name: tuple(shape) for name, (*shape, _) in _shapes(_tensor_files(folder)).items()}
     info = {
         "missing_keys": [min(aliases) for aliases in names.values() if not aliases & saved.keys()],
         "unexpected_keys": saved.keys() - tensors.keys(),
         "mismatched_keys": [name for name in saved.keys() & tensors.keys() if saved[name] != tensors[name].shape],
     }
-    check_weights(checkpoint, info)
+    check_weights(folder, info)
 
 
 def _tensor_files(checkpoint: Path) -> TensorFiles:
@@ -351,13 +341,9 @@ def _header(file: Path) -> dict[str, tuple]:
 
 
 def _mean(files: Sequence[Path], name: str) -> torch.Tensor:
-    first = _read(files[0], name)
-    total = first.to(torch.float64)
-    for file in files[1:]:
-        total += _read(file, name)
-    return (total / len(files)).to(first.dtype)
-
-
-def _read(file: Path, name: str) -> torch.Tensor:
-    with safe_open(file, framework="pt") as tensors:
-        return tensors.get_tensor(name)
+    total: Any = 0
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            tensor = tensors.get_tensor(name)
+        total = total + tensor.to(torch.float64)
+    return (total / len(files)).to(tensor.dtype)

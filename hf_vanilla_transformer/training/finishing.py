@@ -238,29 +238,10 @@ def write_card(
     run = Path(args.output_dir)
     if not is_main_rank():
         return
-    with report_failed_save(run, "the model and its scores are saved, its card is not"):
-        if not trainer.is_fsdp_enabled:  # a forward pass of a sharded model would need all ranks
-            draw_attention(trainer.model, tokenizers, corpus, run)
-        with report_missing_plot("curve"):
-            print_main(f"curve: {plot_curve(trainer.state.log_history, run / 'curve.png')}")
-        facts = _card_facts(trainer, corpus, results, model_args, data_args, args, command)
-        print_main(f"model card: {write_model_card(run, facts)}")
-
-
-def _card_facts(
-    trainer: VanillaTransformerTrainer,
-    corpus: Corpus,
-    results: dict[str, Any],
-    model_args: Any,
-    data_args: DataArguments,
-    args: RunArguments,
-    command: str,
-) -> CardFacts:
-    run = Path(args.output_dir)
     source, target = data_args.source_lang, data_args.target_lang
     base = args.model_name_or_path
     on_hub = {split: [each.name for each in split_inputs(data_args, split) if each.on_hub] for split in SPLITS}
-    return CardFacts(
+    facts = CardFacts(
         model_name=run.resolve().name,
         languages=(source, target) if source and target else None,
         recipe=chosen_values(model_args, data_args, args),
@@ -279,3 +260,9 @@ def _card_facts(
         datasets=on_hub,
         example=corpus.pairs["test"][0]["source"] if "test" in corpus.pairs else None,
     )
+    with report_failed_save(run, "the model and its scores are saved, its card is not"):
+        if not trainer.is_fsdp_enabled:  # a forward pass of a sharded model would need all ranks
+            draw_attention(trainer.model, tokenizers, corpus, run)
+        with report_missing_plot("curve"):
+            print_main(f"curve: {plot_curve(trainer.state.log_history, run / 'curve.png')}")
+        print_main(f"model card: {write_model_card(run, facts)}")

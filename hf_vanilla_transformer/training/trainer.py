@@ -375,19 +375,16 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if self.ema is not None and checkpoint is not None:
             self.ema.load(checkpoint)
         if self.teacher is not None and self.args.teacher_top:
-            self._keep_teacher(self.teacher)
+            start = time.monotonic()
+            with self.accelerator.autocast():
+                self.teacher.keep_top(self.args.teacher_top, self.train_dataset, self.data_collator)
+            print_main(f"teacher: distributions of the training pairs computed in {time.monotonic() - start:.0f} s")
         self.meter.reset()
 
     def _write_run_state(self, checkpoint: Path) -> None:
         super()._write_run_state(checkpoint)
         if self.ema is not None:
             self.ema.save(checkpoint)
-
-    def _keep_teacher(self, teacher: Teacher) -> None:
-        start = time.monotonic()
-        with self.accelerator.autocast():
-            teacher.keep_top(self.args.teacher_top, self.train_dataset, self.data_collator)
-        print_main(f"teacher: distributions of the training pairs computed in {time.monotonic() - start:.0f} s")
 
 
 def _plain_dataset(dataset: Any) -> Any:

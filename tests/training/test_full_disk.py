@@ -106,10 +106,10 @@ def test_tokenizer_command_without_space_is_one_line(repository, tmp_path):
 PHASES = {
     "checkpoint": (VanillaTransformerTrainer, "_save_optimizer_and_scheduler", "checkpoint-1"),
     "model": (finishing, "save_tokenizers", "model .*checkpoint-2"),
-    "results": (finishing, "move_into_run", "model .*checkpoint-2"),
+    "move": (finishing, "_same_weights", "model .*checkpoint-2"),
     "card": (finishing, "write_model_card", "card .*checkpoint-2"),
 }
-LATER = ("model", "results", "card")
+LATER = ("model", "move", "card")
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", *(pytest.param(each, marks=pytest.mark.slow) for each in LATER)])
