@@ -16,9 +16,16 @@ from hf_vanilla_transformer import (
     VanillaTransformerTrainingArguments,
 )
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs
+from tests.trainer_helpers import DESCENT, QUIET, TINY_RUN, as_flags, collate, flat, random_pairs
 
 STEPS = 20
+# the flags of a whole run
+FLAGS = as_flags(
+    TINY_RUN
+    | {"numbers_size": 60, "max_tokens_per_batch": 200, "tokens_per_update": 400, "max_steps": 4, "average_last": 2}
+    | {"eval_steps": 2, "save_steps": 2, "max_eval_samples": 15, "per_device_eval_batch_size": 4}
+    | {"auto_bf16": False, "load_best_model_at_end": False, "optim": "sgd", "learning_rate": 0.5, "warmup_steps": 1}
+)
 # name: number of pairs, and how they are split into batches
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "one batch an update": (40, {"max_tokens_per_batch": 60, "tokens_per_update": 60}),

@@ -17,13 +17,6 @@ pytestmark = pytest.mark.slow
 
 TRAIN = ["-m", "vanilla_transformer_cli", "train"]
 
-FLAGS = as_flags(
-    TINY_RUN
-    | {"numbers_size": 60, "max_tokens_per_batch": 200, "tokens_per_update": 400, "max_steps": 4, "average_last": 2}
-    | {"eval_steps": 2, "save_steps": 2, "max_eval_samples": 15, "per_device_eval_batch_size": 4}
-    | {"auto_bf16": False, "load_best_model_at_end": False, "optim": "sgd", "learning_rate": 0.5, "warmup_steps": 1}
-)
-
 
 def train_in_one_process(folder):
     """Saves a checkpoint in the middle of the second epoch."""
@@ -69,7 +62,7 @@ def test_run_of_several_processes_resumes_in_one(several, tmp_path):
 
 
 def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_path):
-    recipe = [*TRAIN, "numbers_en_de", *FLAGS, "--output_dir"]
+    recipe = [*TRAIN, "numbers_en_de", *worker.FLAGS, "--output_dir"]
     launch(repository, sys.executable, *recipe, str(tmp_path / "one"))
     together = [sys.executable, "-m", "accelerate.commands.launch"]
     config = ["--config_file", "scripts/recipes/accelerate_2_cpus.yaml"]
@@ -94,7 +87,7 @@ def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_pat
 def test_user_errors_are_printed_by_the_main_rank_only(repository, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model.safetensors").write_bytes(b"")
-    recipe = [*TRAIN, "numbers_en_de", *FLAGS, "--output_dir", str(tmp_path / "run")]
+    recipe = [*TRAIN, "numbers_en_de", *worker.FLAGS, "--output_dir", str(tmp_path / "run")]
     run = launch(repository, *TORCHRUN, "--nproc_per_node=2", *recipe, succeeds=False)
     assert run.stderr.count("is not empty") == 1
 

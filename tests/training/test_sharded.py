@@ -11,7 +11,6 @@ from hf_vanilla_transformer.training.checkpoints import average_weights, complet
 from tests.model_helpers import TYING_MODES, tiny_model
 from tests.trainer_helpers import TORCHRUN, launch
 from tests.training import several_processes
-from tests.training.test_several_processes import FLAGS
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.slow
 def sharded(repository, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
     script = [str(repository / "tests" / "training" / "sharded_processes.py"), str(folder)]
-    recipe = [str(repository / "scripts" / "recipes" / "numbers_en_de.yaml"), *FLAGS]
+    recipe = [str(repository / "scripts" / "recipes" / "numbers_en_de.yaml"), *several_processes.FLAGS]
     launch(repository, *TORCHRUN, "--nproc_per_node=2", *script, *recipe)
     return folder, torch.load(folder / "results.pt", weights_only=False)
 
