@@ -62,22 +62,22 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     Args:
         vocab_size: rows of the source embedding, or of the one matrix where all are shared (§5.1: about 37,000).
-        decoder_vocab_size: rows of the target embedding and the output layer; None means `vocab_size`.
+        decoder_vocab_size: rows of the target embedding and the output layer. None means `vocab_size`.
         d_model: width of every sub-layer's output (§3.1). encoder_layers, decoder_layers: N (§3.1).
         encoder_attention_heads, decoder_attention_heads: h (§3.2.2). encoder_ffn_dim, decoder_ffn_dim: d_ff (§3.3).
-        head_dim, value_head_dim: d_k and d_v, the widths of one head's keys and values; None means d_model / h.
-        activation_function: of the feed-forward network (Eq. 2: ReLU); any name of `ACT2FN`.
+        head_dim, value_head_dim: d_k and d_v, the widths of one head's keys and values. None means d_model / h.
+        activation_function: of the feed-forward network (Eq. 2: ReLU), any name of `ACT2FN`.
         dropout: probability, on each sub-layer's output and on embeddings + positions (§5.4).
-        attention_dropout, activation_dropout: on the attention weights, after the activation; not in the paper.
+        attention_dropout, activation_dropout: on the attention weights, after the activation. Not in the paper.
         position_encoding_type: "sinusoidal" (§3.5, sines and cosines interleaved), "sinusoidal_split" (the same
             values, all sines before all cosines: Marian), "sinusoidal_fairseq" (other wavelengths, positions counted
             from `pad_token_id` + 1: fairseq, FSMT, M2M-100) or "learned" (Table 3, row E).
-        max_position_embeddings: maximum sequence length for "learned"; sinusoids have no limit.
+        max_position_embeddings: maximum sequence length for "learned". Sinusoids have no limit.
         scale_embedding: multiply embeddings by sqrt(d_model) (§3.4).
         layer_norm_position: "post", LayerNorm(x + Sublayer(x)) (§3.1), or "pre", x + Sublayer(LayerNorm(x)).
         layer_norm_eps: added to the variance in every layer normalisation.
-        attention_bias: biases in the four projections of an attention; Eq. 1 has none, published weights do.
-        lm_head_bias: a bias in the output layer; the paper has none.
+        attention_bias: biases in the four projections of an attention. Eq. 1 has none, published weights do.
+        lm_head_bias: a bias in the output layer. The paper has none.
         final_layer_norm: one more normalisation after each stack, as `torch.nn.Transformer` has. None means with "pre"
             alone, which needs it.
         share_encoder_decoder_embeddings: one matrix embeds source and target (§3.4).
@@ -95,7 +95,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
-    # transformers reads its decoder-only models' plans here; encoder and decoder define their own.
+    # transformers reads its decoder-only models' plans here. Encoder and decoder define their own.
     base_model_tp_plan: ClassVar[dict[str, str]] = {}
     base_model_fsdp_plan: ClassVar[dict[str, str]] = {}
 
@@ -144,7 +144,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Write config.json; a translation model's names the pipeline, whose code is saved with it."""
+        """Write config.json. For a translation model it names the pipeline, and the pipeline's code is saved too."""
         # This import makes transformers copy the pipeline's file with the model's.
         from .pipeline_vanilla_transformer import CUSTOM_PIPELINES
 
@@ -159,7 +159,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         super(VanillaTransformerConfig, written).save_pretrained(save_directory, push_to_hub, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """The base class's view of one stack, where `vocab_size` is the target's; it cannot be None there."""
+        """The base class's view of one stack, where `vocab_size` is the target's. It cannot be None there."""
         if decoder and not encoder and self.decoder_vocab_size is None:
             filled = copy.deepcopy(self)
             filled.decoder_vocab_size = self.vocab_size
@@ -173,7 +173,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
-        """Row `name` of Table 3, with any field replaced by `overrides`; a ValueError if it is not in `PRESETS`."""
+        """Row `name` of Table 3, one of `PRESETS`, with any field replaced by `overrides`."""
         if name not in PRESETS:
             raise ValueError(f"preset={name!r} is not a row of Table 3; choose one of {', '.join(PRESETS)}")
         row = {**PRESETS["base"], **PRESETS[name]}.items()
@@ -181,7 +181,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         return cls(**{**fields, **overrides})
 
     def validate_architecture(self) -> None:
-        """Check values and their combinations; types are checked when a field is set."""
+        """Check values and their combinations. Types are checked when a field is set."""
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,7 +1,7 @@
 """`generate` as in the paper (§6.1): beam 4, length penalty α = 0.6, at most 50 tokens more than the source has.
 
-`generate` runs `beam_search`, through transformers' `custom_generate`, for greedy and beam search; whatever `COVERED`
-does not name, such as sampling, runs in transformers' own loops. `ModuleDecoder` calls the model at each step.
+`generate` runs `beam_search`, through transformers' `custom_generate`, for greedy and beam search. Whatever `COVERED`
+does not name, such as sampling, runs in transformers' loops. `ModuleDecoder` calls the model at each step.
 
 Shapes: B sentences in the batch, K beams, P tokens of the prefix, T tokens of a hypothesis, C capacity of a sentence's
 KV cache in slots, S source length, D d_model, H heads, R hypotheses returned, N sentences in all.
@@ -50,7 +50,7 @@ COVERED = frozenset(
         *("num_beams", "length_penalty", "paper_length_penalty", "early_stopping", "use_cache"),
         *("max_length", "max_new_tokens", "max_length_over_source", "num_return_sequences", "bos_token_id"),
         *("pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "return_dict_in_generate"),
-        # of which `generate` makes logits processors
+        # logits processors
         *("logits_processor", "prefix_allowed_tokens_fn", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
         *("encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "bad_words_ids"),
         *("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
@@ -60,13 +60,15 @@ COVERED = frozenset(
     }
 )
 
-# Of which `generate` makes logits processors that know the sources of the first batch, or a sentence by its row.
+# Settings with logits processors that are bound to the first batch or to row indices: incompatible with refill.
 _OF_FIRST_BATCH = frozenset({"encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "prefix_allowed_tokens_fn"})
 
 
 class VanillaTransformerGenerationConfig(GenerationConfig):
-    """A generation config that does not take the library's defaults for choices: `Seq2SeqTrainer` fills them in after
-    its first batch (`max_length=20`, `length_penalty=1.0`, …), and they would decode all later ones, and be saved."""
+    """Remembers which fields contain library defaults, so that they neither affect decoding nor get saved.
+
+    `Seq2SeqTrainer` fills them in after its first batch (`max_length=20`, `length_penalty=1.0`, …).
+    """
 
     _filled: frozenset[str] = frozenset()  # fields that hold a default of the library
 
@@ -81,14 +83,15 @@ class VanillaTransformerGenerationConfig(GenerationConfig):
         return unused
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the library's defaults."""
+        """Leave out the library's defaults."""
         fields = super().to_dict()
         return fields | dict.fromkeys(fields.pop("_filled", ()))
 
 
 def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfig:
     """§6.1 as a `generation_config.json`, with the special tokens of `config`. A `length_penalty` that somebody sets
-    wins over `paper_length_penalty` (α), with Hugging Face's meaning."""
+    wins over `paper_length_penalty` (α), with Hugging Face's meaning.
+    """
     generation_config = VanillaTransformerGenerationConfig.from_model_config(config)
     generation_config.update(num_beams=BEAMS)
     generation_config.paper_length_penalty = ALPHA
@@ -107,11 +110,12 @@ def plan_search(
     kwargs: dict[str, Any],
     next_batch: NextBatch | None = None,
 ) -> tuple[partial | None, dict[str, Any], list[str]]:
-    """What to do with the arguments of `generate`, which win over `model.generation_config`.
+    """Choose the search for these arguments of `generate`, which override `model.generation_config`.
 
     Returns:
-        `beam_search`, to be `custom_generate`, or None; the paper's limit (§6.1), and its α for transformers' own beam
-        search; the names of what is not covered."""
+        `beam_search` as a `custom_generate`, or None. The paper's limit (§6.1), and its α for transformers'
+        beam search. The names of settings that are not covered.
+    """
     asked = model.generation_config.to_diff_dict()
     asked |= {} if generation_config is None else generation_config.to_diff_dict()
     asked |= {name: value for name, value in kwargs.items() if value is not None}
@@ -133,7 +137,7 @@ def plan_search(
         return partial(beam_search, penalty=penalty, over=over), settings, []
     if penalty.formula == "gnmt" and asked.get("num_beams", 1) > 1:
         settings["length_penalty"] = penalty.alpha
-    if "gradient checkpointing" in uncovered:  # for which layers drop the cache
+    if "gradient checkpointing" in uncovered:  # layers then drop the cache
         settings["use_cache"] = False
     return None, settings, uncovered
 
@@ -144,7 +148,7 @@ def position_limit(config: VanillaTransformerConfig) -> int:
 
 
 def _uncovered(model: PreTrainedModel, asked: dict[str, Any], covered: frozenset[str]) -> list[str]:
-    """What is asked for that only transformers' own loops do."""
+    """Requested settings that only transformers' loops support."""
     names = [name for name, value in asked.items() if isinstance(value, Tensor) or value]
     names = [name for name in names if name not in covered and not name.startswith("_")]
     prepare, backend = GenerationMixin.prepare_inputs_for_generation, model.config._attn_implementation
@@ -161,7 +165,7 @@ def _uncovered(model: PreTrainedModel, asked: dict[str, Any], covered: frozenset
 
 
 def _is_sharded(model: PreTrainedModel) -> bool:
-    """Whether processes hold a model together, each with sentences of its own: all must then take every step."""
+    """Whether weights are sharded over ranks that decode different sentences. Every rank must then run every step."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
@@ -170,7 +174,7 @@ def _is_sharded(model: PreTrainedModel) -> bool:
 
 
 def check_coverage(uncovered: list[str], **arguments: Any) -> None:
-    """Log once what is left to transformers' loops; raise a ValueError where what is our own forbids that."""
+    """Warn once about a fallback to transformers' loop. Raise a ValueError if an argument requires this package's."""
     reasons = ", ".join(uncovered)
     for name in (name for name, value in arguments.items() if value and uncovered):
         raise ValueError(f"{name}: only this package's search has it, which does not cover {reasons}")
@@ -187,20 +191,21 @@ SLOTS = 16  # by which a KV cache grows: few shapes, and whole tiles of matrix u
 class BeamCacheSlots:
     """Which slots of the KV cache of a sentence each of its beams sees.
 
-    Keys and values are written once and never moved; a slot that no beam sees any more is written again. Beams differ
-    in their last tokens, so that all need few more slots than one has tokens, where K caches need K times as many."""
+    Keys and values are written once and never moved. A slot that no beam sees any more is written again. Beams differ
+    in their last tokens, so that all need few more slots than one has tokens, where K caches need K times as many.
+    """
 
     def __init__(self, batch: int, device: torch.device, beams: int = 1):
         self.visible = torch.zeros(batch, beams, 0, dtype=torch.bool, device=device)  # (B, K, C)
-        self.bound = 0  # no sentence uses more slots; the host knows it without asking the device
+        self.bound = 0  # no sentence uses more slots. The host knows it without asking the device
         self.steps_at_once = steps_at_once(device)
 
     def show_all(self, length: int) -> None:
-        """Let every beam see so many slots, which are all that there are."""
+        """Resize the cache to `length` slots, and let every beam see all of them."""
         self.visible, self.bound = self.visible.new_ones(*self.visible.shape[:2], length), length
 
     def reserve(self, parents: Tensor) -> int:
-        """The capacity C, enough to go on from `parents` (B, K); the host waits where it may have to grow."""
+        """The capacity C, enough to go on from `parents` (B, K). The host waits if it may have to grow."""
         beams, size = parents.shape[1], self.visible.shape[2]
         if self.bound + beams > size:
             used = self.visible.gather(1, parents[..., None].expand(-1, -1, size)).any(dim=1)  # (B, C)
@@ -235,23 +240,23 @@ def take_slots(visible: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def steps_at_once(device: torch.device) -> int:
-    """Decoding steps between two looks of the host, each of which holds up what is queued on an accelerator."""
+    """Decoding steps between host synchronisations, each of which stalls the accelerator."""
     return 1 if device.type == "cpu" else 16
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to attention scores: 0 where True, else the lowest number."""
+    """A mask to add to attention scores: 0 where `visible`, else the lowest number."""
     return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 class SlotCache(DynamicCache):
     """Keys and values (B, H, C, ·) of the target, in the slots of a `BeamCacheSlots`."""
 
-    slots: Tensor | None = None  # (B, K), of the next tokens; None: behind all that there are
+    slots: Tensor | None = None  # (B, K), of the next tokens. None: after all others
     capacity = 0  # C
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """Write (B, H, K, ·) keys and values; all of them, (B, H, C, ·), come back."""
+        """Write keys and values (B, H, K, ·); return the whole cache (B, H, C, ·)."""
         if self.slots is None:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if layer_idx == len(self.layers):
@@ -267,7 +272,8 @@ class SlotCache(DynamicCache):
 class ModuleDecoder:
     """A `Decoder` that calls the model: the beams of a sentence as one sequence, with a mask that parts them.
 
-    `states` (B, S, D) are its encoder's, `mask` (B, S) has 0 for padding."""
+    `states` (B, S, D) are its encoder's, `mask` (B, S) has 0 for padding.
+    """
 
     initial_beams = 1
 
@@ -275,7 +281,7 @@ class ModuleDecoder:
         self.model, self.states = model, states
         self.cache = EncoderDecoderCache(SlotCache(), DynamicCache())
         self.slots = BeamCacheSlots(len(states), states.device)
-        self.has_one_beam = True  # so far: each sentence has one beam, which sees all tokens; no slots, no mask
+        self.has_one_beam = True  # so far: it sees all tokens, without slots and mask
         self._set_mask(mask.to(states.device).ne(0))
 
     def _set_mask(self, visible: Tensor) -> None:
@@ -337,18 +343,18 @@ def beam_search(
     next_batch: NextBatch | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """The best translations (N · R, T) of the batch, then those of `next_batch`; a `custom_generate`.
+    """The best translations (N · R, T) of the batch, then those of `next_batch`. A `custom_generate`.
 
     Args:
         input_ids: (B · K, P), the prefix of each target. model_kwargs: encoded source and mask, B · K times too.
-        stopping_criteria: those of the length and the end tokens, which the search knows.
+        stopping_criteria: for the length and the end tokens. The search knows both.
         generation_config: with all defaults filled in. next_batch: as in `generate`.
-        over: see `BeamSearch`; None: `generation_config` has the limit.
+        over: see `BeamSearch`. None: `generation_config` has the limit.
     """
     beams, wanted = generation_config.num_beams, generation_config.num_return_sequences or 1
     states, mask = model_kwargs["encoder_outputs"][0][::beams], model_kwargs.get("attention_mask")  # (B, S, D)
     mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device) if mask is None else mask[::beams]
-    prefix = input_ids[::beams].to(states.device, torch.long)  # the source is there; an offloaded model is nowhere
+    prefix = input_ids[::beams].to(states.device, torch.long)  # an offloaded model has no device
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
 
     # Processors may know a sentence by its row: others then join when all are done.

@@ -1,5 +1,6 @@
-"""Formulas, layers and the two stacks of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762), whose
-section, equation and table numbers are cited.
+"""Formulas, layers and the two stacks of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762).
+
+Sections, equations and tables are the paper's.
 
 Shapes: B batch, S source length, T target length, P positions already in the cache, K = P + T keys, D d_model,
 H heads, d_k and d_v the widths of a head.
@@ -29,9 +30,9 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Positions (B, S) that count tokens only; padding gets the position of the token before it, or 0.
+    """Positions (B, S) that count tokens only. Padding gets the position of the token before it, or 0.
 
-    The mask is (B, S), 1 for a token and 0 for padding on any side; or (B, 1, S, K), prepared by `generate` for a
+    The mask is (B, S), 1 for a token, 0 for padding on any side. Or it is (B, 1, S, K), prepared by `generate` for a
     static cache, where True or 0.0 marks a visible key.
     """
     if attention_mask.ndim == 4:
@@ -56,7 +57,7 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
         exponents = torch.linspace(0, 1, half, dtype=dtype, device=device)  # i / (D/2 - 1)
     else:
         exponents = torch.arange(0, d_model, 2, dtype=dtype, device=device) / d_model  # 2i / D
-    angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2); §3.5 has one more where D is odd
+    angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2), one more if D is odd
     sines, cosines = angles.sin(), angles[..., :half].cos()
     if layout != "sinusoidal":
         halves = torch.cat([sines, cosines], dim=-1)
@@ -152,7 +153,7 @@ class VanillaTransformerAttention(nn.Module):
         return key, value
 
     def _project_source(self, source: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source; computed at the first decoding step, then taken from the cache."""
+        """Keys and values of the source, computed at the first decoding step, then taken from the cache."""
         if not isinstance(past_key_values, EncoderDecoderCache):
             return self.keys_and_values(source)
         cache = past_key_values.cross_attention_cache
@@ -227,8 +228,10 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """The `transformers` tensor-parallel plan of a stack whose layers have these attention modules: each rank holds
-    some heads and feed-forward units (Shoeybi et al. 2019, arXiv 1909.08053, §3)."""
+    """The `transformers` tensor-parallel plan of a stack with these attention modules in its layers.
+
+    Each rank has some heads and feed-forward units (Shoeybi et al. 2019, arXiv 1909.08053, §3).
+    """
     plan = {"layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"}
     for attention in attentions:
         plan |= {f"layers.*.{attention}.{projection}": "colwise" for projection in ("q_proj", "k_proj", "v_proj")}
@@ -240,7 +243,7 @@ class VanillaTransformerLearnedPositions(nn.Embedding):
     """Table 3, row E: learned positional embeddings, up to `max_position_embeddings`."""
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """(B, T) to (B, T, D); a ValueError for a position beyond the table."""
+        """(B, T) to (B, T, D). Raises a ValueError for a position beyond the table."""
         if position_ids.device.type == "cpu" and not torch.compiler.is_compiling():  # as in `check_ids`
             last = int(position_ids.max())
             if last >= self.num_embeddings:
@@ -284,7 +287,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         return {}
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        # Without `tie_word_embeddings` the base class ties nothing; here the two embeddings can still be one.
+        # Without `tie_word_embeddings` the base class ties nothing. Here the two embeddings can still be one.
         return super().get_expanded_tied_weights_keys(True) if all_submodels else self.tied_weights()
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
@@ -324,7 +327,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def look_up(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
-        """Unscaled embeddings (B, T, D); both inputs or neither, an empty one or an unknown id is a ValueError."""
+        """Unscaled embeddings (B, T, D). Both inputs or neither, an empty one and an unknown id are ValueErrors."""
         given = inputs_embeds if input_ids is None else input_ids
         if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds")
@@ -349,7 +352,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         return dropout(inputs_embeds * self.embed_scale + positions, p=self.config.dropout, training=self.training)
 
     def check_mask(self, attention_mask: Tensor | None, expected: tuple[int, int], name: str) -> None:
-        """Raise a ValueError for a 2-d mask whose shape is not `expected`; 4-d masks are not checked."""
+        """Raise a ValueError for a 2-d mask with another shape than `expected`. 4-d masks are not checked."""
         shape = tuple(getattr(attention_mask, "shape", ()))
         if len(shape) == 2 and shape != expected and not torch.compiler.is_compiling():
             raise ValueError(f"{name} has shape {shape}, but must have {expected}")
@@ -376,11 +379,11 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Encode the source: `last_hidden_state` (B, S, D); `hidden_states` and `attentions` when asked for.
+        """Encode the source: `last_hidden_state` (B, S, D), `hidden_states` and `attentions` on request.
 
         Args:
             input_ids: (B, S). inputs_embeds: (B, S, D), before scaling, instead of ids.
-            attention_mask: (B, S), 1 for tokens and 0 for padding on any side; by default from `pad_token_id`.
+            attention_mask: (B, S), 1 for tokens and 0 for padding on any side. By default from `pad_token_id`.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds)
         batch, length = inputs_embeds.shape[:2]
@@ -431,11 +434,11 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decode the target: `last_hidden_state` (B, T, D), `past_key_values`; states and attentions when asked for.
+        """Decode the target: `last_hidden_state` (B, T, D), `past_key_values`, states and attentions on request.
 
         Args:
             input_ids: (B, T), the tokens after those in the cache. inputs_embeds: (B, T, D), before scaling.
-            attention_mask: (B, P + T), 0 for padding; needed only for padding on the left.
+            attention_mask: (B, P + T), 0 for padding, needed only for padding on the left.
             encoder_hidden_states: (B, S, D), the encoder's output. encoder_attention_mask: (B, S).
             past_key_values: keys and values of P earlier tokens. use_cache: return them with these T added.
             position_ids: (B or 1, T), where they are not P, P + 1 …
@@ -470,7 +473,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
     """Raise a ValueError for ids outside the vocabulary, on a CPU and outside compiled graphs."""
-    # Elsewhere reading the values would synchronise the GPU or break the graph; there torch's own check must do.
+    # Elsewhere reading the values would synchronise the GPU or break the graph. There torch's own check must do.
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
     low, high = (int(extreme) for extreme in ids.aminmax())
@@ -484,7 +487,7 @@ def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
 def default_source_mask(
     config: VanillaTransformerConfig, input_ids: Tensor | None, attention_mask: Tensor | None
 ) -> Tensor | None:
-    """The caller's mask; without one, 1 for every id (B, S) that is not the pad token."""
+    """The caller's mask, or 1 for every id (B, S) that is not the pad token."""
     if attention_mask is None and input_ids is not None and config.pad_token_id is not None:
         return input_ids.ne(config.pad_token_id).long()
     return attention_mask
@@ -500,13 +503,13 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
 
 
 def add_dropout(x: Tensor, y: Tensor, p: float, training: bool) -> Tensor:
-    """x + Dropout(y), all of one shape; on a CPU with one temporary tensor instead of two."""
+    """x + Dropout(y), all of one shape. On a CPU with one temporary tensor instead of two."""
     kept, scale = _draw_mask(y, p, training)
     return x + F.dropout(y, p=p, training=training) if kept is None else torch.add(x, y * kept, alpha=scale)
 
 
 def _draw_mask(x: Tensor, p: float, training: bool) -> tuple[Tensor | None, float]:
-    """Dropout's mask, True for what is kept, and the scale of what is kept; None where torch is to draw the mask.
+    """Dropout's mask, True for kept numbers, and their scale. The mask is None if torch is to draw it.
 
     On a CPU torch draws 64 random bits for each number, on one core: a sixth of a small model's training step. 16 bits
     are enough: p is rounded to a multiple of 2^-16, and the scale is exactly that of the rounded p.
@@ -520,7 +523,7 @@ def _draw_mask(x: Tensor, p: float, training: bool) -> tuple[Tensor | None, floa
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """`x` in the dtype of autocast, which would cast it again for each projection and keep every copy for backward."""
+    """`x` in the dtype of autocast. Otherwise each projection would cast it again and keep the copy for backward."""
     device_type, traced = x.device.type, torch.compiler.is_compiling()  # torch 2.9 cannot trace the next function
     if x.dtype != torch.float32 or not (traced or torch.amp.is_autocast_available(device_type)):
         return x

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 IGNORED = -100  # the label that Hugging Face's collators give to padding
 
-# Logits per chunk, at most. Each chunk accumulates a (V, D) gradient; with a few times D positions that is negligible,
+# Logits per chunk, at most. Each chunk accumulates a (V, D) gradient. With a few times D positions that is negligible,
 # and larger chunks only overflow the CPU's cache. In half precision the product needs a tensor of its own first, so
 # that larger chunks pay.
 CPU_CHUNK, CPU_ROWS = 2**23, 4  # logits; positions, times D
@@ -29,7 +29,7 @@ Differentiate: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def shift_right(labels: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:
-    """The decoder's input (§3.1) for labels (B, T): `start_token_id`, then all but the last; padding for -100."""
+    """The decoder's input (§3.1) for labels (B, T): `start_token_id`, then all but the last, with padding for -100."""
     shifted = labels.roll(1, dims=-1)
     shifted[:, 0] = start_token_id
     return shifted.masked_fill(shifted == IGNORED, pad_token_id)
@@ -41,7 +41,7 @@ def translation_loss(
     """Cross-entropy per token, against (1 - ε) for the label plus ε / V for every token (§5.4): a float32 scalar.
 
     Args:
-        logits: (…, V). labels: (…); -100 is not counted, and without any other the loss is 0. label_smoothing: ε.
+        logits: (…, V). labels: (…). -100 is not counted, and without any other the loss is 0. label_smoothing: ε.
         num_items_in_batch: tokens of the whole update, if this batch is only a part of it (gradient accumulation,
             several processes). The parts then add up to the mean over all tokens, however they were split.
     """
@@ -176,7 +176,7 @@ class _FusedObjective(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor | None, ...]) -> None:
-        # `torch.func` takes a context apart from `forward`, and what it saves among the outputs.
+        # `torch.func` wants a separate context, and saved tensors among the outputs.
         hidden, weight, *_ = inputs
         _, logged, counted, *gradients = output
         ctx.mark_non_differentiable(logged, counted)
@@ -208,7 +208,7 @@ def rows_per_chunk(weight: torch.Size, device_type: str, dtype: torch.dtype) -> 
 
 
 def _differentiate(logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
-    """Overwrite logits (1, n, V) with p - (1 - ε) [label]; return the cross-entropies with smoothing and without.
+    """Overwrite logits (1, n, V) with p - (1 - ε) [label]. Return the cross-entropies with smoothing and without.
 
     With p = softmax(z), the loss of one position is  lse(z) - (1 - ε) z_label - ε mean(z),  and its derivative by z is
     p - (1 - ε) [label] - ε / V.  `fused_objective` adds the terms of mean(z).
@@ -225,7 +225,7 @@ def _differentiate(logits: Tensor, labels: Tensor, positions: Tensor, smoothing:
 def cross_entropy_into(
     derivative: Tensor, weight: float, logits: Tensor, lse: Tensor, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Subtract weight (1 - ε) [label] from a derivative (n, V), which has weight · p already.
+    """Subtract weight (1 - ε) [label] from a derivative (n, V) that has weight · p already.
 
     Args:
         logits: (n, V). lse: (n, 1), of their rows. labels: (n, 1). smoothing: ε.

@@ -1,6 +1,6 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762) as Hugging Face models.
 
-The models that the Auto classes load; attention, layers and the two stacks are in layers_vanilla_transformer.py.
+The models that the Auto classes load. Attention, layers and the two stacks are in layers_vanilla_transformer.py.
 Sections, equations and tables are the paper's.
 
 Shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
@@ -85,9 +85,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Read the source, or take what was read (`encoder_outputs`), and write the target.
+        """Encode the source, or take its `encoder_outputs`, and decode the target.
 
-        Args and returns: those of the two stacks; `attention_mask` (B, S) serves both.
+        Args and returns: as in the two stacks. `attention_mask` (B, S) serves both.
         """
         attention_mask = default_source_mask(self.config, input_ids, attention_mask)
         source: Any = encoder_outputs
@@ -135,7 +135,7 @@ class KeptTensors(torch.autograd.Function):
 
 
 class UnreadLogits:
-    """Logits (B, T, V) of a training step that are computed if somebody reads them; the fused loss does not.
+    """Logits (B, T, V) of a training step that are computed if somebody reads them. The fused loss does not.
 
     `VanillaTransformerOutput` computes them at the first access. `dtype` and `float()` are for accelerate, which
     converts the outputs of a step in half precision to float32 and thereby must not compute them.
@@ -217,7 +217,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Change the number of source tokens; of all tokens, where source and target share their embeddings."""
+        """Change the number of source tokens, or of all tokens if source and target share their embeddings."""
         if self.config.share_encoder_decoder_embeddings:
             return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         old = self.get_input_embeddings()
@@ -229,7 +229,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def resize_decoder_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """`resize_token_embeddings` for the target, where it has a vocabulary of its own; otherwise a ValueError."""
+        """`resize_token_embeddings` for a separate target vocabulary. Raises a ValueError if there is none."""
         if self.config.share_encoder_decoder_embeddings:
             raise ValueError("share_encoder_decoder_embeddings=True: call resize_token_embeddings, it resizes both")
         decoder = self.model.decoder
@@ -261,16 +261,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """Logits of every target token, and their loss against `labels`.
 
         Args:
-            labels: (B, T), -100 for padding; the decoder reads them shifted right, unless it is given other inputs.
-            num_items_in_batch: target tokens of the whole update (`Trainer` passes it); see `translation_loss`.
+            labels: (B, T), -100 for padding. The decoder reads them shifted right, unless it is given other inputs.
+            num_items_in_batch: target tokens of the whole update (`Trainer` passes it), see `translation_loss`.
             skip_logits: True computes the loss without the (B, T, V) logits, in a fraction of their time and memory.
                 None does so while training, and computes logits if they are read. False computes them at once, and
                 so does a call without labels, or a model whose output layer has a hook, an adapter or another class.
-            objective: computes the loss in place of `translation_loss`; called as in `_losses`.
-            The others: as in the two stacks.
+            objective: computes the loss in place of `translation_loss`, called as in `_losses`.
+            Other arguments: as in the two stacks.
 
         Returns:
-            `loss` (with label smoothing only while training), `logits` (B, T, V), what the stacks return, and
+            `loss` (with label smoothing only while training), `logits` (B, T, V), the outputs of the stacks, and
             while training `nll_loss`, the loss without smoothing.
 
         Raises:
@@ -317,7 +317,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         # Hooks of the output layer, such as those of pruning and weight normalisation, run when it is called.
         if any(hooks for name, hooks in vars(self.lm_head).items() if name.endswith(("ward_hooks", "ward_pre_hooks"))):
             return False
-        # An adapter or a quantized layer computes something else; sharding or offloading gives it another forward.
+        # An adapter or a quantized layer computes something else. Sharding or offloading gives it another forward.
         if type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):
             return False
         # The fused gradients come before the loss is scaled, and float16 underflows on small ones.
@@ -341,14 +341,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return fused_translation_loss(states, self.lm_head.weight, self.lm_head.bias, labels, smoothing, num_items)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """`labels` (B, T) shifted right; `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""
+        """`labels` (B, T) shifted right. `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             raise ValueError(f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both")
         return shift_right(labels, start, pad)
 
     def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
-        """`GenerationMixin.compute_transition_scores`, which takes the source's vocabulary for the target's."""
+        """`GenerationMixin.compute_transition_scores` with the target's vocabulary instead of the source's."""
         model = copy.copy(self)
         model.config = copy.copy(self.config)
         model.config.vocab_size = self.config.target_vocab_size
@@ -390,16 +390,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         next_batch: NextBatch | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Translate: `GenerationMixin.generate`, which by default searches as the paper did (§6.1).
+        """Translate with `GenerationMixin.generate`, by default with the paper's search (§6.1).
 
         That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 tokens more than the source. What the caller
         gives, or the model's generation config has, wins with Hugging Face's meaning: a `length_penalty` makes the
         score log P / length^length_penalty. A missing `attention_mask` is made from the pad token, as in `forward`.
 
         Args:
-            next_batch: refills the batch. Called with a number when sentences are done, it brings ids and mask (n, S)
-                of at most so many others, or None; their translations come behind all others.
-            The others: those of `GenerationMixin.generate`.
+            next_batch: callback for continuous batching. `next_batch(n)` returns ids and mask of up to n more
+                sentences, or None. Their translations are appended.
+            Other arguments: as in `GenerationMixin.generate`.
         """
         kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
@@ -413,7 +413,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         elif search is not None and input_ids is not None:
             kwargs["encoder_outputs"] = self.encode(input_ids, kwargs["attention_mask"])
         if search is not None:
-            # the search has a cache of its own; to make one transformers copies configurations
+            # the search has its cache, and to make one transformers copies configurations
             kwargs |= {"custom_generate": partial(search, next_batch=next_batch), "use_cache": False}
         if generation_config is None:
             kwargs.update(settings)
@@ -424,7 +424,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
 
 class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
-    """The encoder alone (`AutoModelForTextEncoding`); loads from the checkpoint of a whole translator."""
+    """The encoder alone (`AutoModelForTextEncoding`). Loads from the checkpoint of a whole translator."""
 
     _keys_to_ignore_on_load_unexpected = [r"decoder\.", r"lm_head\."]
 
@@ -449,13 +449,15 @@ class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Args and returns: those of `VanillaTransformerEncoder`."""
+        """Args and returns: as in `VanillaTransformerEncoder`."""
         return self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
 
 
 class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedModel):
-    """The encoder, the mean of its states, and one linear layer (`AutoModelForSequenceClassification`); not in the
-    paper. The encoder loads from the checkpoint of a whole translator."""
+    """The encoder, the mean of its states, and one linear layer (`AutoModelForSequenceClassification`).
+
+    Not in the paper. The encoder loads from the checkpoint of a whole translator.
+    """
 
     _keys_to_ignore_on_load_unexpected = [r"decoder\.", r"lm_head\."]
     # The mean is over sentences: `Trainer` must divide by its accumulation steps itself.
@@ -480,7 +482,7 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         """Classify sentences.
 
         Args:
-            input_ids, attention_mask, inputs_embeds: those of the encoder.
+            input_ids, attention_mask, inputs_embeds: as in the encoder.
             labels: (B,) classes, (B, L) zeros and ones for several at once, or (B,) numbers for a regression;
                 which of them, `config.problem_type` says, or their type where it is None.
 

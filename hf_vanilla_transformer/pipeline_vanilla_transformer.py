@@ -1,6 +1,6 @@
-"""A `translation` pipeline for `transformers.pipeline`; transformers 5 has none itself.
+"""A `translation` pipeline for `transformers.pipeline`. Transformers 5 has none itself.
 
-`pipeline(model=FOLDER_OR_NAME, pipeline_class=TranslationPipeline)`; without this package, from a checkpoint that
+`pipeline(model=FOLDER_OR_NAME, pipeline_class=TranslationPipeline)`. Without this package, from a checkpoint that
 contains this file, `pipeline(model=NAME, trust_remote_code=True)`.
 
 Shapes: B sentences, S source length, T target length, R translations of each sentence.
@@ -24,7 +24,7 @@ CUSTOM_PIPELINES = {"translation": _TASK}
 class TranslationPipeline(Pipeline):
     """Translate sentences with any sequence-to-sequence model: single ones, batches or a stream.
 
-    Arguments are those of `transformers.Pipeline` and, here or in a call, of `generate`; and `target_tokenizer`, which
+    Arguments: as in `transformers.Pipeline` and, here or in a call, `generate`. In addition `target_tokenizer`, which
     decodes the translations: None means the checkpoint's `target_tokenizer/`, or `tokenizer` where there is none. No
     tokenizer, or a target tokenizer with more tokens than the model, is a ValueError.
     """
@@ -37,7 +37,7 @@ class TranslationPipeline(Pipeline):
         if self.tokenizer is None:
             raise ValueError("tokenizer=None: the model reads ids; give the tokenizer that it was trained with")
         self.target_tokenizer = target_tokenizer or self._find_target_tokenizer()
-        # `pipeline()` replaces class names in the loaded configuration by classes, which JSON cannot hold.
+        # `pipeline()` replaces class names in the loaded configuration by classes, and JSON has none.
         for entry in getattr(self.model.config, "custom_pipelines", {}).values():
             entry["pt"] = [getattr(each, "__name__", each) for each in entry.get("pt", ())]
 
@@ -64,9 +64,9 @@ class TranslationPipeline(Pipeline):
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Translate a sentence, or a list, generator or dataset of sentences.
 
-        `kwargs` are `batch_size` (1) and arguments of `generate`; `num_return_sequences` is R. A sentence gives R
+        `kwargs` are `batch_size` (1) and arguments of `generate`. `num_return_sequences` is R. A sentence gives R
         dictionaries, best first: `translation_text` and, from a beam search, `score`, the length-penalised log
-        probability. A list gives one such list for each sentence, or one dictionary where R is 1; a generator or a
+        probability. A list gives one such list for each sentence, or one dictionary if R is 1. A generator or a
         dataset gives an iterator of lists.
         """
         results = super().__call__(inputs, **kwargs)

@@ -27,7 +27,8 @@ _BLOCK, _LARGE = 64, 2**14  # `topk` searches blocks of so many tokens, in a voc
 @dataclass(frozen=True)
 class LengthPenalty:
     """log P / penalty(length) compares hypotheses: "gnmt" is ((5 + length) / 6)^α (Wu et al. 2016, arXiv 1609.08144,
-    Eq. 14), "power" is Hugging Face's length^α. The end token counts."""
+    Eq. 14), "power" is Hugging Face's length^α. The end token counts.
+    """
 
     alpha: float
     formula: str
@@ -39,8 +40,8 @@ class LengthPenalty:
 class BeamState(NamedTuple):
     """The running hypotheses of a batch, the best first, and the best that have ended."""
 
-    tokens: Tensor  # (B, K, T), the prefix included; K may be 1 at first
-    next_tokens: Tensor  # (B, K), their last tokens, which the decoder has not read yet
+    tokens: Tensor  # (B, K, T), the prefix included. K may be 1 at first
+    next_tokens: Tensor  # (B, K), their last tokens, not yet read by the decoder
     parents: Tensor  # (B, K), the beams of the previous step that they extend
     log_probs: Tensor  # (B, K)
     lengths: Tensor  # (B,), tokens of each running hypothesis
@@ -49,7 +50,7 @@ class BeamState(NamedTuple):
     ended_tokens: Tensor  # (B, K, T)
     ended_lengths: Tensor  # (B, K)
     ended_scores: Tensor  # (B, K), -inf where none has ended
-    done: Tensor  # (B,), bool: what has ended is final
+    done: Tensor  # (B,), bool: the ended hypotheses are final
     penalties: Tensor  # (T + 1,), by length: data, so that one compiled step serves every α
 
     @classmethod
@@ -77,7 +78,7 @@ class BeamState(NamedTuple):
 
     @property
     def positions(self) -> Tensor:
-        """Of `next_tokens`, (B,); a sentence that is done stays where it is."""
+        """Positions of `next_tokens`, (B,). They stay as they are for a sentence that is done."""
         return torch.minimum(self.lengths, self.limits - 1) - 1
 
     def select(self, rows: Tensor) -> "BeamState":
@@ -106,8 +107,9 @@ class SearchConfig:
     def of(cls, generation_config: GenerationConfig, penalty: LengthPenalty) -> "SearchConfig":
         """From a generation config with all defaults filled in.
 
-        The paper's search ends when no beam can win any more. With Hugging Face's penalty `early_stopping` decides; by
-        default transformers compares at the present length, and may miss a longer hypothesis."""
+        The paper's search ends when no beam can win any more. With Hugging Face's penalty `early_stopping` decides: by
+        default transformers compares at the present length, and may miss a longer hypothesis.
+        """
         ends, forced = generation_config.eos_token_id, generation_config.forced_eos_token_id
         early_stopping = generation_config.early_stopping
         return cls(
@@ -121,7 +123,7 @@ class SearchConfig:
 
     @property
     def num_candidates(self) -> int:
-        """Of the best continuations K may end with each end token; K more must be there to go on."""
+        """Candidates per step: up to K may end with each end token, and K more must be able to continue."""
         return 1 if self.num_beams == 1 else self.num_beams * max(2, 1 + len(self.eos_token_ids))
 
     def __call__(self, state: BeamState, logits: Tensor) -> BeamState:
@@ -131,7 +133,7 @@ class SearchConfig:
         return self.extend(state, *topk_log_probs(logits, count, normalize=self.num_beams > 1))
 
     def force_eos(self, state: BeamState, logits: Tensor) -> Tensor:
-        """`forced_eos_token_id` at the limit of each sentence; the processor of that name knows the batch's only."""
+        """`forced_eos_token_id` at the limit of each sentence. The processor of that name knows only the batch's."""
         if self.forced_eos_token_id is None:
             return logits
         forced = torch.full_like(logits, -torch.inf)
@@ -139,7 +141,7 @@ class SearchConfig:
         return torch.where((state.lengths + 1 == state.limits)[:, None, None], forced, logits)
 
     def extend(self, state: BeamState, log_probs: Tensor, tokens: Tensor) -> BeamState:
-        """Go on with the best candidates (B, K, n) that do not end; keep those that do among the best K."""
+        """Continue with the best candidates (B, K, n) that do not end. Of the best K, keep the ones that end."""
         if self.num_beams == 1:
             return self._extend_greedily(state, tokens[:, :, 0])
         beams, (running, each) = self.num_beams, log_probs.shape[1:]
@@ -148,7 +150,7 @@ class SearchConfig:
         if missing > 0:  # in a vocabulary smaller than the beam
             total, tokens = F.pad(total, (0, missing), value=2 * _NO_BEAM), F.pad(tokens, (0, missing))
         log_probs, index = total.topk(self.num_candidates, dim=1)
-        tokens = tokens.gather(1, index)  # (B, 2 K), as are all candidates; the best first
+        tokens = tokens.gather(1, index)  # (B, 2 K), as are all candidates, the best first
         parents = (index // each).clamp(max=running - 1)
         length = state.lengths + 1
         at_limit = length == state.limits
@@ -156,7 +158,7 @@ class SearchConfig:
         for eos in self.eos_token_ids:
             ends = ends | (tokens == eos)
 
-        # Only the K best may end: the others are there to go on.
+        # Only the K best may end. The rest can only continue.
         scores = log_probs[:, :beams] / state.penalties[length][:, None]
         scores = scores.masked_fill(~ends[:, :beams] | state.done[:, None], -torch.inf)
         ended_scores, best = torch.cat([state.ended_scores, scores], dim=1).topk(beams, dim=1)  # (B, K)
@@ -183,7 +185,7 @@ class SearchConfig:
         )
 
     def _extend_greedily(self, state: BeamState, tokens: Tensor) -> BeamState:
-        """The most probable tokens (B, 1) go on. What has ended is final; what is written behind it does not count."""
+        """Append the most probable tokens (B, 1). Tokens after the end of a hypothesis do not count."""
         lengths = torch.where(state.done, state.lengths, state.lengths + 1)
         ends = [tokens[:, 0] == eos for eos in self.eos_token_ids]
         done = torch.stack([state.done, lengths == state.limits, *ends]).any(dim=0)
@@ -211,11 +213,11 @@ def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[
 
 
 def topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`scores.topk(count)` of (N, V); on a CPU only the blocks with the highest maxima are searched."""
+    """`scores.topk(count)` of (N, V). On a CPU only the blocks with the highest maxima are searched."""
     size, device = scores.shape[1], scores.device
     if device.type != "cpu" or size < max(_LARGE, 2 * count * _BLOCK):
         return scores.topk(count)
-    whole = size // _BLOCK * _BLOCK  # tokens in blocks; the rest are always read
+    whole = size // _BLOCK * _BLOCK  # tokens in blocks. The rest are always read
     blocks = scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2).topk(count).indices  # (N, n)
     tokens = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)  # (N, n, 64) -> (N, n · 64)
     tokens = torch.cat([tokens, torch.arange(whole, size).expand(len(scores), -1)], dim=1)
@@ -227,7 +229,7 @@ Advance: TypeAlias = Callable[[BeamState, Tensor], BeamState]
 
 
 class Decoder(Protocol):
-    """What a search asks of what computes logits: the decoder and the KV caches of a batch of sentences."""
+    """The interface between a search and its decoder: next-token logits and KV caches of a batch."""
 
     initial_beams: int  # K of the first step
 
@@ -235,13 +237,13 @@ class Decoder(Protocol):
         """Read the first tokens (B, P - 1) of every beam: the prefix but for its last token."""
 
     def step(self, state: BeamState, advance: Advance) -> BeamState:
-        """Read `state.next_tokens` and give their logits (B, K, V) to `advance`; one call, to be compiled as one."""
+        """Read `state.next_tokens` and pass their logits (B, K, V) to `advance`. Compiled as one."""
 
     def select(self, rows: Tensor) -> None:
         """Keep these sentences."""
 
     def replace(self, rows: Tensor, other: Any) -> None:
-        """Put the sentences of another decoder, which has read its prefix, in the place of these."""
+        """Replace these sentences by those of `other`, after its prefill."""
 
 
 class SearchBatch(NamedTuple):
@@ -276,9 +278,9 @@ class BeamSearch:
     Args:
         config, penalty: the constants of the search.
         max_length: tokens of a translation, the prefix included, at most.
-        over: tokens that a translation may have more than its source, without the prefix; None: `max_length` only.
+        over: tokens that a translation may have more than its source, without the prefix. None: `max_length` only.
         processors: the logits processors of `generate`.
-        fixed_rows: whether processors identify a sentence by its row; no sentence may then join a running batch.
+        fixed_rows: whether processors identify a sentence by its row. No sentence may then join a running batch.
         steps_at_once: decoding steps per `step`.
     """
 
@@ -308,7 +310,7 @@ class BeamSearch:
         self.state: BeamState | None = None
         self.decoder: Decoder | None = None
         self.length = 0  # tokens of the sentences that started first
-        self.keys: list[Any] = []  # of the sentence in each row; None where the row is free
+        self.keys: list[Any] = []  # of the sentence in each row, None in a free row
         self.wanted: list[int] = []
 
     def join(self, batch: SearchBatch) -> None:
@@ -351,7 +353,7 @@ class BeamSearch:
         return BeamState.start(prefix, limits, torch.tensor(enough, device=prefix.device), running, beams, penalties)
 
     def step(self) -> list[tuple[Any, Hypotheses]]:
-        """Decode the next token of every sentence; return keys and translations of those that are done."""
+        """Decode the next token of every sentence. Return keys and translations of those that are done."""
         self._compact()
         if self.state is None or self.decoder is None:
             return []
@@ -375,11 +377,11 @@ class BeamSearch:
         return results
 
     def drop(self, keys: set[Any]) -> None:
-        """Give up sentences; their rows are free."""
+        """Give up sentences and free their rows."""
         self.keys = [None if key in keys else key for key in self.keys]
 
     def _process_and_extend(self, state: BeamState, logits: Tensor) -> BeamState:
-        """`SearchConfig.__call__` with logits processors, which take hypotheses of one length: one call for each."""
+        """`SearchConfig.__call__` with logits processors. They take hypotheses of one length: one call for each."""
         beams, running = self.config.num_beams, logits.shape[1]
         # transformers shows them logits in a greedy search, log-probabilities in a beam search
         scores = logits.float() if beams == 1 else logits.float().log_softmax(dim=-1)  # (B, K, V)
@@ -423,7 +425,7 @@ def resized(states: Tensor, size: int, dim: int) -> Tensor:
 
 
 def replace_rows(mine: Tensor, rows: Tensor, theirs: Tensor, dim: int) -> Tensor:
-    """Replace `rows` of `mine` by `theirs`; `dim` is padded to the longer of the two."""
+    """Replace `rows` of `mine` by `theirs`. `dim` is padded to the longer of the two."""
     if mine.dim() > 1:
         size = max(mine.shape[dim], theirs.shape[dim])
         mine, theirs = resized(mine, size, dim), resized(theirs, size, dim)

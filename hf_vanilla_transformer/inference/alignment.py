@@ -23,7 +23,7 @@ def align(
     targets: Sequence[list[int]],
     layer: int | None = None,
 ) -> list[list[Link]]:
-    """Align the words of a batch of sentences with those of their translations.
+    """Align the words of a batch of sentences with the words of their translations.
 
     Each target token is linked to the source token with the highest attention weight, averaged over the heads of one
     decoder layer, when the token is predicted. Two words, as separated by white space, are linked if any of their
@@ -32,7 +32,7 @@ def align(
     Args:
         model: a translation model of this package. It is not changed, so that other threads may use it meanwhile.
         sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
-        layer: of the decoder, counted from 1; None is the last but one, as in the paper cited.
+        layer: of the decoder, counted from 1. None is the last but one, as in the paper cited.
 
     Returns:
         The links of each pair, sorted.
@@ -64,7 +64,7 @@ def chosen_layer(model: PreTrainedModel, layer: int | None) -> int:
 
 
 def word_numbers(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int | None]:
-    """The word of each token, counted from 0; None for special tokens and white space."""
+    """The word of each token, counted from 0. None for special tokens and white space."""
     special = set(tokenizer.all_special_ids)
     numbers: list[int | None] = []
     word, span, held = -1, [], 0  # the current word, the tokens since its first one, the number of words in these

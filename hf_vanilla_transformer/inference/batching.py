@@ -40,11 +40,11 @@ def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int)
     Args:
         lengths: tokens of each sentence, by its index.
         batch_size: sentences per batch, at most.
-        max_tokens: tokens per batch, padding included, at most; a longer sentence gets its own batch.
+        max_tokens: tokens per batch, padding included, at most. A longer sentence gets its own batch.
     """
     batch: list[int] = []
     for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
-        # the first sentence of a batch is its longest, to which the others are padded
+        # all sentences are padded to the first, which is the longest
         if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
             yield batch
             batch = []
@@ -59,7 +59,7 @@ def search_jobs(
     """Distribute sentences over searches. All prefixes of a search have the same length.
 
     Args:
-        refill: whether a search can replace finished sentences by others (continuous batching). Then the full batches
+        refill: whether a search can replace finished sentences by new ones (continuous batching). Full batches then
             become one search per worker. Smaller ones hold long sentences and come first.
     """
     jobs = []
@@ -77,7 +77,7 @@ def search_jobs(
 def with_prefixes(
     sentences: Iterable[str], prefixes: Iterable[str] | None, first_line: int = 1
 ) -> Iterator[tuple[str, str]]:
-    """Pair each sentence with its target prefix, which is "" where `prefixes` is None.
+    """Pair each sentence with its target prefix, "" if `prefixes` is None.
 
     Raises:
         UserError: one of the two is longer than the other.

@@ -1,7 +1,7 @@
 """Compiled modules, for requests of one sentence on a CPU.
 
 At batch size 1 half of a decoding step is operator dispatch. Inductor fuses a whole step, the search's part included,
-with the weights as constants; it takes about a minute, most of which torch caches on disk.
+with the weights as constants. This takes about a minute, and torch caches most of it on disk.
 
 Modules are exported (`torch.export`) before Inductor compiles the graph: then no guards run at a call, and the code
 belongs to its `CompiledModule` and is freed with it, where `torch.compile` keeps it with a function's code object.
@@ -40,7 +40,7 @@ OPTIONS: dict[str, Any] = {
     "alignment_asserts": False,
 }
 
-#: Sizes of the example that is traced, for each dimension that varies; all differ, or the compiler would unify two.
+#: Sizes of the example that is traced, for each dimension that varies. All differ, or the compiler would unify two.
 EXAMPLE_SIZES = {"T": 64, "T1": 65, "C": 48, "S": 23, "N": 128}
 
 Dynamic = tuple[int, str] | None  # which dimension of a tensor varies between calls, and its name
@@ -50,7 +50,7 @@ class CompiledModule:
     """A module that is compiled at its first call, and again for another number of threads, dtype or fixed size.
 
     Args:
-        make: makes the module for a compilation, which drops it; nobody else writes to its weights. function: takes it
+        make: makes the module for a compilation. Nobody else writes to its weights. function: takes it
             and a list of tensors, and computes without gradients.
         dynamic: of each tensor.
     """
@@ -126,7 +126,7 @@ def _encode(encoder: nn.Module, tensors: list[Tensor]) -> Tensor:
 
 
 def _step(advance: SearchConfig | None) -> Callable[[PackedWeights, list[Tensor]], tuple[Tensor, ...]]:
-    """A decoding step, up to the logits or, with a `SearchConfig`, to the next state; see `PackedWeights.forward`."""
+    """A decoding step, up to the logits or, with a `SearchConfig`, to the next state. See `PackedWeights.forward`."""
 
     def step(weights: PackedWeights, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         (embeds, visible, encodings), tensors, layers = tensors[:3], tensors[3:], len(weights.layers)
@@ -141,7 +141,7 @@ def _step(advance: SearchConfig | None) -> Callable[[PackedWeights, list[Tensor]
 
 
 class CompiledWeights:
-    """Encoder and decoder of a model, compiled for one sentence; see `PackedWeights` for the arguments.
+    """Encoder and decoder of a model, compiled for one sentence. See `PackedWeights` for the arguments.
 
     Embeddings are looked up outside: compiled code contains copies of its weights, and theirs are the largest matrix.
     """
@@ -167,7 +167,7 @@ class CompiledWeights:
     def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
         """The source (1, S) as states (1, S, D)."""
         visible = mask.ne(0)
-        if visible.sum() < 2:  # to the compiler 1 is not a size like others
+        if visible.sum() < 2:  # the compiler specialises on size 1
             return self.model.get_encoder()(ids, mask)
         check_ids(ids, self.model.config.vocab_size, "input_ids")
         states = self.encoder([self.model.get_encoder().embed_tokens(ids[visible][None])])
@@ -237,7 +237,7 @@ class CompiledDecoder:
 
 
 def compile_error(device: torch.device) -> str | None:
-    """Why nothing can be compiled here; None where it can."""
+    """Why nothing can be compiled here, or None."""
     if device.type != "cpu":
         return f"compile: compiled decoding is for a CPU; the model is on {device}; leave it out"
     if not has_compiler():

@@ -1,6 +1,6 @@
 """Continuous batching for a server: a beam search that sentences join and leave while it runs.
 
-`generate(next_batch=…)` returns when every sentence is done, which suits a file. Here `step` returns each translation
+`generate(next_batch=…)` returns when every sentence is done. That suits a file. Here `step` returns each translation
 as soon as it is final.
 
 Shapes: n sentences that join, S source length.
@@ -20,9 +20,9 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..search_vanilla_transformer import REFILL_SHARE, BeamSearch, Hypotheses, SearchBatch, SearchConfig, is_hypothesis
 from .batching import MAX_TOKENS
 
-_JOIN_STEPS = 4  # after which sentences need not wait for others to join with them
+_JOIN_STEPS = 4  # steps after which sentences need not wait for more to join with them
 
-#: Fields of a generation config with logits processors that identify a sentence by its row, which changes here.
+#: Fields of a generation config with logits processors that identify a sentence by its row. Rows change here.
 _BY_ROW = ("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "prefix_allowed_tokens_fn")
 
 
@@ -35,13 +35,13 @@ class FoundHypothesis:
 
 
 class ContinuousSearch:
-    """A running batch of sentences, which is empty at first. Used by one thread.
+    """A running batch of sentences, empty at first. Used by one thread.
 
     Args:
         model: in evaluation mode, optimized or not. Several searches may share it.
         batch_size: sentences in the batch, at most.
-        max_tokens: source tokens in the batch, padding included, at most; a longer sentence goes alone.
-        settings: arguments of `generate`, such as `num_beams`; the model's generation config has the others.
+        max_tokens: source tokens in the batch, padding included, at most. A longer sentence goes alone.
+        settings: arguments of `generate`, such as `num_beams`. The rest are in the model's generation config.
 
     Raises:
         UserError: settings, or a generation config, that this package's search does not cover.
@@ -112,7 +112,7 @@ class ContinuousSearch:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Any, list[FoundHypothesis]]]:
-        """Decode the next token of every sentence; the keys and translations, best first, of those that are done."""
+        """Decode the next token of every sentence. Return keys and translations, best first, of the finished ones."""
         self.steps_since_join += 1
         return [(key, self._found(hypotheses)) for key, hypotheses in self.search.step()]
 
@@ -136,7 +136,7 @@ class ContinuousSearch:
 def _prepared(
     model: VanillaTransformerForConditionalGeneration, settings: dict[str, Any]
 ) -> tuple[GenerationConfig, LogitsProcessorList, dict[str, Any]]:
-    """What `generate` hands to a search: the config with all defaults, the processors, keywords of `beam_search`."""
+    """The config with all defaults, the logits processors, and the keywords of `beam_search`, from `generate`."""
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise UserError(f"model: {type(model).__name__} is none of this package's; convert it first")
     start = model.generation_config.decoder_start_token_id

@@ -1,8 +1,8 @@
 """Training text for sequence-level knowledge distillation (Kim & Rush 2016, arXiv 1606.07947, §3.2), and by
 back-translation (Sennrich et al. 2016, arXiv 1511.06709).
 
-A teacher, which is any sequence-to-sequence model that `AutoModelForSeq2SeqLM` loads or an ensemble of this package's
-models, translates the source text; a student is trained on its translations, alone or beside the references. In
+A teacher, any sequence-to-sequence model that `AutoModelForSeq2SeqLM` loads or an ensemble of this package's
+models, translates the source text. A student is trained on its translations, alone or with the references. In
 back-translation it translates text in the target language, and its translations become the source.
 """
 
@@ -21,8 +21,8 @@ from .text_io import line_writer, read_lines
 from .translator import Translator
 
 SOURCE, TARGET = DISTILLED
-TRANSLATIONS = "translations.txt"  # what the teacher wrote, in the format of `translate --n_best`
-JOB = "distil.json"  # what the translations were made from
+TRANSLATIONS = "translations.txt"  # of the teacher, in the format of `translate --n_best`
+JOB = "distil.json"  # model, settings and source of the translations
 
 
 def distil(
@@ -42,18 +42,18 @@ def distil(
     Args:
         teacher: a translator.
         source: the text to translate, `.gz` too. Blank lines, and translations that are blank, are left out.
-        output: a folder; it gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
+        output: a folder. It gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
         processes: `accelerate.PartialState()`.
-        n_best: translations of each sentence, each of which is a training pair; more than 1 needs as many beams.
+        n_best: translations of each sentence, each a training pair. More than 1 needs as many beams.
         references: translations by people of the same lines, to train on too, behind the teacher's.
         back_translation: write the lines as `TARGET`, and their translations as `SOURCE`.
-        progress, settings: those of `translate_file`.
+        progress, settings: as in `translate_file`.
 
     Returns:
         The number of pairs.
 
     Raises:
-        UserError: what `translate_file` raises, references that do not match the source line by line, or a folder
+        UserError: as in `translate_file`, for references that do not match the source line by line, or a folder
             with the translations of another call.
     """
     folder = Path(output)
@@ -86,7 +86,7 @@ def distil(
 
 
 def _claim(note: Path, job: dict[str, Any]) -> None:
-    """Note what the folder's translations are made from, or check that it is the same."""
+    """Record model, settings and source of the folder's translations, or check that they are the same."""
     wanted = json.dumps(job, default=str, sort_keys=True)
     if not note.exists():
         with atomic_file(note) as temporary:

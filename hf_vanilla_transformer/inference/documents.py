@@ -1,7 +1,7 @@
 """Text with a layout as sentences to translate, and as a text again.
 
 A line of the text is a paragraph. Its sentences are split by sentencex (extra `documents`): rules and lists of
-abbreviations for some 300 languages, without data to download, which rather do not split than split wrongly.
+abbreviations for some 300 languages, without data to download. They rather do not split than split wrongly.
 """
 
 import logging
@@ -52,7 +52,7 @@ _LINES_AHEAD = 256
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a text: a sentence without white space around it, or layout, which stays as it is."""
+    """A part of a text: a sentence without surrounding white space, or layout, kept as it is."""
 
     text: str
     is_sentence: bool
@@ -65,7 +65,7 @@ def sentence_splitter(language: str | None) -> Splitter:
     """Split a line into sentences, whose concatenation is the line.
 
     Args:
-        language: a code such as "en"; None, or one without rules, takes the rules that most languages share.
+        language: a code such as "en". None, or one without rules, takes the rules that most languages share.
 
     Raises:
         UserError: sentencex is not installed.
@@ -78,7 +78,7 @@ def sentence_splitter(language: str | None) -> Splitter:
 
 
 def _segment(segment: Callable[[str, str], list[str]], language: str, line: str) -> list[str]:
-    """The sentences of a line; the whole line where sentencex fails, as 1.0.32 does on some mixed separators."""
+    """The sentences of a line, or the whole line if sentencex fails, as 1.0.32 does on some mixed separators."""
     try:
         return segment(language, line)
     except BaseException as error:  # a panic of Rust code is no Exception
@@ -160,21 +160,21 @@ def translate_documents(
     target_language: str | None = None,
     **settings: Any,
 ) -> Iterator[str]:
-    """Translate paragraphs, one per line; blank lines, indentation, list marks and the space between sentences stay.
+    """Translate paragraphs, one per line. Blank lines, indentation, list marks and the space between sentences stay.
 
     A sentence that is longer than any in training is logged as a warning.
 
     Args:
-        language: of the text, for its sentences; see `sentence_splitter`.
+        language: of the text, for its sentences, see `sentence_splitter`.
         first_line: the line number of the first line, for messages.
-        target_language: of the translations, for the space between sentences; see `join_text`.
-        settings: those of `Translator.translate`.
+        target_language: of the translations, for the space between sentences, see `join_text`.
+        settings: as in `Translator.translate`.
 
     Returns:
         An iterator of as many lines. Up to `_LINES_AHEAD` lines are read ahead, and none where `batch_size` is 1.
 
     Raises:
-        UserError: what `Translator.translate` and `sentence_splitter` raise.
+        UserError: as in `Translator.translate` and `sentence_splitter`.
     """
     split = sentence_splitter(language)
     translator.translate([], **settings)  # checks the arguments before anything is read

@@ -55,7 +55,7 @@ class EnsembleEngine:
         models = self._models()
         widths = [each.config.d_model for each, _ in models]
         if states.shape[-1] != sum(widths):
-            raise ValueError("ensemble: each model encodes the source itself; give input_ids, not what one model made")
+            raise ValueError("ensemble: each model encodes the source itself; give input_ids, not encoder outputs")
         parts = zip(models, states.split(widths, dim=-1), strict=True)
         return EnsembleDecoder(
             [

@@ -24,7 +24,7 @@ from .translator import Hypothesis, Translator
 
 BATCHES_PER_CHUNK = 8
 
-_JOB = "job.json"  # what the chunks were translated with
+_JOB = "job.json"  # model and settings of the chunks
 
 
 def translated_lines(
@@ -45,9 +45,9 @@ def translated_lines(
             number gives one line per hypothesis: `i ||| text ||| score`, or `i ||| text ||| score ||| alignment`,
             where i counts the sentences from 0.
         probabilities: adds " ||| " and each token with its probability, as in `Ġhouse:0.9876 </s>:0.9912`.
-        paragraphs: the language of lines that are paragraphs, to be split into sentences; see `translate_documents`.
+        paragraphs: the language of lines that are paragraphs, to be split into sentences, see `translate_documents`.
             None takes each line as one sentence.
-        others: those of `Translator.translate_nbest`.
+        others: as in `Translator.translate_nbest`.
 
     Raises:
         UserError: what that raises, and as early; `n_best` with greedy search, which has no scores; `paragraphs` with
@@ -101,13 +101,13 @@ def translate_file(
 
     Args:
         translator: this process's.
-        source: text, `.gz` too; None is standard input. Every process reads all of it and translates its share.
+        source: text, `.gz` too. None is standard input. Every process reads all of it and translates its share.
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
         processes: `accelerate.PartialState()`.
         prefixes: a file with as many target prefixes as the source has lines.
-        batch_size, max_tokens_per_batch, settings: those of `translated_lines`. The two limits may differ when a job
+        batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The two limits may differ when a job
             resumes, since the last one may have run out of memory.
-        progress: called with the number of lines of each finished chunk and the seconds it took; 0 seconds for a chunk
+        progress: called with the number of lines of each finished chunk and the seconds it took, 0 for a chunk
             of an earlier run.
 
     Returns:

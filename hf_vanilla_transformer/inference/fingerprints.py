@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .translator import Translator
 
-#: Fields of a configuration that do not change what a model computes.
+#: Fields of a configuration that do not change the outputs of a model.
 _INCIDENTAL = {"_name_or_path", "transformers_version", "dtype", "architectures", "auto_map", "custom_pipelines"}
 
 

@@ -74,7 +74,7 @@ def has_fast_bfloat16() -> bool:
 
 
 def version(weight: Tensor) -> float | None:
-    """The number of writes that torch counted; None for tensors made in inference mode, which count none.
+    """The number of writes that torch counted. None for tensors made in inference mode, which have no counter.
 
     `_version` is torch's only name for it. Without it the version differs at each call, and every request packs anew.
     """

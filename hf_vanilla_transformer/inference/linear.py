@@ -1,7 +1,7 @@
 """Linear layers with weights that are packed once, for the few rows of a decoding step.
 
-A step reads one token of each beam, so a product waits for its weights: what counts is how they lie in memory, and in
-how many bits.
+A step reads one token of each beam, so a product waits for its weights. Their layout in memory and
+their number of bits decide its speed.
 
 Shapes: R rows, D inputs, O outputs.
 """
@@ -48,12 +48,12 @@ class PlainLinear(nn.Module):
 
 
 class PrepackedLinear(PlainLinear):
-    """A weight in oneDNN's blocked layout, in about two thirds of the time; ReLU and residual are fused."""
+    """A weight in oneDNN's blocked layout, in about two thirds of the time. ReLU and residual are fused."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        # One float32 row only waits for the weights, which are as many in either layout.
+        # One float32 row only waits for the weights, as many in either layout.
         self.plain_rows = 1 if weight.dtype == torch.float32 else 0
-        super().__init__(weight if self.plain_rows else weight.new_empty(0), bias)  # not a view, which holds it all
+        super().__init__(weight if self.plain_rows else weight.new_empty(0), bias)  # a view would keep it all
         self.packed = kernels.reorder(weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,8 +77,8 @@ class DynamicInt8Linear(PlainLinear):
 
     x becomes unsigned, from -127 … 127 to 1 … 255: CPUs with VNNI and without AMX multiply unsigned by signed bytes
     only, and oneDNN computes signed by signed there a hundred times slower. The shift adds 128 Σ_d W[o, d] to output
-    o, which is subtracted as the bias of the product. Compiled, the scales are fused into the operations around it.
-    CPUs without VNNI add two products in 16 bits, which 255 · 127 · 2 exceeds: there the weight gets 7 bits.
+    o, and the bias of the product subtracts it. Compiled, the scales are fused into the operations around it.
+    CPUs without VNNI add two products in 16 bits. 255 · 127 · 2 exceeds them, so the weight gets 7 bits there.
     """
 
     scales: Tensor
@@ -118,7 +118,7 @@ def quantize_per_row(
 def packed_linear(
     linears: Sequence[nn.Linear], dtype: torch.dtype, quantization: str | None = None, compiled: bool = False
 ) -> PlainLinear:
-    """Linear layers with the same input as one, their outputs side by side; the compiler packs weights itself.
+    """Linear layers with the same input as one, their outputs side by side. The compiler packs weights itself.
 
     A single layer shares the model's weight, unless the code is compiled.
     """
@@ -141,7 +141,7 @@ def _can_prepack(weight: Tensor) -> bool:
 
 
 def int8_error(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why dynamic int8 cannot run here; None where it can."""
+    """Why dynamic int8 cannot run here, or None."""
     if not _is_x86(device):
         where = f"the model is on {device}, the machine is {platform.machine()}"
         return f"quantization: {INT8!r} runs on x86 CPUs; {where}; leave it out"

@@ -34,10 +34,10 @@ def load_model(
 
     Args:
         directory: the folder.
-        device: such as "cpu" or "cuda:1"; None is the machine's accelerator if it has one.
+        device: such as "cpu" or "cuda:1". None is the machine's accelerator if it has one.
         dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" computes the decoder's matrices in int8
             on a CPU, and the rest in bfloat16 or float32; "fastest" is float32 or bfloat16, whichever is faster in a
-            few trial translations; None is the checkpoint's own.
+            few trial translations. None is the checkpoint's.
 
     Raises:
         UserError: no such folder, no complete model in it, a device that does not exist, an unknown dtype.
@@ -54,7 +54,7 @@ def _set_int8(model: PreTrainedModel) -> None:
     try:
         optimize_for_inference(model.eval(), quantization=INT8)
     except ValueError as error:
-        raise UserError(f"dtype: {INT8!r} cannot be had ({error}); take bfloat16") from error
+        raise UserError(f"dtype: {INT8!r} is not available here ({error}); take bfloat16") from error
 
 
 def faster_dtype(model: PreTrainedModel) -> torch.dtype:
@@ -63,7 +63,7 @@ def faster_dtype(model: PreTrainedModel) -> torch.dtype:
     Measured, because the processor does not decide it: a small model loses more by conversions than it gains.
 
     Args:
-        model: in float32; it is not changed, but copied to bfloat16 for the trial.
+        model: in float32. It is not changed, but copied to bfloat16 for the trial.
     """
     last = max(4, model.config.vocab_size - 1)
     tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % last
@@ -73,7 +73,7 @@ def faster_dtype(model: PreTrainedModel) -> torch.dtype:
     for trial in range(1 + _TRIALS):
         for dtype, candidate in models.items():
             taken = _seconds(candidate, tokens)
-            if trial:  # the first one warms up; the fastest of the others is the least disturbed
+            if trial:  # the first one warms up. The fastest of the rest is the least disturbed
                 seconds[dtype] = min(seconds[dtype], taken)
     return min(models, key=lambda dtype: seconds[dtype])
 
@@ -104,7 +104,7 @@ def _from_folder(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    # raised by damaged files, another model type or weights of another shape; other errors keep their traceback
+    # raised by damaged files, another model type or weights of other shapes. Other errors keep their traceback
     except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise UserError(f"{folder}: cannot load the model ({one_line(error)})") from error
     check_weights(folder, info)

@@ -1,6 +1,6 @@
 """`optimize_for_inference`: pack a model's weights once, and decode with them.
 
-The engine belongs to the model, which drops it in `train()`. It checks at every request what it has packed.
+The engine belongs to the model. `train()` drops it. It checks at every request that the packed weights match.
 """
 
 import threading
@@ -38,13 +38,13 @@ def optimize_for_inference(
     again after a write through `.data` or a NumPy array, and after a change of a setting such as `eps`.
 
     Args:
-        model: in evaluation mode, whole on one device, without adapters or hooks; it comes back.
+        model: in evaluation mode, whole on one device, without adapters or hooks. It is returned.
         quantization: None computes in the model's dtype, "int8" the decoder's matrices in dynamic int8 (x86 CPUs).
         compile: compile encoder and decoder for requests of one sentence on a CPU. Needs a C++ compiler; the first
-            sentence takes a minute or two, most of which torch caches on disk.
+            sentence takes a minute or two. Torch caches most of the work on disk.
 
     Raises:
-        ValueError: what cannot be had here, in one line; the model then translates as before.
+        ValueError: for a setting that is not available here. The model then translates as before.
     """
     reason = not_optimizable(model)
     if reason is not None:
@@ -67,13 +67,13 @@ def optimize_if_possible(model: PreTrainedModel) -> None:
 
 
 def deoptimize(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
-    """Decode through the modules again, and give the memory of packed weights back; the model comes back."""
+    """Decode through the modules again, and free the packed weights. Return the model."""
     model.inference_engine = None
     return model
 
 
 def not_optimizable(model: nn.Module) -> str | None:
-    """Why packed weights would not compute what the model does, and what to do; None where they would."""
+    """Why packed weights would not give the outputs of the model, with a remedy, or None."""
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         return f"{type(model).__name__} is not a VanillaTransformerForConditionalGeneration; merge or unwrap it first"
     if model.config._attn_implementation != "sdpa":
@@ -130,7 +130,7 @@ class InferenceEngine:
     def weights(
         self, model: PreTrainedModel, compiled: bool, for_encoder: bool = False
     ) -> PackedWeights | CompiledWeights | None:
-        """Packed weights for the current model and compute dtype; None if it cannot be packed."""
+        """Packed weights for the current model and compute dtype, or None if it cannot be packed."""
         device = model.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.lm_head.weight.dtype
         state = _state(model, for_encoder)

@@ -1,4 +1,4 @@
-"""The decoder with packed weights: what the layers compute, for one token of every beam at a time.
+"""The decoder with packed weights: the computation of the layers, for one token of every beam at a time.
 
 The formulas stand in layers_vanilla_transformer.py. Here q, k and v are one product, ReLU and residual are fused into
 theirs, and all beams of a sentence attend in one call to the KV cache that they share.
@@ -25,7 +25,7 @@ KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
 
 
 class PackedLayer(nn.Module):
-    """`VanillaTransformerDecoderLayer` on rows (R, D), which are the next tokens of all beams."""
+    """`VanillaTransformerDecoderLayer` on rows (R, D), the next tokens of all beams."""
 
     def __init__(
         self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype, quantization: str | None, compiled: bool
@@ -57,8 +57,8 @@ class PackedLayer(nn.Module):
 
         Args:
             x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
-            self_kv: (B, C, ·), which the keys and values of these tokens are written into. cross_kv: (B, S, ·).
-            mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean; None where all is visible.
+            self_kv: (B, C, ·); receives the keys and values of these tokens. cross_kv: (B, S, ·).
+            mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean. None if all is visible.
         """
 
         def self_attention(x: Tensor) -> Tensor:
@@ -101,8 +101,7 @@ def attend(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: in
 
 
 def attend_in_sums(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float) -> Tensor:
-    """`attend` for one sentence, in sums, of which the compiler makes one loop: for few rows that is less work than a
-    product for each head."""
+    """`attend` for one sentence, as reductions that Inductor fuses. For few rows cheaper than one GEMM per head."""
     wide = torch.promote_types(query.dtype, torch.float32)
     q = query.unflatten(1, (heads, 1, -1)).to(wide)  # (K, H · d_k) -> (K, H, 1, d_k)
     k = kv[0, :, :key_width].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (N, H · d_k) -> (H, N, d_k)
@@ -123,7 +122,7 @@ class CrossKV:
         self.projections = [packed_linear((each.k_proj, each.v_proj), dtype, quantization) for each in attentions]
 
     def __call__(self, states: Tensor) -> list[KV]:
-        """Of source states (B, S, D)."""
+        """Keys and values of source states (B, S, D)."""
         x = states.to(self.dtype).flatten(0, 1)  # (B, S, D) -> (B · S, D)
         return [projection(x).unflatten(0, states.shape[:2]) for projection in self.projections]
 
@@ -136,7 +135,7 @@ class PositionEncodings:
         self.encodings = decoder.embed_tokens.weight.new_empty(0, decoder.config.d_model)
 
     def __call__(self, count: int) -> Tensor:
-        """Of so many positions or more, (n, D); several threads may compute them at once."""
+        """Encodings of at least `count` positions (n, D). Thread-safe."""
         encodings, config = self.encodings, self.decoder.config
         if count > len(encodings):
             learned = config.position_encoding_type == "learned"
@@ -182,7 +181,7 @@ class PackedWeights(nn.Module):
         Args:
             embeds: (B, K, D), of the tokens, unscaled. slots: (B, K). positions: (B,). encodings: (n, D), of all
                 positions.
-            The others: see `PackedLayer`.
+            Other arguments: see `PackedLayer`.
         """
         x = embeds * self.embed_scale + encodings[positions][:, None]
         x = x.to(self.dtype).flatten(0, 1)  # (B, K, D) -> (R, D)
@@ -209,7 +208,7 @@ class PackedDecoder:
         self._hold_source(mask.to(states.device).ne(0), cross_kv)
 
     def _hold_source(self, visible: Tensor, cross_kv: list[KV]) -> None:
-        """Without the padding that all sentences have, as the longest may have left."""
+        """Trim padding shared by all rows. The longest sentence may have left the batch."""
         length = max(1, length_of(visible.any(dim=0)))
         self.visible, self.source_mask = visible[:, :length], None  # (B, S), (B, 1, 1, S)
         self.cross_kv = [resized(kv, length, 1).contiguous() for kv in cross_kv]  # (B, S, ·)
@@ -227,7 +226,7 @@ class PackedDecoder:
         return advance(state, self._logits(state.next_tokens, state.positions, state.parents, longest))
 
     def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
-        """Logits (B, K, V); no position is `longest` or more."""
+        """Logits (B, K, V). All positions are below `longest`."""
         slots = self.slots.append(parents)
         self.self_kv = [resized(kv, self.slots.visible.shape[2], 1) for kv in self.self_kv]
         mask = additive_mask(self.slots.visible, self.weights.dtype)[:, None]  # (B, 1, K, C)

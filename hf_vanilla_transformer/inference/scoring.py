@@ -19,7 +19,7 @@ class ScoredTranslation:
 
     @property
     def log_probability(self) -> float:
-        """Of the whole sequence."""
+        """The sum over the whole sequence."""
         return sum(self.log_probabilities)
 
 
@@ -32,13 +32,13 @@ def score_translations_of(
     """Score given translations, in their order.
 
     Args:
-        translator: a model with its tokenizers; an ensemble averages the token probabilities of its models.
+        translator: a model with its tokenizers. An ensemble averages the token probabilities of its models.
         pairs: source and target text.
-        batch_size: pairs per batch, at most; `BATCHES_AHEAD` batches are read ahead and sorted by length.
-        max_tokens_per_batch: tokens per batch on its longer side, padding included, at most; a longer pair goes alone.
+        batch_size: pairs per batch, at most. `BATCHES_AHEAD` batches are read ahead and sorted by length.
+        max_tokens_per_batch: tokens per batch on its longer side, padding included, at most. A longer pair goes alone.
 
     Raises:
-        UserError: a limit below 1; a source longer than the learned positions of the model.
+        UserError: a limit below 1, or a source longer than the learned positions of the model.
     """
     check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch)
     pairs, done = iter(pairs), 0

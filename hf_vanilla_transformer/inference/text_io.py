@@ -1,4 +1,4 @@
-"""Lines of text in and out: files, `.gz` files and pipes; UTF-8 whatever the locale is."""
+"""Lines of text in and out: files, `.gz` files and pipes, in UTF-8 whatever the locale is."""
 
 import gzip
 import sys
@@ -21,10 +21,10 @@ def silence_transformers() -> None:
 
 
 def read_lines(path: str | Path | None = None) -> Iterator[str]:
-    """Read lines of text as they arrive; only a line feed ends a line.
+    """Read lines of text as they arrive. Only a line feed ends a line.
 
     Args:
-        path: a file, gzipped or not, or a named pipe; None or "-" is standard input.
+        path: a file, gzipped or not, or a named pipe. None or "-" is standard input.
 
     Yields:
         The lines without their ends, as `data.readers.read_lines` yields them.
@@ -45,10 +45,10 @@ def read_lines(path: str | Path | None = None) -> Iterator[str]:
 def line_writer(path: str | Path | None = None) -> Iterator[Callable[[str], None]]:
     """Open a file or standard output for lines of text.
 
-    A file is written atomically: an existing one stays intact until the end, and may even be what is being read.
+    A file is written atomically: an existing one stays intact until the end, and may even be the input.
 
     Args:
-        path: a file, compressed if its name ends in `.gz`; None or "-" is standard output. While that is in use,
+        path: a file, compressed if its name ends in `.gz`. None or "-" is standard output. While that is in use,
             everything else that is printed goes to standard error.
 
     Yields:
@@ -73,7 +73,7 @@ def line_writer(path: str | Path | None = None) -> Iterator[Callable[[str], None
 
 @contextmanager
 def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file for bytes that replaces `path` when the block ends without an error; gzip if it ends in `.gz`.
+    """Open a file for bytes that replaces `path` when the block ends without an error, with gzip if it ends in `.gz`.
 
     Raises:
         UserError: the path is a folder.
@@ -94,7 +94,7 @@ def _decode(stream: IO[bytes], name: str) -> Iterator[str]:
 def prompt_lines(prompt: str = "> ") -> Iterator[str]:
     """Ask a person for lines at a terminal: arrow keys edit a line and bring back earlier ones.
 
-    Ctrl-C gives the line up, Ctrl-D ends. The history lasts as long as the process; what was typed is written nowhere.
+    Ctrl-C gives the line up, Ctrl-D ends. The history lasts as long as the process, and is never written to disk.
     """
     with suppress(ImportError):  # on Windows, whose terminal has a history itself
         import readline  # noqa: F401  `input` uses it once it is imported

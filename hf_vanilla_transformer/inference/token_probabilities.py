@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .alignment import decoder_inputs
 from .shared_copy import in_evaluation_mode
 
-#: Logits in memory at a time, in numbers: 256 MiB in float32, of which three copies are made.
+#: Logits in memory at a time, in numbers: 256 MiB in float32, copied three times.
 _MAX_LOGITS = 2**26
 
 

@@ -38,7 +38,7 @@ TOKENIZER_LOCK = threading.Lock()
 class Hypothesis:
     """One of the translations that a search returned.
 
-    `score` is what the search ranks by: the log-probability over the length penalty; None after greedy search. Tokens
+    `score` ranks hypotheses: the log-probability over the length penalty, or None after greedy search. Tokens
     of a forced prefix count neither for the probability nor for the length. `alignment` has (source word, target word)
     pairs if asked for, otherwise None. `tokens` and `probabilities` are those of each token, with the end-of-sentence
     token and a forced prefix, if asked for.
@@ -52,7 +52,7 @@ class Hypothesis:
 
     @property
     def pharaoh(self) -> str:
-        """The alignment in Pharaoh format, which word aligners write: `0-0 1-2`."""
+        """The alignment in the Pharaoh format of word aligners: `0-0 1-2`."""
         return " ".join(f"{source}-{target}" for source, target in self.alignment or [])
 
 
@@ -65,19 +65,19 @@ class _Request:
     alignment_layer: int | None  # None: no alignment
     probabilities: bool
     settings: dict[str, Any]  # for `generate`
-    refill: bool  # whether this package's search runs, which can replace finished sentences
+    refill: bool  # whether this package's search runs: it can replace finished sentences
 
 
 class Translator:
     """A model with its tokenizers, ready to translate text.
 
     Args:
-        model: a sequence-to-sequence model that can `generate`; it stays on its device.
+        model: a sequence-to-sequence model that can `generate`. It stays on its device.
         source_tokenizer: for the source language.
-        target_tokenizer: for the target language; None means that one tokenizer serves both.
-        ensemble: more models with the same tokenizers; token probabilities are averaged over all models.
+        target_tokenizer: for the target language. None means that one tokenizer serves both.
+        ensemble: more models with the same tokenizers. Token probabilities are averaged over all models.
         workers: searches that run in parallel threads, each with `batch_size` sentences and its share of torch's
-            threads; None is one per torch thread on a CPU, up to 8.
+            threads. None is one per torch thread on a CPU, up to 8.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class Translator:
 
         Args:
             directory: a folder that `save_pretrained` or a training run has written.
-            device, dtype: those of `load_model`.
-            ensemble: folders of more models with the same tokenizers; the first model's generation config is used.
+            device, dtype: as in `load_model`.
+            ensemble: folders of more models with the same tokenizers. The first model's generation config is used.
             workers: as above.
 
         Raises:
-            UserError: what `load_model` raises, or tokenizers that differ.
+            UserError: as in `load_model`, or for tokenizers that differ.
         """
         model = load_model(directory, device, dtype)
         source, target = _load_tokenizers(directory)
@@ -129,14 +129,14 @@ class Translator:
         """Translate sentences one by one or from an endless stream.
 
         Args:
-            sentences: text, one sentence each; an empty or blank one comes out empty without reaching the model.
-            settings: those of `translate_nbest`, such as `num_beams`, and any other argument of `model.generate`.
+            sentences: text, one sentence each. Blank ones get an empty translation without reaching the model.
+            settings: as in `translate_nbest`, such as `num_beams`, and any other argument of `model.generate`.
 
         Returns:
             An iterator of as many translations, in the same order.
 
         Raises:
-            UserError: what `translate_nbest` raises.
+            UserError: as in `translate_nbest`.
         """
         best = self.translate_nbest(sentences, scores=False, **settings)
         return (hypotheses[0].text for hypotheses in best)
@@ -159,22 +159,22 @@ class Translator:
         first_line: int = 1,
         **generate_kwargs: Any,
     ) -> Iterator[list[Hypothesis]]:
-        """Translate sentences; return the best hypotheses of each, with their scores.
+        """Translate sentences, and return the best hypotheses of each, with their scores.
 
         Args:
             sentences: as in `translate`.
-            n_best: hypotheses per sentence, at most; not more than beams.
+            n_best: hypotheses per sentence, at most as many as beams.
             alignment: whether to align the words of each hypothesis with the source (`alignment.align`), by the first
                 model of an ensemble.
-            alignment_layer: the decoder layer whose attention is used, counted from 1; None is the last but one.
+            alignment_layer: the decoder layer whose attention is used, counted from 1. None is the last but one.
             probabilities: whether to compute the probability of each token, given the source and the tokens before
-                it, in one more pass of the decoder; an ensemble averages those of its models.
+                it, in one more pass of the decoder. An ensemble averages over its models.
             scores: whether transformers' own search returns scores too, for which it keeps the log-probabilities of
                 the whole vocabulary at every step. It runs for settings that this package's search does not cover.
-            prefixes: text that each translation must begin with, one per sentence; "" forces nothing. The last word
+            prefixes: text that each translation must begin with, one per sentence. "" forces nothing. The last word
                 of a prefix may be continued. (A blank sentence comes out as its prefix.)
-            batch_size: sentences per batch, at most. `BATCHES_AHEAD` batches are read ahead; 1 reads none ahead.
-            max_tokens_per_batch: source tokens per batch, padding included, at most; a longer sentence goes alone.
+            batch_size: sentences per batch, at most. `BATCHES_AHEAD` batches are read ahead, none with 1.
+            max_tokens_per_batch: source tokens per batch, padding included, at most. A longer sentence goes alone.
                 The decoder's KV caches are `num_beams` times as large.
             num_beams: None, here and below, takes the value of the checkpoint's `generation_config.json`.
             max_new_tokens: if that file sets none either, the longest source of the batch + 50 (§6.1).
@@ -282,7 +282,7 @@ class Translator:
         return results
 
     def _searched_models(self) -> list[Any]:
-        """The models in evaluation mode, optimized; the first one searches with all of them.
+        """The models in evaluation mode, optimized. The first one searches with all of them.
 
         Other threads may use these models, so that their mode and engine are set on copies only.
         """
@@ -296,7 +296,7 @@ class Translator:
         return models
 
     def encode(self, line: str, line_number: int) -> list[int]:
-        """Token ids of a source sentence; `line_number` is for the error if learned positions do not suffice."""
+        """Token ids of a source sentence. `line_number` is for the error if learned positions do not suffice."""
         with TOKENIZER_LOCK:
             ids = self.source_tokenizer(line)["input_ids"]
         limit = self._position_limit()
@@ -320,7 +320,7 @@ class Translator:
         return ids
 
     def _position_limit(self) -> int | None:
-        """The fewest positions that a model has; sinusoids have no end (§3.5)."""
+        """The fewest positions that a model has. Sinusoids have no end (§3.5)."""
         limits = (
             getattr(model.config, "max_position_embeddings", None)
             for model in self.models
@@ -365,7 +365,7 @@ class Translator:
     def _hypotheses(
         self, models: list[Any], sources: list[list[int]], output: Any, given: int, request: _Request
     ) -> list[list[Hypothesis]]:
-        """What `generate` returned for each source; the first `given` tokens of each sequence were forced."""
+        """The output of `generate` for each source. The first `given` tokens of each sequence were forced."""
         sequences, scores = output.sequences, getattr(output, "sequences_scores", None)  # (B · n_best, T)
         texts = self.target_tokenizer.batch_decode(
             sequences, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -389,7 +389,7 @@ class Translator:
         return [[one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)] for group in grouped]
 
     def _targets(self, sequences: list[list[int]], given: int) -> list[list[int]]:
-        """Sequences up to their end-of-sentence tokens; the first `given` tokens were forced."""
+        """Sequences up to their end-of-sentence tokens. The first `given` tokens were forced."""
         eos = self.model.generation_config.eos_token_id
         ends = {eos} if isinstance(eos, int) else set(eos or ())
         targets = []
@@ -399,7 +399,7 @@ class Translator:
         return targets
 
     def _maximum_length(self, source_length: int, prefix_length: int) -> dict[str, int]:
-        """Ends decoding where learned positions end; otherwise this package's `generate` applies §6.1 itself."""
+        """Ends decoding where learned positions end. Otherwise this package's `generate` applies §6.1 itself."""
         limit = self._position_limit()
         if limit is None or self.model.generation_config.max_new_tokens:
             return {}

@@ -13,7 +13,7 @@ import torch
 #: Fewer sentences per search make poor use of a core, because every step reads all weights whatever the batch size.
 MIN_SENTENCES = 32
 
-#: The GIL serialises operator dispatch; beyond 8 workers the threads contend.
+#: The GIL serialises operator dispatch. Beyond 8 workers the threads contend.
 MAX_WORKERS = 8
 
 Job = TypeVar("Job")
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 def worker_count(model: torch.nn.Module) -> int:
     """How many searches with this model should run in parallel: one per torch thread on a CPU, up to 8.
 
-    One on other devices, and under autocast, which other threads do not inherit.
+    One on other devices, and under autocast, because other threads do not inherit it.
     """
     on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
     return min(torch.get_num_threads(), MAX_WORKERS) if on_cpu and not torch.is_autocast_enabled("cpu") else 1
