@@ -9,21 +9,41 @@ import html
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 from ..inference.alignment import Link
 
-_INLINE = frozenset(
-    ("a", "abbr", "b", "bdi", "bdo", "cite", "code", "data", "del", "dfn", "em", "font", "i", "img", "ins", "kbd")
-    + ("label", "mark", "q", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var")
+#: Elements that end a passage. Every other element is inline, as in HTML, also an unknown one.
+_BLOCK = frozenset(
+    ("address", "area", "article", "aside", "audio", "base", "blockquote", "body", "br", "caption", "center", "col")
+    + ("colgroup", "dd", "details", "dialog", "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer")
+    + ("form", "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hgroup", "hr", "html")
+    + ("iframe", "legend", "li", "link", "main", "map", "menu", "meta", "nav", "noframes", "noscript", "object", "ol")
+    + ("optgroup", "option", "p", "param", "pre", "section", "select", "source", "style", "summary", "table", "tbody")
+    + ("td", "template", "textarea", "tfoot", "th", "thead", "title", "tr", "track", "ul", "video")
+)
+_VOID = frozenset(
+    ("area", "base", "br", "col", "embed", "frame", "hr", "img", "input", "link", "meta", "param", "source", "track")
     + ("wbr",)
 )
-_VOID = frozenset(["img", "wbr"])
 
 #: Elements with content that is not translated, like elements with `translate="no"`.
-_KEPT = frozenset(["script", "style", "pre", "textarea", "svg", "math", "template", "noscript", "iframe"])
+_KEPT = frozenset(
+    ("script", "style", "pre", "textarea", "svg", "math", "template", "noscript", "iframe", "code", "kbd", "samp")
+    + ("var", "time")
+)
+
+#: Elements without a required end tag, and the start tags that end them.
+_ENDED_BY: dict[str, frozenset[str]] = {
+    "p": _BLOCK - {"br"},
+    "li": frozenset(["li"]),
+    **dict.fromkeys(["dt", "dd"], frozenset(["dt", "dd"])),
+    **dict.fromkeys(["option", "optgroup"], frozenset(["option", "optgroup"])),
+    **dict.fromkeys(["td", "th"], frozenset(["td", "th", "tr", "tbody", "tfoot"])),
+    **dict.fromkeys(["tr", "thead", "tbody", "tfoot"], frozenset(["tr", "thead", "tbody", "tfoot"])),
+}
 
 _SPACES = re.compile(r"[ \t\n\r\f]+")  # HTML collapses these, but not the no-break space
 
@@ -37,7 +57,7 @@ _UNIT = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")  # a word without its punctuat
 class _Event:
     """A tag, a text, or other markup, verbatim."""
 
-    kind: str  # "start", "end", "text", "point" (an inline element without an end) or "other"
+    kind: str  # "start", "end", "text", "point" (inline, verbatim: a comment or a whole element) or "other"
     tag: str
     raw: str
     kept: bool = False  # the start tag of an element that is not translated
@@ -66,11 +86,13 @@ class _Events(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
-        marked = attributes.get("translate") == "no" or "notranslate" in (attributes.get("class") or "").split()
+        marked = (attributes.get("translate") or "").lower() == "no" or "notranslate" in (
+            attributes.get("class") or ""
+        ).split()
         self._add("start", tag, tag in _KEPT or marked)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._add("other" if tag not in _INLINE else "point", tag)
+        self._add("other" if tag in _BLOCK else "point", tag)
 
     def handle_endtag(self, tag: str) -> None:
         self._add("end", tag)
@@ -81,9 +103,12 @@ class _Events(HTMLParser):
     handle_entityref = handle_charref = handle_data  # type: ignore[assignment]
 
     def handle_comment(self, _: str) -> None:
+        self._add("point")
+
+    def handle_decl(self, _: str) -> None:
         self._add("other")
 
-    handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
+    handle_pi = unknown_decl = handle_decl  # type: ignore[assignment]
 
 
 @dataclass
@@ -95,6 +120,9 @@ class _Element:
     closing: str = ""
     end: int = 0
     children: list["_Element"] = field(default_factory=list)
+
+    def is_point_at(self, position: int) -> bool:
+        return self.start == self.end == position and not self.closing
 
 
 @dataclass(frozen=True)
@@ -127,18 +155,47 @@ def split_html(document: str) -> list["str | Passage"]:
     """Split a document into verbatim markup and passages to translate."""
     pieces: list[str | Passage] = []
     run: list[_Event] = []
-    kept: list[str] = []  # the tag of an open element that is not translated, once for each level of it
-    for event in _Events(document).events:
-        if not (kept or event.kept) and (event.kind == "text" or event.tag in _INLINE):
+    for event in _with_kept_elements_whole(_Events(document).events):
+        if event.kind in ("text", "point") or (event.kind != "other" and event.tag not in _BLOCK):
             run.append(event)
             continue
         pieces += [*_passage(run), event.raw]
         run = []
-        if event.kind == "start" and event.tag not in _VOID and (not kept or event.tag == kept[0]):
-            kept += [event.tag] if kept or event.kept else []
-        elif event.kind == "end" and kept and event.tag == kept[0]:
-            kept.pop()
     return [piece for piece in pieces + _passage(run) if piece != ""]
+
+
+def _with_kept_elements_whole(events: list[_Event]) -> Iterator[_Event]:
+    """The events, with each element that is not translated as one of them: a point if it is inline."""
+    index = 0
+    while index < len(events):
+        event, stop = events[index], index + 1
+        if event.kept and event.tag not in _VOID:
+            stop = _end_of_element(events, index)
+            raw = "".join(inner.raw for inner in events[index:stop])
+            event = _Event("other" if event.tag in _BLOCK else "point", event.tag, raw)
+        yield event
+        index = stop
+
+
+def _end_of_element(events: list[_Event], start: int) -> int:
+    """The index after the element that starts at `start`: after its end tag, or where HTML implies its end."""
+    open_tags = [events[start].tag]
+    for index in range(start + 1, len(events)):
+        kind, tag = events[index].kind, events[index].tag
+        if kind == "end" and tag in open_tags:
+            while open_tags.pop() != tag:
+                pass
+            if not open_tags:
+                return index + 1
+        elif kind == "end" and tag in _BLOCK and (open_tags[0] in _ENDED_BY or open_tags[0] not in _BLOCK):
+            return index  # the end of the parent
+        elif kind == "start" and tag not in _VOID:
+            if tag in _ENDED_BY.get(open_tags[-1], ()):
+                open_tags.pop()
+                if not open_tags:
+                    return index
+            open_tags.append(tag)
+    return len(events)
 
 
 def join_html(pieces: Sequence["str | Passage"], translations: Iterable[str]) -> str:
@@ -163,7 +220,11 @@ def _passage(run: list[_Event]) -> list["str | Passage"]:
         siblings = open_elements[-1][1].children if open_elements else roots
         if event.kind == "text":
             more = _SPACES.sub(" ", html.unescape(event.raw))
-            text += more.lstrip(" ") if not text or text.endswith(" ") else more
+            if more.startswith(" ") and (not text or text.endswith(" ")):
+                more = more[1:]
+                if siblings and siblings[-1].is_point_at(len(text)):
+                    siblings[-1].opening += " "  # the space after it
+            text += more
         elif open_elements and open_elements[-1][0] == index:
             _, element = open_elements.pop()
             element.closing, element.end = event.raw, len(text)
@@ -171,7 +232,14 @@ def _passage(run: list[_Event]) -> list["str | Passage"]:
             siblings.append(_Element(event.raw, len(text), end=len(text)))
             if index in ends:
                 open_elements.append((ends[index], siblings[-1]))
-    before, after = _SPACES.match(texts[0]), _SPACES.search(texts[-1][len(texts[-1].rstrip(" \t\n\r\f")) :])
+    seen = [event for event in run if event.kind in ("text", "point")]
+    before = _SPACES.match(texts[0]) if seen[0].kind == "text" else None
+    ends_in_point = [event.kind for event in seen if event.raw.strip()][-1] == "point"
+    after = _SPACES.search(texts[-1][len(texts[-1].rstrip(" \t\n\r\f")) :]) if not ends_in_point else None
+    if text.endswith(" ") and ends_in_point:
+        for number, element in enumerate(element for element in roots if element.is_point_at(len(text))):
+            element.opening = " " * (number == 0) + element.opening  # the space before the last points
+            element.start = element.end = len(text) - 1
     passage = Passage(text.rstrip(" "), roots)
     return [before[0] if before else "", passage, after[0] if after else ""]
 

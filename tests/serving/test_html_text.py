@@ -27,7 +27,7 @@ def copied(document: str) -> str:
 
 def test_passages_are_what_a_reader_sees() -> None:
     texts = [each.text for each in passages(split_html(PAGE))]
-    assert texts == ["Hello big red world!", "Next & more <x> .", "One", "two", "last\u00a0one"]
+    assert texts == ["Hello big red world!", "Next & more <x> .", "One two", "last\u00a0one"]
 
 
 def test_markup_stays_as_it_is_written() -> None:
@@ -61,6 +61,41 @@ def test_inline_elements_follow_their_words(document, translation, links, expect
         return
     (piece,) = split_html(document)
     assert piece.html([TranslatedPart(piece.text, translation, links)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "texts"),
+    [
+        # every element that is not a block is inline
+        ("<p>A man is <big>riding</big> a bike</p>", ["A man is riding a bike"]),
+        ("<p>A <my-word>man</my-word> <g id=1>is</g> <x id=2/>riding</p>", ["A man is riding"]),
+        # comments, as frameworks write them between texts
+        ("<p>one <!-- --><!-- x -->two</p>", ["one two"]),
+        # kept elements stay within their sentence
+        ("<p>A man named <span translate=no>Bob</span> rides</p>", ["A man named rides"]),
+        ("<p>A man named <span class='x notranslate'>B <b>b</b></span> rides</p>", ["A man named rides"]),
+        ("<p>Press <kbd>Esc</kbd> or call <code>f()</code> at <time>12</time> now</p>", ["Press or call at now"]),
+        ("one <SPAN TRANSLATE='NO'>two</SPAN> three", ["one three"]),
+        ("<code>x</code> is <b>here</b> or <code>y</code>", ["is here or"]),
+        ("call <code>f()</code>.", ["call ."]),
+        ("<p> see <!-- a --> <code>f()</code> </p>", ["see"]),
+        # void elements, and ends that HTML implies
+        ("<p>one</p><input class=notranslate><p>two</p>", ["one", "two"]),
+        ("<p>one<br translate=no>two</p>", ["one", "two"]),
+        ("<ul><li class=notranslate>x<li>y</ul><p>rest</p>", ["y", "rest"]),
+        ("<ul><li translate=no>x <ul><li>a<li>b</ul> z<li>y</ul>rest", ["y", "rest"]),
+        ("<dl><dt translate=no>x<dd>y</dl>rest", ["y", "rest"]),
+        ("<table><tr><td translate=no>x<td>y<tr><td>z</table>rest", ["y", "z", "rest"]),
+        ("<p translate=no>x<p>y", ["y"]),
+        ("<div><p translate=no>x</div>rest", ["rest"]),
+        ("<p>a <span translate=no>x</p><p>rest</p>", ["a", "rest"]),
+        ("<select><option translate=no>x<option>y</select>", ["y"]),
+        ("<div translate=no>x<p>y<div>z</div></div>rest", ["rest"]),
+    ],
+)
+def test_passages_follow_the_structure_of_html(document: str, texts: list[str]) -> None:
+    assert [each.text for each in passages(split_html(document))] == texts
+    assert copied(document) == document
 
 
 def test_links_count_within_their_sentence() -> None:
