@@ -118,7 +118,7 @@ class ContinuousSearch:
 
     def _found(self, hypotheses: Hypotheses) -> list[FoundHypothesis]:
         greedy = self.search.config.num_beams == 1
-        found = []
+        found: list[FoundHypothesis] = []
         for tokens, length, score in zip(*(part.tolist() for part in hypotheses), strict=True):
             if not found or greedy or is_hypothesis(score):
                 found.append(FoundHypothesis(tokens[1:length], None if greedy else score))
