@@ -41,7 +41,7 @@ class Check:
     Attributes:
         output: the folder of the JSON files and of the trained models.
         device: "cuda", or "cpu" to try the command without a GPU.
-        source, target: parallel text to train on and to translate; None generates number words.
+        source, target: parallel text to train on and to translate. None generates number words.
         quick: use sizes for two minutes on a CPU, whose figures have no meaning.
         peak: bf16 TFLOP/s of the device, for the utilisation.
     """

@@ -71,7 +71,7 @@ class Worker:
         self.pipe.send((request, args))
 
     def receive(self) -> Any:
-        """Wait for the next message of the process; raise a UserError if it raised one or died."""
+        """Wait for the next message of the process, or raise a UserError if it raised one or died."""
         try:
             answer = self.pipe.recv()
         except EOFError as error:
@@ -127,7 +127,7 @@ def peak_memory_mib(on_gpu: bool) -> float | None:
 
 
 def memory_mib(on_gpu: bool) -> float | None:
-    """Memory in use now; None if the system does not report it."""
+    """Memory in use now. None if the system does not report it."""
     return torch.cuda.memory_allocated() / 2**20 if on_gpu else _proc_status_mib("VmRSS")
 
 

@@ -39,7 +39,7 @@ TINY: dict[str, Any] = {
     **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "dropout": 0.3, "label_smoothing": 0.1},
 }
 SIZES = ("tiny", *PRESETS)
-#: `train_sampling_strategy` of transformers' trainer by engine; None for this package
+#: `train_sampling_strategy` of transformers' trainer by engine. None for this package
 SAMPLING: dict[str, str | None] = {"ours": None, "marian": "random", "marian_grouped": "group_by_length"}
 ENGINES = tuple(f"{name}_{dtype}" for dtype in ("fp32", "bf16") for name in SAMPLING)
 
@@ -54,7 +54,7 @@ class BatchSizes:
 
     Attributes:
         tokens: `max_tokens_per_batch` of this package.
-        tokens_per_update: target tokens of an update, about; None for one batch in each process.
+        tokens_per_update: target tokens of an update, about. None for one batch in each process.
         pairs, accumulation: pairs per batch and batches per update of transformers' trainer: this package's average.
     """
 
@@ -85,7 +85,7 @@ def compare(
 
     Args:
         engines: names from `ENGINES`.
-        source, target: raw parallel text; None trains on random pairs of 32 tokens per side, without padding, to
+        source, target: raw parallel text. None trains on random pairs of 32 tokens per side, without padding, to
             compare memory.
         preset: a name from `SIZES`.
         vocab_size: the model's vocabulary, and the limit of the tokenizer trained on the text.

@@ -33,9 +33,9 @@ def cross_attention(
     Args:
         model: it is not changed, so that other threads may use it meanwhile.
         source_tokenizer: the tokenizer of `sentence`.
-        target_tokenizer: the tokenizer of the translation; None for a joint tokenizer.
+        target_tokenizer: the tokenizer of the translation. None for a joint tokenizer.
         sentence: the source text.
-        translation: the target text, fed to the decoder as in training; None for the model's translation.
+        translation: the target text, fed to the decoder as in training. None for the model's translation.
 
     Returns:
         The S source tokens and T target tokens in readable form, and the weights, float32 on the CPU, of shape
@@ -74,7 +74,7 @@ def plot_attention(
         target_tokens: T tokens, the rows.
         weights: (layers, heads, T, S).
         path: the plot. Its suffix chooses the format: `.png`, `.pdf`, `.svg` …
-        layer: counted from 1; None for the last.
+        layer: counted from 1. None for the last.
 
     Raises:
         UserError: a layer that does not exist, a format that matplotlib does not know, or no matplotlib.

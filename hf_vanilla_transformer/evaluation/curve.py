@@ -25,8 +25,8 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
 
     Args:
         log_history: `trainer.state.log_history`.
-        path: of the plot; its suffix chooses the format.
-        metric: the score, by its name in the log; without such entries only the loss is plotted.
+        path: of the plot. Its suffix chooses the format.
+        metric: the score, by its name in the log. Without such entries only the loss is plotted.
 
     Returns:
         The path.
@@ -48,7 +48,7 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
 
 
 def _points(entries: Iterable[dict[str, Any]], name: str) -> Points:
-    """(step, value) for each step, from its first log entry; NaN and infinity are left out."""
+    """(step, value) for each step, from its first log entry. NaN and infinity are left out."""
     points: dict[int, float] = {}
     for entry in entries:
         value = entry.get(name)

@@ -34,7 +34,7 @@ def score_translations(
         UserError: empty lists, lists of different lengths, an item that is no string, or a tokenizer that sacreBLEU
             does not know or cannot load.
 
-    Source: BLEU, Papineni et al. 2002; chrF, Popović 2015; both computed by sacreBLEU, Post 2018.
+    Source: BLEU, Papineni et al. 2002; chrF, Popović 2015. sacreBLEU, Post 2018, computes both.
     """
     hypotheses, references = _text_list(hypotheses, "hypotheses"), _text_list(references, "references")
     if len(hypotheses) != len(references):

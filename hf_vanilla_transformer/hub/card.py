@@ -104,7 +104,7 @@ class CardFacts:
 def write_model_card(directory: Path, facts: CardFacts) -> Path:
     """Write a model folder's `README.md` (atomically), with the plots and the remote code that the folder contains.
 
-    Paths in the recipe and the command are reduced to file names; directories and access tokens are removed.
+    Paths in the recipe and the command are reduced to file names. Directories and access tokens are removed.
 
     Args:
         directory: the run's folder, in which the model is already saved.
@@ -151,7 +151,7 @@ def card_for_repository(text: str, repo_id: str, license: str | None = None) -> 
     Args:
         text: a card. A card that this package did not write keeps its name.
         repo_id: the model's name on the Hub.
-        license: the license's id on the Hub; None keeps the card's.
+        license: the license's id on the Hub. None keeps the card's.
     """
     usage = re.search(r'^name = "([^"\n]+)"', text, re.MULTILINE)
     if usage is None and license is None:

@@ -21,7 +21,7 @@ def destination(args: Any) -> Destination | None:
     """Create the run's repository before training, so that missing permissions are an early error.
 
     Args:
-        args: `TrainingArguments`; `push_to_hub` is set to False, because `Trainer` would upload the whole folder
+        args: `TrainingArguments`. `push_to_hub` is set to False, because `Trainer` would upload the whole folder
             repeatedly, with a different card.
 
     Returns:

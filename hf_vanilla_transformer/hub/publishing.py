@@ -48,10 +48,10 @@ def prepared_files(
     """A context with the files to upload. It does not contact the Hub.
 
     Args:
-        folder: the folder of a model or of a peft adapter; it is not modified.
+        folder: the folder of a model or of a peft adapter. It is not modified.
         repo_id: the model's name on the Hub, for the card's usage code.
         include: additional files, see `choose_files`.
-        max_shard_size: split larger weights into shards, such as 5GB; None uploads them unchanged.
+        max_shard_size: split larger weights into shards, such as 5GB. None uploads them unchanged.
         license: the id of the model's license on the Hub, for the card.
         base_model: the name on the Hub of an adapter's base model.
 
@@ -98,9 +98,9 @@ def publish(
         folder: the folder of a model or of a peft adapter.
         repo_id: `name`, or `organisation/name`.
         private: create a private repository, and refuse an existing public one.
-        revision: the branch; None for the default one.
+        revision: the branch. None for the default one.
         commit_message: the title of the commit.
-        token: a token with write access; None for the token of `hf auth login` or HF_TOKEN.
+        token: a token with write access. None for the token of `hf auth login` or HF_TOKEN.
         **choices: arguments of `prepared_files`.
 
     Returns:

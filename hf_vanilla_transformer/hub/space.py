@@ -27,13 +27,13 @@ def publish_space(
     """Create or update a static Space in one commit: the site's files and a card replace an older site.
 
     Args:
-        site: a folder with an index.html; it is not modified.
+        site: a folder with an index.html. It is not modified.
         repo_id: the Space, `name` or `organisation/name`.
         model_id: the model on the Hub, for a link in the card.
-        title: the Space's title; None for its name.
+        title: the Space's title. None for its name.
         private: create a private Space.
         commit_message: the title of the commit.
-        token: a token with write access; None for the token of `hf auth login` or HF_TOKEN.
+        token: a token with write access. None for the token of `hf auth login` or HF_TOKEN.
 
     Returns:
         The URL of the commit.

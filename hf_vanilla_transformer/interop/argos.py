@@ -26,7 +26,7 @@ def write(folder: str | Path, output: Path, languages: Any, quantization: str | 
     """Write a model folder as an .argosmodel.
 
     Args:
-        folder: a model with a `MarianTokenizer`, which has SentencePiece models.
+        folder: a model with a `MarianTokenizer`, because Argos needs its SentencePiece models.
         output: the file.
         languages: the codes of source and target, such as ("en", "de").
         quantization: see `ctranslate2.convert`.

@@ -1,4 +1,4 @@
-"""Convert another toolkit's checkpoint to a model folder: the table of formats, and how the folder is written."""
+"""Conversion of a toolkit's checkpoint to a model folder: the table of formats, and the writing of the folder."""
 
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -30,11 +30,11 @@ FORMATS = {
 
 @dataclass
 class Converted:
-    """A translation model read from another toolkit's files.
+    """A translation model read from a toolkit's files.
 
     Attributes:
         model: with the toolkit's generation settings, if the files have any.
-        tokenizer, target_tokenizer: for source and target; None if the files have no tokenizer, or if one serves both.
+        tokenizer, target_tokenizer: for source and target. None if the files have no tokenizer, or if one serves both.
         notes: for the user: how the model translates differently from the toolkit, or what its tokenizer needs.
     """
 
@@ -47,12 +47,12 @@ class Converted:
 def convert(
     source_format: str, source: str | Path, output: str | Path, overwrite: bool = False, **options: Any
 ) -> str:
-    """Read another toolkit's checkpoint, write it as a model folder and return one line about it.
+    """Read a toolkit's checkpoint, write it as a model folder and return one line about it.
 
     Args:
         source_format: a key of `FORMATS`.
         source: a file or a folder as the toolkit writes it.
-        output: a new folder; it appears when it is complete.
+        output: a new folder. It appears when it is complete.
         overwrite: replace a folder that exists already.
         **options: keyword arguments of the format's function, for settings that the checkpoint lacks.
 

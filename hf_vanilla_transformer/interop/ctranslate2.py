@@ -14,7 +14,7 @@ from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..untrusted import require_file
 
-MIN_POSITIONS = 1024  # rows of the table of sinusoids, which CTranslate2 does not compute
+MIN_POSITIONS = 1024  # rows of the table of sinusoids; CTranslate2 computes none
 NEVER = -1e4  # output bias of forbidden tokens, within the range of float16
 
 # Settings of `generate` -> their names in `Translator.translate_batch`.
@@ -37,8 +37,8 @@ def convert(
 
     Args:
         folder: a model with its tokenizer.
-        output: a new folder, which appears when it is complete.
-        quantization: CTranslate2's name of a dtype, such as "int8"; None keeps the dtype of the weights.
+        output: a new folder. It appears when it is complete.
+        quantization: CTranslate2's name of a dtype, such as "int8". None keeps the dtype of the weights.
         vmap: a vocabulary mapping, for `use_vmap` of `Translator.translate_batch`.
 
     Raises:
@@ -124,7 +124,7 @@ def register() -> None:
             spec.register_target_vocabulary(tokens[1])
 
         def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
-            # the base class writes null for a token that the tokenizer lacks, which makes the folder unreadable
+            # the base class writes null for a token that the tokenizer lacks, so that nothing can load the folder
             tokens = tokens_by_id(load_tokenizers(tokenizer.name_or_path)[1], model.config.target_vocab_size)
             for name in ("bos", "eos", "unk", "decoder_start"):
                 number = getattr(model.config, f"{name}_token_id")

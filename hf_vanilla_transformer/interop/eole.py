@@ -99,7 +99,7 @@ RENAMES: Renames = (
 _LAYERS = tuple(f"{stack}.transformer_layers." for stack in STACKS)
 _ATTENTION_BIAS = re.compile(r".*_attn\.(linear_\w+|final_linear)\.bias")
 _BIASED = re.compile(r".*(_attn\.(linear_\w+|final_linear)|mlp\.\w+_proj)\.weight")
-# Tables of sinusoids, and a factor of another kind of layers, which version 0.6 saves in all.
+# Tables of sinusoids, and a factor of a different kind of layers. Version 0.6 saves it in all layers.
 _NOT_WEIGHTS = re.compile(r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\d+\.layer_scalar")
 
 

@@ -77,7 +77,7 @@ def decode(
     past: list[Tensor],
     **settings: Any,
 ) -> tuple[Any, list[Tensor]]:
-    """Run the decoder with the KV caches of `ExportableDecoder.forward`; return its output and the new `past`.
+    """Run the decoder with the KV caches of `ExportableDecoder.forward`, and return its output and the new `past`.
 
     The layers read the source from the cache. They use only the size of `states`.
     """
@@ -128,7 +128,7 @@ def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[s
 
 
 def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> ExportedProgram:
-    """Trace a module with `torch.export`; raise a UserError if that fails."""
+    """Trace a module with `torch.export`, or raise a UserError if that fails."""
     try:
         program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch.export raises whatever the traced code raises

@@ -1,4 +1,4 @@
-"""Export a model folder to another library's format: the table of formats, and how the folder is written."""
+"""Export of a model folder to a library's format: the table of formats, and the writing of the folder."""
 
 import json
 import shutil
@@ -37,12 +37,12 @@ def export(
     vmap: str | Path | None = None,
     languages: Sequence[str] | None = None,
 ) -> str:
-    """Write a model folder in another library's format, with the tokenizer, and return one line about it.
+    """Write a model folder in a library's format, with the tokenizer, and return one line about it.
 
     Args:
         target_format: a key of `FORMATS`.
         source: a model folder with its tokenizer.
-        output: a new folder, which appears when it is complete.
+        output: a new folder. It appears when it is complete.
         overwrite: replace a folder that exists already.
         languages: for argos, the codes of source and target; its output is a file.
         quantization, vmap: see `ctranslate2.convert`. The other formats are float32 and have no vocabulary mapping.

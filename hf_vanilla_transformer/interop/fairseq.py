@@ -43,7 +43,7 @@ DROPPED = {
     **{"sampling": False, "diverse_beam_groups": -1, "diversity_rate": -1.0, "temperature": 1.0, "lm_weight": 0.0},
 }
 
-# Classes of version 0.9 and older in the progress of a training, which is ignored.
+# Classes of version 0.9 and older for the progress of a training; ignored.
 METERS = [f"fairseq.meters.{name}" for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")]
 
 # fairseq's names of activations, if they differ -> transformers' names.
@@ -76,9 +76,9 @@ def from_fairseq(
 
     Args:
         checkpoint: such as checkpoint_best.pt.
-        data: the folder of dict.SOURCE.txt and dict.TARGET.txt; default: the checkpoint's.
-        codes: a file of subword-nmt or fastBPE; the tokenizer then takes raw text, through Moses.
-        sentencepiece, target_sentencepiece: models; the tokenizer then takes raw text. One may serve both sides.
+        data: the folder of dict.SOURCE.txt and dict.TARGET.txt. Default: the checkpoint's.
+        codes: a file of subword-nmt or fastBPE. The tokenizer then takes raw text, through Moses.
+        sentencepiece, target_sentencepiece: models. The tokenizer then takes raw text. One may serve both sides.
 
     Returns:
         The model with fairseq's search and, if there are dictionaries, a tokenizer. Without codes or a SentencePiece
@@ -242,7 +242,7 @@ def _locate(name: str) -> str:
 
 
 def _dictionaries(folder: Path, task: Options, fields: Mapping[str, Any]) -> list[list[str]]:
-    """The tokens of source and target, by id; none if there are no dictionaries."""
+    """The tokens of source and target, by id, or none if there are no dictionaries."""
     languages = [task.text(f"{side}_lang", "None") for side in ("source", "target")]
     files = [folder / Path(f"dict.{language}.txt").name for language in languages]
     if not all(file.is_file() for file in files):

@@ -13,7 +13,7 @@ _OUTPUT = "model.decoder.output_projection.weight"
 def from_fsmt(folder: str | Path) -> Converted:
     """A folder of an `FSMTForConditionalGeneration`, such as facebook/wmt19-en-de.
 
-    The tokenizer stays an `FSMTTokenizer`, which needs sacremoses, so that ids and text are the same.
+    The tokenizer stays an `FSMTTokenizer`, so that ids and text are the same. It needs sacremoses.
 
     Args:
         folder: config.json, the weights and, if it has a tokenizer, vocab-src.json, vocab-tgt.json and merges.txt.

@@ -138,7 +138,7 @@ def _fields(model: Options) -> dict[str, Any]:
 
 
 def _special(data: Options) -> dict[str, str]:
-    """The special tokens as keyword arguments of a tokenizer; their ids are 0 to 3."""
+    """The special tokens as keyword arguments of a tokenizer. Their ids are 0 to 3."""
     symbols = data.section("special_symbols")
     for number, name in enumerate(_SPECIAL_TOKENS):
         if symbols.integer(f"{name}_id", number) != number:
@@ -162,7 +162,7 @@ def _tokens(folder: Path, data: Options, side: str, size: int, special: Mapping[
 
 
 def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> list[str]:
-    """Set JoeyNMT's search, with the paper's length penalty; return notes on the differences of `generate`."""
+    """Set JoeyNMT's search, with the paper's length penalty, and return notes on the differences of `generate`."""
     unk, notes = list(_SPECIAL_TOKENS).index("unk"), []
     generation_config.num_beams = testing.integer("beam_size", 1, 1)
     alpha = testing.number("alpha", testing.number("beam_alpha", -1.0))

@@ -43,7 +43,7 @@ def joint_tokenizer(
     """Return tokenizer.json, tokenizer_config.json, and the mapping of ids for the encoder's graph.
 
     Args:
-        source, target: a model's tokenizers; the same object if the languages share one.
+        source, target: a model's tokenizers, the same object if the languages share one.
     """
     for tokenizer in (source, target):
         if not hasattr(tokenizer, "backend_tokenizer"):

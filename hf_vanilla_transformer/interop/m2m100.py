@@ -28,7 +28,7 @@ def from_m2m100(
     Args:
         folder: config.json, the weights and, if it has a tokenizer, sentencepiece.bpe.model and vocab.json
             (M2M-100) or tokenizer.json (NLLB-200).
-        source_language, target_language: codes of the tokenizer, such as "de" or "deu_Latn"; default: the languages
+        source_language, target_language: codes of the tokenizer, such as "de" or "deu_Latn". Default: the languages
             of the tokenizer and of the generation settings.
     """
     peer = read_folder(M2M100Config, folder)

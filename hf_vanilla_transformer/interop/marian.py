@@ -65,7 +65,7 @@ def from_marian(folder: str | Path) -> Converted:
     """A folder of a `MarianMTModel`, such as every OPUS-MT model on the Hub.
 
     If config.json ties matrices that differ in the weights, as in some opus-mt-tc folders, they stay untied and a note
-    says so. The tokenizer stays a `MarianTokenizer`, which needs sentencepiece, so that ids and text are the same. A
+    says so. The tokenizer stays a `MarianTokenizer`, so that ids and text are the same. It needs sentencepiece. A
     folder that `write` made has a tokenizer.json instead.
 
     Args:

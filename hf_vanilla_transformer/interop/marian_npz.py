@@ -87,13 +87,13 @@ def from_marian_npz(
 
     Its sinusoids have fairseq's wavelengths but start at position 0, so they become `MAX_POSITIONS` rows of "learned"
     positions. (transformers' `MarianMTModel` and CTranslate2 use slightly different ones.) Its decoder starts from a
-    zero vector instead of an embedding: here from a padding token, which is added to the vocabulary with a zero row.
+    zero vector instead of an embedding: here from a padding token. It is added to the vocabulary with a zero row.
 
     Args:
         source: model.npz, or a folder with one .npz or with a decoder.yml or NAME.npz.decoder.yml that names one.
-        source_vocabulary, target_vocabulary: .yml or .spm; default: the files that the options name, if they are in
+        source_vocabulary, target_vocabulary: .yml or .spm. Default: the files that the options name, if they are in
             the model's folder.
-        source_sentencepiece, target_sentencepiece: the models that tokenize for a .yml vocabulary; default: source.spm
+        source_sentencepiece, target_sentencepiece: the models that tokenize for a .yml vocabulary. Default: source.spm
             and target.spm, if they are in the model's folder. Without them the tokenizer takes tokenized text.
 
     Returns:
@@ -184,7 +184,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], Options]:
             arrays = dict(file)
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         reason = one_line(error)
-        if "pickle" in reason:  # numpy advises to allow it, which would run code
+        if "pickle" in reason:  # numpy advises to allow it, but that would run code
             reason = "it holds Python objects; nothing of it was run"
         raise UserError(f"{path}: no .npz of Marian, or a damaged one ({reason})") from None
     stored, separate = arrays.pop(OPTIONS, None), path.with_name(f"{path.name}.yml")
@@ -215,7 +215,7 @@ def _read_options(path: Path) -> Options:
 
 
 def _normalisations(options: Options) -> tuple[str, ...]:
-    """The three options without "d", which is dropout."""
+    """The three options without "d" (dropout)."""
     defaults = ("", "dan", "")
     return tuple(
         options.text(name, default).replace("d", "") for name, default in zip(_NORMALISATIONS, defaults, strict=True)
@@ -302,7 +302,7 @@ def _locate(name: str, pre_norm: bool) -> str | TensorRef:
 
 
 def _vocabulary_files(path: Path, options: Options, decoder: Options, *given: str | Path | None) -> list[Path]:
-    """The vocabularies of source and target, `given` or named by the options; none if these do not exist."""
+    """The vocabularies of source and target, `given` or named by the options, or none if these do not exist."""
     if any(given):
         return _both_sides(*given)
     named = [path.parent / Path(name).name for name in _vocabulary_names(options, decoder)]

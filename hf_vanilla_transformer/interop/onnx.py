@@ -44,7 +44,7 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
 
 
 def require_onnx() -> Any:
-    """Return the library onnx_ir; raise a UserError if it or onnxscript is not installed."""
+    """Return the library onnx_ir, or raise a UserError if it or onnxscript is not installed."""
     try:
         import onnx_ir
         import onnxscript  # noqa: F401 torch's exporter needs it
@@ -74,7 +74,7 @@ def to_onnx(exported_program: ExportedProgram, inputs: list[str], outputs: list[
     return converted.model
 
 
-# Dynamic axes by the start of a value's name. transformers.js reads these names, which are optimum's.
+# Dynamic axes by the start of a value's name. transformers.js reads these names of optimum.
 _BATCH, _SOURCE, _TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
 _PAST = "past_decoder_sequence_length"
 AXES = {

@@ -91,7 +91,7 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
 
     Returns:
         The model with the search of `onmt_translate` and, from version 3 on, a tokenizer for text that is tokenized
-        already. Versions 1 and 2 save their vocabularies as objects, which are not read.
+        already. Versions 1 and 2 save their vocabularies as objects. These are not read.
     """
     path = Path(checkpoint)
     state = state_dicts.read_torch_file(path, ignored=_VOCABULARY_CLASSES)
@@ -166,14 +166,14 @@ def _search(has_vocabularies: bool) -> dict[str, Any]:
 
 
 def _vocabularies(vocab: Any) -> list[list[str]]:
-    """The tokens of source and target by id, from version 3 on; none before."""
+    """The tokens of source and target by id, or none before version 3."""
     if not isinstance(vocab, Mapping) or not all(isinstance(vocab.get(side), list) for side in ("src", "tgt")):
         return []
     return [Options(vocab, "vocab.").texts(side) for side in ("src", "tgt")]
 
 
 def special_ids(sides: list[list[str]], special: Mapping[str, str]) -> dict[str, int]:
-    """The ids of the special tokens; raises a UserError if they differ between source and target."""
+    """The ids of the special tokens. Raises a UserError if they differ between source and target."""
     ids: dict[str, int] = {}
     for side in sides:
         for name, token in special.items():

@@ -1,4 +1,4 @@
-"""The options in another toolkit's files: values of untrusted types, checked when they are read."""
+"""The options in a toolkit's files: values of untrusted types, checked when they are read."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _MAX_BITS = 63  # of a whole number
 
 
 class Options:
-    """Named options; a value that is None counts as missing.
+    """Named options. A value that is None counts as missing.
 
     Args:
         values: from a name to a value of any type.
@@ -29,7 +29,7 @@ class Options:
         return self.values.get(name) is not None
 
     def section(self, name: str) -> "Options":
-        """The options under this name; none if it is missing."""
+        """The options under this name, or none if it is missing."""
         values = self.values.get(name)
         if values is not None and not isinstance(values, Mapping):
             raise self.error(name, "options are needed, not one value")
@@ -57,14 +57,14 @@ class Options:
         return self._read(name, default, str, "text is needed")
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts; none if it is missing."""
+        """A list of texts, or none if it is missing."""
         values = self._read(name, [], (list, tuple), "a list is needed")
         if not all(isinstance(value, str) for value in values):
             raise self.error(name, "a list of texts is needed")
         return list(values)
 
     def refuse(self, unsupported: Unsupported, neutral: tuple = (None, "")) -> None:
-        """Raise a UserError for an option of another architecture; `neutral` values count as missing."""
+        """Raise a UserError for an option of another architecture. `neutral` values count as missing."""
         for name, (supported, reason) in unsupported.items():
             if self.values.get(name, supported[0]) not in (*supported, *neutral):
                 raise self.error(name, f"such a model {reason}")

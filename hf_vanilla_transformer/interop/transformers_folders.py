@@ -50,7 +50,7 @@ class PeerFolder(NamedTuple):
 
 
 def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> PeerFolder:
-    """Configuration, weights and generation settings; no code of the folder is run."""
+    """Configuration, weights and generation settings. No code of the folder is run."""
     folder = Path(source)
     values = _read_config(folder, config_class.model_type)
     file = folder / "generation_config.json"
@@ -147,7 +147,7 @@ def _untied(peer: PeerFolder, output: str) -> tuple[dict[str, Tensor], list[str]
 
 
 def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
-    """The model in a folder, complete and on the CPU; no code of the folder is run."""
+    """The model in a folder, complete and on the CPU. No code of the folder is run."""
     folder = Path(source)
     values = _read_config(folder, model_class.config_class.model_type)
     with reading_weights(folder):
@@ -188,7 +188,7 @@ def _numbers(file: Path) -> int:
 def load_tokenizer(
     class_name: str, source: str | Path, files: tuple[str, ...], library: str
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder, of a class of transformers; None if none of its files exist.
+    """The tokenizer in a folder, of a class of transformers. None if none of its files exist.
 
     Args:
         class_name: the class.
@@ -222,10 +222,10 @@ def check_generation_config(generation_config: GenerationConfig) -> None:
 
 
 def set_generation_config(model: VanillaTransformerForConditionalGeneration, settings: Mapping[str, Any]) -> None:
-    """Let `model` generate with another toolkit's settings, under Hugging Face's names.
+    """Let `model` generate with a peer's settings, under Hugging Face's names.
 
     Args:
-        settings: arguments of a `GenerationConfig`; `unk_token_id` is ignored. The defaults are one beam, the score
+        settings: arguments of a `GenerationConfig`. `unk_token_id` is ignored. The defaults are one beam, the score
             log P / length, and translations of at most 50 tokens more than the source.
     """
     no_settings = ("_", "transformers_version", "unk_token_id")

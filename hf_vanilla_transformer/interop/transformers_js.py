@@ -190,7 +190,7 @@ def _trace(
 
 
 def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
-    """Add the projections of the encoder's output to the decoder, for the first step; later steps use the cache.
+    """Add the projections of the encoder's output to the decoder, for the first step. Later steps use the cache.
 
     `use_cache_branch` chooses, as in the graphs that optimum merges: If(use_cache_branch, cached, projected).
     """

@@ -24,7 +24,7 @@ PRETOKENIZED = "it takes text that is tokenized already, with spaces between tok
 
 
 def ids_by_token(tokens: Sequence[str], origin: object = "the vocabulary") -> dict[str, int]:
-    """The id of each token; raises a UserError if one occurs twice."""
+    """The id of each token. Raises a UserError if one occurs twice."""
     ids = {token: number for number, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         twice = next(token for number, token in enumerate(tokens) if ids[token] != number)
@@ -33,7 +33,7 @@ def ids_by_token(tokens: Sequence[str], origin: object = "the vocabulary") -> di
 
 
 def require_size(tokens: list[str], size: int, file: Path) -> list[str]:
-    """Return `tokens` if the model has as many; otherwise raise a UserError."""
+    """Return `tokens` if the model has as many, or raise a UserError."""
     if len(tokens) != size:
         raise UserError(f"{file}: {len(tokens)} tokens with the special ones, but the model has {size}")
     return tokens
@@ -45,7 +45,7 @@ def whitespace_tokenizers(
     origins: Sequence[object] = ("the vocabulary",) * 2,
     lowercase: Sequence[bool] = (False, False),
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
-    """Tokenizers of source and target for text that is tokenized already; one object if both are the same.
+    """Tokenizers of source and target for text that is tokenized already, one object if both are the same.
 
     Args:
         sides: the tokens of source and target, by id.
@@ -77,7 +77,7 @@ def _whitespace_tokenizer(
 def sentencepiece_tokenizer(
     spm_models: Sequence[Path], sides: Sequence[Sequence[str]], special: Mapping[str, str]
 ) -> PreTrainedTokenizerBase:
-    """A `MarianTokenizer` for raw text, with the ids of another toolkit.
+    """A `MarianTokenizer` for raw text, with the ids of the toolkit.
 
     Args:
         spm_models: SentencePiece models of source and target.
@@ -165,7 +165,7 @@ def _merges(codes: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text; raises a UserError if it is missing or not UTF-8."""
+    """The lines of a UTF-8 text. Raises a UserError if it is missing or not UTF-8."""
     try:
         return require_file(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
