@@ -137,8 +137,8 @@ class KeptTensors(torch.autograd.Function):
 class UnreadLogits:
     """Logits (B, T, V) of a training step that are computed if somebody reads them. The fused loss does not.
 
-    `VanillaTransformerOutput` computes them at the first access. `dtype` and `float()` are for accelerate, which
-    converts the outputs of a step in half precision to float32 and thereby must not compute them.
+    `VanillaTransformerTrainingOutput` computes them at the first access. `dtype` and `float()` are for accelerate, and
+    convert the outputs of a step in half precision to float32 without computing them.
     """
 
     def __init__(self, states: Tensor, lm_head: nn.Linear):
@@ -168,12 +168,17 @@ class UnreadLogits:
 
 @dataclass
 class VanillaTransformerOutput(Seq2SeqLMOutput):
-    """`Seq2SeqLMOutput`, and while training the loss without smoothing: `nll_loss`, a scalar without a gradient.
-
-    While training, `logits` are computed at the first access by name, key or index.
-    """
+    """`Seq2SeqLMOutput`, and while training the loss without smoothing: `nll_loss`, a scalar without a gradient."""
 
     nll_loss: Tensor | None = None
+
+
+@dataclass
+class VanillaTransformerTrainingOutput(VanillaTransformerOutput):
+    """An output with `UnreadLogits`, computed at the first access by name, key or index.
+
+    A class of its own, because torch.compile cannot trace one that intercepts access.
+    """
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -298,16 +303,17 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         )
         logits: Any = None
         loss = nll_loss = None
+        output_class = VanillaTransformerOutput
         states = outputs.last_hidden_state  # (B, T, D)
         if labels is None or not self._can_skip_logits(states, skip_logits):
             logits = self.lm_head(states)  # (B, T, V)
         if labels is not None:
             loss, nll_loss = self._losses(states, logits, labels, num_items_in_batch, objective)
             if logits is None and skip_logits is None:
-                logits = UnreadLogits(states, self.lm_head)
+                logits, output_class = UnreadLogits(states, self.lm_head), VanillaTransformerTrainingOutput
         fields = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         nll_loss = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
-        return VanillaTransformerOutput(loss=loss, logits=logits, nll_loss=nll_loss, **fields)
+        return output_class(loss=loss, logits=logits, nll_loss=nll_loss, **fields)
 
     def _can_skip_logits(self, states: Tensor, skip_logits: bool | None) -> bool:
         # Without a gradient there is no fused backward pass to gain from.

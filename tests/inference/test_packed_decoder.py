@@ -53,7 +53,9 @@ class Walk:
         if prefix > 1:
             decoder.prefill(tokens[:, :-1])
         limits, penalties = torch.full((batch,), capacity), torch.ones(capacity + 1)
-        self.state = BeamState.start(tokens, limits, decoder.initial_beams, beams, penalties)
+        self.state = BeamState.start(
+            tokens, limits, torch.full_like(limits, beams), decoder.initial_beams, beams, penalties
+        )
 
     def steps(self, count: int) -> list[Tensor]:
         """The logits (B, K, V) of so many steps."""

@@ -324,7 +324,7 @@ def test_interrupted_file_translation_resumes(run, model_folder, tmp_path, monke
     command = ("--model", model_folder, "--input", source, "--output", output, "--batch_size", 1)
     status, printed, errors = run(*command, "--max_new_tokens", 3)
     assert (status, printed, output.exists()) == (130, b"", False)
-    assert errors.startswith("error: interrupted; ")
+    assert errors.startswith("error: interrupted")
     # max_tokens_per_batch may change
     assert run(*command, "--max_new_tokens", 3, "--max_tokens_per_batch", 7)[0] == 0
     monkeypatch.undo()
