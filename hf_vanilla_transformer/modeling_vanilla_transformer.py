@@ -267,7 +267,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
         Args:
             labels: (B, T), -100 for padding. The decoder reads them shifted right, unless it is given other inputs.
-            num_items_in_batch: target tokens of the whole update (`Trainer` passes it), see `translation_loss`.
+            num_items_in_batch: target tokens of the whole update, passed by `Trainer`. See `translation_loss`.
             skip_logits: True computes the loss without the (B, T, V) logits, in a fraction of their time and memory.
                 None does so while training, and computes logits if they are read. False computes them at once, and
                 so does a call without labels, or a model whose output layer has a hook, an adapter or another class.

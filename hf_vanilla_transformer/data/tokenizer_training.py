@@ -10,7 +10,7 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -235,3 +235,17 @@ def _load(directory: str | Path) -> PreTrainedTokenizerBase:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"no tokenizer in {str(directory)!r}: {reason}") from error
+
+
+def tokenizer_digest(tokenizers: Sequence[PreTrainedTokenizerBase]) -> str:
+    """Digest of the effect of tokenizers on text. It survives saving, loading and use."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tokenizer in dict.fromkeys(tokenizers):
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        content: Any = sorted(tokenizer.get_vocab().items())
+        if backend is not None:
+            described = json.loads(backend.to_str())
+            described["model"].pop("dropout", None)
+            content = [content, *(described[name] for name in ("normalizer", "pre_tokenizer", "model"))]
+        digest.update(json.dumps(content, sort_keys=True).encode())
+    return digest.hexdigest()

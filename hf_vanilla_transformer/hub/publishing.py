@@ -50,7 +50,7 @@ def prepared_files(
     Args:
         folder: the folder of a model or of a peft adapter. It is not modified.
         repo_id: the model's name on the Hub, for the card's usage code.
-        include: additional files, see `choose_files`.
+        include: additional files. See `choose_files`.
         max_shard_size: split larger weights into shards, such as 5GB. None uploads them unchanged.
         license: the id of the model's license on the Hub, for the card.
         base_model: the name on the Hub of an adapter's base model.

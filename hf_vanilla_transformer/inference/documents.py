@@ -165,9 +165,9 @@ def translate_documents(
     A sentence that is longer than any in training is logged as a warning.
 
     Args:
-        language: of the text, for its sentences, see `sentence_splitter`.
+        language: of the text. Its rules split the sentences (`sentence_splitter`).
         first_line: the line number of the first line, for messages.
-        target_language: of the translations, for the space between sentences, see `join_text`.
+        target_language: of the translations. It decides the space between sentences (`join_text`).
         settings: as in `Translator.translate`.
 
     Returns:

@@ -45,7 +45,7 @@ def translated_lines(
             number gives one line per hypothesis: `i ||| text ||| score`, or `i ||| text ||| score ||| alignment`,
             where i counts the sentences from 0.
         probabilities: adds " ||| " and each token with its probability, as in `Ġhouse:0.9876 </s>:0.9912`.
-        paragraphs: the language of lines that are paragraphs, to be split into sentences, see `translate_documents`.
+        paragraphs: the language of lines that are paragraphs. `translate_documents` splits them into sentences.
             None takes each line as one sentence.
         others: as in `Translator.translate_nbest`.
 

@@ -6,8 +6,9 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
+from ..data.tokenizer_training import tokenizer_digest
 from .translator import Translator
 
 #: Fields of a configuration that do not change the outputs of a model.
@@ -22,8 +23,9 @@ def translator_fingerprint(translator: Translator) -> str:
     digest = blake2b(digest_size=16)
     for model in translator.models:
         _add_model(digest, model)
-    for tokenizer in (translator.source_tokenizer, translator.target_tokenizer):
-        digest.update(_description(tokenizer).encode())
+    tokenizers = translator.source_tokenizer, translator.target_tokenizer
+    special_ids = [tokenizer.all_special_ids for tokenizer in tokenizers]
+    digest.update(json.dumps([tokenizer_digest(tokenizers), special_ids]).encode())
     return digest.hexdigest()
 
 
@@ -43,9 +45,3 @@ def _add_model(digest: Any, model: PreTrainedModel) -> None:
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-
-
-def _description(tokenizer: PreTrainedTokenizerBase) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
-    return json.dumps([type(tokenizer).__name__, content, tokenizer.all_special_ids])

@@ -151,7 +151,7 @@ def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceId
 
     Args:
         model: is not changed.
-        ids: the ids of the source, see `joint_tokenizer`.
+        ids: the ids of the source, from `joint_tokenizer`.
     """
     onnx_ir = require_onnx()
     function, layers = model.config.activation_function, model.config.decoder_layers

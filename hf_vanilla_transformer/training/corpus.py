@@ -27,6 +27,7 @@ from ..data import (
 )
 from ..data.batching import pair_lengths
 from ..data.corpora import REPORTED_LINES, describe_dropped
+from ..data.tokenizer_training import tokenizer_digest
 from ..errors import UserError
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
@@ -127,7 +128,7 @@ def choose_tokenizers(
     """Load the tokenizers, or train them on the training split. A resumed run loads them from its checkpoint."""
     if checkpoint is not None:
         tokenizers, name = load_tokenizers(checkpoint), data_args.tokenizer_name
-        if name and _digest_of(load_tokenizers(name)) != _digest_of(tokenizers):
+        if name and tokenizer_digest(load_tokenizers(name)) != tokenizer_digest(tokenizers):
             raise UserError(
                 f"tokenizer_name: {name} is not the tokenizer of {checkpoint} that a resumed run keeps: "
                 "leave it out, or start a new run"
@@ -297,7 +298,7 @@ def data_facts(corpus: Corpus, data_args: DataArguments, args: RunArguments) -> 
 
 def tokenizer_facts(tokenizers: Tokenizers, model_args: Any, data_args: DataArguments) -> dict[str, Any]:
     """A digest of the tokenizers, and the settings of their training. A resumed run ignores those settings."""
-    facts: dict[str, Any] = {"tokenizer": _digest_of(tokenizers)}
+    facts: dict[str, Any] = {"tokenizer": tokenizer_digest(tokenizers)}
     if not data_args.tokenizer_name:
         facts["vocab_size"] = model_args.vocab_size
         for name in ("separate_vocabularies", "min_frequency", "lowercase"):
@@ -330,18 +331,4 @@ def _digest_of_stream(data_args: DataArguments) -> str:
             for start in (0, max(0, size - _END_READ)):
                 handle.seek(start)
                 digest.update(handle.read(_END_READ))
-    return digest.hexdigest()
-
-
-def _digest_of(tokenizers: Tokenizers) -> str:
-    """A digest of the tokenizers' effect on text. It survives saving and loading."""
-    digest = hashlib.blake2b(digest_size=8)
-    for tokenizer in dict.fromkeys(tokenizers):
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        content: Any = sorted(tokenizer.get_vocab().items())
-        if backend is not None:
-            described = json.loads(backend.to_str())
-            described["model"].pop("dropout", None)
-            content = [content, *(described[name] for name in ("normalizer", "pre_tokenizer", "model"))]
-        digest.update(json.dumps(content, sort_keys=True).encode())
     return digest.hexdigest()

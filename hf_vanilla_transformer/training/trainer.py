@@ -180,7 +180,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return leave_signals_to_main_process(loader)
 
     def _rounding(self) -> dict[str, Any]:
-        """The arguments of `collate_batches` that round the shapes of batches, see `ReleaseFreeMemory`."""
+        """The arguments of `collate_batches` that round the shapes of batches. See `ReleaseFreeMemory`."""
         config, args = self.model.config, self.args
         has_limit = config.position_encoding_type == "learned"  # padding must not pass max_position_embeddings
         rounds = args.bf16 and args.device.type == "cpu" and not has_limit

@@ -221,6 +221,13 @@ def test_chunks_of_another_model_are_refused(
     assert output.read_text(encoding="utf-8") == expected(translator)
 
 
+def test_fingerprint_survives_the_use_of_the_tokenizer(folder: Path) -> None:
+    translator = Translator.from_pretrained(folder, "cpu")
+    before = translator_fingerprint(translator)
+    translator.source_tokenizer(["one", "two hundred"], padding=True, truncation=True, max_length=3)
+    assert translator_fingerprint(translator) == before
+
+
 def test_moved_model_resumes(translator: Translator, folder: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(folder, tmp_path / "moved")
     assert translator_fingerprint(Translator.from_pretrained(moved, "cpu")) == translator_fingerprint(translator)
