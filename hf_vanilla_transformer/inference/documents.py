@@ -220,7 +220,9 @@ def too_long(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> li
 
 
 def card_languages(folder: Path) -> list[str]:
-    """`language` of the metadata in a model card: source and target in the cards of this package.
+    """Read the languages in the metadata of a model card: source and target in the cards of this package.
+
+    `language_bcp47` has the codes with their subtags, such as pt-BR, that the Hub refuses in `language`.
 
     Returns:
         An empty list if there is no card, or no list of languages in it.
@@ -230,5 +232,6 @@ def card_languages(folder: Path) -> list[str]:
         metadata = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
-    languages = metadata.get("language") if isinstance(metadata, dict) else None
+    metadata = metadata if isinstance(metadata, dict) else {}
+    languages = metadata.get("language_bcp47") or metadata.get("language")
     return [str(code) for code in languages] if isinstance(languages, list) else []

@@ -13,6 +13,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub import CardFacts, write_model_card
+from hf_vanilla_transformer.inference.documents import card_languages
 
 BLEU_SIGNATURE = "BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 CHRF_SIGNATURE = "chrF2|nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
@@ -308,3 +309,9 @@ def test_only_language_codes_become_metadata(tmp_path):
     assert (data["language"], data["language_bcp47"]) == (["pt"], ["pt-BR"])
     assert "from `english` to `pt-BR`" in path.read_text(encoding="utf-8")
     assert "language_bcp47" not in write_model_card(tmp_path, full_facts()).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("languages", [("en", "de"), ("pt-BR", "pt-PT"), ("en", "zh-Hans"), ("sr-Latn", "en")])
+def test_languages_are_read_from_the_card_as_they_were_given(languages, tmp_path):
+    write_model_card(tmp_path, CardFacts("x", languages=languages))
+    assert card_languages(tmp_path) == list(languages)
