@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,12 @@ from ..data import (
 )
 from ..data.batching import pair_lengths
 from ..data.corpora import REPORTED_LINES, describe_dropped
+from ..data.inputs import DISTILLED
 from ..data.tokenizer_training import tokenizer_digest
 from ..errors import UserError
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
+from .held_out import count_overlap, hold_out
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
 SPLITS = ("train", "validation", "test", "base_test")
@@ -41,10 +43,35 @@ _END_READ = 1 << 20  # bytes at each end of a streamed file
 
 @dataclass
 class Corpus:
-    """Sentence pairs by split, and a report on the rows that were dropped."""
+    """Sentence pairs by split, and a report on the rows that were dropped.
+
+    Attributes:
+        selected: for a split that does not consist of all rows, their number and a digest of the row numbers.
+    """
 
     pairs: dict[str, Dataset | IterableDataset]
     reports: dict[str, PairReport | MixtureReport]
+    selected: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def select(self, split: str, pairs: Dataset, rows: np.ndarray) -> None:
+        """Let a split consist of some rows of `pairs`."""
+        known = f"{self.selected.get(split)} {len(pairs)} ".encode()
+        digest = hashlib.blake2b(known + rows.astype("<i8").tobytes(), digest_size=16).hexdigest()
+        self.pairs[split], self.selected[split] = pairs.select(rows), (len(rows), digest)
+
+    def fingerprint(self, split: str) -> str:
+        """Hash of the pairs of a split, or "" if they have not been read."""
+        report = self.reports.get(split) or self.reports.get("train")  # held-out pairs have no report
+        fingerprint = report.fingerprint if report is not None else ""
+        if fingerprint and split in self.selected:
+            return hashlib.blake2b(f"{fingerprint} {self.selected[split]}".encode(), digest_size=16).hexdigest()
+        return fingerprint
+
+    def summary(self, split: str) -> str:
+        """The report of a split, after the number of its pairs if it does not consist of all that were kept."""
+        report, (count, _) = self.reports.get(split), self.selected.get(split, (None, ""))
+        parts = [f"{count:,} pairs"] if count is not None and (not report or count != sum(_table_rows(report))) else []
+        return "; ".join(parts + ([report.summary()] if report else []))
 
 
 def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
@@ -76,26 +103,65 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         )
         if not streaming:
             print_main(f"{split}: {report.summary()}")
-        corpus.pairs[split], corpus.reports[split] = _first(pairs, split, data_args), report
+        corpus.pairs[split], corpus.reports[split] = pairs, report
+        _limit(corpus, split, data_args)
     if data_args.held_out_pairs and "validation" not in corpus.pairs:
-        _hold_out(corpus, data_args.held_out_pairs, args.seed)
+        _hold_out(corpus, data_args, args.seed)
     if data_args.bidirectional:
         for split in corpus.pairs.keys() & {"train", "validation"}:
             corpus.pairs[split] = corpus.pairs[split].map(both_directions, batched=True)
+    train = corpus.pairs["train"]
+    for split, pairs in corpus.pairs.items():
+        if split != "train" and isinstance(train, Dataset) and (count := count_overlap(pairs, train)):
+            print_main(
+                f"warning: {count:,} of {len(pairs):,} {split} pairs have a source that is trained on, "
+                "so that their scores are too high"
+            )
     return corpus
 
 
-def _hold_out(corpus: Corpus, count: int, seed: int) -> None:
+def _limit(corpus: Corpus, split: str, data_args: DataArguments) -> None:
+    """Keep the first pairs of a split. Validation is limited after it is encoded."""
+    limit, pairs = getattr(data_args, _LIMITS[split]) if split in _LIMITS else None, corpus.pairs[split]
+    if limit is None:
+        return
+    if isinstance(pairs, IterableDataset):
+        corpus.pairs[split] = pairs.take(limit)
+    elif limit < len(pairs):
+        corpus.select(split, pairs, _limited_rows(corpus.reports[split], limit)[0])
+
+
+def _table_rows(report: PairReport | MixtureReport) -> list[int]:
+    """The number of rows of each input in the table of a split."""
+    if isinstance(report, PairReport):
+        return [report.kept]
+    return [part.kept * weight for part, weight in zip(report.parts, report.weights, strict=True)]
+
+
+def _limited_rows(report: PairReport | MixtureReport, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a split with a limit, the first of each input in its share, and the number of the input of each."""
+    parts = np.array(_table_rows(report))
+    ends = np.cumsum(parts)
+    shares = np.diff(ends * min(limit or ends[-1], ends[-1]) // ends[-1], prepend=0)
+    inputs = np.repeat(np.arange(len(shares)), shares)
+    starts = (ends - parts) - (np.cumsum(shares) - shares)
+    return np.arange(len(inputs)) + starts[inputs], inputs
+
+
+def _hold_out(corpus: Corpus, data_args: DataArguments, seed: int) -> None:
     """Move pairs of the training split, drawn by seed, to the validation split."""
-    train = corpus.pairs["train"]
+    train, count = corpus.pairs["train"], data_args.held_out_pairs
     if isinstance(train, IterableDataset):
         raise UserError(f"held_out_pairs: {count}: a stream has no length; give validation data")
-    count = min(count, len(train) // 10)
-    if count == 0:
-        raise UserError(f"held_out_pairs: {len(train)} pairs to train on are too few; give validation data")
-    parts = train.train_test_split(test_size=count, seed=seed)
-    corpus.pairs["train"], corpus.pairs["validation"] = (parts[name] for name in ("train", "test"))
-    print_main(f"validation: {count:,} pairs held out of the training data")
+    names = [tuple(file.name for file in each.files) for each in split_inputs(data_args, "train")]
+    _, inputs = _limited_rows(corpus.reports["train"], data_args.max_train_samples)
+    distilled = np.array([each == DISTILLED for each in names])[inputs]
+    kept, drawn = hold_out(train, count, seed, distilled, data_args.bidirectional)
+    corpus.select("train", train, kept)
+    corpus.select("validation", train, drawn)
+    left_out = len(train) - len(kept) - len(drawn)
+    others = f"; {left_out:,} other pairs with their sentences left out of training" if left_out else ""
+    print_main(f"validation: {len(drawn):,} pairs held out of the training data{others}")
 
 
 def both_directions(batch: dict[str, list]) -> dict[str, list]:
@@ -106,14 +172,6 @@ def both_directions(batch: dict[str, list]) -> dict[str, list]:
         "source": [*batch["source"], *batch["target"]],
         "target": [*batch["target"], *batch["source"]],
     }
-
-
-def _first(pairs: Any, split: str, data_args: DataArguments) -> Any:
-    """The first pairs of a split with a limit. Validation is limited after it is encoded."""
-    limit = getattr(data_args, _LIMITS[split]) if split in _LIMITS else None
-    if limit is None:
-        return pairs
-    return pairs.take(limit) if isinstance(pairs, IterableDataset) else pairs.select(range(min(limit, len(pairs))))
 
 
 def split_inputs(data_args: DataArguments, split: str) -> list[Input]:
@@ -138,19 +196,15 @@ def choose_tokenizers(
         tokenizers = load_tokenizers(data_args.tokenizer_name)
     else:
         size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
-        train, report = corpus.pairs["train"], corpus.reports.get("train")
+        train = corpus.pairs["train"]
         # The fingerprint keys the tokenizer cache. A stream has none before it has been read.
-        fingerprint = report.fingerprint if report is not None and not data_args.streaming else ""
+        fingerprint = "" if data_args.streaming else corpus.fingerprint("train")
 
         def learn(*columns: str) -> PreTrainedTokenizerBase:
             # Read in batches: row by row, a million rows take 20 s.
             batches = ((column, train.select_columns([column]).iter(_ROWS_READ)) for column in columns)
             texts = (text for column, rows in batches for batch in rows for text in batch[column])
-            content = (
-                f"{fingerprint} {' '.join(columns)} {data_args.max_train_samples} {len(train)}"
-                if fingerprint
-                else None
-            )
+            content = f"{fingerprint} {' '.join(columns)} {len(train)}" if fingerprint else None
             return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase, content)
 
         if data_args.separate_vocabularies:
@@ -208,7 +262,7 @@ def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | N
     if isinstance(report, PairReport):  # for the model card
         report.kept -= len(lines)
         report.dropped[reason], report.first_lines[reason] = len(lines), lines[:REPORTED_LINES]
-    corpus.pairs[split] = corpus.pairs[split].select(short)
+    corpus.select(split, corpus.pairs[split], short)
     return encoded.select(short)
 
 
@@ -307,10 +361,10 @@ def tokenizer_facts(tokenizers: Tokenizers, model_args: Any, data_args: DataArgu
 
 
 def _digest_of_split(corpus: Corpus, data_args: DataArguments, split: str) -> str:
-    pairs, report = corpus.pairs[split], corpus.reports.get(split)
+    pairs = corpus.pairs[split]
     if isinstance(pairs, IterableDataset):
         return f"a stream with digest {_digest_of_stream(data_args)}"
-    fingerprint = report.fingerprint if report is not None else ""
+    fingerprint = corpus.fingerprint(split)
     if not fingerprint:
         digest = hashlib.blake2b(digest_size=16)
         for batch in pairs.select_columns(["source", "target"]).iter(_ROWS_READ):

@@ -1,0 +1,71 @@
+"""Validation pairs drawn from the training data, and the overlap of evaluation data with it.
+
+Sentences that differ only in case, white space or the composition of their characters count as the same.
+"""
+
+import unicodedata
+from collections.abc import Iterator
+
+import numpy as np
+from datasets import Dataset
+
+from ..errors import UserError
+
+_ROWS_READ = 1000
+
+
+def _keys(pairs: Dataset, column: str) -> Iterator[int]:
+    """One number for each sentence, the same for sentences that count as the same."""
+    for batch in pairs.select_columns([column]).iter(_ROWS_READ):
+        for text in batch[column]:
+            yield hash(" ".join(unicodedata.normalize("NFKC", text).casefold().split()))
+
+
+def _key_array(pairs: Dataset, column: str) -> np.ndarray:
+    return np.fromiter(_keys(pairs, column), np.int64, len(pairs))
+
+
+def hold_out(
+    pairs: Dataset, count: int, seed: int, distilled: np.ndarray, bidirectional: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw validation pairs by distinct source, and leave out of training every pair that would give them away.
+
+    Those are all pairs with a held-out source, in a distilled input also those with a held-out target (of a
+    back-translation), and for training in both directions all pairs with a held-out sentence on either side.
+
+    Args:
+        pairs: the N training pairs, with copies of those that have a weight.
+        count: number of validation pairs, at most a tenth of the sources that can be drawn.
+        distilled: (N,), true for translations by a model. They are not drawn.
+
+    Returns:
+        Row numbers of the training pairs and of the validation pairs, in the order of `pairs`.
+
+    Raises:
+        UserError: too few sources can be drawn, or nothing would be left to train on.
+    """
+    sources, targets = (_key_array(pairs, column) for column in ("source", "target"))
+    rows = np.flatnonzero(~distilled)
+    first = np.sort(rows[np.unique(sources[rows], return_index=True)[1]])
+    count = min(count, len(first) // 10)
+    if count == 0:
+        raise UserError(
+            f"held_out_pairs: {len(first)} distinct sources that no model translated are too few; give validation data"
+        )
+    drawn = np.sort(np.random.default_rng(seed).choice(first, count, replace=False))
+    known = np.isin(sources, sources[drawn]) | (distilled & np.isin(targets, targets[drawn]))
+    if bidirectional:
+        sentences = np.concatenate([sources[drawn], targets[drawn]])
+        known |= np.isin(sources, sentences) | np.isin(targets, sentences)
+    kept = np.flatnonzero(~known)
+    if not len(kept):
+        raise UserError("held_out_pairs: every pair shares a sentence with the validation pairs; give validation data")
+    return kept, drawn
+
+
+def count_overlap(pairs: Dataset, train: Dataset) -> int:
+    """Number of pairs whose source occurs among the sources of the training data."""
+    keys = _key_array(pairs, "source")
+    evaluated = set(keys.tolist())
+    seen = {key for key in _keys(train, "source") if key in evaluated}
+    return int(np.isin(keys, np.array(sorted(seen), np.int64)).sum())

@@ -1,0 +1,138 @@
+"""Held-out validation pairs: no source of them is trained on, whatever the mixture, and overlap is reported."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
+from hf_vanilla_transformer.training.corpus import choose_tokenizers, load_corpus
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from tests.trainer_helpers import as_flags
+
+VARIANTS = [str, str.upper, lambda text: f" {text}  ", lambda text: text.replace(" ", "\u00a0"), str.title]
+
+
+def key(text):
+    return " ".join(text.lower().split())
+
+
+def load(**flags):
+    model_args, data_args, args = parse_recipe(as_flags({"output_dir": "unused", "vocab_size": 260, **flags}))
+    return load_corpus(data_args, args), model_args, data_args
+
+
+def write(folder, name, pairs, distilled=False):
+    """Two files of parallel text, or the folder that `distil` would write."""
+    if distilled:
+        folder, names = folder / name, (SOURCE, TARGET)
+        folder.mkdir()
+    else:
+        names = (f"{name}.en", f"{name}.de")
+    for side, file in enumerate(names):
+        (folder / file).write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    return [str(folder)] if distilled else [str(folder / file) for file in names]
+
+
+@st.composite
+def mixtures(draw):
+    """Inputs of (kind, pairs, weight) in which sources repeat, also in other spellings."""
+    inputs = []
+    for number in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(["human", "human", "teacher", "back"])) if number else "human"
+        rows = draw(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(VARIANTS)), min_size=12, max_size=40))
+        pairs = []
+        for item, variant in rows:
+            source, target = variant(f"text {item}"), variant(f"reference {item} {draw(st.integers(0, 1))}")
+            if kind == "teacher" and draw(st.booleans()):  # else a reference that `distil --references` adds
+                target = f"teacher {item}"
+            if kind == "back":
+                source = f"teacher {target}"
+            pairs.append((source, target))
+        inputs.append((kind, pairs, draw(st.integers(1, 4))))
+    return inputs
+
+
+@given(mixtures(), st.integers(1, 6), st.integers(0, 3), st.booleans(), st.sampled_from([None, 25]))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_no_held_out_source_is_trained_on(tmp_path_factory, inputs, count, seed, bidirectional, limit):
+    folder, files = tmp_path_factory.mktemp("mixture"), []
+    for number, (kind, pairs, _) in enumerate(inputs):
+        files += write(folder, str(number), pairs, distilled=kind != "human")
+    flags = {"train": files, "train_weights": [weight for *_, weight in inputs], "held_out_pairs": count, "seed": seed}
+    if limit:
+        flags["max_train_samples"] = limit
+    human = [pair for kind, pairs, _ in inputs if kind == "human" for pair in pairs]
+    try:
+        corpus, *_ = load(**flags, bidirectional=bidirectional)
+    except UserError as error:
+        assert str(error).startswith("held_out_pairs")
+        assert limit or len({key(source) for source, _ in human}) < 10
+        return
+    train, validation = ([(row["source"], row["target"]) for row in corpus.pairs[split]] for split in corpus.pairs)
+    held_out = {key(source) for source, _ in validation}
+    assert validation and not held_out & {key(source) for source, _ in train}
+    forward = validation[: len(validation) // 2] if bidirectional else validation
+    assert len({key(source) for source, _ in forward}) == len(forward) <= count
+    assert set(forward) <= set(human), "never the text of a teacher"
+    references = {key(target) for _, target in forward}
+    if bidirectional:
+        assert not held_out & {key(target) for _, target in train}
+    elif not limit:  # everything else is trained on as often as before
+        expected = Counter()
+        for kind, pairs, weight in inputs:
+            for pair in pairs:
+                if key(pair[0]) not in held_out and not (kind != "human" and key(pair[1]) in references):
+                    expected[pair] += weight
+        assert Counter(train) == expected
+
+
+def test_distilled_text_alone_has_no_pairs_to_hold_out(tmp_path):
+    files = write(tmp_path, "taught", [(f"text {number}", f"Text {number}") for number in range(40)], distilled=True)
+    for train in (files, [str(tmp_path / "taught" / name) for name in (SOURCE, TARGET)]):
+        with pytest.raises(UserError, match="^held_out_pairs"):
+            load(train=train, held_out_pairs=3)
+
+
+def test_tokenizer_is_trained_on_the_split_that_is_trained_on(tmp_path):
+    pairs = [(f"{word} " * 3, f"{word[::-1]} " * 3) for word in (chr(97 + n) * (3 + n) for n in range(20))]
+    files, vocabularies = write(tmp_path, "a", pairs), []
+    for seed in (1, 2, 1, 3):
+        corpus, model_args, data_args = load(train=files, held_out_pairs=2, seed=seed, min_frequency=1)
+        model_args.vocab_size = 600
+        (tokenizer, _) = choose_tokenizers(corpus, model_args, data_args, None)
+        vocabularies.append(tokenizer.get_vocab())
+        for row in corpus.pairs["validation"]:
+            assert "Ġ" + row["source"].split()[0] not in tokenizer.get_vocab()
+    assert vocabularies[0] == vocabularies[2] != vocabularies[1] != vocabularies[3]
+
+
+def test_limit_of_training_pairs_takes_a_share_of_each_input(tmp_path):
+    files = [
+        file
+        for name, size in (("a", 30), ("b", 10))
+        for file in write(tmp_path, name, [(f"{name} {number}", "x") for number in range(size)])
+    ]
+    corpus, *_ = load(train=files, max_train_samples=8)
+    expected = [f"a {number}" for number in range(6)] + ["b 0", "b 1"]
+    assert corpus.pairs["train"]["source"][:] == expected
+    assert corpus.summary("train").startswith("8 pairs; ")
+
+
+@pytest.mark.parametrize("split", ["validation", "test", "base_test"])
+def test_overlap_of_given_evaluation_data_is_reported(tmp_path, split, capsys):
+    train = write(tmp_path, "train", [(f"text {number}", f"Text {number}") for number in range(20)])
+    known = [("TEXT 3", "x"), ("text  4", "y"), ("text 4", "z"), ("new", "w"), ("Text 5", "v")]
+    load(**{"train": train, split: write(tmp_path, "known", known)})
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1 and "4 of 5" in warnings[0] and split in warnings[0]
+    load(**{"train": train, split: write(tmp_path, "new", known[3:4])})
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_overlap_counts_both_directions(tmp_path, capsys):
+    train = write(tmp_path, "train", [(f"text {number}", f"wort {number}") for number in range(20)])
+    load(train=train, test=write(tmp_path, "test", [("wort 3", "text 3")]), bidirectional=True)
+    assert "warning: 1 of 1" in capsys.readouterr().out
