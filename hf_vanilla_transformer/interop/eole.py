@@ -25,6 +25,12 @@ SEARCH_NOTE = (
     "tokens as the source has and 5 more"
 )
 
+# Options of `eole predict` without a counterpart in `generate`, with the values that do nothing.
+DROPPED = {
+    **{"ratio": 0, "top_k": 0, "top_p": 0, "coverage_penalty": "none", "max_length_ratio": 2, "replace_unk": False},
+    **{"ignore_when_blocking": [], "optional_eos": []},
+}
+
 # eole's names of activations -> transformers' names.
 ACTIVATIONS = {
     **{name: name for name in ("relu", "gelu", "quick_gelu", "silu")},
@@ -130,16 +136,18 @@ def from_eole(source: str | Path) -> Converted:
     special = {name: specials.text(name, token) for name, token in opennmt.SPECIAL.items()}
     for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
         vocabularies.require_size(side, size, folder / "vocab.json")
-    ids = _ids(sides, special, vocabulary)
+    ids = opennmt.special_ids(sides, special)
+    ids["decoder_start_token_id"] = opennmt.start_id(vocabulary, sides[1], special)
     model = state_dicts.build_model(
         _fields(sections, config.section("training"), tensors) | tying.fields | sizes | ids,
         tensors,
         partial(state_dicts.rename, renames=RENAMES),
         tying.copies | set(filter(_NOT_WEIGHTS.fullmatch, tensors)),
     )
-    set_generation_config(model, _search(config.section("inference")) | ids)
+    inference = config.section("inference")
+    set_generation_config(model, _search(inference, ids["unk_token_id"]) | ids)
     tokenizers = opennmt.whitespace_tokenizers(sides, special)
-    return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, SEARCH_NOTE])
+    return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, SEARCH_NOTE, *inference.dropped(DROPPED)])
 
 
 def _sections(model: Options) -> dict[str, Options]:
@@ -211,22 +219,17 @@ def _of_both_stacks(sections: Mapping[str, Options], read: Callable[..., Any], n
     return encoder
 
 
-def _ids(sides: list[list[str]], special: Mapping[str, str], vocabulary: Options) -> dict[str, int]:
-    ids = opennmt.special_ids(sides, special)
-    start = vocabulary.text("decoder_start_token", special["bos_token"])
-    if start not in sides[1]:
-        raise vocabulary.error("decoder_start_token", "it is no token of tgt")
-    return {**ids, "decoder_start_token_id": sides[1].index(start)}
-
-
-def _search(inference: Options) -> dict[str, Any]:
+def _search(inference: Options, unk: int) -> dict[str, Any]:
     """The section `inference`, with the defaults of `eole predict`, under the names of `generate`."""
     beams, alpha = inference.integer("beam_size", 5, 1), float(inference.number("alpha", 1.0))
     settings: dict[str, Any] = {
         "num_beams": beams,
         "max_new_tokens": inference.integer("max_length", 250, 1),
         "min_new_tokens": inference.integer("min_length", 0, 0),
+        "no_repeat_ngram_size": inference.integer("block_ngram_repeat", 0, 0),
     }
+    if inference.flag("ban_unk_token"):
+        settings["suppress_tokens"] = [unk]
     if beams > 1:
         settings["early_stopping"] = True
     penalty = inference.text("length_penalty", "avg")

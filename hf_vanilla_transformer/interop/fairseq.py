@@ -41,6 +41,7 @@ REFUSED: Unsupported = {
 DROPPED = {
     **{"max_len_a": 0, "unkpen": 0, "match_source_len": False, "no_early_stop": False, "prefix_size": 0},
     **{"sampling": False, "diverse_beam_groups": -1, "diversity_rate": -1.0, "temperature": 1.0, "lm_weight": 0.0},
+    **{"constraints": False, "replace_unk": False, "iter_decode_with_beam": 1, "decoding_format": ""},
 }
 
 # Classes of version 0.9 and older for the progress of a training; ignored.
@@ -101,10 +102,7 @@ def from_fairseq(
     sides = _dictionaries(Path(data) if data else path.parent, task, fields)
     spm_models = sentencepiece, target_sentencepiece
     converted = _with_tokenizers(model, sides, task, codes, spm_models)
-    dropped = [name for name, neutral in DROPPED.items() if search.values.get(name) not in (None, neutral)]
-    if dropped:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in dropped)
-        converted.notes.append(f"`generate` has no {names}, so it is dropped")
+    converted.notes += search.dropped(DROPPED)
     return converted
 
 

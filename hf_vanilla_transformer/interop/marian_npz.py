@@ -59,6 +59,12 @@ REFUSED: Unsupported = {
     "transformer-pool": ((False,), "pools the encoder's states"),
 }
 
+# Options of marian-decoder without a counterpart in `generate`, with the values that do nothing.
+DROPPED = {
+    **{"word-penalty": 0, "max-length-factor": 3, "max-length": 1000, "max-length-crop": False, "shortlist": []},
+    **{"output-sampling": [], "output-approx-knn": [], "force-decode": False, "no-spm-encode": False},
+}
+
 # Options that place normalisations before each sub-layer, after it, and after each stack.
 _NORMALISATIONS = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
 _POSITIONS: dict[tuple[str, ...], str] = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
@@ -128,8 +134,7 @@ def from_marian_npz(
     set_generation_config(model, ids | _search(decoder, ids["unk_token_id"]))
     spm_models = source_sentencepiece, target_sentencepiece
     converted = _with_tokenizers(model, paths, [_with_unused(side, pad) for side in sides], spm_models)
-    if decoder.number("word-penalty", 0.0):
-        converted.notes.append("`generate` has no --word-penalty, so it is dropped")
+    converted.notes += decoder.dropped(DROPPED)
     if fields["layer_norm_position"] == "pre":
         converted.notes.append(PRE_NORM_NOTE)
     if converted.tokenizer is None and (names := _vocabulary_names(options, decoder)):

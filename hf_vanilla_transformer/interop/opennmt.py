@@ -34,6 +34,7 @@ REFUSED: Unsupported = {
     "decoder_type": (("transformer",), "is another kind of model"),
     "layer_norm": (("standard",), "has no LayerNorm (§3.1)"),
     "position_encoding": ((True,), "leaves out the positions of §3.5"),
+    "position_encoding_type": (("SinusoidalInterleaved",), "has not the positions of §3.5"),
     "max_relative_positions": ((0,), "has relative positions"),
     "self_attn_type": (("scaled-dot", "scaled-dot-flash"), "has average attention"),
     "parallel_residual": ((False,), "adds attention and feed-forward network in parallel"),
@@ -111,7 +112,10 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
         )
     sides = _vocabularies(state.get("vocab"))
     ids = _TORCHTEXT_IDS | special_ids(sides, SPECIAL)
-    ids["decoder_start_token_id"] = ids["bos_token_id"]
+    if sides:
+        ids["decoder_start_token_id"] = start_id(Options(state["vocab"], f"{path}: vocab."), sides[1], SPECIAL)
+    else:
+        ids["decoder_start_token_id"] = ids["bos_token_id"]
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(
         _fields(options, tensors) | tying.fields | sizes | ids, tensors, locate, tying.copies | tables
@@ -182,6 +186,14 @@ def special_ids(sides: list[list[str]], special: Mapping[str, str]) -> dict[str,
             if ids.setdefault(f"{name}_id", side.index(token)) != side.index(token):
                 raise UserError("vocab: the special tokens have different ids in source and target")
     return ids
+
+
+def start_id(vocabulary: Options, target: list[str], special: Mapping[str, str]) -> int:
+    """The id of the token that starts a translation. An empty one is an unknown token to the toolkits."""
+    start = vocabulary.text("decoder_start_token", special["bos_token"]) or special["unk_token"]
+    if start not in target:
+        raise vocabulary.error("decoder_start_token", "it is no token of tgt")
+    return target.index(start)
 
 
 def whitespace_tokenizers(

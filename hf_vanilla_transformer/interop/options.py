@@ -69,10 +69,18 @@ class Options:
             if self.values.get(name, supported[0]) not in (*supported, *neutral):
                 raise self.error(name, f"such a model {reason}")
 
+    def dropped(self, neutral: Mapping[str, Any]) -> list[str]:
+        """A note that names the options of a search that `generate` lacks, or no note if all have `neutral` values."""
+        changed = [name for name, value in neutral.items() if self.values.get(name) not in (None, value)]
+        names = ", ".join(self._spelt(name).rpartition(" ")[2] for name in changed)
+        return [f"`generate` has no {names}, so it is dropped"] if names else []
+
     def error(self, name: str, reason: str) -> UserError:
         """The error for the value of an option, spelt as on the command line if it is a flag there."""
-        spelt = name.replace("_", "-") if self.where.endswith("--") else name
-        return UserError(f"{self.where}{spelt}={shown(self.values.get(name))}: {reason}")
+        return UserError(f"{self._spelt(name)}={shown(self.values.get(name))}: {reason}")
+
+    def _spelt(self, name: str) -> str:
+        return self.where + (name.replace("_", "-") if self.where.endswith("--") else name)
 
     def _read(self, name: str, default: Any, kinds: type | tuple[type, ...], needed: str) -> Any:
         value = self.values.get(name)

@@ -56,7 +56,8 @@ def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> Pee
     file = folder / "generation_config.json"
     with reading_weights(folder / "config.json"):
         config = config_class.from_dict(values)
-        settings = GenerationConfig.from_model_config(config).to_diff_dict()
+        # a configuration class drops the search, which transformers before 4.26 saved in config.json only
+        settings = GenerationConfig.from_model_config({**config.to_dict(), **values}).to_diff_dict()
     if file.is_file():
         settings = read_json_object(file)
     return PeerFolder(config, require_tensors(_read_weights(folder), str(folder)), settings)

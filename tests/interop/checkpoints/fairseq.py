@@ -68,7 +68,7 @@ def save(path: Path, model: dict[str, Tensor], **options: Any) -> None:
     torch.save({"args": Namespace(**{**OPTIONS, **options}), "model": model, **extra}, path)
 
 
-def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool) -> None:
+def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool = False, **search: Any) -> None:
     """As fairseq 0.12 does: options in sections, the model's in a namespace or, for `transformer` itself, in parts."""
     options: Any = Namespace(**OPTIONS)
     if nested:
@@ -76,7 +76,7 @@ def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool) -> No
         own = {"_name": "transformer", "activation_fn": "relu", "no_scale_embedding": False, "dropout": 0.3}
         options = {**own, "encoder": side, "decoder": {**side, "input_dim": D, "output_dim": D}, "base_layers": 0}
     task = {"_name": "translation", "source_lang": "en", "target_lang": "de"}
-    search = {"beam": 7, "lenpen": 0.8, "max_len_a": 0.0, "max_len_b": 33}
+    search = {"beam": 7, "lenpen": 0.8, "max_len_a": 0.0, "max_len_b": 33, **search}
     torch.save({"args": None, "cfg": {"model": options, "task": task, "generation": search}, "model": model}, path)
 
 
