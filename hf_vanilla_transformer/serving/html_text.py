@@ -11,9 +11,9 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from html.parser import HTMLParser
 
 from ..inference.alignment import Link
+from .html_scanner import scan
 
 #: Elements that end a passage. Every other element is inline, as in HTML, also an unknown one.
 _BLOCK = frozenset(
@@ -63,52 +63,18 @@ class _Event:
     kept: bool = False  # the start tag of an element that is not translated
 
 
-class _Events(HTMLParser):
+def _events(document: str) -> Iterator[_Event]:
     """The events of a document. Their `raw` joined is the document."""
-
-    def __init__(self, document: str):
-        super().__init__(convert_charrefs=False)
-        self._starts = [0, *(match.end() for match in re.finditer("\n", document))]  # of the lines
-        self._marks: list[tuple[int, str, str, bool]] = []  # start, kind, tag, kept
-        self.feed(document)
-        self.close()
-        if document and (not self._marks or self._marks[0][0]):  # the parser skips some text
-            self._marks.insert(0, (0, "text" if not self._marks else "other", "", False))
-        ends = [start for start, *_ in self._marks[1:]] + [len(document)]
-        self.events = [
-            _Event(kind, tag, document[start:end], kept)
-            for (start, kind, tag, kept), end in zip(self._marks, ends, strict=False)
-        ]
-
-    def _add(self, kind: str, tag: str = "", kept: bool = False) -> None:
-        line, column = self.getpos()
-        self._marks.append((self._starts[line - 1] + column, kind, tag, kept))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        marked = (attributes.get("translate") or "").lower() == "no" or "notranslate" in (
-            attributes.get("class") or ""
-        ).split()
-        self._add("start", tag, tag in _KEPT or marked)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._add("other" if tag in _BLOCK else "point", tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._add("end", tag)
-
-    def handle_data(self, _: str) -> None:
-        self._add("text")
-
-    handle_entityref = handle_charref = handle_data  # type: ignore[assignment]
-
-    def handle_comment(self, _: str) -> None:
-        self._add("point")
-
-    def handle_decl(self, _: str) -> None:
-        self._add("other")
-
-    handle_pi = unknown_decl = handle_decl  # type: ignore[assignment]
+    for kind, tag, raw, attributes in scan(document):
+        if kind == "start":
+            marked = attributes.get("translate", "").lower() == "no" or "notranslate" in (
+                attributes.get("class", "").split()
+            )
+            yield _Event(kind, tag, raw, tag in _KEPT or marked)
+        elif kind == "empty":
+            yield _Event("other" if tag in _BLOCK else "point", tag, raw)
+        else:
+            yield _Event("point" if kind == "comment" else kind, tag, raw)
 
 
 @dataclass
@@ -155,7 +121,7 @@ def split_html(document: str) -> list["str | Passage"]:
     """Split a document into verbatim markup and passages to translate."""
     pieces: list[str | Passage] = []
     run: list[_Event] = []
-    for event in _with_kept_elements_whole(_Events(document).events):
+    for event in _with_kept_elements_whole(list(_events(document))):
         if event.kind in ("text", "point") or (event.kind != "other" and event.tag not in _BLOCK):
             run.append(event)
             continue

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_vanilla_transformer.serving.html_scanner import scan
 from hf_vanilla_transformer.serving.html_text import Passage, TranslatedPart, join_html, split_html
 
 PAGE = """<!DOCTYPE html><!-- a < b --><p class="x">Hello <b>big <i>red</i></b> <a href="?a&amp;b">world</a>!<br>
@@ -161,3 +162,59 @@ def test_any_text_is_taken_as_html(document: str) -> None:
     for each in passages(pieces):
         assert each.text.strip() == each.text.strip(" ") or "\u00a0" in each.text
     assert all(piece in document for piece in pieces if isinstance(piece, str))
+
+
+class _Judge(HTMLParser):
+    """The tags and comments of a document, by Python's parser."""
+
+    def __init__(self, document: str):
+        super().__init__()
+        self.found: list[tuple] = []
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.found.append(("start", tag, {name: value or "" for name, value in reversed(attrs)}))
+
+    def handle_startendtag(self, tag: str, attrs: list) -> None:
+        self.found.append(("empty", *_start(tag, attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.found.append(("end", tag, {}))
+
+    def handle_comment(self, data: str) -> None:
+        self.found.append(("comment", "", {}))
+
+
+def _start(tag: str, attrs: list) -> tuple:
+    return tag, {name: value or "" for name, value in reversed(attrs)}
+
+
+_attribute = st.sampled_from([" a", " B=1", ' c = "x>y"', " d='<q>'", "\ne=", " translate=no", "/"]).filter(str)
+_tags = st.builds(
+    lambda opening, tag, attributes, closing: opening + tag + "".join(attributes) + closing,
+    st.just("<"),
+    st.sampled_from(["p", "B", "my-word", "br", "h1"]),
+    st.lists(_attribute, max_size=3),
+    st.sampled_from([">", " >", "/>", " />"]),
+)
+_other = st.sampled_from(
+    ["</p>", "</B >", "<!-- <b> -->", "<!DOCTYPE html>", "a < b", " x &amp; y ", "<script>if (a<b) '</p>'</script>"]
+)
+
+
+@given(st.lists(_tags | _other, max_size=8).map("".join))
+def test_scanner_finds_the_tags_of_the_parser(document: str) -> None:
+    tokens = list(scan(document))
+    assert "".join(token.raw for token in tokens) == document
+    found = [(kind, tag, attributes) for kind, tag, _, attributes in tokens if kind not in ("text", "other")]
+    assert found == _Judge(document).found
+
+
+@pytest.mark.parametrize(
+    "unit", ["<a ", '<a b="', "<a b='\"", "<!--", "<![CDATA[", "</", "<?", "<title>", "<", "<b>&"]
+)
+@pytest.mark.parametrize("end", ["", 'x=">'])
+def test_malformed_documents_are_split_in_linear_time(unit: str, end: str) -> None:
+    document = unit * 200_000 + end  # hours, if the time were quadratic
+    assert "".join(token.raw for token in scan(document)) == document

@@ -1,0 +1,88 @@
+"""Split HTML into tags, comments and text, in time linear in its length, with the rules of the standard's tokenizer.
+
+`html.parser` needs quadratic time for some malformed documents. See https://html.spec.whatwg.org/#tokenization.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+#: Elements with content that is no markup. The content of `title` is text.
+_RAW = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
+
+_NEXT = re.compile(r"<(?=[a-zA-Z!?/])")
+_NAME = re.compile(r"</?[a-zA-Z][^\s/>]*")
+_BETWEEN, _ATTRIBUTE = re.compile(r"[\s/]*"), re.compile(r"=?[^\s/>=]*")
+_EQUALS, _UNQUOTED = re.compile(r"\s*=\s*"), re.compile(r"[^\s>]*")
+
+#: Markup by its first characters, with what ends it.
+_DECLARATIONS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
+
+
+class Token(NamedTuple):
+    """A piece of a document. The `raw` of all tokens joined is the document."""
+
+    kind: str  # "start", "empty" (<br/>), "end", "text", "comment" or "other"
+    tag: str
+    raw: str
+    attributes: dict[str, str] = {}
+
+
+def scan(document: str) -> Iterator[Token]:
+    """Yield the tokens of a document. Markup that does not end is one token up to the end of the document."""
+    position = 0
+    while position < len(document):
+        match = _NEXT.search(document, position)
+        start = match.start() if match else len(document)
+        if start > position:
+            yield Token("text", "", document[position:start])
+        if match is None:
+            return
+        token = _tag(document, start) if _NAME.match(document, start) else _declaration(document, start)
+        yield token
+        position = start + len(token.raw)
+        if token.kind == "start" and token.tag in _RAW:
+            end = re.compile(rf"</{token.tag}(?=[\s/>])", re.IGNORECASE).search(document, position)
+            content = document[position : end.start() if end else len(document)]
+            if content:
+                yield Token("text" if token.tag == "title" else "other", "", content)
+            position += len(content)
+
+
+def _declaration(document: str, start: int) -> Token:
+    """A comment, a doctype, or similar markup."""
+    opening, closing = next(pair for pair in _DECLARATIONS.items() if document.startswith(pair[0], start))
+    # <!--> and <!---> are comments too
+    end = document.find(closing, start + (2 if opening == "<!--" else len(opening)))
+    raw = document[start : len(document) if end < 0 else end + len(closing)]
+    return Token("comment" if opening in ("<!--", "</") else "other", "", raw)
+
+
+def _tag(document: str, start: int) -> Token:
+    """The tag that starts at `start`."""
+    position = _skip(_NAME, document, start)
+    tag, attributes = document[start:position].lstrip("</").lower(), dict[str, str]()
+    while True:
+        after, position = position, _skip(_BETWEEN, document, position)
+        if document.startswith(">", position):
+            break
+        end = _skip(_ATTRIBUTE, document, position)
+        name, value = document[position:end].lower(), ""
+        position = _skip(_EQUALS, document, end)
+        if position > end:
+            quoted = document.startswith(('"', "'"), position)
+            end = document.find(document[position], position + 1) if quoted else _skip(_UNQUOTED, document, position)
+            value, position = document[position + quoted : end], end + quoted
+        if end < 0 or end == len(document):  # no closing quote, or no ">"
+            return Token("other", "", document[start:])
+        attributes.setdefault(name, value)
+    raw = document[start : position + 1]
+    if raw.startswith("</"):
+        return Token("end", tag, raw)
+    return Token("empty" if raw.endswith("/>") and position > after else "start", tag, raw, attributes)
+
+
+def _skip(pattern: re.Pattern[str], document: str, position: int) -> int:
+    """The end of what the pattern matches at `position`."""
+    match = pattern.match(document, position)
+    return match.end() if match else position
