@@ -96,7 +96,15 @@ class ContinuousSearch:
         """Start sentences, each a key, its source's token ids, and the number of hypotheses wanted (at most beams)."""
         if not sentences:
             return
+        batch = self.prepare(sentences)
         self.steps_since_join = 0
+        self.source_lengths = {key: self.source_lengths[key] for key in self.keys}
+        self.source_lengths |= {key: len(source) for key, source, _ in sentences}
+        self.search.join(batch)
+
+    @torch.inference_mode()
+    def prepare(self, sentences: Sequence[tuple[Any, list[int], int]]) -> SearchBatch:
+        """Encode sentences as in `join`. Those that run are not touched."""
         keys, sources, wanted = zip(*sentences, strict=True)
         device, longest = self.model.device, max(map(len, sources))
         pad, start = self.model.config.pad_token_id, self.model.generation_config.decoder_start_token_id
@@ -106,9 +114,7 @@ class ContinuousSearch:
         states = self.model.encode(ids, mask).last_hidden_state
         prefix = torch.full((len(sources), 1), start, device=device)
         decoder = self.model.make_decoder(states, mask, self.search.config.num_beams, self.batch_size)
-        self.search.join(SearchBatch(decoder, prefix, lengths, longest, keys, wanted))
-        self.source_lengths = {key: self.source_lengths[key] for key in self.keys if key not in keys}
-        self.source_lengths |= zip(keys, map(len, sources), strict=True)
+        return SearchBatch(decoder, prefix, lengths, longest, keys, wanted)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Any, list[FoundHypothesis]]]:

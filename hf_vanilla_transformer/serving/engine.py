@@ -1,7 +1,7 @@
 """Threads that translate the sentences of all requests together.
 
-The engine has the model and the queue. It knows token ids only, because tokenizers are not thread-safe and stay in the
-thread of the requests.
+The engine has the model and the queue. It knows token ids only, because tokenizers are not thread-safe. They have a
+thread of their own.
 """
 
 import logging
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -22,6 +22,8 @@ from ..inference.translator import Translator
 from ..inference.workers import worker_count
 
 logger = logging.getLogger(__name__)
+
+Result: TypeAlias = list[FoundHypothesis] | Exception
 
 
 class QueueFull(Exception):
@@ -84,8 +86,9 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Sentences in the queue."""
-        return len(self._waiting)
+        """Sentences in the queue, without those that were cancelled."""
+        with self._changed:
+            return sum(not sentence.future.cancelled() for sentence in self._waiting)
 
     @property
     def running(self) -> int:
@@ -107,6 +110,8 @@ class Engine:
         """
         sentences = [QueuedSentence(source, n_best) for source in sources]
         with self._changed:
+            if len(self._waiting) + len(sentences) > self.max_queue:
+                self._waiting = deque(sentence for sentence in self._waiting if not sentence.future.cancelled())
             if self._closing or len(self._waiting) + len(sentences) > self.max_queue:
                 raise QueueFull
             self._waiting.extend(sentences)
@@ -132,13 +137,12 @@ class Engine:
                         return
                     self._changed.wait()
                 joining = self._next_sentences(worker, search)
+            search.drop({key for key in search.keys if key.future.cancelled()})
             try:
-                search.drop({key for key in search.keys if key is not None and key.future.cancelled()})
-                search.join([(sentence, sentence.source, sentence.n_best) for sentence in joining])
-                results: list[tuple[QueuedSentence, list[FoundHypothesis] | Exception]] = [*search.step()]
+                results = [*_join(search, joining), *search.step()]
             except Exception as error:  # a bug, or no memory: only these requests fail
                 logger.exception("translation failed")
-                results = [(sentence, error) for sentence in {*joining, *search.keys} - {None}]
+                results = [(sentence, error) for sentence in {*joining, *search.keys}]
                 search.clear()
             with self._changed:  # before the futures resolve, so that a client finds its answer counted
                 self._running[worker] = len(search)
@@ -163,7 +167,24 @@ class Engine:
         return taken
 
 
-def _resolve(sentence: QueuedSentence, result: "list[FoundHypothesis] | Exception") -> None:
+def _join(search: ContinuousSearch, sentences: list[QueuedSentence]) -> list[tuple[QueuedSentence, Result]]:
+    """Start sentences. Return those that cannot start, with their errors."""
+    rows = [(sentence, sentence.source, sentence.n_best) for sentence in sentences]
+    failed: dict[QueuedSentence, Result] = {}
+    try:
+        search.join(rows)
+    except Exception:
+        for row in rows:
+            try:
+                search.prepare([row])
+            except Exception as error:
+                logger.exception("a sentence cannot start")
+                failed[row[0]] = error
+        search.join([row for row in rows if row[0] not in failed])
+    return [*failed.items()]
+
+
+def _resolve(sentence: QueuedSentence, result: Result) -> None:
     if not sentence.future.set_running_or_notify_cancel():
         return
     if isinstance(result, Exception):

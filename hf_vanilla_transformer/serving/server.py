@@ -1,8 +1,10 @@
 """Load the models of a server, and run it until SIGTERM or Ctrl-C."""
 
+import math
 import os
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _HEAD_SECONDS = 10.0  # until a connection has sent the head of a request
 _SPARE_FILES = 64  # file descriptors that are not connections
+_OPEN_FILES = (65_536, 10_240)  # that the process asks for
 
 
 def load_server(options: ServeOptions) -> Server:
@@ -31,8 +34,8 @@ def load_server(options: ServeOptions) -> Server:
         UserError: a model cannot be loaded or served, or a limit is not above 0.
     """
     check_at_least_one(max_characters=options.limits.max_characters)
-    if not options.limits.timeout > 0:
-        raise UserError(f"timeout: must be more than 0 seconds, not {options.limits.timeout:g}")
+    if not 0 < options.limits.timeout < math.inf:
+        raise UserError(f"timeout: must be a finite number of seconds above 0, not {options.limits.timeout:g}")
     if options.limits.api_key == "":
         raise UserError("api_key: is empty, so that anybody could guess it")
     pairs = []
@@ -95,15 +98,20 @@ def _bound_socket(host: str, port: int) -> socket.socket:
 
 
 def _connection_limit() -> int:
-    """The number of files that the process may open for connections, after raising its limit to the maximum."""
+    """The number of files that the process may open for connections, after raising its limit."""
     try:
         import resource
     except ImportError:  # not on Windows
         return 1024
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in _OPEN_FILES:  # macOS says that its hard limit is infinite, and refuses more than 10,240
+        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(ValueError, OSError):
+            if limit != resource.RLIM_INFINITY and limit < wanted:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            limit = wanted
+            break
     opened = len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else _SPARE_FILES
-    limit = 65536 if hard == resource.RLIM_INFINITY else hard
     return max(16, limit - opened - _SPARE_FILES)
 
 

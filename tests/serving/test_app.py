@@ -1,5 +1,6 @@
 """The HTTP interface, by FastAPI's own client: LibreTranslate's answers, the page, limits, and what is refused."""
 
+import asyncio
 import json
 import re
 import threading
@@ -237,6 +238,43 @@ def test_other_sites_may_call_only_where_asked(translator: Translator) -> None:
         )
         other = client.post("/translate", json=GOOD, headers={"Origin": "https://other.org"})
         assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("step", ["split", "encode", "decode"])
+def test_work_on_texts_leaves_the_server_free(translator: Translator, monkeypatch: Any, step: str) -> None:
+    pair, answered, seen = language_pair(translator), threading.Event(), []
+    owner, name = {
+        "split": (pair, "split"),
+        "encode": (translator, "encode"),
+        "decode": (translator.target_tokenizer, "batch_decode"),
+    }[step]
+    original = getattr(owner, name)
+
+    def slow(*arguments: Any, **settings: Any) -> Any:
+        seen.append(answered.wait(10))
+        return original(*arguments, **settings)
+
+    monkeypatch.setattr(owner, name, slow)
+    with client_of(pair) as client:
+        thread = threading.Thread(target=client.post, args=("/translate",), kwargs={"json": GOOD})
+        thread.start()
+        time.sleep(0.3)
+        assert client.get("/health").status_code == 200
+        answered.set()
+        thread.join()
+    assert seen == [True]
+
+
+def test_small_request_does_not_wait_for_all_of_a_large_one(translator: Translator) -> None:
+    order: list[str] = []
+    pair = language_pair(translator, split=lambda line: order.append(line) or [line])
+
+    async def both() -> None:
+        await asyncio.gather(pair.translate(["seven\n" * 300]), pair.translate(["one"]))
+
+    asyncio.run(both())
+    pair.close()
+    assert order.index("one") < 100 and len(order) == 301
 
 
 def test_metrics_are_prometheus_text(translator: Translator) -> None:

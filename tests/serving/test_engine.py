@@ -122,6 +122,29 @@ def test_cancelled_sentences_are_dropped(
     assert engine.translated == 4 and [sentence.source for sentence in dropped] == [sources[0]]
 
 
+def test_cancelled_sentences_make_room_in_the_queue(
+    translator: Translator, sources: list[list[int]], held: threading.Event
+) -> None:
+    engine = engine_of(translator, batch_size=1, max_queue=3)
+    running = engine.submit(sources[:1])
+    while engine.waiting:
+        time.sleep(0.01)
+    assert all(future.cancel() for future in engine.submit(sources[1:4])) and engine.waiting == 0
+    futures = engine.submit(sources[4:7])
+    held.set()
+    assert texts(translator, running + futures) == list(translator.translate([LINES[i] for i in (0, 4, 5, 6)]))
+    engine.close()
+
+
+def test_sentence_that_cannot_start_fails_alone(translator: Translator, sources: list[list[int]], caplog: Any) -> None:
+    engine = engine_of(translator)
+    futures = engine.submit([*sources[:2], [10**6], *sources[2:4]])
+    with pytest.raises((ValueError, IndexError)):
+        futures.pop(2).result(timeout=60)
+    assert texts(translator, futures) == list(translator.translate(LINES[:4]))
+    engine.close()
+
+
 def test_error_fails_its_batch_and_not_the_next(
     translator: Translator,
     sources: list[list[int]],
