@@ -35,6 +35,7 @@ from .search_vanilla_transformer import (
     SearchConfig,
     replace_rows,
     resized,
+    steps_at_once,
 )
 
 logger = logging.get_logger(__name__)
@@ -108,34 +109,37 @@ def plan_search(
     inputs: Tensor | None,
     generation_config: GenerationConfig | None,
     kwargs: dict[str, Any],
-    next_batch: NextBatch | None = None,
+    refill: bool = False,
 ) -> tuple[partial | None, dict[str, Any], list[str]]:
     """Choose the search for these arguments of `generate`, which override `model.generation_config`.
+
+    Args:
+        refill: sentences join a running batch.
 
     Returns:
         `beam_search` as a `custom_generate`, or None. The paper's limit (§6.1), and its α for transformers'
         beam search. The names of settings that are not covered.
     """
-    asked = model.generation_config.to_diff_dict()
-    asked |= {} if generation_config is None else generation_config.to_diff_dict()
-    asked |= {name: value for name, value in kwargs.items() if value is not None}
+    requested = model.generation_config.to_diff_dict()
+    requested |= {} if generation_config is None else generation_config.to_diff_dict()
+    requested |= {name: value for name, value in kwargs.items() if value is not None}
     settings: dict[str, Any] = {}
     over = None
-    if asked.get("max_length") is None and asked.get("max_new_tokens") is None:
-        over = asked.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
+    if requested.get("max_length") is None and requested.get("max_new_tokens") is None:
+        over = requested.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
         states, prefix = (kwargs.get("encoder_outputs") or [None])[0], kwargs.get("decoder_input_ids")
         sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), states)
         width = next((source.shape[1] for source in sources if source is not None), None)
         if width is not None:
             length = (1 if prefix is None else prefix.shape[1]) + max(width + over, 1)
             settings["max_length"] = min(length, position_limit(model.config))
-    penalty = LengthPenalty(asked.get("paper_length_penalty", ALPHA), "gnmt")
-    if "length_penalty" in asked:
-        penalty = LengthPenalty(asked["length_penalty"], "power")
-    uncovered = _uncovered(model, asked, COVERED if next_batch is None else COVERED - _OF_FIRST_BATCH)
+    penalty = LengthPenalty(requested.get("paper_length_penalty", ALPHA), "gnmt")
+    if "length_penalty" in requested:
+        penalty = LengthPenalty(requested["length_penalty"], "power")
+    uncovered = _uncovered(model, requested, COVERED - _OF_FIRST_BATCH if refill else COVERED)
     if not uncovered:
         return partial(beam_search, penalty=penalty, over=over), settings, []
-    if penalty.formula == "gnmt" and asked.get("num_beams", 1) > 1:
+    if penalty.formula == "gnmt" and requested.get("num_beams", 1) > 1:
         settings["length_penalty"] = penalty.alpha
     if "gradient checkpointing" in uncovered:  # layers then drop the cache
         settings["use_cache"] = False
@@ -147,14 +151,14 @@ def position_limit(config: VanillaTransformerConfig) -> int:
     return config.max_position_embeddings + 1 if config.position_encoding_type == "learned" else sys.maxsize
 
 
-def _uncovered(model: PreTrainedModel, asked: dict[str, Any], covered: frozenset[str]) -> list[str]:
+def _uncovered(model: PreTrainedModel, requested: dict[str, Any], covered: frozenset[str]) -> list[str]:
     """Requested settings that only transformers' loops support."""
-    names = [name for name, value in asked.items() if isinstance(value, Tensor) or value]
+    names = [name for name, value in requested.items() if isinstance(value, Tensor) or value]
     names = [name for name in names if name not in covered and not name.startswith("_")]
     prepare, backend = GenerationMixin.prepare_inputs_for_generation, model.config._attn_implementation
     training = [module for module in model.modules() if module.training]
     conditions = {
-        "use_cache=False": not asked.get("use_cache", True),
+        "use_cache=False": not requested.get("use_cache", True),
         f"attn_implementation={backend!r}": backend not in ("eager", "sdpa"),
         # of a subclass, or of PEFT's prefix tuning
         "prepare_inputs_for_generation": getattr(model.prepare_inputs_for_generation, "__func__", None) is not prepare,
@@ -177,10 +181,10 @@ def check_coverage(uncovered: list[str], **arguments: Any) -> None:
     """Warn once about a fallback to transformers' loop. Raise a ValueError if an argument requires this package's."""
     reasons = ", ".join(uncovered)
     for name in (name for name, value in arguments.items() if value and uncovered):
-        raise ValueError(f"{name}: only this package's search has it, which does not cover {reasons}")
+        raise ValueError(f"{name}: only this package's search has it, and it does not cover {reasons}")
     if uncovered:
         scored = "a beam search then scores log P / length^length_penalty"
-        logger.warning_once(f"generate: transformers' own loop decodes, because of {reasons}; {scored}")
+        logger.warning_once(f"generate: transformers' loop decodes, because of {reasons}; {scored}")
 
 
 # The decoder that calls the model
@@ -237,11 +241,6 @@ def take_slots(visible: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
     nth = torch.arange(1, parents.shape[1] + 1, device=parents.device).expand_as(parents)
     slots = torch.searchsorted(free, nth.contiguous())  # the first K that are free
     return visible.scatter(2, slots[..., None], True), slots
-
-
-def steps_at_once(device: torch.device) -> int:
-    """Decoding steps between host synchronisations, each of which stalls the accelerator."""
-    return 1 if device.type == "cpu" else 16
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -351,7 +350,7 @@ def beam_search(
         generation_config: with all defaults filled in. next_batch: as in `generate`.
         over: see `BeamSearch`. None: `generation_config` has the limit.
     """
-    beams, wanted = generation_config.num_beams, generation_config.num_return_sequences or 1
+    beams, count = generation_config.num_beams, generation_config.num_return_sequences or 1
     states, mask = model_kwargs["encoder_outputs"][0][::beams], model_kwargs.get("attention_mask")  # (B, S, D)
     mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device) if mask is None else mask[::beams]
     prefix = input_ids[::beams].to(states.device, torch.long)  # an offloaded model has no device
@@ -366,14 +365,13 @@ def beam_search(
         over=over,
         processors=logits_processor,
         fixed_rows=fixed_rows,
-        steps_at_once=steps_at_once(states.device),
     )
     results: dict[int, Hypotheses] = {}
 
     def join(states: Tensor, mask: Tensor, prefix: Tensor) -> None:
         keys = [len(results) + len(search) + index for index in range(len(prefix))]
         decoder, lengths = model.make_decoder(states, mask, beams, rows), mask.long().sum(dim=1).to(prefix.device)
-        search.join(SearchBatch(decoder, prefix, lengths, mask.shape[1], keys, [wanted] * len(keys)))
+        search.join(SearchBatch(decoder, prefix, lengths, mask.shape[1], keys, [count] * len(keys)))
 
     join(states, mask, prefix)
     while len(search):

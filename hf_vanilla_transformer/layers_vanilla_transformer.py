@@ -45,11 +45,11 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
     """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same) (§3.5): (B, T) to (B, T, D), float32.
 
     A formula instead of a table: no last position, and nothing to save, move or cast. The angles are float64, because
-    at position 1,000 a float32 angle is already 6e-5 off. Positions start at 0.
+    at position 1,000 a float32 angle is already 6e-5 off.
 
-    `layout` is one of the sinusoidal `POSITION_ENCODING_TYPES`. Two deviate, for weights that were trained with them:
-    "sinusoidal_split" (Marian) has all sines before all cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT,
-    tensor2tensor), with exponents i / (D/2 - 1) instead of 2i / D and, where D is odd, a 0 at the end.
+    Two values of `layout` deviate, for weights that were trained with them: "sinusoidal_split" (Marian) has all sines
+    before all cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT, tensor2tensor), with exponents i / (D/2 - 1)
+    instead of 2i / D and, if D is odd, a 0 at the end.
     """
     dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64  # MPS has no float64
     half, device = d_model // 2, position_ids.device
@@ -80,13 +80,9 @@ def eager_attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (Eq. 1), for all heads at once.
 
-    The reference for every faster backend in `ALL_ATTENTION_FUNCTIONS`, and the one that returns the weights
-    (B, H, T, K) with the output (B, T, H, d_v).
-
-    Args:
-        query: (B, H, T, d_k). key: (B, H, K, d_k). value: (B, H, K, d_v).
-        attention_mask: (B, 1, T, K), added to the scores: 0, or the lowest finite number at masked keys.
-        scaling: 1 / sqrt(d_k). dropout: probability, on the weights while `module` is in training mode.
+    The reference for every faster backend in `ALL_ATTENTION_FUNCTIONS`. `query` (B, H, T, d_k), `key` (B, H, K, d_k)
+    and `value` (B, H, K, d_v) give the output (B, T, H, d_v) and the weights (B, H, T, K). `attention_mask`
+    (B, 1, T, K) is added to the scores: 0, or the lowest finite number at masked keys. `scaling` is 1 / sqrt(d_k).
     """
     scores = query @ key.transpose(2, 3) * scaling  # (B, H, T, K)
     if attention_mask is not None:
@@ -95,6 +91,10 @@ def eager_attention_forward(
     weights = F.dropout(scores.softmax(dim=-1).to(value.dtype), p=dropout, training=module.training)
     output = weights @ value  # (B, H, T, d_v)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def split_heads(projected: Tensor, width: int) -> Tensor:
+    return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, T, H * width) -> (B, H, T, width)
 
 
 class VanillaTransformerAttention(nn.Module):
@@ -126,7 +126,7 @@ class VanillaTransformerAttention(nn.Module):
         Returns the output (B, T, D) and the weights (B, H, T, K or S), None from a backend without them.
         """
         hidden_states = cast_once(hidden_states)
-        query = self._split_heads(self.q_proj(hidden_states), self.head_dim)  # (B, H, T, d_k)
+        query = split_heads(self.q_proj(hidden_states), self.head_dim)  # (B, H, T, d_k)
         if key_value_states is None:
             key, value = self.keys_and_values(hidden_states)
             cache = getattr(past_key_values, "self_attention_cache", past_key_values)
@@ -143,14 +143,9 @@ class VanillaTransformerAttention(nn.Module):
         output, weights = attend(self, query, key, value, attention_mask, scaling=self.scaling, dropout=p, **kwargs)
         return self.out_proj(output.flatten(2)), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
 
-    def _split_heads(self, projected: Tensor, width: int) -> Tensor:
-        return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, T, H * width) -> (B, H, T, width)
-
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         states = cast_once(states)
-        key = self._split_heads(self.k_proj(states), self.head_dim)
-        value = self._split_heads(self.v_proj(states), self.value_head_dim)
-        return key, value
+        return split_heads(self.k_proj(states), self.head_dim), split_heads(self.v_proj(states), self.value_head_dim)
 
     def _project_source(self, source: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, computed at the first decoding step, then taken from the cache."""
@@ -191,21 +186,18 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
 
 
 class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
-    """One layer of the encoder: self-attention and feed-forward network (§3.1)."""
+    """Self-attention and feed-forward network (§3.1)."""
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
         super().__init__(config, config.encoder_attention_heads, config.encoder_ffn_dim, layer_idx, is_causal=False)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
-        def self_attention(x: Tensor) -> Tensor:
-            return self.self_attn(x, attention_mask=attention_mask, **kwargs)[0]
-
-        x = self.add_and_norm(x, self_attention, self.self_attn_layer_norm)
+    def forward(self, x: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
+        x = self.add_and_norm(x, lambda x: self.self_attn(x, None, mask, **kwargs)[0], self.self_attn_layer_norm)
         return self.add_and_norm(x, self.feed_forward, self.final_layer_norm)
 
 
 class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
-    """One layer of the decoder: masked self-attention, cross-attention and feed-forward network (§3.1)."""
+    """Masked self-attention, cross-attention and feed-forward network (§3.1)."""
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
         heads = config.decoder_attention_heads
@@ -214,16 +206,12 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
         self.cross_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self, x: Tensor, source: Tensor, attention_mask: Tensor | None, source_mask: Tensor | None, **kwargs: Any
+        self, x: Tensor, source: Tensor, mask: Tensor | None, source_mask: Tensor | None, **kwargs: Any
     ) -> Tensor:
-        def self_attention(x: Tensor) -> Tensor:
-            return self.self_attn(x, attention_mask=attention_mask, **kwargs)[0]
-
-        def cross_attention(x: Tensor) -> Tensor:
-            return self.cross_attn(x, source, attention_mask=source_mask, **kwargs)[0]
-
-        x = self.add_and_norm(x, self_attention, self.self_attn_layer_norm)
-        x = self.add_and_norm(x, cross_attention, self.cross_attn_layer_norm)
+        x = self.add_and_norm(x, lambda x: self.self_attn(x, None, mask, **kwargs)[0], self.self_attn_layer_norm)
+        x = self.add_and_norm(
+            x, lambda x: self.cross_attn(x, source, source_mask, **kwargs)[0], self.cross_attn_layer_norm
+        )
         return self.add_and_norm(x, self.feed_forward, self.final_layer_norm)
 
 
@@ -244,13 +232,12 @@ class VanillaTransformerLearnedPositions(nn.Embedding):
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """(B, T) to (B, T, D). Raises a ValueError for a position beyond the table."""
-        if position_ids.device.type == "cpu" and not torch.compiler.is_compiling():  # as in `check_ids`
-            last = int(position_ids.max())
-            if last >= self.num_embeddings:
-                raise ValueError(
-                    f"a sequence of {last + 1} tokens is longer than max_position_embeddings={self.num_embeddings}; "
-                    f"shorten it, or use sinusoidal positions, which have no limit"
-                )
+        readable = position_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # as in `check_ids`
+        if readable and (length := int(position_ids.max()) + 1) > self.num_embeddings:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than max_position_embeddings={self.num_embeddings}; "
+                f"shorten it, or use sinusoidal positions, which have no limit"
+            )
         return super().forward(position_ids)
 
 
@@ -269,8 +256,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """Xavier with gain 1/4 for projections, N(0, d_model^-0.5) for embeddings and the output layer.
 
         The paper does not give it. With this standard deviation (tensor2tensor's), scaled embeddings are as large as
-        positions and the first logits have unit variance. The gain is this package's: with sub-layers that start small
-        beside the residual path a post-LN stack learns at once.
+        positions and the first logits have unit variance. With this gain sub-layers start small compared with the
+        residual path, and a post-LN stack learns at once.
         """
         output = isinstance(module, nn.Linear) and module is self.get_output_embeddings()
         if output or isinstance(module, nn.Embedding):
@@ -297,15 +284,16 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         """
         untied = self.all_tied_weights_keys.keys() - self.tied_weights().keys()
         if untied:
-            state_dict = dict(kwargs.get("state_dict") or self.state_dict())
-            state_dict.update({name: state_dict[name].clone() for name in untied & state_dict.keys()})
-            kwargs["state_dict"] = state_dict
+            weights = kwargs.get("state_dict") or self.state_dict()
+            cloned = {name: weights[name].clone() for name in untied & weights.keys()}
+            kwargs["state_dict"] = dict(weights) | cloned
         return super().save_pretrained(save_directory, *args, **kwargs)
 
-    @property
-    def dummy_inputs(self) -> dict[str, Tensor]:
-        ids = torch.tensor([[4, 5, 6, 2], [7, 8, 2, 1]], device=self.device)
-        return {"input_ids": ids, "attention_mask": ids.ne(1), "decoder_input_ids": ids}
+    def source_mask(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+        """Return the caller's mask, or 1 for every id (B, S) that is not the pad token."""
+        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
+            return input_ids.ne(self.config.pad_token_id).long()
+        return attention_mask
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
@@ -328,16 +316,16 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 
     def look_up(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
         """Unscaled embeddings (B, T, D). Both inputs or neither, an empty one and an unknown id are ValueErrors."""
-        given = inputs_embeds if input_ids is None else input_ids
-        if given is None or (input_ids is not None and inputs_embeds is not None):
+        if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds")
-        name = f"{prefix}inputs_embeds" if input_ids is None else f"{prefix}input_ids"
-        if 0 in given.shape[:2]:
-            raise ValueError(f"{name} of shape {tuple(given.shape)} is empty")
+        source: Any = inputs_embeds if input_ids is None else input_ids
+        name = prefix + ("inputs_embeds" if input_ids is None else "input_ids")
+        if 0 in source.shape[:2]:
+            raise ValueError(f"{name} of shape {tuple(source.shape)} is empty")
         if input_ids is None:
-            return given
-        check_ids(input_ids, self.embed_tokens.weight.shape[0], name)
-        return self.embed_tokens(input_ids)
+            return source
+        check_ids(source, self.embed_tokens.weight.shape[0], name)
+        return self.embed_tokens(source)
 
     def embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """Dropout(sqrt(d_model) · embedding + position) (§3.4, §3.5, §5.4), (B, T, D)."""
@@ -382,18 +370,18 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         """Encode the source: `last_hidden_state` (B, S, D), `hidden_states` and `attentions` on request.
 
         Args:
-            input_ids: (B, S). inputs_embeds: (B, S, D), before scaling, instead of ids.
+            input_ids: (B, S).
             attention_mask: (B, S), 1 for tokens and 0 for padding on any side. By default from `pad_token_id`.
+            inputs_embeds: (B, S, D), before scaling, instead of ids.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds)
         batch, length = inputs_embeds.shape[:2]
         self.check_mask(attention_mask, (batch, length), "attention_mask")
-        attention_mask = default_source_mask(self.config, input_ids, attention_mask)
+        attention_mask = self.source_mask(input_ids, attention_mask)
         if attention_mask is not None and len(attention_mask.shape) == 2:
             position_ids = positions_from_mask(attention_mask)  # (B, S)
         else:
             position_ids = torch.arange(length, device=inputs_embeds.device)[None]  # (1, S)
-
         x = self.embed(inputs_embeds, position_ids)
         mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)  # (B, 1, S, S)
         for layer in self.layers:
@@ -437,11 +425,14 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         """Decode the target: `last_hidden_state` (B, T, D), `past_key_values`, states and attentions on request.
 
         Args:
-            input_ids: (B, T), the tokens after those in the cache. inputs_embeds: (B, T, D), before scaling.
+            input_ids: (B, T), the tokens after those in the cache.
             attention_mask: (B, P + T), 0 for padding, needed only for padding on the left.
-            encoder_hidden_states: (B, S, D), the encoder's output. encoder_attention_mask: (B, S).
-            past_key_values: keys and values of P earlier tokens. use_cache: return them with these T added.
-            position_ids: (B or 1, T), where they are not P, P + 1 …
+            encoder_hidden_states: (B, S, D), the encoder's output.
+            encoder_attention_mask: (B, S).
+            past_key_values: keys and values of P earlier tokens.
+            inputs_embeds: (B, T, D), before scaling, instead of ids.
+            position_ids: (B or 1, T), if they are not P, P + 1 …
+            use_cache: return `past_key_values` with these T tokens added.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds, "decoder_")
         if encoder_hidden_states is None:
@@ -453,12 +444,11 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
         self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask")
 
-        if position_ids is None:
-            static = getattr(past_key_values, "is_compileable", False)
-            if isinstance(attention_mask, Tensor) and (attention_mask.ndim == 2 or static):
-                position_ids = positions_from_mask(attention_mask)[:, -length:]  # (B, T)
-            else:
-                position_ids = (torch.arange(length, device=inputs_embeds.device) + past)[None]  # (1, T)
+        static = getattr(past_key_values, "is_compileable", False)
+        if position_ids is None and isinstance(attention_mask, Tensor) and (attention_mask.ndim == 2 or static):
+            position_ids = positions_from_mask(attention_mask)[:, -length:]  # (B, T)
+        elif position_ids is None:
+            position_ids = (torch.arange(length, device=inputs_embeds.device) + past)[None]  # (1, T)
         x = self.embed(inputs_embeds, position_ids)
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         mask = create_causal_mask(self.config, inputs_embeds, attention_mask, cache)  # (B, 1, T, P + T)
@@ -478,19 +468,9 @@ def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
         return
     low, high = (int(extreme) for extreme in ids.aminmax())
     if low < 0 or high >= vocab_size:
-        raise ValueError(
-            f"{name} holds {low if low < 0 else high}, but the vocabulary ends at {vocab_size - 1}; "
-            f"was it made by another tokenizer?"
-        )
-
-
-def default_source_mask(
-    config: VanillaTransformerConfig, input_ids: Tensor | None, attention_mask: Tensor | None
-) -> Tensor | None:
-    """The caller's mask, or 1 for every id (B, S) that is not the pad token."""
-    if attention_mask is None and input_ids is not None and config.pad_token_id is not None:
-        return input_ids.ne(config.pad_token_id).long()
-    return attention_mask
+        unknown = low if low < 0 else high
+        last = vocab_size - 1
+        raise ValueError(f"{name} contains {unknown}, but the vocabulary ends at {last}; use the model's tokenizer")
 
 
 # Faster training on a CPU

@@ -4,13 +4,16 @@ Shapes: N target positions, N' of them with a label, n positions in a chunk, P p
 vocabulary.
 """
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
 IGNORED = -100  # the label that Hugging Face's collators give to padding
 
@@ -243,3 +246,85 @@ def softmax_and_lse(logits: Tensor) -> tuple[Tensor, Tensor]:
     """p (rows, V) and lse (rows, 1) in float32, with one exponential a logit: p is exp(max - lse) at the maximum."""
     p = logits.softmax(dim=1, dtype=torch.float32)
     return p, logits.amax(dim=1, keepdim=True).float() - p.amax(dim=1, keepdim=True).log()
+
+
+# Outputs of a training step
+
+
+class KeptTensors(torch.autograd.Function):
+    """Saves tensors as autograd does: reading them after a write to one of them raises a RuntimeError."""
+
+    @staticmethod
+    def forward(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return states.new_empty(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+        return None, None, None
+
+
+class UnreadLogits:
+    """Logits (B, T, V) of a training step that are computed if somebody reads them. The fused loss does not.
+
+    `VanillaTransformerTrainingOutput` computes them at the first access. `dtype` and `float()` are for accelerate, and
+    convert the outputs of a step in half precision to float32 without computing them.
+    """
+
+    def __init__(self, states: Tensor, lm_head: nn.Linear):
+        device_type = states.device.type
+        autocast, autocast_dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+        self.autocast: dict[str, Any] = {"device_type": device_type, "enabled": autocast, "dtype": autocast_dtype}
+        self.dtype = autocast_dtype if autocast else lm_head.weight.dtype
+        self.kept: Tensor = KeptTensors.apply(states, lm_head.weight, lm_head.bias)
+
+    def float(self) -> "UnreadLogits":
+        converted = copy.copy(self)
+        converted.dtype = torch.float32
+        return converted
+
+    def read(self) -> Tensor:
+        node: Any = self.kept.grad_fn
+        try:
+            states, weight, bias = node.saved_tensors
+        except RuntimeError as error:
+            raise RuntimeError(
+                "logits: the weights have changed since the forward pass; read outputs.logits before "
+                "optimizer.step(), or call the model with skip_logits=False"
+            ) from error
+        with torch.autocast(**self.autocast):
+            return F.linear(states, weight, bias).to(self.dtype)
+
+
+@dataclass
+class VanillaTransformerOutput(Seq2SeqLMOutput):
+    """`Seq2SeqLMOutput`, and while training the loss without smoothing: `nll_loss`, a scalar without a gradient."""
+
+    nll_loss: Tensor | None = None
+
+
+@dataclass
+class VanillaTransformerTrainingOutput(VanillaTransformerOutput):
+    """An output with `UnreadLogits`, computed at the first access by name, key or index.
+
+    A class of its own, because torch.compile cannot trace one that intercepts access.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if isinstance(value, UnreadLogits):
+            value = value.read()
+            setattr(self, name, value)
+        return value
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self.logits if key == "logits" and key in self else super().__getitem__(key)
+        names = list(self)[key]
+        return self[names] if isinstance(names, str) else tuple(self[name] for name in names)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401

@@ -7,21 +7,14 @@ Shapes: B batch, S source length, T target length, D d_model, V target vocabular
 """
 
 import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    Seq2SeqLMOutput,
-    Seq2SeqModelOutput,
-    SequenceClassifierOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput, SequenceClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
@@ -39,10 +32,17 @@ from .layers_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerPreTrainedModel,
     check_ids,
-    default_source_mask,
     dropout,
 )
-from .loss_vanilla_transformer import IGNORED, fused_translation_loss, shift_right, translation_loss
+from .loss_vanilla_transformer import (
+    IGNORED,
+    UnreadLogits,
+    VanillaTransformerOutput,
+    VanillaTransformerTrainingOutput,
+    fused_translation_loss,
+    shift_right,
+    translation_loss,
+)
 from .search_vanilla_transformer import Decoder
 
 
@@ -89,7 +89,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
         Args and returns: as in the two stacks. `attention_mask` (B, S) serves both.
         """
-        attention_mask = default_source_mask(self.config, input_ids, attention_mask)
+        attention_mask = self.source_mask(input_ids, attention_mask)
         source: Any = encoder_outputs
         if source is None:
             source = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
@@ -116,85 +116,6 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             encoder_hidden_states=source.hidden_states,
             encoder_attentions=source.attentions,
         )
-
-
-class KeptTensors(torch.autograd.Function):
-    """Saves tensors as autograd does: reading them after a write to one of them raises a RuntimeError."""
-
-    @staticmethod
-    def forward(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return states.new_empty(0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
-        return None, None, None
-
-
-class UnreadLogits:
-    """Logits (B, T, V) of a training step that are computed if somebody reads them. The fused loss does not.
-
-    `VanillaTransformerTrainingOutput` computes them at the first access. `dtype` and `float()` are for accelerate, and
-    convert the outputs of a step in half precision to float32 without computing them.
-    """
-
-    def __init__(self, states: Tensor, lm_head: nn.Linear):
-        device_type = states.device.type
-        autocast, autocast_dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-        self.autocast: dict[str, Any] = {"device_type": device_type, "enabled": autocast, "dtype": autocast_dtype}
-        self.dtype = autocast_dtype if autocast else lm_head.weight.dtype
-        self.kept: Tensor = KeptTensors.apply(states, lm_head.weight, lm_head.bias)
-
-    def float(self) -> "UnreadLogits":
-        converted = copy.copy(self)
-        converted.dtype = torch.float32
-        return converted
-
-    def read(self) -> Tensor:
-        node: Any = self.kept.grad_fn
-        try:
-            states, weight, bias = node.saved_tensors
-        except RuntimeError as error:
-            raise RuntimeError(
-                "logits: the weights have changed since the forward pass; read outputs.logits before "
-                "optimizer.step(), or call the model with skip_logits=False"
-            ) from error
-        with torch.autocast(**self.autocast):
-            return F.linear(states, weight, bias).to(self.dtype)
-
-
-@dataclass
-class VanillaTransformerOutput(Seq2SeqLMOutput):
-    """`Seq2SeqLMOutput`, and while training the loss without smoothing: `nll_loss`, a scalar without a gradient."""
-
-    nll_loss: Tensor | None = None
-
-
-@dataclass
-class VanillaTransformerTrainingOutput(VanillaTransformerOutput):
-    """An output with `UnreadLogits`, computed at the first access by name, key or index.
-
-    A class of its own, because torch.compile cannot trace one that intercepts access.
-    """
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if isinstance(value, UnreadLogits):
-            value = value.read()
-            setattr(self, name, value)
-        return value
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, str):
-            return self.logits if key == "logits" and key in self else super().__getitem__(key)
-        names = list(self)[key]
-        return self[names] if isinstance(names, str) else tuple(self[name] for name in names)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default  # noqa: SIM401
 
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
@@ -269,8 +190,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             labels: (B, T), -100 for padding. The decoder reads them shifted right, unless it is given other inputs.
             num_items_in_batch: target tokens of the whole update, passed by `Trainer`. See `translation_loss`.
             skip_logits: True computes the loss without the (B, T, V) logits, in a fraction of their time and memory.
-                None does so while training, and computes logits if they are read. False computes them at once, and
-                so does a call without labels, or a model whose output layer has a hook, an adapter or another class.
+                None does so while training, and computes logits if they are read. False computes them at once. So do
+                a call without labels and a model whose output layer has a hook, an adapter or a different class.
             objective: computes the loss in place of `translation_loss`, called as in `_losses`.
             Other arguments: as in the two stacks.
 
@@ -282,12 +203,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             ValueError: nothing tells the decoder what to read.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            if labels is None:
-                raise ValueError(
-                    "the decoder has nothing to read: give labels, decoder_input_ids or decoder_inputs_embeds; with "
-                    "Trainer's own label_smoothing_factor use DataCollatorForSeq2Seq(tokenizer, model=model), or "
-                    "better the label_smoothing of the configuration"
-                )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
             input_ids,
@@ -301,29 +216,28 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             use_cache=False if labels is not None else use_cache,
             **kwargs,
         )
-        logits: Any = None
-        loss = nll_loss = None
-        output_class = VanillaTransformerOutput
         states = outputs.last_hidden_state  # (B, T, D)
-        if labels is None or not self._can_skip_logits(states, skip_logits):
-            logits = self.lm_head(states)  # (B, T, V)
-        if labels is not None:
-            loss, nll_loss = self._losses(states, logits, labels, num_items_in_batch, objective)
-            if logits is None and skip_logits is None:
-                logits, output_class = UnreadLogits(states, self.lm_head), VanillaTransformerTrainingOutput
         fields = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        skips = labels is not None and self._can_skip_logits(states, skip_logits)
+        logits: Any = None if skips else self.lm_head(states)  # (B, T, V)
+        if labels is None:
+            return VanillaTransformerOutput(logits=logits, **fields)
+        loss, nll_loss = self._losses(states, logits, labels, num_items_in_batch, objective)
+        output_class = VanillaTransformerOutput
+        if skips and skip_logits is None:
+            logits, output_class = UnreadLogits(states, self.lm_head), VanillaTransformerTrainingOutput
         nll_loss = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
         return output_class(loss=loss, logits=logits, nll_loss=nll_loss, **fields)
 
     def _can_skip_logits(self, states: Tensor, skip_logits: bool | None) -> bool:
         # Without a gradient there is no fused backward pass to gain from.
-        wanted = self.training and states.requires_grad if skip_logits is None else skip_logits
-        if not wanted or torch.compiler.is_compiling():
+        requested = self.training and states.requires_grad if skip_logits is None else skip_logits
+        if not requested or torch.compiler.is_compiling():
             return False
         # Hooks of the output layer, such as those of pruning and weight normalisation, run when it is called.
         if any(hooks for name, hooks in vars(self.lm_head).items() if name.endswith(("ward_hooks", "ward_pre_hooks"))):
             return False
-        # An adapter or a quantized layer computes something else. Sharding or offloading gives it another forward.
+        # An adapter or a quantized layer computes something else. Sharding and offloading replace `forward`.
         if type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):
             return False
         # The fused gradients come before the loss is scaled, and float16 underflows on small ones.
@@ -346,8 +260,13 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             return loss, translation_loss(logits.detach(), labels, 0.0, num_items)
         return fused_translation_loss(states, self.lm_head.weight, self.lm_head.bias, labels, smoothing, num_items)
 
-    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor | None) -> Tensor:
         """`labels` (B, T) shifted right. `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""
+        if labels is None:
+            raise ValueError(
+                "the decoder has nothing to read: give labels, decoder_input_ids or decoder_inputs_embeds; instead of "
+                "Trainer's label_smoothing_factor set label_smoothing in the configuration"
+            )
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             raise ValueError(f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both")
@@ -409,9 +328,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """
         kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
-        if input_ids is not None and kwargs.get("attention_mask") is None:
-            kwargs["attention_mask"] = default_source_mask(self.config, input_ids, None)
-        search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs, next_batch)
+        kwargs["attention_mask"] = self.source_mask(input_ids, kwargs.get("attention_mask"))
+        search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs, next_batch is not None)
         check_coverage(uncovered, ensemble=getattr(self.inference_engine, "search_only", False), next_batch=next_batch)
         if kwargs.get("encoder_outputs") is not None:
             # the caller keeps its own: `GenerationMixin` repeats the states for each beam in the object that it gets
@@ -489,13 +407,13 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
 
         Args:
             input_ids, attention_mask, inputs_embeds: as in the encoder.
-            labels: (B,) classes, (B, L) zeros and ones for several at once, or (B,) numbers for a regression;
-                which of them, `config.problem_type` says, or their type where it is None.
+            labels: (B,) classes, (B, L) zeros and ones for several classes, or (B,) numbers for a regression.
+                `config.problem_type` says which, or their dtype if that is None.
 
         Returns:
-            `loss` where labels are given, `logits` (B, L).
+            `loss` if labels are given, `logits` (B, L).
         """
-        mask = default_source_mask(self.config, input_ids, attention_mask)
+        mask = self.source_mask(input_ids, attention_mask)
         outputs = self.model(input_ids, mask, inputs_embeds, **kwargs)
         states = outputs.last_hidden_state  # (B, S, D)
         mask = torch.ones_like(states[..., :1]) if mask is None else mask[..., None].type_as(states)  # (B, S, 1)

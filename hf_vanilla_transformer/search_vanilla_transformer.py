@@ -190,8 +190,8 @@ class SearchConfig:
         ends = [tokens[:, 0] == eos for eos in self.eos_token_ids]
         done = torch.stack([state.done, lengths == state.limits, *ends]).any(dim=0)
         written = state.tokens.scatter(2, state.lengths[:, None, None], tokens[..., None])  # (B, 1, T)
-        found = {"ended_tokens": written, "ended_lengths": lengths[:, None]}
-        return state._replace(tokens=written, next_tokens=tokens, lengths=lengths, done=done, **found)
+        ended = {"ended_tokens": written, "ended_lengths": lengths[:, None]}
+        return state._replace(tokens=written, next_tokens=tokens, lengths=lengths, done=done, **ended)
 
 
 def _append(state: BeamState, parents: Tensor, tokens: Tensor) -> Tensor:
@@ -270,35 +270,26 @@ def is_hypothesis(score: float | None) -> bool:
     return score is None or score > _NO_BEAM / 10
 
 
+def steps_at_once(device: torch.device) -> int:
+    """Decoding steps between host synchronisations, each of which stalls the accelerator."""
+    return 1 if device.type == "cpu" else 16
+
+
+@dataclass(eq=False)
 class BeamSearch:
     """A running batch of sentences: they join at any step, and leave when their translations are final.
 
     Greedy search is the case of one beam.
-
-    Args:
-        config, penalty: the constants of the search.
-        max_length: tokens of a translation, the prefix included, at most.
-        over: tokens that a translation may have more than its source, without the prefix. None: `max_length` only.
-        processors: the logits processors of `generate`.
-        fixed_rows: whether processors identify a sentence by its row. No sentence may then join a running batch.
-        steps_at_once: decoding steps per `step`.
     """
 
-    def __init__(
-        self,
-        config: SearchConfig,
-        penalty: LengthPenalty,
-        max_length: int,
-        over: int | None = None,
-        processors: LogitsProcessorList | None = None,
-        fixed_rows: bool = False,
-        steps_at_once: int = 1,
-    ):
-        self.config, self.penalty = config, penalty
-        self.max_length, self.over = max_length, over
-        self.processors = processors or None
-        self.fixed_rows = fixed_rows
-        self.steps_at_once = steps_at_once
+    config: SearchConfig
+    penalty: LengthPenalty
+    max_length: int  # tokens of a translation, the prefix included, at most
+    over: int | None = None  # tokens that it may have more than its source, without the prefix. None: no such limit
+    processors: LogitsProcessorList | None = None  # of `generate`
+    fixed_rows: bool = False  # processors identify a sentence by its row: no other may join a running batch
+
+    def __post_init__(self) -> None:
         self.clear()
 
     def __len__(self) -> int:
@@ -357,8 +348,8 @@ class BeamSearch:
         self._compact()
         if self.state is None or self.decoder is None:
             return []
-        advance = self.config if self.processors is None else self._process_and_extend
-        for _ in range(self.steps_at_once):
+        advance = self._process_and_extend if self.processors else self.config
+        for _ in range(steps_at_once(self.state.done.device)):
             self.state = self.decoder.step(self.state, advance)
             self.length += 1
         done = self.state.done.tolist()  # synchronises with the host

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
+from hf_vanilla_transformer import search_vanilla_transformer as search
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import linear, optimize, optimize_for_inference
 from hf_vanilla_transformer.inference.compiled import CompiledDecoder, CompiledModule
@@ -578,7 +579,8 @@ def test_finished_sentences_leave_the_batch(decoder: str, monkeypatch: pytest.Mo
 def test_steps_between_synchronisations_do_not_change_tokens(
     beams: int, at_once: int, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "steps_at_once", lambda device: at_once)
+    for module in (generation, search):
+        monkeypatch.setattr(module, "steps_at_once", lambda device: at_once)
     settings = {"num_beams": beams, "length_penalty": 0.9, "max_new_tokens": 13}
     decoding.assert_same(varied_model(), source(LENGTHS), **settings)
     decoding.assert_same(varied_model(), source(LENGTHS), **settings, no_repeat_ngram_size=2)

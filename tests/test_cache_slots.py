@@ -144,7 +144,8 @@ class HostReads(TorchFunctionMode):
 @pytest.mark.parametrize("decoder", ["module", "packed"])
 def test_host_synchronisations_are_few(decoder: str, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     on_accelerator = generation.steps_at_once(torch.device("cuda"))
-    monkeypatch.setattr(generation, "steps_at_once", lambda device: on_accelerator)
+    for module in (generation, search):
+        monkeypatch.setattr(module, "steps_at_once", lambda device: on_accelerator)
     monkeypatch.setattr(layers, "check_ids", lambda *args: None)  # reads ids on a CPU alone
     model = varied_model(end=-1e4)
     if decoder == "packed":

@@ -245,7 +245,8 @@ def test_translation_models_survive_pickle(share: bool, tie: bool) -> None:
 )
 def test_other_models_survive_pickle(model_class: type[VanillaTransformerPreTrainedModel]) -> None:
     model = randomise(model_class(tiny_config())).eval()
-    inputs = model.dummy_inputs if model_class is VanillaTransformerModel else {"input_ids": torch.tensor([[5, 6, 2]])}
+    ids = torch.tensor([[5, 6, 2]])
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if model_class is VanillaTransformerModel else {})
     other = pickle.loads(pickle.dumps(model))
     assert other(**inputs)[0].equal(model(**inputs)[0])
 

@@ -15,15 +15,12 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 
 from ..errors import UserError
-from ..generation_vanilla_transformer import plan_search, position_limit, steps_at_once
+from ..generation_vanilla_transformer import plan_search, position_limit
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import REFILL_SHARE, BeamSearch, Hypotheses, SearchBatch, SearchConfig, is_hypothesis
 from .batching import MAX_TOKENS
 
 _JOIN_STEPS = 4  # steps after which sentences need not wait for more to join with them
-
-#: Fields of a generation config with logits processors that identify a sentence by its row. Rows change here.
-_BY_ROW = ("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "prefix_allowed_tokens_fn")
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class ContinuousSearch:
             max_length=min(generation_config.max_length, limit) if over is None else limit,
             over=over,
             processors=processors,
-            steps_at_once=steps_at_once(model.device),
         )
         self.source_lengths: dict[Any, int] = {}  # of the sentences with these keys
         self.steps_since_join = 0
@@ -147,11 +143,9 @@ def _prepared(
         raise UserError(f"model: {type(model).__name__} is none of this package's; convert it first")
     start = model.generation_config.decoder_start_token_id
     ids = torch.tensor([[start]], device=model.device)  # only its batch size counts
-    search, limits, uncovered = plan_search(model, ids, None, settings)
-    asked = model.generation_config.to_diff_dict() | settings
-    uncovered += [name for name in _BY_ROW if asked.get(name) not in (None, 0, 1.0)]
-    if search is None or uncovered:
-        raise UserError(f"model: its generation_config.json asks for {', '.join(uncovered)}; a shared search has none")
+    search, limits, uncovered = plan_search(model, ids, None, settings, refill=True)
+    if search is None:
+        raise UserError(f"model: its generation_config.json sets {', '.join(uncovered)}; a shared search has none")
 
     def keep(model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, **_: Any) -> Any:
         return generation_config, logits_processor
