@@ -264,8 +264,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         """`labels` (B, T) shifted right. `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""
         if labels is None:
             raise ValueError(
-                "the decoder has nothing to read: give labels, decoder_input_ids or decoder_inputs_embeds; instead of "
-                "Trainer's label_smoothing_factor set label_smoothing in the configuration"
+                "the decoder has nothing to read: give labels, decoder_input_ids or decoder_inputs_embeds; Trainer's "
+                "label_smoothing_factor needs DataCollatorForSeq2Seq(tokenizer, model=model), label_smoothing of the "
+                "configuration does not"
             )
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
