@@ -86,11 +86,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary path next to `output` to write a folder to: renamed to `output` when the block ends.
-
-    Raises:
-        UserError: as of `require_new`, or `DiskFull` for want of space.
-    """
+    """A temporary path next to `output` to write a folder to: renamed to `output` when the block ends."""
     require_new(output, overwrite)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:

@@ -35,11 +35,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | 
 
 
 def check_at_least_one(**values: int | None) -> None:
-    """Refuse numbers below 1. None, the default of an argument, is permitted.
-
-    Raises:
-        UserError: with the name and the value of the argument.
-    """
+    """Refuse numbers below 1. None, the default of an argument, is permitted."""
     for name, value in values.items():
         if value is not None and value < 1:
             raise UserError(f"{name}: must be at least 1, not {value}")

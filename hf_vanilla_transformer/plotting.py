@@ -16,11 +16,7 @@ _MAX_PIXELS = 12_000  # on the longer side. matplotlib refuses more than 2^16 an
 
 
 def check_figure_path(path: str | os.PathLike) -> None:
-    """Refuse a path that `figure_file` cannot write to.
-
-    Raises:
-        UserError: matplotlib is not installed, or does not know the format.
-    """
+    """Refuse a path that `figure_file` cannot write to."""
     if Path(path).suffix[1:].lower() not in _figure_class()().canvas.get_supported_filetypes():
         raise UserError(f"{path}: matplotlib cannot write this format: name it .png, .pdf or .svg")
 
@@ -34,9 +30,6 @@ def figure_file(path: str | os.PathLike, **settings: Any) -> Iterator[Any]:
     Args:
         path: its suffix chooses the format: `.png`, `.pdf`, `.svg` …
         settings: arguments of `matplotlib.figure.Figure`, such as `figsize` and `layout`.
-
-    Raises:
-        UserError: as of `check_figure_path`.
     """
     check_figure_path(path)
     import matplotlib

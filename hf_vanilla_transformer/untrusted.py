@@ -134,11 +134,7 @@ def _check_nesting(text: str, loader: Any, as_text: bool) -> None:
 
 @contextmanager
 def reading_weights(path: str | Path) -> Iterator[None]:
-    """Wrap code that loads weights from an untrusted file or folder, with loaders that run no code from it.
-
-    Raises:
-        UserError: the weights are damaged, or reading them would need more than tensors and plain data.
-    """
+    """Wrap code that loads weights from an untrusted file or folder, with loaders that run no code from it."""
     try:
         yield
     except pickle.UnpicklingError as error:

@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,6 @@ from .decoding_engines import ENGINES, Engine, Ids
 from .harness import Worker, check_choices, peak_memory_mib, requests, reset_peak_memory
 from .measurements import DecodingMeasurement
 
-ORDERS = ("sorted", "file")
-
 
 def compare(
     folder: str | Path,
@@ -29,7 +28,6 @@ def compare(
     rounds: int = 3,
     threads: int = 1,
     limit_single: int = 100,
-    orders: Sequence[str] = ("sorted",),
     references: Sequence[str] | None = None,
     device: str = "cpu",
     **bleu_settings: Any,
@@ -38,14 +36,12 @@ def compare(
 
     Args:
         folder: a trained model with its tokenizer.
-        sentences: source text.
+        sentences: source text. Batches have sentences of similar length, the longest first.
         engines: keys of `ENGINES`. The output of the first one is the reference for the output of the rest.
         batch_sizes, beams: every combination is measured. CTranslate2 gets all sentences at once and the batch size as
             its limit, because it sorts and batches them itself.
         threads: the number of threads of each engine.
         limit_single: number of sentences for batches of one, because they are slow.
-        orders: "sorted" batches sentences of similar length, longest first; "file" keeps the order of the file.
-            (Batches of one are measured in the first order only.)
         references: reference translations, for BLEU if all sentences are translated.
         device: the device of every engine.
         **bleu_settings: arguments of `score_translations`.
@@ -53,22 +49,12 @@ def compare(
     Yields:
         Each measurement after its first round. Later rounds are added to it, so that an interrupted benchmark has the
         figures of all rounds until then.
-
-    Raises:
-        UserError: no such engine or order, an engine whose library is missing, or another number of references.
     """
-    check_choices(engines=(engines, list(ENGINES)), order=(orders, ORDERS))
+    check_choices(engines=(engines, list(ENGINES)))
     if not sentences:
         raise UserError("sentences: there are none to translate")
     if references is not None and len(references) != len(sentences):
         raise UserError(f"references: {len(references)} of them for {len(sentences)} sentences; give one for each")
-    settings = [
-        {"order": order, "batch_size": size, "num_beams": width}
-        for order in dict.fromkeys(orders)
-        for size in batch_sizes
-        for width in beams
-        if size > 1 or order == orders[0]
-    ]
     source, target = load_tokenizers(folder)
     ids = source(list(sentences))["input_ids"]
 
@@ -81,9 +67,8 @@ def compare(
 
     with ExitStack() as stack:
         workers = _start_workers(stack, folder, engines, threads, device)
-        for setting in settings:
-            chosen = ids[:limit_single] if setting["batch_size"] == 1 else ids
-            yield from _measure(workers, chosen, setting, rounds, bleu)
+        for size, width in product(batch_sizes, beams):
+            yield from _measure(workers, ids[:limit_single] if size == 1 else ids, size, width, rounds, bleu)
 
 
 def cache_bytes(
@@ -108,37 +93,25 @@ def cache_bytes(
 
 
 def _measure(
-    workers: dict[str, Worker],
-    ids: Ids,
-    setting: dict[str, Any],
-    rounds: int,
-    bleu: Callable[[Ids], dict[str, Any]],
+    workers: dict[str, Worker], ids: Ids, size: int, beams: int, rounds: int, bleu: Callable[[Ids], dict[str, Any]]
 ) -> Iterator[DecodingMeasurement]:
-    order = list(range(len(ids)))
-    if setting["order"] == "sorted":
-        order.sort(key=lambda index: len(ids[index]), reverse=True)
+    order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
     ordered, first_outputs = [ids[index] for index in order], None
     measured: dict[str, DecodingMeasurement] = {}
     for worker in workers.values():
         worker.ask("reset_peak_memory")
-    for number in range(rounds + 1):
-        for name, worker in workers.items():
-            seconds, rows, peak = worker.ask("translate", ordered, setting["batch_size"], setting["num_beams"])
-            if number == 0:  # warm-up
-                continue
-            if is_new := name not in measured:
-                outputs = [row for _, row in sorted(zip(order, rows, strict=True))]
-                first_outputs = first_outputs or outputs
-                same = sum(a == b for a, b in zip(first_outputs, outputs, strict=True)) / len(ids)
-                measured[name] = DecodingMeasurement(
-                    engine=name, sentences=len(ids), same_output=same, **setting, **bleu(outputs)
-                )
-            measurement = measured[name]
-            measurement.seconds.append(seconds)
-            measurement.target_tokens.append(sum(map(len, rows)))
-            measurement.peak_mib = peak
-            if is_new:
-                yield measurement
+        worker.ask("translate", ordered, size, beams)  # warm-up
+    for _, (name, worker) in product(range(rounds), workers.items()):
+        seconds, rows, peak = worker.ask("translate", ordered, size, beams)
+        if is_new := name not in measured:
+            outputs = [row for _, row in sorted(zip(order, rows, strict=True))]
+            first_outputs = first_outputs or outputs
+            same = sum(a == b for a, b in zip(first_outputs, outputs, strict=True)) / len(ids)
+            sizes = {"batch_size": size, "num_beams": beams, "sentences": len(ids)}
+            measured[name] = DecodingMeasurement(engine=name, same_output=same, **sizes, **bleu(outputs))
+        measured[name].add(seconds, sum(map(len, rows)), peak)
+        if is_new:
+            yield measured[name]
 
 
 # Worker processes

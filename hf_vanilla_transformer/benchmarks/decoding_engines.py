@@ -1,7 +1,7 @@
 """The engines of the decoding benchmark: this package, Marian in transformers, and CTranslate2."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -51,7 +51,8 @@ class GenerateEngine:
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self._generate(batch, beams, past_key_values=cache, max_new_tokens=max_target_tokens(batch))
         layers = cache.self_attention_cache.layers + cache.cross_attention_cache.layers
-        return storage_bytes(states for layer in layers for states in (layer.keys, layer.values))
+        storages = [states.untyped_storage() for layer in layers for states in (layer.keys, layer.values)]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())  # each once
 
     def _generate(self, batch: Ids, beams: int, **settings: Any) -> Ids:
         eos = self.model.config.eos_token_id
@@ -100,38 +101,27 @@ class OurEngine(GenerateEngine):
         return [translations[index] for index in range(len(sentences))]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        meter = CacheMeter(self.model.inference_engine)
-        self.model.inference_engine = meter
+        engine, sizes = self.model.inference_engine, [0]
+        make_decoder = engine.decoder
+
+        def metered_decoder(*args: Any) -> Any:
+            decoder = make_decoder(*args)
+            step = decoder.step
+
+            def measured_step(*args: Any) -> Any:
+                state = step(*args)
+                sizes.append(sum(kv.nbytes for kv in (*decoder.self_kv, *decoder.cross_kv)))
+                return state
+
+            decoder.step = measured_step
+            return decoder
+
+        engine.decoder = metered_decoder
         try:
             self._generate(batch, beams, max_new_tokens=max_target_tokens(batch))
         finally:
-            self.model.inference_engine = meter.engine
-        return meter.largest
-
-
-class CacheMeter:
-    """An inference engine with decoders that report the size of their caches after every step."""
-
-    def __init__(self, engine: Any):
-        self.engine, self.largest = engine, 0
-        self.encode = engine.encode
-
-    def decoder(self, *args: Any) -> Any:
-        return MeteredDecoder(self.engine.decoder(*args), self)
-
-
-class MeteredDecoder:
-    def __init__(self, decoder: Any, meter: CacheMeter):
-        self.decoder, self.meter = decoder, meter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.decoder, name)
-
-    def step(self, *args: Any) -> Any:
-        state = self.decoder.step(*args)
-        size = sum(kv.nbytes for kv in (*self.decoder.self_kv, *self.decoder.cross_kv))
-        self.meter.largest = max(self.meter.largest, size)
-        return state
+            del engine.decoder
+        return max(sizes)
 
 
 class CTranslate2Engine:
@@ -173,12 +163,6 @@ class CTranslate2Engine:
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
         return None
-
-
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Memory of the storages behind these tensors, each counted once."""
-    storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
-    return sum(storages.values())
 
 
 def _ours(folder: str, work: str, device: str, dtype: str | torch.dtype, **options: bool) -> Engine:

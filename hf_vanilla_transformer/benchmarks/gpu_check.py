@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ..atomic_write import atomic_file
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import number_pairs
 from ..data.readers import read_lines
 from ..errors import UserError
@@ -36,22 +36,14 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Check:
-    """The measurements to make.
+    """The measurements to make."""
 
-    Attributes:
-        output: the folder of the JSON files and of the trained models.
-        device: "cuda", or "cpu" to try the command without a GPU.
-        source, target: parallel text to train on and to translate. None generates number words.
-        quick: use sizes for two minutes on a CPU, whose figures have no meaning.
-        peak: bf16 TFLOP/s of the device, for the utilisation.
-    """
-
-    output: Path
-    device: str
-    source: Path | None = None
+    output: Path  # folder of the JSON files and of the trained model
+    device: str  # "cuda", or "cpu" to try the command without a GPU
+    source: Path | None = None  # parallel text to train on and to translate. None generates number words
     target: Path | None = None
-    quick: bool = False
-    peak: float = 989.0
+    quick: bool = False  # sizes for two minutes on a CPU, whose figures have no meaning
+    peak: float = 989.0  # bf16 TFLOP/s of the device, for the utilisation
 
     @property
     def presets(self) -> tuple[str, ...]:
@@ -103,12 +95,12 @@ def sections(check: Check) -> dict[str, Callable[[], Figures]]:
     """The sections, the most important ones first."""
     named: dict[str, Callable[[], Figures]] = {"machine": machine}
     for preset in check.presets:
-        named[f"training_{preset}"] = lambda preset=preset: train_on_text(check, preset)  # type: ignore[misc]
-        named[f"memory_{preset}"] = lambda preset=preset: train_on_random_pairs(check, preset)  # type: ignore[misc]
+        named[f"training_{preset}"] = partial(train_on_text, check, preset)
+        named[f"memory_{preset}"] = partial(train_on_random_pairs, check, preset)
     size = check.presets[0]
-    named[f"model_{size}"] = lambda: train_model(check, size)
-    named[f"decoding_{size}"] = lambda: decode(check, size)
-    named["profile"] = lambda: profile_search(check, size)
+    named[f"model_{size}"] = partial(train_model, check, size)
+    named[f"decoding_{size}"] = partial(decode, check, size)
+    named["profile"] = partial(profile_search, check, size)
     return named
 
 
@@ -120,43 +112,34 @@ def machine() -> Figures:
 def train_on_text(check: Check, preset: str) -> Figures:
     """Target tokens per second in bf16, against transformers' trainer in random order and grouped by length."""
     engines = ["ours_bf16", "marian_bf16", "marian_grouped_bf16"]
-    source, target = check.text()
-    measured = list(training.compare(engines, source, target, preset, device=check.device, **check.sizes))
-    return {one.engine: one.as_dict() for one in measured}
+    measured = training.compare(engines, *check.text(), preset, device=check.device, **check.sizes)
+    return {one.engine: one.as_dict() for one in list(measured)}
 
 
 def train_on_random_pairs(check: Check, preset: str) -> Figures:
     """Peak memory of an update without padding, and the share of the device's peak arithmetic."""
-    measured = list(training.compare(["ours_bf16", "marian_bf16"], preset=preset, device=check.device, **check.sizes))
-    fields = {"vocab_size": check.sizes["vocab_size"]}
-    tiny = preset == "tiny"
-    config = (
-        VanillaTransformerConfig(**TINY, **fields) if tiny else VanillaTransformerConfig.from_preset(preset, **fields)
-    )
-    pair = 3 * forward_flops(config, RANDOM_LENGTH, RANDOM_LENGTH)  # forward, and twice that backward
-    figures: Figures = {one.engine: one.as_dict() for one in measured}
-    for one in measured:
-        achieved = one.tokens_per_second / RANDOM_LENGTH * pair
-        figures[one.engine]["share_of_peak_arithmetic"] = achieved / (check.peak * 1e12)
-    return figures
+    measured = training.compare(["ours_bf16", "marian_bf16"], preset=preset, device=check.device, **check.sizes)
+    config = training.config_of(preset, check.sizes["vocab_size"])
+    flops = 3 * forward_flops(config, RANDOM_LENGTH, RANDOM_LENGTH) / RANDOM_LENGTH  # forward, and twice that backward
+    peak = check.peak * 1e12
+    return {
+        one.engine: one.as_dict() | {"share_of_peak_arithmetic": one.tokens_per_second * flops / peak}
+        for one in list(measured)
+    }
 
 
 def train_model(check: Check, preset: str) -> Figures:
     """Train a model on the text for a minute, so that it ends its sentences when it decodes."""
     shutil.rmtree(check.output / preset, ignore_errors=True)  # an earlier check's
-    source, target = check.text()
-    fields: Figures = TINY if preset == "tiny" else {"preset": preset, "label_smoothing": 0.1}
-    fields = fields | {
-        "output_dir": check.output / preset, "train": [source, target],
-        "vocab_size": 500 if check.quick else 10_000, "max_steps": 5 if check.quick else 1500,
-        "max_tokens_per_batch": 512 if check.quick else 8192, "learning_rate": 0.001, "warmup_steps": 200,
-        "eval_strategy": "no", "save_strategy": "no", "bf16": check.device == "cuda",
-        "use_cpu": check.device == "cpu", "disable_tqdm": True,
-    }  # fmt: skip
-    values = {name: value if isinstance(value, list) else [value] for name, value in fields.items()}
-    results = run_training(
-        *parse_recipe([part for name, value in values.items() for part in (f"--{name}", *map(str, value))])
-    )
+    fields: Figures = {
+        **(TINY if preset == "tiny" else {"preset": preset, "label_smoothing": 0.1}),
+        **{"output_dir": check.output / preset, "vocab_size": 500 if check.quick else 10_000},
+        **{"max_steps": 5 if check.quick else 1500, "max_tokens_per_batch": 512 if check.quick else 8192},
+        **{"learning_rate": 0.001, "warmup_steps": 200, "eval_strategy": "no", "save_strategy": "no"},
+        **{"bf16": check.device == "cuda", "use_cpu": check.device == "cpu", "disable_tqdm": True},
+    }
+    flags = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
+    results = run_training(*parse_recipe(["--train", *map(str, check.text()), *flags]))
     return {name: results[name] for name in ("train_updates", "train_seconds", "train_loss") if name in results}
 
 
@@ -202,22 +185,21 @@ def profile_search(check: Check, preset: str) -> Figures:
     }
 
 
-def report(found: dict[str, Figures]) -> str:
+def report(sections: dict[str, Figures]) -> str:
     """The figures as Markdown tables."""
-    lines = [f"{found['machine']['hardware']}; torch {found['machine']['torch']}", ""]
     rows = []
-    for name, figures in found.items():
+    for name, figures in sections.items():
         if "not measured" in figures:
             rows.append([name, "", "", f"not measured: {figures['not measured']}"])
-        for engine, one in figures.items():
-            if isinstance(one, dict) and "tokens_per_second" in one:
-                share = one.get("share_of_peak_arithmetic")
-                memory = one.get("peak_mib")
-                notes = [f"{share:.0%} of the peak arithmetic"] if share else []
-                notes += [f"{memory:,.0f} MiB"] if memory else []
-                rows.append([name, engine, f"{one['tokens_per_second']:,.0f}", ", ".join(notes)])
+        engines = {engine: one for engine, one in figures.items() if isinstance(one, dict)}
+        for engine, one in engines.items():
+            share, memory = one.get("share_of_peak_arithmetic"), one.get("peak_mib")
+            notes = [f"{share:.0%} of the peak arithmetic"] if share else []
+            notes += [f"{memory:,.0f} MiB"] if memory else []
+            rows.append([name, engine, f"{one['tokens_per_second']:,.0f}", ", ".join(notes)])
+    lines = [f"{sections['machine']['hardware']}; torch {sections['machine']['torch']}", ""]
     lines.append(markdown_table(["section", "engine", "target tokens/s", "others"], rows))
-    profiled = found.get("profile", {})
+    profiled = sections.get("profile", {})
     if "steps" in profiled:
         share, waits = profiled["share_of_time_in_kernels"], profiled["synchronisations_per_step"]
         kernels = "not known on a CPU" if share is None else f"{share:.0%}"

@@ -46,6 +46,12 @@ class Measurement:
         """(fastest rate - slowest rate) / median."""
         return (max(self.rates) - min(self.rates)) / self.tokens_per_second
 
+    def add(self, seconds: float, target_tokens: int, peak_mib: float | None) -> None:
+        """Add a round."""
+        self.seconds.append(seconds)
+        self.target_tokens.append(target_tokens)
+        self.peak_mib = peak_mib
+
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
         return asdict(self) | {name: getattr(self, name) for name in ("rates", "tokens_per_second", "spread")}
@@ -55,7 +61,6 @@ class Measurement:
 class DecodingMeasurement(Measurement):
     """One engine under one setting. The end-of-sentence token counts as a token."""
 
-    order: str
     batch_size: int
     num_beams: int
     sentences: int
@@ -63,17 +68,17 @@ class DecodingMeasurement(Measurement):
     bleu: float | None = None
     bleu_signature: str | None = None
 
-    SETTING = ("order", "batch_size", "num_beams")
+    SETTING = ("batch_size", "num_beams")
 
     @property
     def title(self) -> str:
-        batch = "one sentence at a time" if self.batch_size == 1 else f"{self.batch_size} sentences, {self.order}"
+        batch = "one sentence at a time" if self.batch_size == 1 else f"{self.batch_size} sentences"
         return f"{batch}\n{'greedy' if self.num_beams == 1 else f'{self.num_beams} beams'}"
 
     @property
-    def seconds_per_batch(self) -> float:
-        """The seconds per batch in the median round."""
-        return statistics.median(self.seconds) * self.batch_size / self.sentences
+    def ms_per_sentence(self) -> float:
+        """Milliseconds per sentence in the median round."""
+        return 1000 * statistics.median(self.seconds) / self.sentences
 
 
 @dataclass
@@ -112,11 +117,12 @@ class TrainingMeasurement(Measurement):
     def as_dict(self) -> dict[str, Any]:
         return super().as_dict() | {"padding": self.padding}
 
-    def add(self, turns: Sequence[Turn]) -> None:
+    def add_turns(self, turns: Sequence[Turn]) -> None:
         """Add a round, with the turn of each process."""
-        self.seconds.append(max(turn.seconds for turn in turns))
-        self.target_tokens.append(sum(turn.target_tokens for turn in turns))
+        peak, self.step_mib = (
+            max((size for turn in turns if (size := getattr(turn, name)) is not None), default=None)
+            for name in ("peak_mib", "step_mib")
+        )
+        self.add(max(turn.seconds for turn in turns), sum(turn.target_tokens for turn in turns), peak)
         self.tokens += sum(turn.tokens for turn in turns)
         self.padded_tokens += sum(turn.padded_tokens for turn in turns)
-        self.peak_mib = max((turn.peak_mib for turn in turns if turn.peak_mib is not None), default=None)
-        self.step_mib = max((turn.step_mib for turn in turns if turn.step_mib is not None), default=None)

@@ -54,11 +54,10 @@ def decoding_report(measurements: Sequence[DecodingMeasurement], caches: Mapping
     """All figures of the decoding benchmark as Markdown tables."""
     columns: dict[str, Callable[[Any], str]] = {
         "engine": lambda one: one.engine,
-        "order": lambda one: one.order,
         "batch": lambda one: str(one.batch_size),
         "beams": lambda one: str(one.num_beams),
         **_speed_columns(measurements),
-        "ms per sentence": lambda one: f"{1000 * one.seconds_per_batch / one.batch_size:.1f}",
+        "ms per sentence": lambda one: f"{one.ms_per_sentence:.1f}",
         "peak MiB": lambda one: _number(one.peak_mib, ",.0f"),
         "same output": lambda one: f"{one.same_output:.1%}",
         "BLEU": lambda one: _number(one.bleu, ".2f"),
@@ -84,7 +83,7 @@ def training_report(measurements: Sequence[TrainingMeasurement]) -> str:
         "padding": lambda one: f"{one.padding:.1%}",
         "target tokens per update": lambda one: f"{sum(one.target_tokens) / len(one.seconds) / one.updates:,.0f}",
         "peak MiB": lambda one: _number(one.peak_mib, ",.0f"),
-        "of which in the update": lambda one: _number(one.step_mib, ",.0f"),
+        "peak MiB of the update": lambda one: _number(one.step_mib, ",.0f"),
         "ours / this, peak": lambda one: _number((ratio(measurements, one) or {}).get("memory"), ".2f"),
     }
     tables = [_table(measurements, columns)]
@@ -119,11 +118,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def plot(measurements: Sequence[Any], path: str | Path) -> Path:
-    """Draw a panel per setting with a bar per engine: median target tokens per second, and the range of the rounds.
-
-    Raises:
-        UserError: no matplotlib, or a format that it cannot write.
-    """
+    """Draw a panel per setting with a bar per engine: median target tokens per second, and the range of the rounds."""
     engines, titles = (list(dict.fromkeys(getattr(one, name) for one in measurements)) for name in ("engine", "title"))
     size = (2.5 + 2.2 * len(titles), 1.5 + 0.35 * len(engines))
     with figure_file(path, figsize=size, layout="constrained") as figure:

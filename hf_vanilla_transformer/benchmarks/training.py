@@ -10,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,20 +48,13 @@ RANDOM_LENGTH = 32  # tokens per side of a random pair
 _ENDLESS = 1_000_000  # updates; the main process ends a training
 
 
-@dataclass(frozen=True)
-class BatchSizes:
-    """The batches and updates of every engine.
+class BatchSizes(NamedTuple):
+    """The batches and updates of every engine."""
 
-    Attributes:
-        tokens: `max_tokens_per_batch` of this package.
-        tokens_per_update: target tokens of an update, about. None for one batch in each process.
-        pairs, accumulation: pairs per batch and batches per update of transformers' trainer: this package's average.
-    """
-
-    tokens: int
-    tokens_per_update: int | None
-    pairs: int = 0
-    accumulation: int = 1
+    tokens: int  # `max_tokens_per_batch` of this package
+    tokens_per_update: int | None  # target tokens of an update, about. None: one batch in each process
+    pairs: int  # per batch of transformers' trainer: this package's average
+    accumulation: int  # batches per update of transformers' trainer
 
 
 def compare(
@@ -99,42 +92,32 @@ def compare(
         dropout, label_smoothing: None for the preset's values.
 
     Yields:
-        Each measurement after its first round. Later rounds are added to it, so that an interrupted benchmark has the
-        figures of all rounds until then.
-
-    Raises:
-        UserError: no such engine, preset or device, or text that cannot be read.
+        Each measurement after its first round. Later rounds are added to it, as in `decoding.compare`.
     """
     check_choices(engines=(engines, ENGINES), preset=([preset], SIZES), device=([device], ["cpu", "cuda"]))
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device: 'cuda' cannot be used here: torch sees no GPU")
     if (source is None) != (target is None):
         raise UserError("source and target go together; one of them is missing")
-    given = {"dropout": dropout, "label_smoothing": label_smoothing}
-    fields = {name: value for name, value in given.items() if value is not None}
+    options = {"dropout": dropout, "label_smoothing": label_smoothing}
+    fields = {name: value for name, value in options.items() if value is not None}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         data = prepare(Path(folder), source, target, preset, vocab_size, tokens, fields)
         teams: dict[tuple[str, int], list[Worker]] = {}
-        for count in dict.fromkeys(processes):
-            sizes = batch_sizes(data, tokens, tokens_per_update, count)
-            for engine in engines:
-                teams[engine, count] = team = [
-                    stack.enter_context(
-                        Worker(serve, engine, folder, sizes, device, threads=threads, environment=environment)
-                    )
-                    for environment in _environments(count)
-                ]
-                for worker in team:  # after all have started, because they wait for each other
-                    worker.receive()
+        for count, engine in product(dict.fromkeys(processes), engines):
+            args = engine, folder, batch_sizes(data, tokens, tokens_per_update, count), device
+            workers = [Worker(serve, *args, threads=threads, environment=each) for each in _environments(count)]
+            teams[engine, count] = [stack.enter_context(worker) for worker in workers]
+            for worker in workers:  # after all have started, because they wait for each other
+                worker.receive()
         for team in teams.values():
             _ask(team, "updates", warm_up)
             _ask(team, "reset_peak_memory")
         measured = {key: TrainingMeasurement(engine=key[0], processes=key[1], updates=updates) for key in teams}
-        for number in range(rounds):
-            for key, team in teams.items():
-                measured[key].add(_ask(team, "updates", updates))
-                if number == 0:
-                    yield measured[key]
+        for number, (key, team) in product(range(rounds), teams.items()):
+            measured[key].add_turns(_ask(team, "updates", updates))
+            if number == 0:
+                yield measured[key]
 
 
 # What all engines share: pairs, tokenizer, initial weights
@@ -162,17 +145,20 @@ def prepare(
     data.save_to_disk(folder / "data")
     save_tokenizers(folder / "tokenizer", tokenizer, tokenizer)
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos", "unk")}
-    fields = {"vocab_size": vocab_size, **ids, "decoder_start_token_id": tokenizer.bos_token_id, **fields}
     set_seed(1)
     try:
-        if preset == "tiny":
-            config = VanillaTransformerConfig(**{**TINY, **fields})
-        else:
-            config = VanillaTransformerConfig.from_preset(preset, **fields)
+        config = config_of(preset, vocab_size, **ids, decoder_start_token_id=tokenizer.bos_token_id, **fields)
     except ValueError as error:
         raise UserError(str(error)) from None
     VanillaTransformerForConditionalGeneration(config).save_pretrained(folder / "model")
     return load_from_disk(folder / "data")
+
+
+def config_of(preset: str, vocab_size: int, **fields: Any) -> VanillaTransformerConfig:
+    """The configuration of one of `SIZES`."""
+    if preset == "tiny":
+        return VanillaTransformerConfig(**{**TINY, "vocab_size": vocab_size, **fields})
+    return VanillaTransformerConfig.from_preset(preset, vocab_size=vocab_size, **fields)
 
 
 def random_pairs(vocab_size: int, tokens: int, batches: int = 16) -> Dataset:

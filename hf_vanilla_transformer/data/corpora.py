@@ -127,9 +127,6 @@ class Columns:
 
         Returns:
             (column with a {language: text} of both sides, or None, key of the source, key of the target).
-
-        Raises:
-            UserError: no match. The message lists the existing columns.
         """
         parent: str | None = None
         source, target = self.source_column, self.target_column

@@ -86,9 +86,6 @@ def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
     Byte order marks at the start of any line (concatenated files have several) and carriage returns at line ends are
     removed and counted. Bytes that are not UTF-8 become lone surrogates ("surrogateescape"), so that the caller can
     drop exactly the sentences that contain them.
-
-    Raises:
-        UserError: no such file, a damaged gzip file, or UTF-16.
     """
     for number, raw in _raw_lines(path):
         if number == 1 and raw.startswith(_UTF16_MARKS):
@@ -112,9 +109,6 @@ def read_parallel(source_file: Path, target_file: Path, repairs: Repairs) -> Ite
 
     Yields:
         (line number from 1, source line, target line).
-
-    Raises:
-        UserError: as of `repaired_lines`, or the files have different numbers of lines.
     """
     sources, targets = repaired_lines(source_file, repairs), repaired_lines(target_file, repairs)
     for line, (source, target) in enumerate(zip_longest(sources, targets), start=1):
@@ -296,9 +290,6 @@ def read_rows(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]
     Args:
         path: the file.
         repairs: counts the repairs in its lines.
-
-    Raises:
-        UserError: an unknown suffix, or a malformed file.
     """
     suffix = file_format(path)
     if suffix not in _READERS:

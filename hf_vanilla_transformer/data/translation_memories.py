@@ -56,9 +56,6 @@ def read_memory(path: Path, source_lang: str | None, target_lang: str | None) ->
 
     Yields:
         (number of the unit from 1, source, target), with None for a missing side.
-
-    Raises:
-        UserError: a language is not given or does not occur, the XML is damaged or declares entities.
     """
     if not source_lang or not target_lang:
         raise UserError(f"{path}: a translation memory needs source_lang and target_lang, such as en and de")

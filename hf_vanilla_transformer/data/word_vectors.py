@@ -159,11 +159,7 @@ def _read_vectors(path: Path, wanted: set[str], width: int, report: VectorReport
 
 
 def _vector_lines(path: Path, width: int) -> Iterator[bytes]:
-    """The lines after the header, if there is one.
-
-    Raises:
-        UserError: the vectors have a different dimension, or there are none.
-    """
+    """The lines after the header, if there is one."""
     with open_binary(path) as lines:
         first = next(lines, b"").rstrip()
         header = len(first.split(b" ")) == 2 and all(part.isdigit() for part in first.split(b" "))

@@ -30,9 +30,6 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
 
     Returns:
         The path.
-
-    Raises:
-        UserError: matplotlib is not installed, or nothing was logged.
     """
     train = _points(log_history, "nll_loss") or _points(log_history, "loss")
     evaluation, score = _during_training(log_history, "eval_loss"), _during_training(log_history, metric)

@@ -141,11 +141,7 @@ def score_test_split(
 
 @lru_cache
 def check_tokenizer(name: str) -> None:
-    """Check that sacreBLEU can load a tokenizer, before hours of decoding.
-
-    Raises:
-        UserError: sacreBLEU cannot load it. The message lists the known tokenizers.
-    """
+    """Check that sacreBLEU can load a tokenizer, before hours of decoding."""
     if name not in BLEU.TOKENIZERS:
         raise UserError(f"tokenize: sacreBLEU has no tokenizer {name!r}; choose one of {', '.join(BLEU.TOKENIZERS)}")
     try:

@@ -26,9 +26,6 @@ def destination(args: Any) -> Destination | None:
 
     Returns:
         None if the run is not published, or not by this rank.
-
-    Raises:
-        UserError: the Hub refuses; `hub_token` is set; the strategy would upload optimizer states.
     """
     if args.hub_token is not None:
         raise UserError("hub_token: arguments end up in logs and files; run `hf auth login`, or put it into HF_TOKEN")
@@ -45,11 +42,7 @@ def destination(args: Any) -> Destination | None:
 
 
 def publish_run(folder: Path, where: Destination) -> str:
-    """Upload a finished run's folder and return the commit's URL.
-
-    Raises:
-        UserError: the upload failed; the model remains in its folder.
-    """
+    """Upload a finished run's folder and return the commit's URL."""
     try:
         return publish(folder, where.repo_id, private=where.private, revision=where.revision)
     except UserError as error:

@@ -73,10 +73,6 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
     Args:
         folder: the folder of a model or of a peft adapter.
         include: additional files, by their paths in the folder.
-
-    Raises:
-        UserError: no model in the folder, a damaged or missing file, a link to a file outside of the folder, or a
-            file that contains an access token.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give a run's output_dir or a folder of save_pretrained")

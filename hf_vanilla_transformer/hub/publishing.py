@@ -54,9 +54,6 @@ def prepared_files(
         max_shard_size: split larger weights into shards, such as 5GB. None uploads them unchanged.
         license: the id of the model's license on the Hub, for the card.
         base_model: the name on the Hub of an adapter's base model.
-
-    Raises:
-        UserError: see `choose_files`; an invalid `repo_id`.
     """
     check_repo_id(repo_id)
     folder = Path(folder)

@@ -77,11 +77,7 @@ def search_jobs(
 def with_prefixes(
     sentences: Iterable[str], prefixes: Iterable[str] | None, first_line: int = 1
 ) -> Iterator[tuple[str, str]]:
-    """Pair each sentence with its target prefix, "" if `prefixes` is None.
-
-    Raises:
-        UserError: one of the two is longer than the other.
-    """
+    """Pair each sentence with its target prefix, "" if `prefixes` is None."""
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)
         return

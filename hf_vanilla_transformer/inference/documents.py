@@ -66,9 +66,6 @@ def sentence_splitter(language: str | None) -> Splitter:
 
     Args:
         language: a code such as "en". None, or one without rules, takes the rules that most languages share.
-
-    Raises:
-        UserError: sentencex is not installed.
     """
     try:
         from sentencex import segment

@@ -117,9 +117,6 @@ def check_weights(folder: Path, info: Mapping[str, Any]) -> None:
 
     Args:
         info: the loading information of `from_pretrained(…, output_loading_info=True)`.
-
-    Raises:
-        UserError: missing, unexpected or mismatched tensors.
     """
     remedies = {
         "missing_keys": "the weights lack {count} tensors, such as {name}; save the model again",
@@ -134,11 +131,7 @@ def check_weights(folder: Path, info: Mapping[str, Any]) -> None:
 
 
 def check_architecture(folder: Path, model: PreTrainedModel) -> None:
-    """Refuse a folder of a subclass that kept this package's model type: it would decode as its base class.
-
-    Raises:
-        UserError: config.json names a class that this package does not have.
-    """
+    """Refuse a folder of a subclass that kept this package's model type: it would decode as its base class."""
     if not isinstance(model, modeling_vanilla_transformer.VanillaTransformerPreTrainedModel):
         return
     for name in model.config.architectures or ():

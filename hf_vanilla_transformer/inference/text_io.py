@@ -73,11 +73,7 @@ def line_writer(path: str | Path | None = None) -> Iterator[Callable[[str], None
 
 @contextmanager
 def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file for bytes that replaces `path` when the block ends without an error, with gzip if it ends in `.gz`.
-
-    Raises:
-        UserError: the path is a folder.
-    """
+    """Open a file for bytes that replaces `path` when the block ends without an error, gzipped if it ends in `.gz`."""
     target = Path(path).resolve()
     if target.is_dir():
         raise UserError(f"{path}: this is a folder; give the name of a file")

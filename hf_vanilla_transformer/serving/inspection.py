@@ -85,9 +85,6 @@ class Inspector:
         Args:
             text: one sentence. num_beams: None is the checkpoint's.
             alternatives: to each token. prefix: token ids that the translation starts with.
-
-        Raises:
-            UserError: a text that is too long, or an id outside the vocabulary.
         """
         if not text.strip():
             names = ("source", "tokens", "probabilities", "attention", "alternatives", "hypotheses")

@@ -31,9 +31,6 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
     Args:
         arguments: `en-de=FOLDER`, or `FOLDER` if its model card names two languages or its name ends in two codes,
             such as `runs/numbers_en_de` and `opus-mt-en-de`.
-
-    Raises:
-        UserError: the languages of a folder are unknown, or two models translate one pair.
     """
     folders: dict[tuple[str, str], Path] = {}
     for argument in arguments:

@@ -28,11 +28,7 @@ _OPEN_FILES = (65_536, 10_240)  # that the process asks for
 
 
 def load_server(options: ServeOptions) -> Server:
-    """Load every model, and start its engine.
-
-    Raises:
-        UserError: a model cannot be loaded or served, or a limit is not above 0.
-    """
+    """Load every model, and start its engine."""
     check_at_least_one(max_characters=options.limits.max_characters)
     if not 0 < options.limits.timeout < math.inf:
         raise UserError(f"timeout: must be a finite number of seconds above 0, not {options.limits.timeout:g}")

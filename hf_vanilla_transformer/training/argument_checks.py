@@ -43,11 +43,7 @@ _METRICS = "bleu", "chrf", "exact_match", "loss", "perplexity", "gen_len"
 
 
 def check_ranges(arguments: Any) -> None:
-    """Refuse numbers out of their range. Missing fields and None are not checked.
-
-    Raises:
-        UserError: names the field, its value and the range.
-    """
+    """Refuse numbers out of their range. Missing fields and None are not checked."""
     for names, allowed, text in (
         (_AT_LEAST_1, lambda number: number >= 1, "must be at least 1"),
         (_AT_LEAST_0, lambda number: number >= 0, "must be at least 0"),
@@ -66,11 +62,7 @@ def check_ranges(arguments: Any) -> None:
 
 
 def check_training_arguments(arguments: Any) -> None:
-    """Refuse training arguments that train nothing, or that need a package that is not installed.
-
-    Raises:
-        UserError: names the field, its value and the remedy.
-    """
+    """Refuse training arguments that train nothing, or that need a package that is not installed."""
     check_ranges(arguments)
     if arguments.max_steps == 0 or arguments.max_steps < -1:
         raise UserError(f"max_steps: {arguments.max_steps}: give a number of updates, or -1 to train num_train_epochs")
@@ -93,11 +85,7 @@ def check_training_arguments(arguments: Any) -> None:
 
 
 def check_run_arguments(arguments: Any) -> None:
-    """Refuse arguments that would make the evaluations of a run fail.
-
-    Raises:
-        UserError: names the field, its value and the remedy.
-    """
+    """Refuse arguments that would make the evaluations of a run fail."""
     metric = arguments.metric_for_best_model
     if metric is not None and metric.removeprefix("eval_") not in _METRICS:
         hint = did_you_mean(metric.removeprefix("eval_"), _METRICS) or f"choose among {', '.join(_METRICS)}"
@@ -111,11 +99,7 @@ def check_run_arguments(arguments: Any) -> None:
 
 
 def check_size(config: VanillaTransformerConfig) -> None:
-    """Refuse a model with weights that need more than the memory of this machine, before it is made.
-
-    Raises:
-        UserError: names the numbers of parameters and bytes.
-    """
+    """Refuse a model with weights that need more than the memory of this machine, before it is made."""
     d = config.d_model
 
     def layer(heads: int, ffn_dim: int, attentions: int) -> int:
@@ -148,11 +132,7 @@ def refused_as_one_line(settings: str) -> Iterator[None]:
 
 
 def check_optimizer(arguments: Any) -> None:
-    """Make the optimizer for one parameter.
-
-    Raises:
-        UserError: it does not exist, its package is not installed, or it refuses its settings.
-    """
+    """Make the optimizer for one parameter."""
     kind = getattr(arguments.optim, "value", arguments.optim)
     with refused_as_one_line(f"optim: {kind} with optim_args={arguments.optim_args}"):
         make, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
@@ -161,11 +141,7 @@ def check_optimizer(arguments: Any) -> None:
 
 
 def check_schedule(arguments: Any) -> None:
-    """Make the learning rate schedule for one parameter, and take three steps.
-
-    Raises:
-        UserError: it does not exist or refuses its settings.
-    """
+    """Make the learning rate schedule for one parameter, and take three steps."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=arguments.learning_rate or 1.0)
     steps = arguments.max_steps if arguments.max_steps > 0 else 1000
     kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)

@@ -48,11 +48,7 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 
 def last_checkpoint(run: Path) -> Path:
-    """The last complete checkpoint in `run`.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The last complete checkpoint in `run`, which must have one."""
     checkpoints = complete_checkpoints(run)
     if not checkpoints:
         raise UserError(f"output_dir {run} has no complete checkpoint to resume from: start without it")
@@ -60,11 +56,7 @@ def last_checkpoint(run: Path) -> Path:
 
 
 def require_last(checkpoint: Path, run: Path) -> None:
-    """Refuse to resume `run` from one of its older checkpoints: the newer ones would be of a different run.
-
-    Raises:
-        UserError: names the newer checkpoint and the remedy.
-    """
+    """Refuse to resume `run` from one of its older checkpoints: the newer ones would be of a different run."""
     if checkpoint.resolve().parent == run.resolve():
         last = last_checkpoint(run)
         if checkpoint.resolve() != last.resolve():
@@ -115,9 +107,6 @@ def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
     Args:
         run: the folder that the block writes to.
         consequence: says what is not saved.
-
-    Raises:
-        UserError: the disk is full, or the folder is not writable.
     """
     try:
         with report_full_disk(run):
@@ -159,11 +148,7 @@ class RunState:
 
 
 def read_run_state(checkpoint: Path) -> RunState:
-    """Read the `run_state.json` of a checkpoint.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
+    """Read the `run_state.json` of a checkpoint."""
     file = checkpoint / RUN_STATE
     try:
         return RunState(**json.loads(file.read_text(encoding="utf-8")))
@@ -179,9 +164,6 @@ def require_training_state(checkpoint: Path, processes: int) -> None:
     Args:
         checkpoint: the folder, not written by DeepSpeed, whose files have different names.
         processes: the number of processes that resume.
-
-    Raises:
-        UserError: names the file.
     """
     optimizer = next((name for name in OPTIMIZERS if (checkpoint / name).exists()), OPTIMIZERS[0])
     random_states = [path.name for path in checkpoint.iterdir() if re.fullmatch(r"rng_state(_\d+)?\.pth", path.name)]
@@ -228,9 +210,6 @@ def require_same(checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, A
     Args:
         saved, now: name → value. Only names in both are compared.
         remedy: the end of the message.
-
-    Raises:
-        UserError: names the value, its present and its saved content, and the remedy.
     """
     for name in now:
         if name in saved and saved[name] != now[name]:

@@ -270,11 +270,7 @@ def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | N
 
 
 def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
-    """Ignore case in all scores if the target tokenizer lower-cases: it cannot write the capitals of a reference.
-
-    Raises:
-        UserError: `lowercase` with a given tokenizer that keeps capitals.
-    """
+    """Ignore case in all scores if the target tokenizer lower-cases: it cannot write the capitals of a reference."""
     texts = (each.decode(each("A B C")["input_ids"], skip_special_tokens=True) for each in tokenizers)
     lowercases = [text.split() == ["a", "b", "c"] for text in texts]
     if data_args.lowercase and not all(lowercases):
@@ -290,11 +286,7 @@ def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
 def check_positions(
     config: VanillaTransformerConfig, encoded: dict[str, Any], tokenizers: Tokenizers, data_args: DataArguments
 ) -> None:
-    """Refuse sentences that learned positions cannot represent. Sinusoids have no end.
-
-    Raises:
-        UserError: names the field or the lines.
-    """
+    """Refuse sentences that learned positions cannot represent. Sinusoids have no end."""
     limit = config.max_position_embeddings
     if config.position_encoding_type != "learned":
         return

@@ -51,9 +51,6 @@ def load_base_model(name: str) -> PretrainedTranslator:
     Args:
         name: a folder or a name on the Hub, with a model of this package, or a `MarianMTModel` (OPUS-MT) or FSMT model
             to convert.
-
-    Raises:
-        UserError: there is no such model, its type is unknown, or it has no tokenizer.
     """
     folder = Path(name) if Path(name).exists() else _from_hub(name)
     kind = read_json_object(folder / "config.json").get("model_type")
@@ -93,11 +90,7 @@ def _from_hub(name: str) -> Path:
 
 
 def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, data_args: DataArguments) -> None:
-    """Refuse recipe fields that contradict the sizes or tokenizers of the base model.
-
-    Raises:
-        UserError: names the field, its value and the value of the base model.
-    """
+    """Refuse recipe fields that contradict the sizes or tokenizers of the base model."""
     for field, value in vars(model_args).items():
         if value is None or field in _FREE:
             continue

@@ -65,9 +65,6 @@ def find_checkpoint(run: Path, resume: str) -> Path | None:
 
     Args:
         resume: `resume_from_checkpoint`: true, false, auto (true if there is a checkpoint), or the path of one.
-
-    Raises:
-        UserError: the folder has files of a different run, or there is no such checkpoint.
     """
     if resume.lower() == "true" or (resume.lower() == "auto" and complete_checkpoints(run)):
         checkpoint = last_checkpoint(run)
@@ -87,11 +84,7 @@ def find_checkpoint(run: Path, resume: str) -> Path | None:
 
 
 def require_new_folder(run: Path) -> None:
-    """Refuse a folder for a new run that has files.
-
-    Raises:
-        UserError: names one of them and the remedy.
-    """
+    """Refuse a folder for a new run that has files."""
     names = sorted(set(os.listdir(run)) - _BEFORE_SAVING) if run.is_dir() else []
     if names:
         resume = "resume its run (--resume_from_checkpoint true) or " if complete_checkpoints(run) else ""

@@ -229,9 +229,6 @@ class VanillaTransformerTrainer(ResumableTrainer):
         """Forward and backward pass of one batch, or of all batches of an update with one gradient all-reduce.
 
         With SimCut or R-Drop each batch in two halves: see `halves`.
-
-        Raises:
-            UserError: the loss is not a finite number.
         """
         batches = list(enumerate(inputs if self.by_tokens else [inputs]))
         if self._due_consistency() and num_items_in_batch is not None:

@@ -106,9 +106,6 @@ def publish_site(
 
     Returns:
         The Space's title, and the URL of the commit.
-
-    Raises:
-        UserError: see `write_site` and `hub.space.publish_space`.
     """
     names = card_languages(Path(source))
     title = " → ".join(names) if len(names) == 2 else model_id.rpartition("/")[2]

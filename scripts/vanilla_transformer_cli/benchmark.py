@@ -4,11 +4,10 @@
     --engines ours_fp32 ours_bf16 marian_fp32 marian_bf16 ctranslate2_fp32 ctranslate2_int8 \\
     --output benchmark.json --plot benchmark.png
 
-Engines take turns, each in a separate process. The output is Markdown tables. The first has for each engine the median
-of the rounds, their spread (fastest less slowest, over the median), how many times its target tokens per second ours
-reaches in the same precision (the fastest of ours if none has it), and the peak memory of its process. The second has
-the growth of time with four times as many sentences or beams per batch, if --batch_sizes and --num_beams have such
-pairs. The third has the size of the KV caches.
+Engines take turns, each in a separate process. A Markdown table has for each engine the median of the rounds, their
+spread (fastest less slowest, over the median), how many times its target tokens per second ours reaches in the same
+precision (the fastest of ours if none has it), and the peak memory of its process. A second one has the size of the KV
+caches.
 
   vanilla-transformer benchmark train --source train.en --target train.de --preset base --tokens 4096 \\
     --engines ours_fp32 marian_fp32 marian_grouped_fp32 --output benchmark.json --plot benchmark.png
@@ -40,10 +39,13 @@ from .parsing import Parser
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    texts: dict[str, Any] = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    add_decode(commands.add_parser("decode", help="translate the same sentences with every engine", **texts))
-    add_train(commands.add_parser("train", help="train the same model with every engine", **texts))
-    add_gpu(commands.add_parser("gpu", help="all measurements that need a GPU, in ten minutes", **texts))
+    for name, add_arguments, text in (
+        ("decode", add_decode, "translate the same sentences with every engine"),
+        ("train", add_train, "train the same model with every engine"),
+        ("gpu", add_gpu, "all measurements that need a GPU, in ten minutes"),
+    ):
+        form = argparse.RawDescriptionHelpFormatter
+        add_arguments(commands.add_parser(name, help=text, description=__doc__, formatter_class=form))
     return parser.parse_args(arguments)
 
 
@@ -68,11 +70,6 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
         help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (not marian_) int8; ours_workers_ and "
         "ctranslate2_workers_ run one search per thread, ours_compiled_ (bf16, int8) compiles the decoder for single "
         "sentences; the output of the others is compared with that of the first (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--order", choices=["sorted", "file", "both"], default="sorted",
-        help="batches of sentences of similar length, or in the order of the file; CTranslate2 always gets the whole "
-        "file and sorts it itself (default: %(default)s)",
     )  # fmt: skip
     add("--batch_sizes", nargs="+", type=int, default=[1, 64], metavar="N")
     add("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")
@@ -122,8 +119,8 @@ def check(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.errors import check_at_least_one
     from hf_vanilla_transformer.plotting import check_figure_path
 
-    for name, given in vars(arguments).items():
-        for value in given if isinstance(given, list) else [given]:
+    for name, values in vars(arguments).items():
+        for value in values if isinstance(values, list) else [values]:
             if type(value) is int and name != "cache_beams":
                 check_at_least_one(**{name: value})
     if arguments.plot:
@@ -132,7 +129,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 def decode(arguments: argparse.Namespace, results: list[Any], caches: dict[str, int]) -> None:
     """Add to `results` and `caches` after each measurement, so that an interrupt keeps them."""
-    from hf_vanilla_transformer.benchmarks.decoding import ORDERS, cache_bytes, compare
+    from hf_vanilla_transformer.benchmarks.decoding import cache_bytes, compare
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
     from hf_vanilla_transformer.inference.text_io import read_lines
 
@@ -141,16 +138,13 @@ def decode(arguments: argparse.Namespace, results: list[Any], caches: dict[str, 
     references = list(read_lines(arguments.reference))[: arguments.sentences] if arguments.reference else None
     model, engines = arguments.model, arguments.engines
     common = {"threads": arguments.threads, "device": arguments.device}
-    for one in compare(
+    results.extend(compare(
         model, sentences, engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds, **common,
-        orders=ORDERS if arguments.order == "both" else [arguments.order], references=references,
-        tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase,
-    ):  # fmt: skip
-        results.append(one)
+        references=references, tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase,
+    ))  # fmt: skip
     if arguments.cache_beams > 0:
         batch = sentences[: max(arguments.batch_sizes)]
-        for engine, size in cache_bytes(model, batch, engines, arguments.cache_beams, **common):
-            caches[engine] = size
+        caches.update(cache_bytes(model, batch, engines, arguments.cache_beams, **common))
 
 
 def check_gpu(arguments: argparse.Namespace) -> int:
@@ -190,8 +184,7 @@ def main(arguments: argparse.Namespace) -> int:
             else:
                 from hf_vanilla_transformer.benchmarks.training import compare
 
-                for one in compare(**settings):
-                    results.append(one)
+                results.extend(compare(**settings))
         except KeyboardInterrupt:
             if not results:
                 raise

@@ -10,7 +10,7 @@ from hf_vanilla_transformer.benchmarks.measurements import DecodingMeasurement, 
 
 def decoding(engine: str, size: int, beams: int, tokens: int, seconds: list[float], **more: float) -> Measurement:
     return DecodingMeasurement(
-        engine=engine, order="sorted", batch_size=size, num_beams=beams, sentences=64, seconds=seconds,
+        engine=engine, batch_size=size, num_beams=beams, sentences=64, seconds=seconds,
         target_tokens=[tokens] * len(seconds), peak_mib=100.0, same_output=1.0, **more,
     )  # fmt: skip
 
@@ -18,7 +18,7 @@ def decoding(engine: str, size: int, beams: int, tokens: int, seconds: list[floa
 def training(engine: str, processes: int, rates: list[float], peak: float = 100.0) -> Measurement:
     found = TrainingMeasurement(engine=engine, processes=processes, updates=2)
     for rate in rates:
-        found.add([Turn(1000 / rate, 1000, 1900, 2000, peak, 40.0)])
+        found.add_turns([Turn(1000 / rate, 1000, 1900, 2000, peak, 40.0)])
     return found
 
 
@@ -58,7 +58,7 @@ def test_process_scaling_compares_with_one_process() -> None:
 
 def test_decoding_report_has_a_row_per_measurement() -> None:
     lines = report.decoding_report(DECODING, {"ours_fp32": 2**20, "marian_fp32": 4 * 2**20}, 8).splitlines()
-    assert lines[2] == "| ours_fp32 | sorted | 16 | 4 | 450 | 133% | | 31.2 | 100 | 100.0% | 40.00 |"
+    assert lines[2] == "| ours_fp32 | 16 | 4 | 450 | 133% | | 31.2 | 100 | 100.0% | 40.00 |"
     assert "| 3.00 (ours_fp32) |" in lines[4] and "| 1.80 (ours_bf16) |" in lines[5]
     assert lines[-1] == "| marian_fp32 | 4.0 | 0.25 |"
     for table in "\n".join(lines).split("\n\n"):
@@ -77,7 +77,7 @@ def test_training_report_has_a_row_per_measurement() -> None:
 @pytest.mark.parametrize(
     ("found", "titles"),
     [
-        (DECODING, {"16 sentences, sorted": 1, "64 sentences, sorted": 2}),
+        (DECODING, {"16 sentences": 1, "64 sentences": 2}),
         (TRAINING, {"1 process": 1, "2 processes": 1}),
     ],
 )

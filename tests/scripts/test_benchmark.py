@@ -47,16 +47,14 @@ def test_decoding_figures_are_printed_and_written(run, model_folder, tmp_path):
     status, printed, errors = run(
         "--model", model_folder, "--source", "source", "--reference", "reference", "--bleu_tokenize", "none",
         "--engines", "ours_fp32", "--batch_sizes", 2, "--num_beams", 1, 4, "--rounds", 1, "--threads", 1,
-        "--order", "both", "--output", "found.json", "--plot", "found.png",
+        "--output", "found.json", "--plot", "found.png",
     )  # fmt: skip
     assert status == 0, errors
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
-    assert [(one["order"], one["num_beams"]) for one in found["measurements"]] == [
-        ("sorted", 1), ("sorted", 4), ("file", 1), ("file", 4),
-    ]  # fmt: skip
+    assert [one["num_beams"] for one in found["measurements"]] == [1, 4]
     assert all("tok:none" in one["bleu_signature"] and one["seconds"] for one in found["measurements"])
     assert found["cache_bytes"]["ours_fp32"] > 0 and found["settings"]["threads"] == 1
-    assert printed.count("| ours_fp32 |") == 4 + 1
+    assert printed.count("| ours_fp32 |") == 2 + 1
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "found.png", "reference", "source"]
 
@@ -65,7 +63,7 @@ def test_decoding_figures_are_printed_and_written(run, model_folder, tmp_path):
 def test_interrupted_benchmark_reports_the_finished_rounds(run, model_folder, tmp_path, monkeypatch, number):
     def compare(*_, **__):
         yield DecodingMeasurement(
-            engine="ours_fp32", order="sorted", batch_size=2, num_beams=1, sentences=3, same_output=1.0,
+            engine="ours_fp32", batch_size=2, num_beams=1, sentences=3, same_output=1.0,
             seconds=[2.0], target_tokens=[30],
         )  # fmt: skip
         os.kill(os.getpid(), number)
@@ -73,7 +71,7 @@ def test_interrupted_benchmark_reports_the_finished_rounds(run, model_folder, tm
 
     monkeypatch.setattr(decoding_benchmark, "compare", compare)
     status, printed, errors = run("--model", model_folder, "--source", "source", "--output", "found.json")
-    assert status == 130 and "| ours_fp32 | sorted | 2 | 1 | 15 |" in printed
+    assert status == 130 and "| ours_fp32 | 2 | 1 | 15 |" in printed
     assert errors == "interrupted: the figures are those of the rounds finished by then\n"
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert [one["seconds"] for one in found["measurements"]] == [[2.0]]

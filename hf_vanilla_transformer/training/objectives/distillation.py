@@ -41,9 +41,6 @@ class Teacher:
 
     Attributes:
         top: the most probable tokens at each target position of the training data, after `keep_top`.
-
-    Raises:
-        UserError: no such model, or its vocabularies differ.
     """
 
     def __init__(
