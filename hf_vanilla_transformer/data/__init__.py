@@ -6,6 +6,7 @@ from .inputs import Input, parse_inputs
 from .mixtures import MixtureReport, load_pairs
 from .numbers import number_pairs
 from .readers import read_lines
+from .side_tokens import side_tokens
 from .tokenizer_training import load_tokenizers, save_tokenizers, train_tokenizer
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "parse_inputs",
     "read_lines",
     "save_tokenizers",
+    "side_tokens",
     "train_tokenizer",
     "with_bpe_dropout",
 ]

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from ..atomic_write import atomic_file, report_full_disk
 from ..errors import UserError, check_at_least_one
 from .corpora import cache_file, remove_leftovers
+from .side_tokens import target_vocabulary
 
 # ids 0, 1, 2, 3
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -243,6 +244,8 @@ def tokenizer_digest(tokenizers: Sequence[PreTrainedTokenizerBase]) -> str:
     for tokenizer in dict.fromkeys(tokenizers):
         backend = getattr(tokenizer, "backend_tokenizer", None)
         content: Any = sorted(tokenizer.get_vocab().items())
+        if target := target_vocabulary(tokenizer):
+            content = [content, sorted(target.items())]
         if backend is not None:
             described = json.loads(backend.to_str())
             described["model"].pop("dropout", None)

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from .readers import open_binary
+from .side_tokens import Side, side_tokens
 
 _REPORTED_TOKENS = 5
 
@@ -67,7 +68,12 @@ class VectorReport:
 
 
 def load_word_vectors(
-    embedding: nn.Embedding, tokenizer: PreTrainedTokenizerBase, path: str | Path, *, rescale: bool = True
+    embedding: nn.Embedding,
+    tokenizer: PreTrainedTokenizerBase,
+    path: str | Path,
+    *,
+    rescale: bool = True,
+    side: Side = "source",
 ) -> VectorReport:
     """Copy pretrained word vectors into the embeddings of the tokens that are whole words.
 
@@ -82,13 +88,15 @@ def load_word_vectors(
         rescale: subtract the mean of the F vectors and scale them to the standard deviation of the embedding. The
             model is built for that size relative to the position encoding, and pretrained vectors vary (GloVe 0.4,
             fastText 0.05). False copies them unchanged.
+        side: the side of the embedding, if the tokenizer has two vocabularies.
 
     Raises:
         UserError: the vectors do not have the embedding's dimension, or none belongs to a token.
     """
     path = Path(path)
-    words = _whole_words(tokenizer)
-    report = VectorReport(path.name, other=len(tokenizer) - len(words))
+    tokens = side_tokens(tokenizer, len(embedding.weight), side)
+    words = _whole_words(tokens, set(tokenizer.all_special_tokens))
+    report = VectorReport(path.name, other=len(tokens) - len(words))
     wanted = {form for word in words.values() for form in (word, word.lower())}
     vectors = _read_vectors(path, wanted, embedding.weight.shape[1], report)
     for index, word in words.items():
@@ -121,15 +129,13 @@ def _rescaled(rows: Tensor, size: float, report: VectorReport) -> Tensor:
     return (centred if spread > 0 else rows) * report.scale
 
 
-def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+def _whole_words(tokens: list[str], special: set[str]) -> dict[int, str]:
     """Token id -> word, for tokens that start a word."""
-    vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
-    special = set(tokenizer.all_special_tokens)
-    byte_level = any(token.startswith("Ġ") for _, token in vocabulary)
-    marked = byte_level or any(token.startswith("▁") for _, token in vocabulary)
+    byte_level = any(token.startswith("Ġ") for token in tokens)
+    marked = byte_level or any(token.startswith("▁") for token in tokens)
     decoder = decoders.ByteLevel()
     words = {}
-    for index, token in vocabulary:
+    for index, token in enumerate(tokens):
         text = decoder.decode([token]) if byte_level else token.replace("▁", " ")
         word = text[1:] if marked and text.startswith(" ") else "" if marked else text
         if token not in special and word and not any(c.isspace() or c == "\ufffd" for c in word):

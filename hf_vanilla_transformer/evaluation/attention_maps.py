@@ -10,10 +10,11 @@ import torch
 from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.side_tokens import Side, side_tokens
 from ..errors import UserError
 from ..inference.alignment import decoder_inputs
 from ..inference.shared_copy import shared_copy
-from ..inference.translator import Translator
+from ..inference.translator import TOKENIZER_LOCK, Translator
 from ..plotting import figure_file
 
 # Printable characters for the space at the start of a token, line breaks and tabs.
@@ -49,14 +50,20 @@ def cross_attention(
     target_tokenizer = target_tokenizer or source_tokenizer
     if translation is None:
         (translation,) = Translator(model, source_tokenizer, target_tokenizer).translate([sentence])
-    source_ids, target_ids = source_tokenizer(sentence)["input_ids"], target_tokenizer(translation)["input_ids"]
+    source_ids = source_tokenizer(sentence)["input_ids"]
+    with TOKENIZER_LOCK:
+        target_ids = target_tokenizer(text_target=translation)["input_ids"]
     output = shared_copy(model, attention="eager")(
         input_ids=torch.tensor([source_ids], device=model.device),
         decoder_input_ids=decoder_inputs(model, [target_ids]),
         output_attentions=True,
     )
     weights = torch.stack(output.cross_attentions).squeeze(1).float().cpu()  # (layers, heads, T, S)
-    return _readable(source_tokenizer, source_ids), _readable(target_tokenizer, target_ids), weights
+    return (
+        _readable(source_tokenizer, source_ids, "source"),
+        _readable(target_tokenizer, target_ids, "target"),
+        weights,
+    )
 
 
 def plot_attention(
@@ -121,9 +128,10 @@ def _label(axis: Any, source_tokens: Sequence[str], target_tokens: Sequence[str]
         side.set_color("0.8")
 
 
-def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) -> list[str]:
     """Tokens as readable text: byte-level "ĠfÃ¼r" becomes "▁für", an incomplete character becomes "�"."""
-    tokens = tokenizer.convert_ids_to_tokens(ids)
+    by_id = side_tokens(tokenizer, 1 + max(ids, default=0), side)
+    tokens = [by_id[i] for i in ids]
     if "Ġ" in tokenizer.get_vocab():
         special, byte_level = set(tokenizer.all_special_tokens), decoders.ByteLevel()
         tokens = [token if token in special else byte_level.decode([token]) for token in tokens]

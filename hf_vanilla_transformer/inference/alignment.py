@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.side_tokens import Side, side_decoder
 from ..errors import UserError
 from .shared_copy import shared_copy
 
@@ -42,7 +43,7 @@ def align(
     """
     weights = _mean_attention(model, source_tokenizer, sources, targets, chosen_layer(model, layer))  # (B, T, S)
     return [
-        _links(rows, word_numbers(source_tokenizer, source), word_numbers(target_tokenizer, target))
+        _links(rows, word_numbers(source_tokenizer, source, "source"), word_numbers(target_tokenizer, target))
         for rows, source, target in zip(weights, sources, targets, strict=True)
     ]
 
@@ -59,19 +60,19 @@ def chosen_layer(model: PreTrainedModel, layer: int | None) -> int:
     return layer
 
 
-def word_numbers(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int | None]:
-    """The word of each token, counted from 0. None for special tokens and white space."""
-    special = set(tokenizer.all_special_ids)
+def word_numbers(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], side: Side = "target") -> list[int | None]:
+    """The word of each token of a side, counted from 0. None for special tokens and white space."""
+    special, decode = set(tokenizer.all_special_ids), side_decoder(tokenizer, side)
     numbers: list[int | None] = []
     word, span, held = -1, [], 0  # the current word, the tokens since its first one, the number of words in these
     for token in ids:
-        alone = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        alone = decode([token])
         if token in special or not alone.strip():
             span += [] if token in special else [token]
             numbers.append(None)
             continue
         # decoded together, because some tokenizers strip the leading space of a token decoded alone
-        words = len(tokenizer.decode([*span, token], clean_up_tokenization_spaces=False).split())
+        words = len(decode([*span, token]).split())
         if words > held:
             word, span, held = word + words - held, [token], len(alone.split())
         else:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.tokenizer_training import load_tokenizers
+from ..data.tokenizer_training import load_tokenizers, tokenizer_digest
 from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -119,9 +119,8 @@ class Translator:
         source, target = _load_tokenizers(directory)
         members = []
         for other in ensemble:
-            for mine, theirs in zip((source, target), _load_tokenizers(other), strict=True):
-                if mine.get_vocab() != theirs.get_vocab():
-                    raise UserError(f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one")
+            if tokenizer_digest(_load_tokenizers(other)) != tokenizer_digest((source, target)):
+                raise UserError(f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one")
             members.append(load_model(other, model.device, model.dtype))
         return cls(model, source, target, members, workers)
 

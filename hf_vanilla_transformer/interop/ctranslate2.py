@@ -10,12 +10,20 @@ import torch
 
 from ..atomic_write import new_folder
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.side_tokens import side_tokens
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..untrusted import require_file
 
 MIN_POSITIONS = 1024  # rows of the table of sinusoids; CTranslate2 computes none
 NEVER = -1e4  # output bias of forbidden tokens, within the range of float16
+
+# Activation functions, and their names in `ctranslate2.specs.common_spec.Activation`.
+ACTIVATIONS = {
+    **{"relu": "RELU", "gelu": "GELU", "gelu_python": "GELU", "quick_gelu": "GELUSigmoid", "tanh": "Tanh"},
+    **{"silu": "SWISH", "swish": "SWISH", "sigmoid": "Sigmoid"},
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELUTanh"),
+}
 
 # Settings of `generate` -> their names in `Translator.translate_batch`.
 SEARCH = {
@@ -95,7 +103,7 @@ def register() -> None:
                 (config.encoder_layers, config.decoder_layers),
                 config.encoder_attention_heads,
                 pre_norm=config.layer_norm_position == "pre",
-                activation=converter._SUPPORTED_ACTIVATIONS[config.activation_function],
+                activation=_activation(config),
             )
             for stack in (model.model.encoder, model.model.decoder):
                 stack.embed_positions = torch.nn.Embedding.from_pretrained(position_table(stack))
@@ -115,9 +123,12 @@ def register() -> None:
             return spec
 
         def get_vocabulary(self, model: Any, tokenizer: Any) -> list[list[str]]:
-            tokenizers = load_tokenizers(tokenizer.name_or_path)
-            sizes = model.config.vocab_size, model.config.target_vocab_size
-            return [tokens_by_id(tokenizer, size) for tokenizer, size in zip(tokenizers, sizes, strict=True)]
+            source, target = load_tokenizers(tokenizer.name_or_path)
+            config = model.config
+            return [
+                side_tokens(source, config.vocab_size, "source"),
+                side_tokens(target, config.target_vocab_size, "target"),
+            ]
 
         def set_vocabulary(self, spec: TransformerSpec, tokens: list[list[str]]) -> None:
             spec.register_source_vocabulary(tokens[0])
@@ -125,7 +136,7 @@ def register() -> None:
 
         def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
             # the base class writes null for a token that the tokenizer lacks, so that nothing can load the folder
-            tokens = tokens_by_id(load_tokenizers(tokenizer.name_or_path)[1], model.config.target_vocab_size)
+            _, tokens = self.get_vocabulary(model, tokenizer)
             for name in ("bos", "eos", "unk", "decoder_start"):
                 number = getattr(model.config, f"{name}_token_id")
                 if number is not None:
@@ -144,14 +155,16 @@ def position_table(stack: Any) -> torch.Tensor:
     return stack.eval().embed(zeros, torch.arange(rows)[None])[0].detach()
 
 
-def tokens_by_id(tokenizer: Any, size: int) -> list[str]:
-    """The vocabulary ordered by id, with a name for each embedding row that has no token."""
-    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
-    return [tokens.get(number, f"<unused_{number}>") for number in range(size)]
+def _activation(config: VanillaTransformerConfig) -> Any:
+    from ctranslate2.specs.common_spec import Activation
+
+    return Activation[ACTIVATIONS[config.activation_function]]
 
 
 def refuse(config: VanillaTransformerConfig) -> None:
     """Raise a UserError for a model that CTranslate2 cannot express."""
+    if config.activation_function not in ACTIVATIONS:
+        raise UserError(f"activation_function={config.activation_function}: CTranslate2 has {', '.join(ACTIVATIONS)}")
     heads = config.encoder_attention_heads
     other_widths = {config.head_dim, config.value_head_dim} - {None, config.d_model // heads}
     # `final_layer_norm` is always True with "pre"

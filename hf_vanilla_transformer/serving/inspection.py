@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..data.side_tokens import Decoder, side_decoder
 from ..errors import UserError
 from ..inference.alignment import Link, align, decoder_inputs
 from ..inference.batching import length_batches
@@ -47,6 +48,8 @@ class Inspector:
         self.eager = shared_copy(self.model, attention="eager")
         tokenizers = translator.source_tokenizer, translator.target_tokenizer
         self.source_tokenizer, self.target_tokenizer = copy.deepcopy(tokenizers)
+        self._decode_source = side_decoder(self.source_tokenizer, "source")
+        self._decode_target = side_decoder(self.target_tokenizer, "target")
         self.max_queue = max_queue
         self.pending = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inspect")
@@ -102,14 +105,17 @@ class Inspector:
         top = probabilities.topk(min(alternatives, _MAX_ALTERNATIVES, size))
         choices = zip([None, *best], top.indices.tolist(), _rounded(top.values, 4), strict=False)
         return {
-            "source": _all_shown(self.source_tokenizer, source),
+            "source": _all_shown(self.source_tokenizer, self._decode_source, source),
             "text": hypotheses[0]["text"],
-            "tokens": _all_shown(self.target_tokenizer, best),
+            "tokens": _all_shown(self.target_tokenizer, self._decode_target, best),
             "probabilities": _rounded(chosen, 4),
             "attention": _rounded(attention, 3),
             "alternatives": [
                 [
-                    {**_shown(self.target_tokenizer, before, token), "probability": probability}
+                    {
+                        **_shown(self.target_tokenizer, self._decode_target, before, token),
+                        "probability": probability,
+                    }
                     for token, probability in zip(tokens, values, strict=True)
                 ]
                 for before, tokens, values in choices
@@ -135,7 +141,7 @@ class Inspector:
             tokens = row[1 : self._end(row, 1 + len(prefix))]
             text = self.target_tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             if is_hypothesis(score):
-                shown = [token["text"] for token in _all_shown(self.target_tokenizer, tokens)]
+                shown = [token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, tokens)]
                 hypotheses.append({"text": text, "score": score, "tokens": tokens, "token_texts": shown})
         return hypotheses
 
@@ -158,18 +164,19 @@ def _rounded(numbers: Tensor, decimals: int) -> list:
     return numbers.double().round(decimals=decimals).tolist()
 
 
-def _all_shown(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[dict[str, Any]]:
-    return [_shown(tokenizer, before, token) for before, token in zip([None, *ids], ids, strict=False)]
+def _all_shown(tokenizer: PreTrainedTokenizerBase, decode: Decoder, ids: Sequence[int]) -> list[dict[str, Any]]:
+    return [_shown(tokenizer, decode, before, token) for before, token in zip([None, *ids], ids, strict=False)]
 
 
-def _shown(tokenizer: PreTrainedTokenizerBase, before: int | None, token: int) -> dict[str, Any]:
+def _shown(tokenizer: PreTrainedTokenizerBase, decode: Decoder, before: int | None, token: int) -> dict[str, Any]:
     """A token with its text, white space included, or the name of a special token.
 
     Args:
+        decode: from ids of this side to text.
         before: the preceding token, or None. Some tokenizers strip the leading space of a token alone.
     """
     if token in tokenizer.all_special_ids:
         return {"id": token, "text": tokenizer.convert_ids_to_tokens(token)}
     context = [] if before is None or before in tokenizer.all_special_ids else [before]
-    known = len(tokenizer.decode(context, clean_up_tokenization_spaces=False)) if context else 0
-    return {"id": token, "text": tokenizer.decode([*context, token], clean_up_tokenization_spaces=False)[known:]}
+    known = len(decode(context)) if context else 0
+    return {"id": token, "text": decode([*context, token])[known:]}

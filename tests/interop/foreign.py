@@ -133,7 +133,7 @@ def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
         **{name: value for name, value in ids.items() if name != "vocab_size"},
         num_beams=4,
         max_length=12,
-        bad_words_ids=[[size - 1]],
+        bad_words_ids=[[config.pad_token_id]],
         forced_eos_token_id=0,
         early_stopping=True,
     )
@@ -181,7 +181,7 @@ def write_fsmt_folder(folder: Path, **fields: Any) -> FSMTForConditionalGenerati
     return model.eval()
 
 
-def write_m2m100_folder(folder: Path, tokenizer: bool = True) -> M2M100ForConditionalGeneration:
+def write_m2m100_folder(folder: Path, tokenizer: bool = True, **fields: Any) -> M2M100ForConditionalGeneration:
     """Like facebook/m2m100_418M, but small and with random weights."""
     folder.mkdir(parents=True)
     pieces = train_sentencepiece(folder / "sentencepiece.bpe.model", SOURCES + TARGETS)
@@ -193,7 +193,7 @@ def write_m2m100_folder(folder: Path, tokenizer: bool = True) -> M2M100ForCondit
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
     model = randomise(
         M2M100ForConditionalGeneration(
-            M2M100Config(**small, **heads, vocab_size=max(theirs.lang_code_to_id.values()) + 9)
+            M2M100Config(**{**small, **heads, **fields}, vocab_size=max(theirs.lang_code_to_id.values()) + 9)
         )
     )
     model.generation_config = GenerationConfig(

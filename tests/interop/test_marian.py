@@ -1,6 +1,5 @@
 """`MarianMTModel`: exported from ours it gives our logits; converted to ours it gives its logits, ids and text."""
 
-import json
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,10 +24,10 @@ from tests.interop.foreign import (
     converted,
     installed,
     spelt,
-    train_sentencepiece,
     write_opus_folder,
 )
 from tests.interop.restatement import assert_restated
+from tests.interop.two_vocabularies import write_separate_opus_folder
 from tests.model_helpers import TYING_MODES, assert_near, tiny_model, translation_batch
 from tests.paper import paper_position
 
@@ -210,22 +209,7 @@ def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
 
 
 def test_marian_folder_with_separate_vocabularies(tmp_path: Path, record_property: Record) -> None:
-    sides = {"vocab": SOURCES, "target_vocab": TARGETS}
-    for (name, lines), side in zip(sides.items(), ("source", "target"), strict=True):
-        (tmp_path / "opus").mkdir(exist_ok=True)
-        pieces = train_sentencepiece(tmp_path / "opus" / f"{side}.spm", lines, 60)
-        rest = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")][:50]
-        tokens = ["</s>", "<unk>", *rest, "<pad>"]
-        ids = {token: number for number, token in enumerate(tokens)}
-        (tmp_path / "opus" / f"{name}.json").write_text(json.dumps(ids))
-    files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
-    files["target_vocab_file"] = "target_vocab.json"
-    paths = {name: str(tmp_path / "opus" / file) for name, file in files.items()}
-    peer = MarianTokenizer(**paths, separate_vocabs=True)
-    fields = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 53}
-    theirs = write_opus_folder(tmp_path / "model", **fields, vocab_size=53, pad_token_id=52, decoder_start_token_id=52)
-    theirs.save_pretrained(tmp_path / "opus")
-    peer.save_pretrained(tmp_path / "opus")
+    theirs, peer = write_separate_opus_folder(tmp_path / "opus")
     ours, tokenizer, target = converted("marian", tmp_path / "opus", tmp_path / "ours")
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
     assert tokenizer(SOURCES)["input_ids"] == peer(SOURCES)["input_ids"]

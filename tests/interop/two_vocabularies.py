@@ -1,0 +1,153 @@
+"""A converted model of each toolkit, with different tokens on the two sides wherever the toolkit can have them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import MarianMTModel, MarianTokenizer
+
+from hf_vanilla_transformer.interop.converting import convert
+from tests.interop.checkpoints import eole, fairseq, joeynmt, marian_npz, opennmt
+from tests.interop.foreign import (
+    MERGES,
+    SOURCES,
+    TARGETS,
+    train_sentencepiece,
+    write_fsmt_folder,
+    write_m2m100_folder,
+    write_opus_folder,
+    write_two_tokenizers,
+)
+
+_SPM = {"eos_id": 0, "unk_id": 1, "bos_id": -1}
+
+
+def write_separate_opus_folder(
+    folder: Path, sizes: tuple[int, int] = (50, 50)
+) -> tuple[MarianMTModel, MarianTokenizer]:
+    """Like `write_opus_folder`, with `separate_vocabs`. `sizes` are without the three special tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
+    files["target_vocab_file"] = "target_vocab.json"
+    for side, file, lines, size in zip(
+        ("source", "target"), ("vocab", "target_vocab_file"), (SOURCES, TARGETS), sizes, strict=True
+    ):
+        pieces = train_sentencepiece(folder / f"{side}.spm", lines, size + 10)
+        rest = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")][:size]
+        tokens = ["</s>", "<unk>", *rest, "<pad>"]
+        (folder / files[file]).write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    tokenizer = MarianTokenizer(**{name: str(folder / file) for name, file in files.items()}, separate_vocabs=True)
+    fields = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "vocab_size": sizes[0] + 3}
+    fields |= {"decoder_vocab_size": sizes[1] + 3, "pad_token_id": sizes[0] + 2, "decoder_attention_heads": 4}
+    # written elsewhere, because it writes a tokenizer too
+    model = write_opus_folder(folder.parent / "model", decoder_start_token_id=sizes[0] + 2, **fields)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def _opus(folder: Path) -> Path:
+    write_separate_opus_folder(folder / "opus", (50, 57))
+    return _converted("marian", folder / "opus", folder)
+
+
+def _fsmt(folder: Path) -> Path:
+    write_fsmt_folder(folder / "fsmt", decoder_attention_heads=4)
+    return _converted("fsmt", folder / "fsmt", folder)
+
+
+def _m2m100(folder: Path) -> Path:
+    write_m2m100_folder(folder / "m2m", decoder_attention_heads=4)
+    return _converted("m2m100", folder / "m2m", folder, source_language="en", target_language="de")
+
+
+def _marian_npz(folder: Path) -> Path:
+    names = ["vocab.en.spm", "vocab.de.spm"]
+    source = train_sentencepiece(folder / names[0], SOURCES, 70, **_SPM)
+    target = train_sentencepiece(folder / names[1], TARGETS, 75, **_SPM)
+    marian_npz.save(folder / "model.npz", marian_npz.weights((len(source), len(target)), "none"), vocabs=names)
+    return _converted("marian-npz", folder / "model.npz", folder)
+
+
+def _fairseq_spm(folder: Path) -> Path:
+    options = {}
+    for option, side, lines, size in (("", "en", SOURCES, 70), ("target_", "de", TARGETS, 75)):
+        options[f"{option}sentencepiece"] = folder / f"{side}.spm"
+        pieces = train_sentencepiece(folder / f"{side}.spm", lines, size)
+        fairseq.write_dictionaries(
+            folder, {side: [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")]}
+        )
+    sizes = [len((folder / f"dict.{side}.txt").read_text().splitlines()) + 4 for side in ("en", "de")]
+    fairseq.save(folder / "model.pt", fairseq.weights(*sizes))
+    return _converted("fairseq", folder / "model.pt", folder, **options)
+
+
+def _fairseq_codes(folder: Path) -> Path:
+    merges = [merge for merge in MERGES if merge != "s </w>"]
+    (folder / "codes").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    joined = {"en": ["the", "dog", "and", "in@@"], "de": ["in@@", "en", "und"]}
+    sides = {}
+    for side, lines in (("en", SOURCES), ("de", TARGETS)):
+        letters = sorted(set("".join(lines)) - {" "})
+        sides[side] = [*(f"{letter}@@" for letter in letters), *letters, *joined[side]]
+    fairseq.write_dictionaries(folder, sides)
+    fairseq.save(folder / "model.pt", fairseq.weights(*(len(tokens) + 4 for tokens in sides.values())))
+    return _converted("fairseq", folder / "model.pt", folder, codes=folder / "codes")
+
+
+def _fairseq(folder: Path) -> Path:
+    sides = {side: sorted({word for line in lines for word in line.split()}) for side, lines in _WORDS.items()}
+    fairseq.write_dictionaries(folder, sides)
+    fairseq.save(folder / "model.pt", fairseq.weights(*(len(tokens) + 4 for tokens in sides.values())))
+    return _converted("fairseq", folder / "model.pt", folder)
+
+
+def _joeynmt(folder: Path) -> Path:
+    sides = [sorted({word for line in lines for word in line.split()}) for lines in _WORDS.values()]
+    joeynmt.save(folder / "joey", joeynmt.weights((len(sides[0]) + 4, len(sides[1]) + 4)), tuple(sides))
+    return _converted("joeynmt", folder / "joey", folder)
+
+
+def _opennmt(folder: Path) -> Path:
+    words = {name: sorted({word for line in lines for word in line.split()}) for name, lines in _WORDS.items()}
+    sides = {name: [*opennmt.SPECIAL, *words[side]] for name, side in (("src", "en"), ("tgt", "de"))}
+    vocab = {**sides, "data_task": "seq2seq", "decoder_start_token": "<s>"}
+    opennmt.save(folder / "model.pt", *opennmt.weights((len(sides["src"]), len(sides["tgt"]))), vocab)
+    return _converted("opennmt", folder / "model.pt", folder)
+
+
+def _eole(folder: Path) -> Path:
+    eole.save(folder / "eole", eole.weights())
+    return _converted("eole", folder / "eole", folder)
+
+
+def _own(folder: Path) -> Path:
+    from tests.interop.exports import write_model
+
+    sizes = {"share_encoder_decoder_embeddings": False, "vocab_size": 305, "decoder_vocab_size": 309}
+    write_model(folder / "ours", **sizes, tie_word_embeddings=False)
+    write_two_tokenizers(folder / "ours")
+    return folder / "ours"
+
+
+def _converted(source_format: str, source: Path, folder: Path, **options: object) -> Path:
+    convert(source_format, source, folder / "ours", **options)
+    return folder / "ours"
+
+
+_WORDS = {"en": SOURCES, "de": TARGETS}
+
+#: Functions that write a model into an empty folder, and return its model folder.
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "own": _own,
+    "marian": _opus,
+    "fsmt": _fsmt,
+    "m2m100": _m2m100,
+    "marian-npz": _marian_npz,
+    "fairseq-spm": _fairseq_spm,
+    "fairseq-codes": _fairseq_codes,
+    "fairseq": _fairseq,
+    "joeynmt": _joeynmt,
+    "opennmt": _opennmt,
+    "eole": _eole,
+}
