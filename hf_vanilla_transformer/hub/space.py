@@ -1,17 +1,74 @@
 """A static Space on the Hub: a site that translates in the browser with one model."""
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, RepoCard
+from huggingface_hub.errors import RepositoryNotFoundError
 
 from ..errors import UserError
 from .publishing import check_repo_id, commit, one_line_errors, with_retries
 
 CARD = "README.md"
-_KEPT = (".gitattributes",)  # belongs to the repository, not to the site
+MANIFEST = "files.txt"  # the files of the site in the Space: only these are deleted by an update
+
+
+@dataclass(frozen=True)
+class SpaceChanges:
+    """The changes of a commit to a Space.
+
+    Attributes:
+        repo_id: with the owner's name. private: of a new Space. None is the owner's default.
+        files: name in the Space -> content. deleted: files of an older site.
+    """
+
+    repo_id: str
+    private: bool | None
+    files: dict[str, Path | bytes]
+    deleted: set[str]
+
+
+def space_changes(
+    site: str | os.PathLike,
+    repo_id: str,
+    model_id: str,
+    *,
+    title: str | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+) -> SpaceChanges:
+    """Compare a site with a Space, and change nothing. Arguments and errors as in `publish_space`."""
+    site, api = Path(site), HfApi(token=token)
+    if not (site / "index.html").is_file():
+        raise UserError(f"{site}: no site there (index.html is missing); write one with export --to web")
+    check_repo_id(repo_id)
+    check_repo_id(model_id, "model_id")
+    files = _site_files(site)
+    with one_line_errors(repo_id):
+        repo_id, model_id = (_with_owner(api, name) for name in (repo_id, model_id))
+        private = private or _is_restricted(api, model_id) or None
+        deleted: set[str] = set()
+        space = _info(api.space_info, repo_id)
+        if space is None:
+            files[CARD] = space_card(title or repo_id.rpartition("/")[2], model_id).encode()
+        else:
+            if private and space.private is False:
+                raise UserError(
+                    f"{repo_id} is a public Space, and the model is not: make the Space private on the Hub"
+                )
+            there = {sibling.rfilename for sibling in space.siblings or []}
+            card = RepoCard(_read(api, repo_id, CARD, there) or "---\n---\n", ignore_metadata_errors=True).data
+            if card.get("sdk") != "static" or model_id not in (card.get("models") or []):
+                raise UserError(f"{repo_id} is a Space for something else than {model_id}: give --space another name")
+            older = _read(api, repo_id, MANIFEST, there)
+            deleted = {name for name in older.split("\n") if name in there} - files.keys()
+    files[MANIFEST] = "\n".join(sorted(files.keys() - {CARD})).encode()
+    return SpaceChanges(repo_id, private, files, deleted)
 
 
 def publish_space(
@@ -24,13 +81,15 @@ def publish_space(
     commit_message: str = "Upload site",
     token: str | None = None,
 ) -> str:
-    """Create or update a static Space in one commit: the site's files and a card replace an older site.
+    """Create or update a static Space in one commit. The site's files replace those of an older site.
+
+    Other files of the Space, and its card, stay. Hidden files of the site are not uploaded.
 
     Args:
         site: a folder with an index.html. It is not modified.
         repo_id: the Space, `name` or `organisation/name`.
-        model_id: the model on the Hub, for a link in the card.
-        title: the Space's title. None for its name.
+        model_id: the model on the Hub, for a link in the card. If it is private or gated, the Space is private.
+        title: the title of a new Space. None for its name.
         private: create a private Space.
         commit_message: the title of the commit.
         token: a token with write access. None for the token of `hf auth login` or HF_TOKEN.
@@ -39,23 +98,56 @@ def publish_space(
         The URL of the commit.
 
     Raises:
-        UserError: no site there, an invalid name, or a problem with the connection or the permissions of the token.
+        UserError: no site there, or a link in it, an invalid name, a Space that is not of this model, a public Space
+            for a model that is not public, or a problem with the connection or the permissions of the token.
     """
-    site, api = Path(site), HfApi(token=token)
-    if not (site / "index.html").is_file():
-        raise UserError(f"{site}: no site there (index.html is missing); write one with export --to web")
-    check_repo_id(repo_id)
-    check_repo_id(model_id, "model_id")
-    files: dict[str, Path | bytes] = {
-        path.relative_to(site).as_posix(): path for path in sorted(site.rglob("*")) if path.is_file()
-    }
-    with one_line_errors(repo_id):
-        space: dict[str, Any] = {"repo_type": "space", "space_sdk": "static", "private": private, "exist_ok": True}
-        repo_id = with_retries(lambda: api.create_repo(repo_id, **space)).repo_id
-        files[CARD] = space_card(title or repo_id.rpartition("/")[2], model_id).encode()
-        there = with_retries(lambda: api.space_info(repo_id))
-        old = {sibling.rfilename for sibling in there.siblings or []} - {*_KEPT}
-        return commit(api, repo_id, files, old, commit_message=commit_message, repo_type="space")
+    changes = space_changes(site, repo_id, model_id, title=title, private=private, token=token)
+    api = HfApi(token=token)
+    with one_line_errors(changes.repo_id):
+        space: dict[str, Any] = {"repo_type": "space", "space_sdk": "static", "exist_ok": True}
+        with_retries(lambda: api.create_repo(changes.repo_id, private=changes.private, **space))
+        settings = {"commit_message": commit_message, "repo_type": "space"}
+        return commit(api, changes.repo_id, changes.files, changes.deleted, **settings)
+
+
+def _site_files(site: Path) -> dict[str, Path | bytes]:
+    files: dict[str, Path | bytes] = {}
+    for path in sorted(site.rglob("*")):
+        name = path.relative_to(site)
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link: a site contains files only")
+        if path.is_file() and name.as_posix() != CARD:
+            files[name.as_posix()] = path
+    return files
+
+
+def _with_owner(api: HfApi, name: str) -> str:
+    return name if "/" in name else f"{with_retries(api.whoami)['name']}/{name}"
+
+
+def _is_restricted(api: HfApi, model_id: str) -> bool:
+    """Whether the Hub does not give this model to everybody."""
+    model = _info(api.model_info, model_id)
+    return model is not None and bool(model.private or getattr(model, "gated", False))
+
+
+def _info(info: Callable[[str], Any], repo_id: str) -> Any:
+    """Facts about a repository, or None if there is none."""
+    try:
+        return with_retries(lambda: info(repo_id))
+    except RepositoryNotFoundError:
+        return None
+
+
+def _read(api: HfApi, repo_id: str, name: str, there: set[str]) -> str:
+    """The text of a file of a Space, or an empty one."""
+    if name not in there:
+        return ""
+    with TemporaryDirectory(prefix="space_") as folder:
+        path = with_retries(lambda: api.hf_hub_download(repo_id, name, repo_type="space", local_dir=folder))
+        return Path(path).read_text(encoding="utf-8")
 
 
 def space_card(title: str, model_id: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from ..atomic_write import new_folder
 from ..errors import UserError
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
-from ..hub.space import publish_space
+from ..hub.space import publish_space, space_changes
 from ..inference.documents import card_languages
 from ..interop.transformers_folders import load_peer
 from ..interop.transformers_js import DTYPES, GRAPHS, write
@@ -94,8 +94,12 @@ def write_site(
 
 
 def publish_site(
-    source: str | Path, model_id: str, repo_id: str | None = None, private: bool | None = None
-) -> tuple[str, str]:
+    source: str | Path,
+    model_id: str,
+    repo_id: str | None = None,
+    private: bool | None = None,
+    dry_run: bool = False,
+) -> str:
     """Create or update the static Space that translates with a model on the Hub.
 
     Args:
@@ -103,16 +107,22 @@ def publish_site(
         model_id: the model's name on the Hub.
         repo_id: the Space's name. None is the model's.
         private: create a private Space.
+        dry_run: read the Space, but change nothing.
 
     Returns:
-        The Space's title, and the URL of the commit.
+        The Space's title with the URL of the commit, or with the changes of the dry run.
     """
     names = card_languages(Path(source))
     title = " → ".join(names) if len(names) == 2 else model_id.rpartition("/")[2]
     with TemporaryDirectory(prefix="site_") as temporary:
         folder = Path(temporary) / "site"
         write_site(source, folder)
-        return title, publish_space(folder, repo_id or model_id, model_id, title=title, private=private)
+        space = folder, repo_id or model_id, model_id
+        if not dry_run:
+            return f"{title}: {publish_space(*space, title=title, private=private)}"
+        changes = space_changes(*space, title=title, private=private)
+        deleted = ", ".join(sorted(changes.deleted)) or "nothing"
+        return f"{title}: {len(changes.files)} files to the static Space {changes.repo_id}; deleted there: {deleted}"
 
 
 def describe(

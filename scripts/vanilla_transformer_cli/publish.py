@@ -34,7 +34,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--repo-id", required=True, metavar="NAME", help="name on the Hub: model or organisation/model"
     )
     parser.add_argument("--private", action="store_true", help="make the new repository private")
-    parser.add_argument("--dry-run", action="store_true", help="list the files without contacting the Hub")
+    parser.add_argument("--dry-run", action="store_true", help="list the files, and what --space would delete")
     parser.add_argument("--max-shard-size", metavar="SIZE", help="split larger weights into shards, as 5GB")
     parser.add_argument("--revision", "--branch", metavar="BRANCH", help="branch, created if necessary")
     parser.add_argument("--commit-message", default="Upload model", metavar="TEXT", help="(default: Upload model)")
@@ -57,6 +57,7 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.hub.publishing import prepared_files, publish
 
     choices = {name: getattr(arguments, name) for name in ("include", "max_shard_size", "license", "base_model")}
+    private = True if arguments.private else None
     if arguments.dry_run:
         with prepared_files(arguments.folder, arguments.repo_id, **choices) as files:
             sizes = files.sizes()
@@ -65,22 +66,20 @@ def main(arguments: argparse.Namespace) -> None:
             print(f"  {size:>15,}  {name}")
         print(f"  {sum(sizes.values()):>15,}  bytes in {len(sizes)} files")
         print("not uploaded:", ", ".join(files.left) or "nothing")
-        if arguments.space is not None:
-            print(f"and a static Space to {arguments.space or arguments.repo_id}")
-        return
-    commit = publish(
-        arguments.folder,
-        arguments.repo_id,
-        private=True if arguments.private else None,
-        revision=arguments.revision,
-        commit_message=arguments.commit_message,
-        **choices,
-    )
-    print(commit)
+    else:
+        commit = publish(
+            arguments.folder,
+            arguments.repo_id,
+            private=private,
+            revision=arguments.revision,
+            commit_message=arguments.commit_message,
+            **choices,
+        )
+        print(commit)
     if arguments.space is not None:
         from hf_vanilla_transformer.hub.publishing import make_repository
         from hf_vanilla_transformer.web.site import publish_site
 
-        private = True if arguments.private else None
-        model_id = make_repository(arguments.repo_id, private)  # with the owner's name
-        print(*publish_site(arguments.folder, model_id, arguments.space or None, private), sep=": ")
+        # with the owner's name
+        model_id = arguments.repo_id if arguments.dry_run else make_repository(arguments.repo_id, private)
+        print(publish_site(arguments.folder, model_id, arguments.space or None, private, arguments.dry_run))

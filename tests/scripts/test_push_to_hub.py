@@ -95,6 +95,14 @@ def test_space_is_published_beside_the_model(push, hub, saved):
     assert printed.splitlines()[1] == f"en → de: {hub.endpoint}/spaces/me/numbers/commit/{oid}"
 
 
-def test_dry_run_names_the_space(push, hub, saved):
-    status, printed, _ = push(saved.folder, "--repo-id", "me/x", "--dry-run", "--space", "me/y")
-    assert status == 0 and printed.splitlines()[-1] == "and a static Space to me/y" and hub.requests == []
+@pytest.mark.slow
+def test_dry_run_lists_the_changes_of_the_space(push, hub, saved):
+    require_onnx()
+    assert push(saved.folder, "--repo-id", "me/x", "--space", "me/y")[0] == 0
+    space = hub.repositories["spaces/me/y"].branches["main"]
+    space[-1].files["files.txt"] += b"\nold.js"
+    space[-1].files["old.js"] = b""
+    before = [len(each.branches["main"]) for each in hub.repositories.values()]
+    status, printed, _ = push(saved.folder, "--repo-id", "x", "--dry-run", "--space", "y")
+    assert status == 0 and printed.splitlines()[-1].endswith("static Space me/y; deleted there: old.js")
+    assert [len(each.branches["main"]) for each in hub.repositories.values()] == before
