@@ -63,8 +63,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
     Args:
         vocab_size: rows of the source embedding, or of the one matrix where all are shared (§5.1: about 37,000).
         decoder_vocab_size: rows of the target embedding and the output layer. None means `vocab_size`.
-        d_model: width of every sub-layer's output (§3.1). encoder_layers, decoder_layers: N (§3.1).
-        encoder_attention_heads, decoder_attention_heads: h (§3.2.2). encoder_ffn_dim, decoder_ffn_dim: d_ff (§3.3).
+        d_model: width of every sub-layer's output (§3.1).
+        encoder_layers, decoder_layers: N (§3.1).
+        encoder_attention_heads, decoder_attention_heads: h (§3.2.2).
+        encoder_ffn_dim, decoder_ffn_dim: d_ff (§3.3).
         head_dim, value_head_dim: d_k and d_v, the widths of one head's keys and values. None means d_model / h.
         activation_function: of the feed-forward network (Eq. 2: ReLU), any name of `ACT2FN`.
         dropout: probability, on each sub-layer's output and on embeddings + positions (§5.4).
@@ -78,14 +80,15 @@ class VanillaTransformerConfig(PreTrainedConfig):
         layer_norm_eps: added to the variance in every layer normalisation.
         attention_bias: biases in the four projections of an attention. Eq. 1 has none, published weights do.
         lm_head_bias: a bias in the output layer. The paper has none.
-        final_layer_norm: one more normalisation after each stack, as `torch.nn.Transformer` has. None means with "pre"
-            alone, which needs it.
+        final_layer_norm: one more normalisation after each stack, as in `torch.nn.Transformer`. None means with "pre"
+            only.
         share_encoder_decoder_embeddings: one matrix embeds source and target (§3.4).
         tie_word_embeddings: the output layer uses the target embedding (§3.4).
         label_smoothing: ε of §5.4, in training only. The smoothed target is (1 - ε) for the label plus ε / V for each
             of the V tokens (Szegedy et al. 2015, the paper's reference).
-        use_cache: keep keys and values between decoding steps. decoder_start_token_id: the decoder's first input.
+        use_cache: keep keys and values between decoding steps.
         bos_token_id, pad_token_id, eos_token_id, unk_token_id: ids of the special tokens.
+        decoder_start_token_id: the decoder's first input.
     """
 
     model_type = "vanilla_transformer"
@@ -95,7 +98,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
-    # transformers reads its decoder-only models' plans here. Encoder and decoder define their own.
+    # transformers reads its decoder-only models' plans here. Encoder and decoder have plans.
     base_model_tp_plan: ClassVar[dict[str, str]] = {}
     base_model_fsdp_plan: ClassVar[dict[str, str]] = {}
 
@@ -148,13 +151,14 @@ class VanillaTransformerConfig(PreTrainedConfig):
         # This import makes transformers copy the pipeline's file with the model's.
         from .pipeline_vanilla_transformer import CUSTOM_PIPELINES
 
-        ours = CUSTOM_PIPELINES if _TRANSLATOR in (self.architectures or ()) else {}
-        found = getattr(self, "custom_pipelines", None) or {}
-        known = [entry["impl"] for entry in CUSTOM_PIPELINES.values()]
-        others = {task: entry for task, entry in found.items() if entry["impl"] not in known}
+        pipelines = dict(CUSTOM_PIPELINES) if _TRANSLATOR in (self.architectures or ()) else {}
+        ours = [entry["impl"] for entry in CUSTOM_PIPELINES.values()]
+        for task, entry in (getattr(self, "custom_pipelines", None) or {}).items():
+            if entry["impl"] not in ours:
+                pipelines[task] = entry
         written = copy.deepcopy(self)
-        written.custom_pipelines = {**ours, **others}
-        if not written.custom_pipelines:
+        written.custom_pipelines = pipelines
+        if not pipelines:
             del written.custom_pipelines
         super(VanillaTransformerConfig, written).save_pretrained(save_directory, push_to_hub, **kwargs)
 

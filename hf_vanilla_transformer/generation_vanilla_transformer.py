@@ -189,7 +189,7 @@ def check_coverage(uncovered: list[str], **arguments: Any) -> None:
 
 # The decoder that calls the model
 
-SLOTS = 16  # by which a KV cache grows: few shapes, and whole tiles of matrix units
+SLOTS = 16  # the capacity of a KV cache is a multiple of it: few shapes, and whole tiles of matrix units
 
 
 class BeamCacheSlots:

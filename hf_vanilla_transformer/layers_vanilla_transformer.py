@@ -340,7 +340,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         return dropout(inputs_embeds * self.embed_scale + positions, p=self.config.dropout, training=self.training)
 
     def check_mask(self, attention_mask: Tensor | None, expected: tuple[int, int], name: str) -> None:
-        """Raise a ValueError for a 2-d mask with another shape than `expected`. 4-d masks are not checked."""
+        """Raise a ValueError for a 2-d mask with a different shape than `expected`. 4-d masks are not checked."""
         shape = tuple(getattr(attention_mask, "shape", ()))
         if len(shape) == 2 and shape != expected and not torch.compiler.is_compiling():
             raise ValueError(f"{name} has shape {shape}, but must have {expected}")
@@ -463,7 +463,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
 def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
     """Raise a ValueError for ids outside the vocabulary, on a CPU and outside compiled graphs."""
-    # Elsewhere reading the values would synchronise the GPU or break the graph. There torch's own check must do.
+    # Elsewhere reading the values would synchronise the GPU or break the graph. There torch's check must do.
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
     low, high = (int(extreme) for extreme in ids.aminmax())

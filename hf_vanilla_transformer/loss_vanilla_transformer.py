@@ -18,12 +18,14 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 IGNORED = -100  # the label that Hugging Face's collators give to padding
 
 # Logits per chunk, at most. Each chunk accumulates a (V, D) gradient. With a few times D positions that is negligible,
-# and larger chunks only overflow the CPU's cache. In half precision the product needs a tensor of its own first, so
+# and larger chunks only overflow the CPU's cache. In half precision the product needs a temporary tensor, so
 # that larger chunks pay.
 CPU_CHUNK, CPU_ROWS = 2**23, 4  # logits; positions, times D
 CPU_HALF_CHUNK, CPU_HALF_ROWS = 2**25, 8
 DEVICE_CHUNK = 2**26
-ROW_UNIT = 64  # to which positions are rounded up: oneDNN compiles and keeps kernels for every shape of a product
+ROW_UNIT = (
+    64  # positions are rounded up to a multiple of it: oneDNN compiles and keeps kernels for every shape of a product
+)
 CPU_CACHE = 2**19  # logits that are differentiated at once: on a CPU they should stay in a core's cache
 
 #: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1) and
@@ -310,7 +312,7 @@ class VanillaTransformerOutput(Seq2SeqLMOutput):
 class VanillaTransformerTrainingOutput(VanillaTransformerOutput):
     """An output with `UnreadLogits`, computed at the first access by name, key or index.
 
-    A class of its own, because torch.compile cannot trace one that intercepts access.
+    A separate class, because torch.compile cannot trace one that intercepts access.
     """
 
     def __getattribute__(self, name: str) -> Any:

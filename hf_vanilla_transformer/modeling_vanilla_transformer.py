@@ -333,7 +333,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs, next_batch is not None)
         check_coverage(uncovered, ensemble=getattr(self.inference_engine, "search_only", False), next_batch=next_batch)
         if kwargs.get("encoder_outputs") is not None:
-            # the caller keeps its own: `GenerationMixin` repeats the states for each beam in the object that it gets
+            # a copy: `GenerationMixin` repeats the states for each beam in the object that it gets
             kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
         elif search is not None and input_ids is not None:
             kwargs["encoder_outputs"] = self.encode(input_ids, kwargs["attention_mask"])

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 REFILL_SHARE = 0.1  # of the batch that joins at once: each time costs an encoder pass and copies the KV caches
 _COMPACT_SHARE = 0.2  # of free rows that are removed at once: this copies the KV caches too
-_CAPACITY_UNIT = 32  # by which the capacity of hypotheses grows: few shapes
+_CAPACITY_UNIT = 32  # the capacity of hypotheses is a multiple of it: few shapes
 _NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
 _CHUNK = 2**19  # logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches
 _BLOCK, _LARGE = 64, 2**14  # `topk` searches blocks of so many tokens, in a vocabulary from that size on
@@ -86,7 +86,7 @@ class BeamState(NamedTuple):
         return BeamState(*(each[rows] for each in self[:-1]), self.penalties)  # type: ignore[call-arg]
 
     def replace(self, rows: Tensor, other: "BeamState") -> "BeamState":
-        """Put the sentences of another state in the place of these."""
+        """Replace these sentences by those of `other`."""
         both = ((mine, rows, theirs) for mine, theirs in zip(self[:-1], other[:-1], strict=True))
         penalties = max(self.penalties, other.penalties, key=len)
         return BeamState(*(replace_rows(*each, -1) for each in both), penalties)  # type: ignore[call-arg]
@@ -253,7 +253,7 @@ class SearchBatch(NamedTuple):
     prefix: Tensor  # (n, P), the first tokens of their translations
     source_lengths: Tensor  # (n,)
     width: int  # the greatest source length, known to the host
-    keys: Sequence[Any]  # with which their translations are returned
+    keys: Sequence[Any]  # returned with their translations
     wanted: Sequence[int]  # hypotheses to return, K at most
 
 
@@ -271,7 +271,7 @@ def is_hypothesis(score: float | None) -> bool:
 
 
 def steps_at_once(device: torch.device) -> int:
-    """Decoding steps between host synchronisations, each of which stalls the accelerator."""
+    """Decoding steps between host synchronisations, because each stalls the accelerator."""
     return 1 if device.type == "cpu" else 16
 
 
@@ -406,7 +406,7 @@ class BeamSearch:
         self.wanted = [self.wanted[row] for row in rows]
 
 
-# Batches in which rows are replaced
+# Replacing the rows of a batch
 
 
 def resized(states: Tensor, size: int, dim: int) -> Tensor:

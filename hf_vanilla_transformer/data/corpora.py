@@ -48,24 +48,16 @@ RawPair = tuple[int, Any, Any]  # line number, source, target: not validated yet
 
 @dataclass
 class PairReport:
-    """Counts of the rows of an input that were kept and dropped. A stream counts the rows that this process has read.
+    """Counts of the kept and dropped rows of an input. A stream counts the rows that this process has read."""
 
-    Attributes:
-        name: the input, as the user named it.
-        seen, kept: numbers of rows.
-        dropped: reason -> number of rows dropped for it.
-        first_lines: reason -> the first few of their line numbers, from 1.
-        repaired: repair -> number of lines in which it was removed.
-        fingerprint: hash of the kept pairs in their order, independent of the file format.
-    """
-
-    name: str
-    seen: int = 0
+    name: str  #: the input, as the user named it
+    seen: int = 0  #: numbers of rows
     kept: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)  #: reason -> number of rows dropped for it
+    #: reason -> the first few of their line numbers, from 1
     first_lines: dict[str, list[int]] = field(default_factory=dict)
-    repaired: Repairs = field(default_factory=dict)
-    fingerprint: str = ""
+    repaired: Repairs = field(default_factory=dict)  #: repair -> number of lines in which it was removed
+    fingerprint: str = ""  #: hash of the kept pairs in their order, independent of the file format
 
     def keep(self, source: str, target: str) -> None:
         """Count a kept row and update the fingerprint with its text."""

@@ -19,17 +19,12 @@ _COLUMNS = ["input_ids", "labels", "length", "line"]
 
 @dataclass
 class EncodingReport:
-    """Counts of the pairs that exceed a length limit. A stream counts the pairs that this process has read.
+    """Counts of the pairs that exceed a length limit. A stream counts the pairs that this process has read."""
 
-    Attributes:
-        dropped: whether pairs over a limit were dropped (training) or kept (evaluation).
-        seen, too_long: numbers of pairs.
-        first_lines: the first few line (or row) numbers of pairs over a limit, from 1.
-    """
-
-    dropped: bool
-    seen: int = 0
+    dropped: bool  #: whether pairs over a limit were dropped (training) or kept (evaluation)
+    seen: int = 0  #: numbers of pairs
     too_long: int = 0
+    #: the first few line (or row) numbers of pairs over a limit, from 1
     first_lines: list[int] = field(default_factory=list)
 
     def count(self, lines: Any, too_long: np.ndarray) -> None:

@@ -18,19 +18,12 @@ _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
 
 @dataclass(frozen=True)
 class Input:
-    """Sentence pairs in files, or in a dataset.
+    """Sentence pairs in files, or in a dataset."""
 
-    Attributes:
-        name: the input in messages.
-        files: one file, or two of parallel text, source first; empty for a dataset.
-        dataset: `numbers`, a folder or a name on the Hub.
-        configuration: of a dataset on the Hub.
-    """
-
-    name: str
-    files: tuple[Path, ...] = ()
-    dataset: str | None = None
-    configuration: str | None = None
+    name: str  #: the input in messages
+    files: tuple[Path, ...] = ()  #: one file, or two of parallel text, source first; empty for a dataset
+    dataset: str | None = None  #: `numbers`, a folder or a name on the Hub
+    configuration: str | None = None  #: of a dataset on the Hub
 
     @property
     def on_hub(self) -> bool:

@@ -23,15 +23,10 @@ from .numbers import number_pairs
 
 @dataclass
 class MixtureReport:
-    """The reports of the inputs of a mixture.
+    """The reports of the inputs of a mixture."""
 
-    Attributes:
-        parts: one report for each input.
-        weights: their weights.
-    """
-
-    parts: list[PairReport]
-    weights: list[int]
+    parts: list[PairReport]  #: one report for each input
+    weights: list[int]  #: their weights
 
     @property
     def fingerprint(self) -> str:
@@ -102,17 +97,20 @@ def load_pairs(
     if len(loaded) == 1 and weights is None:
         return loaded[0]
     report = MixtureReport([part for _, part in loaded], counts)
-    if streaming:
-        return _interleaved([pairs for pairs, _ in loaded], counts), report
-    tables, last_line = [], 0
-    for (pairs, _), count in zip(loaded, counts, strict=True):
-        for _ in range(count):
-            lines = np.asarray(pairs.with_format("numpy")["line"][:]) + last_line
-            parts = [pairs.select_columns(["source", "target"]), Dataset(pa.table({"line": lines}))]
-            tables.append(concatenate_datasets(parts, axis=1))  # the text stays memory-mapped
-            last_line = int(lines[-1])
-    # `datasets` caches the results of `map` under this name
-    return Dataset(concatenate_datasets(tables).data, fingerprint=report.fingerprint), report
+    combine: Any = _interleaved if streaming else _concatenated
+    pairs: Any = combine([pairs for pairs, _ in loaded], counts)
+    # `datasets` caches the results of `map` under the name of this fingerprint
+    return pairs if streaming else Dataset(pairs.data, fingerprint=report.fingerprint), report
+
+
+def _concatenated(tables: list[Dataset], counts: list[int]) -> Dataset:
+    copies, last_line = [], 0
+    for table in (table for table, count in zip(tables, counts, strict=True) for _ in range(count)):
+        lines = np.asarray(table.with_format("numpy")["line"][:]) + last_line
+        parts = [table.select_columns(["source", "target"]), Dataset(pa.table({"line": lines}))]
+        copies.append(concatenate_datasets(parts, axis=1))  # the text stays memory-mapped
+        last_line = int(lines[-1])
+    return concatenate_datasets(copies)
 
 
 def _checked_weights(inputs: int, weights: Sequence[float] | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""Vocabulary extension: new tokens for a trained model, for example for another language.
+"""Vocabulary extension: new tokens for a trained model, such as the words of a new language.
 
 Shapes: W tokens of the extended vocabulary, D d_model.
 """

@@ -26,31 +26,19 @@ _REPORTED_TOKENS = 5
 
 @dataclass
 class VectorReport:
-    """Counts of the tokens with a vector.
+    """Counts of the tokens with a vector."""
 
-    Attributes:
-        name: the file.
-        width: D.
-        words: number of words in the file.
-        dropped: reason -> number of malformed lines.
-        found: token id -> the word of its vector.
-        lowered: how many of them only matched in lower case.
-        missing: candidate tokens (see `load_word_vectors`) without a vector, by id. Many are only prefixes of words.
-        other: number of other tokens: suffixes of words, bytes, special tokens.
-        mean: norm of the subtracted mean of the F vectors.
-        scale: factor of the vectors, or 1 without rescaling.
-    """
-
-    name: str
-    width: int = 0
-    words: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    found: dict[int, str] = field(default_factory=dict)
-    lowered: int = 0
+    name: str  #: the file
+    width: int = 0  #: D
+    words: int = 0  #: number of words in the file
+    dropped: Counter[str] = field(default_factory=Counter)  #: reason -> number of malformed lines
+    found: dict[int, str] = field(default_factory=dict)  #: token id -> the word of its vector
+    lowered: int = 0  #: how many of them only matched in lower case
+    #: candidate tokens (see `load_word_vectors`) without a vector, by id. Many are only prefixes of words.
     missing: list[str] = field(default_factory=list)
-    other: int = 0
-    mean: float = 0.0
-    scale: float = 1.0
+    other: int = 0  #: number of other tokens: suffixes of words, bytes, special tokens
+    mean: float = 0.0  #: norm of the subtracted mean of the F vectors
+    scale: float = 1.0  #: factor of the vectors, or 1 without rescaling
 
     def summary(self) -> str:
         """The report in one line."""

@@ -115,7 +115,7 @@ def score_test_split(
     """Translate a test split with the model's generation config, and score it against the raw references.
 
     Args:
-        trainer: its model, collator and tokenizers, of which `target_tokenizer` decodes, if there is one.
+        trainer: its model, collator and tokenizers, `target_tokenizer`, if there is one, decodes.
         dataset: the tokenized pairs.
         references: one text per pair.
         split: the name that the metrics start with.

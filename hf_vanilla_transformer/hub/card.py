@@ -57,48 +57,35 @@ SIZES = {
 
 @dataclass(frozen=True)
 class CardFacts:
-    """The facts about a run. The card omits missing ones.
+    """The facts about a run. The card omits missing ones."""
 
-    Attributes:
-        model_name: title and name in the usage code: a folder or a repository on the Hub.
-        languages: (source, target), as codes such as en.
-        recipe: all recipe fields that were set.
-        command: the command line of the run.
-        metrics: `all_results.json`: `test_bleu`, `test_chrf`, `eval_bleu`, `train_updates`, `epoch` …; `test_examples`
-            of `evaluation.example_translations`.
-        signatures: sacreBLEU's, by metric (`bleu`) or by split and metric (`test_bleu`), if `metrics` lacks them as
-            `test_bleu_signature`.
-        data_summaries: the numbers of pairs kept and dropped, by split (`train`, `validation`, `test`).
-        data_fingerprints: the hash of the text, by split.
-        parameters: number of trained parameters, tied ones counted once.
-        config, generation_config: the results of `to_dict()`. The test sets were translated with `generation_config`.
-        train_seconds: wall time of training, including the time before a resumption.
-        hardware, versions: see `system_info`.
-        base_model: the model that was fine-tuned; `base_model_on_hub` says that this is its name on the Hub.
-        datasets: by split, its datasets on the Hub, as `user/name` or `user/name:configuration`.
-        license: the id of the model's license on the Hub.
-        example: a source sentence for the usage code.
-    """
-
-    model_name: str
-    languages: tuple[str, str] | None = None
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    command: str | None = None
+    model_name: str  #: title and name in the usage code: a folder or a repository on the Hub
+    languages: tuple[str, str] | None = None  #: (source, target), as codes such as en
+    recipe: Mapping[str, Any] = field(default_factory=dict)  #: all recipe fields that were set
+    command: str | None = None  #: the command line of the run
+    #: `all_results.json`: `test_bleu`, `test_chrf`, `eval_bleu`, `train_updates`, `epoch` …; `test_examples` of
+    #: `evaluation.example_translations`
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    #: sacreBLEU's, by metric (`bleu`) or by split and metric (`test_bleu`), if `metrics` lacks them as
+    #: `test_bleu_signature`
     signatures: Mapping[str, str] = field(default_factory=dict)
+    #: the numbers of pairs kept and dropped, by split (`train`, `validation`, `test`)
     data_summaries: Mapping[str, str] = field(default_factory=dict)
-    data_fingerprints: Mapping[str, str] = field(default_factory=dict)
-    parameters: int | None = None
+    data_fingerprints: Mapping[str, str] = field(default_factory=dict)  #: the hash of the text, by split
+    parameters: int | None = None  #: number of trained parameters, tied ones counted once
+    #: the results of `to_dict()`. The test sets were translated with `generation_config`.
     config: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
-    train_seconds: float | None = None
-    hardware: str | None = None
+    train_seconds: float | None = None  #: wall time of training, including the time before a resumption
+    hardware: str | None = None  #: see `system_info`
     versions: Mapping[str, str] = field(default_factory=dict)
+    #: the model that was fine-tuned; `base_model_on_hub` says that this is its name on the Hub
     base_model: str | None = None
     base_model_on_hub: bool = False
+    #: by split, its datasets on the Hub, as `user/name` or `user/name:configuration`
     datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    license: str | None = None
-    example: str | None = None
+    license: str | None = None  #: the id of the model's license on the Hub
+    example: str | None = None  #: a source sentence for the usage code
 
 
 def write_model_card(directory: Path, facts: CardFacts) -> Path:

@@ -44,14 +44,10 @@ _ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 
 @dataclass
 class ModelFiles:
-    """The files to upload.
+    """The files to upload."""
 
-    Attributes:
-        chosen: name in the repository -> the file, or its content if it was changed.
-        left: files and folders (ending in `/`) of the model folder that are not uploaded.
-    """
-
-    chosen: dict[str, Path | bytes]
+    chosen: dict[str, Path | bytes]  #: name in the repository -> the file, or its content if it was changed
+    #: files and folders (ending in `/`) of the model folder that are not uploaded
     left: list[str] = field(default_factory=list)
 
     def sizes(self) -> dict[str, int]:

@@ -40,7 +40,7 @@ def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int)
     Args:
         lengths: tokens of each sentence, by its index.
         batch_size: sentences per batch, at most.
-        max_tokens: tokens per batch, padding included, at most. A longer sentence gets its own batch.
+        max_tokens: tokens per batch, padding included, at most. A longer sentence goes alone.
     """
     batch: list[int] = []
     for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
@@ -85,5 +85,5 @@ def with_prefixes(
     for number, (sentence, prefix) in enumerate(pairs, start=first_line):
         if sentence is _MISSING or prefix is _MISSING:
             lacking, surplus = ("sentence", "prefix") if sentence is _MISSING else ("prefix", "sentence")
-            raise UserError(f"prefixes: line {number} has a {surplus} but no {lacking}; each sentence needs its own")
+            raise UserError(f"prefixes: line {number} has a {surplus} but no {lacking}; each sentence needs one")
         yield sentence, prefix

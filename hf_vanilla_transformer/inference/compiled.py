@@ -30,7 +30,7 @@ from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, resiz
 from .kernels import compile_graph, has_compiler
 from .packed_decoder import CrossKV, PackedWeights, PositionEncodings
 
-#: Products are Inductor's own templates: to choose them by measuring goes wrong on a busy machine, and oneDNN's are no
+#: Products are Inductor's templates: to choose them by measuring goes wrong on a busy machine, and oneDNN's are no
 #: better for so few rows.
 OPTIONS: dict[str, Any] = {
     "freezing": True,
@@ -47,7 +47,7 @@ Dynamic = tuple[int, str] | None  # which dimension of a tensor varies between c
 
 
 class CompiledModule:
-    """A module that is compiled at its first call, and again for another number of threads, dtype or fixed size.
+    """A module that is compiled at its first call, and again for a different number of threads, dtype or fixed size.
 
     Args:
         make: makes the module for a compilation. Nobody else writes to its weights. function: takes it

@@ -20,7 +20,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..search_vanilla_transformer import REFILL_SHARE, BeamSearch, Hypotheses, SearchBatch, SearchConfig, is_hypothesis
 from .batching import MAX_TOKENS
 
-_JOIN_STEPS = 4  # steps after which sentences need not wait for more to join with them
+_JOIN_STEPS = 4  # sentences wait at most this many steps for more to join with them
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _prepared(
     def keep(model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, **_: Any) -> Any:
         return generation_config, logits_processor
 
-    generate: Any = GenerationMixin.generate  # without the search of this package's own `generate`
+    generate: Any = GenerationMixin.generate  # not this package's `generate`, which searches
     with torch.inference_mode():
         generation_config, processors = generate(model, ids, custom_generate=keep, **(limits | settings))
     return generation_config, processors, search.keywords

@@ -54,7 +54,7 @@ def distil(
 
     Raises:
         UserError: as in `translate_file`, for references that do not match the source line by line, or a folder
-            with the translations of another call.
+            with the translations of a different call.
     """
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
@@ -93,8 +93,8 @@ def _claim(note: Path, job: dict[str, Any]) -> None:
             temporary.write_text(wanted, encoding="utf-8")
     elif note.read_text(encoding="utf-8") != wanted:
         raise UserError(
-            f"output_dir: {note.parent} contains translations by another teacher, of other text or with another "
-            "search; name another folder"
+            f"output_dir: {note.parent} contains translations by a different teacher, of other text or with a "
+            "different search; name a new folder"
         )
 
 

@@ -44,7 +44,7 @@ _NUMBER_MARK, _ENDS_WITH_ORDINAL = re.compile(r"\d{1,3}\."), re.compile(r"(?:^|\
 #: Languages without a space between sentences.
 _UNSPACED = frozenset(["zh", "ja", "yue", "wuu", "lzh"])
 
-#: Without another limit in the tokenizer: the default of the recipes' `max_source_length`.
+#: Without a limit in the tokenizer: the default of the recipes' `max_source_length`.
 _TRAINED_TOKENS = 256
 
 _LINES_AHEAD = 256

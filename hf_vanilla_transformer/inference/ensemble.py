@@ -25,7 +25,7 @@ class EnsembleEngine:
         ValueError: vocabularies of different sizes.
     """
 
-    search_only = True  # transformers' own loops would ask the first model alone
+    search_only = True  # transformers' loops would call the first model alone
 
     def __init__(self, model: Model, members: Sequence[Model]):
         self.model, self.members, self.engine = model, members, model.inference_engine

@@ -97,7 +97,7 @@ def translate_file(
     progress: Any = None,
     **settings: Any,
 ) -> int:
-    """Translate a file into another.
+    """Translate a file.
 
     Args:
         translator: this process's.

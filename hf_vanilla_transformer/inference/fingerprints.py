@@ -18,7 +18,7 @@ _INCIDENTAL = {"_name_or_path", "transformers_version", "dtype", "architectures"
 def translator_fingerprint(translator: Translator) -> str:
     """Digest of the weights, configurations, dtypes, tokenizers and search defaults of a translator.
 
-    The folder's name is not part of it, so that a moved model is the same and a retrained one is another.
+    The folder's name is not part of it, so that a moved model keeps its digest and a retrained one does not.
     """
     digest = blake2b(digest_size=16)
     for model in translator.models:

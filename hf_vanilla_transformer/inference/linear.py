@@ -24,7 +24,7 @@ _LEAST_PREPACKED = 2**19  # numbers of a float32 weight below which a call of on
 
 
 class PlainLinear(nn.Module):
-    """x W^T + b with the weight (O, D) as it is, by torch's own kernels."""
+    """x W^T + b with the weight (O, D) as it is, by torch's kernels."""
 
     weight: Tensor
     bias: Tensor | None

@@ -21,7 +21,7 @@ from .optimize import optimize_for_inference
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-#: float32 or bfloat16, whichever translates faster on this machine (transformers' "auto" is the checkpoint's own)
+#: float32 or bfloat16, whichever translates faster on this machine (transformers' "auto" is the checkpoint's)
 FASTEST = "fastest"
 
 _TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIALS = 16, 16, 3
@@ -104,7 +104,7 @@ def _from_folder(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    # raised by damaged files, another model type or weights of other shapes. Other errors keep their traceback
+    # raised by damaged files, a different model type or weights of other shapes. Other errors keep their traceback
     except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise UserError(f"{folder}: cannot load the model ({one_line(error)})") from error
     check_weights(folder, info)
@@ -135,7 +135,7 @@ def check_architecture(folder: Path, model: PreTrainedModel) -> None:
     if not isinstance(model, modeling_vanilla_transformer.VanillaTransformerPreTrainedModel):
         return
     for name in model.config.architectures or ():
-        # FSDP2 saves under a class of its own with this prefix.
+        # FSDP2 saves under a class with this prefix.
         if name.removeprefix("FSDP") not in (*modeling_vanilla_transformer.__all__, type(model).__name__):
             raise UserError(
                 f"{folder}: architectures={name} in config.json is not a class of this package, and would be loaded "

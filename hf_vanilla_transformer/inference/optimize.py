@@ -50,7 +50,7 @@ def optimize_for_inference(
     if reason is not None:
         raise ValueError(f"model: {reason}")
     if quantization not in (None, INT8):
-        raise ValueError(f"quantization: {quantization!r} is not {INT8!r}; None computes in the model's own dtype")
+        raise ValueError(f"quantization: {quantization!r} is not {INT8!r}; None computes in the model's dtype")
     errors = [int8_error(model.device, model.dtype)] if quantization else []
     errors += [compile_error(model.device)] if compile else []
     for error in filter(None, errors):

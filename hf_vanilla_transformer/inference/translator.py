@@ -30,7 +30,7 @@ from .workers import map_in_threads, worker_count
 #: "We set the maximum output length during inference to input length + 50" (§6.1).
 EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
 
-#: Encoding a target switches some tokenizers, such as Marian's, to another vocabulary and back.
+#: Encoding a target switches some tokenizers, such as Marian's, to a different vocabulary and back.
 TOKENIZER_LOCK = threading.Lock()
 
 
@@ -168,7 +168,7 @@ class Translator:
             alignment_layer: the decoder layer whose attention is used, counted from 1. None is the last but one.
             probabilities: whether to compute the probability of each token, given the source and the tokens before
                 it, in one more pass of the decoder. An ensemble averages over its models.
-            scores: whether transformers' own search returns scores too, for which it keeps the log-probabilities of
+            scores: whether transformers' search returns scores too, for which it keeps the log-probabilities of
                 the whole vocabulary at every step. It runs for settings that this package's search does not cover.
             prefixes: text that each translation must begin with, one per sentence. "" forces nothing. The last word
                 of a prefix may be continued. (A blank sentence comes out as its prefix.)
@@ -243,7 +243,7 @@ class Translator:
         if len(self.models) > 1 and not covered:
             raise UserError(
                 "ensemble: these settings, or those of the checkpoint's generation_config.json, are left to "
-                "transformers' own search, which takes one model; drop what is not beam search"
+                "transformers' search, which takes one model; drop what is not beam search"
             )
         return settings, covered
 

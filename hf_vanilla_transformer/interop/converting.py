@@ -30,17 +30,13 @@ FORMATS = {
 
 @dataclass
 class Converted:
-    """A translation model read from a toolkit's files.
+    """A translation model read from a toolkit's files."""
 
-    Attributes:
-        model: with the toolkit's generation settings, if the files have any.
-        tokenizer, target_tokenizer: for source and target. None if the files have no tokenizer, or if one serves both.
-        notes: for the user: how the model translates differently from the toolkit, or what its tokenizer needs.
-    """
-
-    model: VanillaTransformerForConditionalGeneration
+    model: VanillaTransformerForConditionalGeneration  #: with the toolkit's generation settings, if the files have any
+    #: for source and target. None if the files have no tokenizer, or if one serves both.
     tokenizer: PreTrainedTokenizerBase | None = None
     target_tokenizer: PreTrainedTokenizerBase | None = None
+    #: for the user: how the model translates differently from the toolkit, or what its tokenizer needs
     notes: list[str] = field(default_factory=list)
 
 

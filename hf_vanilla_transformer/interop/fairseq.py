@@ -178,7 +178,7 @@ def _refuse(options: Options) -> None:
         raise options.error(arch, "only fairseq's transformer architectures of translation are converted")
     options.refuse(REFUSED)
     if len({options.flag(f"{stack}_normalize_before") for stack in STACKS}) > 1:
-        raise options.error("encoder_normalize_before", "the decoder has another order of its normalisations")
+        raise options.error("encoder_normalize_before", "the decoder has a different order of normalisations")
     width = options.integer("encoder_embed_dim")
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         if options.integer(name, width) != width:

@@ -40,7 +40,7 @@ def from_joeynmt(source: str | Path) -> Converted:
     """A Transformer that JoeyNMT trained, with `layer_norm: "post"` or `"pre"`.
 
     Args:
-        source: the model_dir, of which best.ckpt is read, or a .ckpt in the folder of config.yaml, src_vocab.txt and
+        source: the model_dir with its best.ckpt, or a .ckpt in the folder of config.yaml, src_vocab.txt and
             trg_vocab.txt.
 
     Returns:

@@ -22,15 +22,10 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "se
 
 @dataclass(frozen=True)
 class SourceIds:
-    """The mapping from ids of a joint tokenizer to the encoder's ids.
+    """The mapping from ids of a joint tokenizer to the encoder's ids."""
 
-    Attributes:
-        vocab_size: the number of ids of the joint tokenizer.
-        offset: the offset of source tokens; 0 if both languages share one tokenizer.
-    """
-
-    vocab_size: int
-    offset: int = 0
+    vocab_size: int  #: the number of ids of the joint tokenizer
+    offset: int = 0  #: the offset of source tokens; 0 if both languages share one tokenizer
 
     def to_model(self, ids: Tensor) -> Tensor:
         """Ids (B, S) of the joint tokenizer to the encoder's."""

@@ -1,4 +1,4 @@
-"""Marian's own checkpoints: an .npz with weights and options, and the vocabularies in the same folder."""
+"""Marian's checkpoints: an .npz with weights and options, and the vocabularies in the same folder."""
 
 import math
 import re
@@ -315,7 +315,7 @@ def _vocabulary_files(path: Path, options: Options, decoder: Options, *given: st
 
 
 def _both_sides(source: str | Path | None, target: str | Path | None) -> list[Path]:
-    """Two files, of which one may serve both sides."""
+    """Two files, or one for both sides."""
     return [Path(source or target or ""), Path(target or source or "")]
 
 
@@ -341,7 +341,7 @@ def _tokens(path: Path) -> list[str]:
 
 
 def _special_ids(sides: list[list[str]], pad: int) -> dict[str, int | None]:
-    """Marian's own ids, 0 and 1, unless the vocabularies have others."""
+    """Marian's ids, 0 and 1, unless the vocabularies have others."""
     ids = {"eos_token_id": 0, "unk_token_id": 1}
     for side in sides:
         if len(side) > pad:

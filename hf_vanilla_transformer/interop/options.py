@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import UserError
 from ..untrusted import shown
 
-#: Names of options: the supported values, the default first, and what a model with another value does.
+#: Names of options: the supported values, the default first, and what a model with a different value does.
 Unsupported = Mapping[str, tuple[tuple, str]]
 
 _MAX_BITS = 63  # of a whole number
@@ -64,7 +64,7 @@ class Options:
         return list(values)
 
     def refuse(self, unsupported: Unsupported, neutral: tuple = (None, "")) -> None:
-        """Raise a UserError for an option of another architecture. `neutral` values count as missing."""
+        """Raise a UserError for an option of a different architecture. `neutral` values count as missing."""
         for name, (supported, reason) in unsupported.items():
             if self.values.get(name, supported[0]) not in (*supported, *neutral):
                 raise self.error(name, f"such a model {reason}")

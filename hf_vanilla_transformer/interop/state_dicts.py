@@ -28,17 +28,12 @@ _TABLE_ROUNDING = 2e-3  # float16; float32 at position 5,000 is off by 3e-4
 
 
 class TensorRef(NamedTuple):
-    """The tensor of another toolkit that contains one of our parameters.
+    """The tensor of a foreign checkpoint that contains one of our parameters."""
 
-    Attributes:
-        name: the tensor's name.
-        rows: the rows of the tensor; None for all. Fused projections have queries, keys and values in one tensor.
-        transposed: the toolkit computes x W where we compute x W^T.
-    """
-
-    name: str
+    name: str  #: the tensor's name
+    #: the rows of the tensor; None for all. Fused projections have queries, keys and values in one tensor.
     rows: slice | int | None = None
-    transposed: bool = False
+    transposed: bool = False  #: the toolkit computes x W where we compute x W^T
 
 
 # Pairs of a pattern in our parameter names and its replacement in the toolkit's, applied in turn.
@@ -53,15 +48,10 @@ def rename(name: str, renames: Renames) -> str:
 
 
 class Tying(NamedTuple):
-    """Which of source embedding, target embedding and output matrix are equal (§3.4).
+    """Which of source embedding, target embedding and output matrix are equal (§3.4)."""
 
-    Attributes:
-        fields: `share_encoder_decoder_embeddings`, `tie_word_embeddings` and both vocabulary sizes.
-        copies: names of tensors that equal one before them.
-    """
-
-    fields: dict[str, Any]
-    copies: set[str]
+    fields: dict[str, Any]  #: `share_encoder_decoder_embeddings`, `tie_word_embeddings` and both vocabulary sizes
+    copies: set[str]  #: names of tensors that equal one before them
 
 
 class Ignored:

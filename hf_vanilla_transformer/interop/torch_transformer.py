@@ -63,21 +63,14 @@ ANNOTATED_RENAMES: Renames = (
 
 @dataclass(frozen=True)
 class Naming:
-    """The module names of one tutorial, and the settings that its code fixes.
+    """The module names of one tutorial, and the settings that its code fixes."""
 
-    Attributes:
-        source, target, output: the embedding modules and the output layer.
-        positions: tables of positions, for the source and the target.
-        settings: fields of our configuration.
-        renames: for its layers; None for `torch.nn.Transformer`.
-    """
-
-    source: str
+    source: str  #: the embedding modules and the output layer
     target: str
     output: str
-    positions: tuple[str, ...]
-    settings: Mapping[str, Any]
-    renames: Renames | None = None
+    positions: tuple[str, ...]  #: tables of positions, for the source and the target
+    settings: Mapping[str, Any]  #: fields of our configuration
+    renames: Renames | None = None  #: for its layers; None for `torch.nn.Transformer`
 
 
 # torchtext's order of the special tokens

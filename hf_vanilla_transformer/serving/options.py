@@ -7,37 +7,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of requests.
+    """Limits of requests."""
 
-    Attributes:
-        max_characters: of all texts of a request.
-        timeout: seconds until the body has arrived, and then until the answer.
-        api_key: key that translation requests must have. None lets everybody translate.
-        cors_origins: web sites that may call this server from their pages. "*" is all.
-    """
-
-    max_characters: int = 10_000
-    timeout: float = 60.0
-    api_key: str | None = None
-    cors_origins: tuple[str, ...] = ()
+    max_characters: int = 10_000  #: of all texts of a request
+    timeout: float = 60.0  #: seconds until the body has arrived, and then until the answer
+    api_key: str | None = None  #: key that translation requests must have. None lets everybody translate.
+    cors_origins: tuple[str, ...] = ()  #: web sites that may call this server from their pages. "*" is all.
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of `vanilla-transformer serve`.
+    """Options of `vanilla-transformer serve`."""
 
-    Attributes:
-        models: see `model_folders`. device, dtype, workers: of `Translator.from_pretrained`.
-        split_sentences: split a line into sentences.
-        engine: arguments of `Engine`. port: 0 takes a free one.
-    """
-
-    models: Sequence[str]
+    models: Sequence[str]  #: see `model_folders`
     host: str = "127.0.0.1"
-    port: int = 5000
-    device: str | None = None
+    port: int = 5000  #: 0 takes a free one
+    device: str | None = None  #: device, dtype and workers: see `Translator.from_pretrained`
     dtype: str | None = None
     workers: int | None = None
-    split_sentences: bool = True
+    split_sentences: bool = True  #: split a line into sentences
     limits: Limits = field(default_factory=Limits)
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)  #: arguments of `Engine`

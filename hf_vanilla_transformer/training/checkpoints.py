@@ -129,17 +129,11 @@ def resume_hint(run: Path) -> str:
 
 @dataclass(frozen=True)
 class RunState:
-    """The facts about a run that a checkpoint keeps next to weights, optimizer and counters.
+    """The facts about a run that a checkpoint keeps next to weights, optimizer and counters."""
 
-    Attributes:
-        fixed: settings that cannot change within a run, such as the precision.
-        data: settings and digests that determine the batches. They may change with `ignore_data_skip`.
-        position: the next batch in the data, if the number of updates is not enough to find it.
-    """
-
-    fixed: dict[str, Any]
-    data: dict[str, Any]
-    position: dict[str, Any]
+    fixed: dict[str, Any]  #: settings that cannot change within a run, such as the precision
+    data: dict[str, Any]  #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
+    position: dict[str, Any]  #: the next batch in the data, if the number of updates is not enough to find it
 
     def write(self, checkpoint: Path) -> None:
         """Write `run_state.json` into a checkpoint."""

@@ -43,14 +43,11 @@ _END_READ = 1 << 20  # bytes at each end of a streamed file
 
 @dataclass
 class Corpus:
-    """Sentence pairs by split, and a report on the rows that were dropped.
-
-    Attributes:
-        selected: for a split that does not consist of all rows, their number and a digest of the row numbers.
-    """
+    """Sentence pairs by split, and a report on the rows that were dropped."""
 
     pairs: dict[str, Dataset | IterableDataset]
     reports: dict[str, PairReport | MixtureReport]
+    #: for a split that does not consist of all rows, their number and a digest of the row numbers
     selected: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def select(self, split: str, pairs: Dataset, rows: np.ndarray) -> None:

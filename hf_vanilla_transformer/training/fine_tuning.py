@@ -32,17 +32,11 @@ _MODEL_FILES = ("*.json", "*.txt", "*.spm", "*.model", _WEIGHTS)
 
 @dataclass
 class PretrainedTranslator:
-    """The model that fine-tuning starts from.
+    """The model that fine-tuning starts from."""
 
-    Attributes:
-        name: `model_name_or_path`.
-        model: in float32, on the CPU.
-        tokenizers: of source and target.
-    """
-
-    name: str
-    model: VanillaTransformerForConditionalGeneration
-    tokenizers: Tokenizers
+    name: str  #: `model_name_or_path`
+    model: VanillaTransformerForConditionalGeneration  #: in float32, on the CPU
+    tokenizers: Tokenizers  #: of source and target
 
 
 def load_base_model(name: str) -> PretrainedTranslator:

@@ -40,18 +40,12 @@ _EVALUATION = {
 
 @dataclass
 class SampleTranslations:
-    """The translations of a few fixed validation sentences, taken from the predictions of each evaluation.
+    """The translations of a few fixed validation sentences, taken from the predictions of each evaluation."""
 
-    Attributes:
-        rows: row numbers in the validation split.
-        sources, references: the text of these rows.
-        translations: from the last evaluation, or None.
-    """
-
-    rows: list[int]
-    sources: list[str]
+    rows: list[int]  #: row numbers in the validation split
+    sources: list[str]  #: the text of these rows
     references: list[str]
-    translations: list[str] | None = None
+    translations: list[str] | None = None  #: from the last evaluation, or None
 
     @classmethod
     def of(cls, pairs: Any, count: int) -> "SampleTranslations":

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of another toolkit to a model folder that gives the same translations.
+"""Convert a checkpoint of a different toolkit to a model folder that gives the same translations.
 
   vanilla-transformer convert --from marian opus-mt-en-de runs/en_de
 

@@ -1,4 +1,4 @@
-"""Export a model to another library's format: the same translations, without this package.
+"""Export a model to the format of a different library: the same translations, without this package.
 
   vanilla-transformer export --to onnx runs/quickstart runs/quickstart_onnx
 
