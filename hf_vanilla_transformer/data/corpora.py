@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import pyarrow as pa
@@ -100,66 +100,87 @@ def describe_dropped(reason: str, count: int, lines: Sequence[int]) -> str:
     return f"{reason} (line{'s' if count > 1 else ''} {numbers})"
 
 
+SIDES = "source", "target"
+
+
 @dataclass(frozen=True)
 class Columns:
-    """The columns of the source and the target that the user named."""
+    """The columns or languages of the source and the target that the user named.
+
+    `languages`, those of a model, are used if nothing is named and there are no columns `source` and `target`.
+    """
 
     source_column: str | None = None
     target_column: str | None = None
     source_lang: str | None = None
     target_lang: str | None = None
+    languages: tuple[str, str] | None = None
 
-    def names_in(self, columns: Sequence[str], where: str, hint: str = "") -> tuple[str | None, str, str]:
-        """Choose from the existing columns.
+    def key_in(self, side: str, columns: Sequence[str], where: str, hint: str = "") -> tuple[str | None, str]:
+        """Choose one side from the existing columns.
 
         Args:
+            side: source or target.
             columns: the columns that exist.
             where: the input's name, for errors.
             hint: appended to the error.
 
         Returns:
-            (column with a {language: text} of both sides, or None, key of the source, key of the target).
+            (column with a {language: text}, or None, key of the side).
         """
-        parent: str | None = None
-        source, target = self.source_column, self.target_column
-        if not source and not target:
-            source, target = self.source_lang, self.target_lang
-            parent = "translation" if source and target and "translation" in columns else None
-        if not source and not target:
-            source, target = "source", "target"
-        if not source or not target or not {parent or source, parent or target} <= set(columns):
-            need = f"{source!r} and {target!r}" if source and target else "a source and a target"
-            raise UserError(
-                f"{where} has the columns {', '.join(map(repr, columns))}; {need} are needed: "
-                "name them by source_column and target_column, or by source_lang and target_lang"
-                + (f"; {hint}" if hint else "")
-            )
-        return parent, source, target
+        column, language = getattr(self, f"{side}_column"), getattr(self, f"{side}_lang")
+        defaults = [side, *(self.languages or ())[SIDES.index(side) :][:1]]
+        keys = [name for name in (column or language,) if name] or defaults
+        for key in keys:
+            if key in columns:
+                return None, key
+        if "translation" in columns and column is None and keys != [side]:
+            return "translation", keys[-1]
+        raise UserError(
+            f"{where} has the columns {', '.join(map(repr, columns))}, not {' or '.join(map(repr, keys))}: "
+            f"name the {side} by {side}_column, or by {side}_lang" + (f"; {hint}" if hint else "")
+        )
 
 
-def _select_columns(
-    rows: Iterable[tuple[int, Row | BadRow]], columns: Columns, where: str, hint: str
-) -> Iterator[RawPair]:
-    """Extract both sentences from each row. The first valid row determines the columns."""
-    names: tuple[str | None, str, str] | None = None
+def select_columns(
+    rows: Iterable[tuple[int, Row | BadRow]], columns: Columns, where: str, hint: str, sides: Sequence[str] = SIDES
+) -> Iterator[tuple[Any, ...]]:
+    """Extract the sentences of `sides` from each row: (line, text, …). The first valid row determines the columns."""
+    keys: list[tuple[str | None, str]] = []
     for line, row in rows:
         if isinstance(row, BadRow):
-            yield line, row, None
+            yield line, *[row, None][: len(sides)]
             continue
-        first = names is None
-        parent, source, target = names = names or columns.names_in(list(row), where, hint)
-        if parent is not None:
-            nested = row.get(parent)
-            row = nested if isinstance(nested, Mapping) else {}
-            if first and not {source, target} <= set(row):
-                raise UserError(
-                    f"{where}: its 'translation' has the languages {', '.join(map(repr, row)) or 'none'}, "
-                    f"not {source!r} and {target!r}: set source_lang and target_lang"
-                )
-        yield line, row.get(source), row.get(target)
+        first = not keys
+        keys = keys or [columns.key_in(side, list(row), where, hint) for side in sides]
+        nested = row.get("translation")
+        nested = nested if isinstance(nested, Mapping) else {}
+        if first and (missing := [key for parent, key in keys if parent and key not in nested]):
+            raise UserError(
+                f"{where}: its 'translation' has the languages {', '.join(map(repr, nested)) or 'none'}, "
+                f"not {missing[0]!r}: set source_lang and target_lang"
+            )
+        yield line, *((nested if parent else row).get(key) for parent, key in keys)
 
 
-def _defect(side: str, text: Any) -> str | None:
+def read_side(path: Path, side: str, columns: Columns) -> Iterator[tuple[int, Any]]:
+    """Read one side of a table or a translation memory: (line or unit, text), not validated yet."""
+    kind = file_format(path)
+    if kind in translation_memories.FORMATS:
+        index = 1 + SIDES.index(side)
+        return ((unit[0], unit[index]) for unit in _read_memory(path, columns))
+    hint = NEEDS_HEADER if kind in TABLES_WITH_HEADER else ""
+    return ((line, text) for line, text in select_columns(read_rows(path, {}), columns, str(path), hint, [side]))
+
+
+def _read_memory(path: Path, columns: Columns) -> Iterator[RawPair]:
+    named = columns.source_lang, columns.target_lang
+    if named == (None, None) and columns.languages:
+        named = columns.languages
+    return translation_memories.read_memory(path, *named)
+
+
+def defect(side: str, text: Any) -> str | None:
     """The reason to drop a pair because of one side, or None."""
     if isinstance(text, BadRow):
         return str(text)
@@ -186,7 +207,7 @@ def _valid_pairs(source: "Source", report: PairReport) -> Iterator[RawPair]:
     for line, text, translation in source.pairs(report.repaired):
         if report.seen == _ROWS_FOR_ENCODING:
             _check_encoding(report)
-        reason = _defect("source", text) or _defect("target", translation)
+        reason = defect("source", text) or defect("target", translation)
         if reason is not None:
             report.drop(reason, line)
             continue
@@ -222,21 +243,21 @@ class Source:
         """Read from the start and count repairs. Raises UserError if the input is malformed."""
         name, files = self.input.name, self.input.files
         if self.data is not None:
-            return _select_columns(self._rows_of(self.data), self.columns, name, "")
+            return cast(Iterator[RawPair], select_columns(self._rows_of(self.data), self.columns, name, ""))
         if len(files) == 2:
             return read_parallel(files[0], files[1], repairs)
         kind = file_format(files[0])
         if kind in translation_memories.FORMATS:
-            return translation_memories.read_memory(files[0], self.columns.source_lang, self.columns.target_lang)
+            return _read_memory(files[0], self.columns)
         hint = NEEDS_HEADER if kind in TABLES_WITH_HEADER else ""
-        return _select_columns(read_rows(files[0], repairs), self.columns, name, hint)
+        return cast(Iterator[RawPair], select_columns(read_rows(files[0], repairs), self.columns, name, hint))
 
     def _rows_of(self, data: Dataset | IterableDataset) -> Iterator[tuple[int, Row]]:
         name = self.input.name
         if data.column_names is not None:
             # decode no other columns: they may be images
-            parent, source, target = self.columns.names_in(data.column_names, name)
-            data = data.select_columns([parent] if parent else list(dict.fromkeys([source, target])))
+            keys = [self.columns.key_in(side, data.column_names, name) for side in SIDES]
+            data = data.select_columns(list(dict.fromkeys(parent or key for parent, key in keys)))
         line = 0
         try:
             for batch in data.iter(batch_size=1000):

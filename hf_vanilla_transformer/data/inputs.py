@@ -8,7 +8,7 @@ from glob import escape
 from pathlib import Path
 
 from ..errors import UserError
-from .readers import file_format, is_readable
+from .readers import file_format, is_readable, require_plain_text
 from .translation_memories import FORMATS
 
 NUMBERS = "numbers"  # the built-in corpus
@@ -71,10 +71,14 @@ def parse_inputs(
 
 def _is_plain_text(name: str) -> bool:
     path = Path(name).expanduser()
-    return path.is_file() and not _has_pairs(path)
+    if not path.is_file() or has_pairs(path):
+        return False
+    require_plain_text(path)
+    return True
 
 
-def _has_pairs(path: Path) -> bool:
+def has_pairs(path: Path) -> bool:
+    """Whether a file has both sides of its pairs, by its suffix."""
     return is_readable(path) or file_format(path) in FORMATS
 
 
@@ -112,13 +116,13 @@ def _single(name: str, languages: tuple[str | None, str | None], field: str) -> 
             missing = next((file for file in sides if not file.is_file()), "a file of the other language")
             raise UserError(f"{field}: {name}: {prefix_files[0]} is there, but not {missing}, the other side")
         return _of_files(*prefix_files)
-    if _HUB_NAME.fullmatch(name) and not _has_pairs(path):
+    if _HUB_NAME.fullmatch(name) and not has_pairs(path):
         dataset, _, configuration = name.partition(":")
         return Input(name, dataset=dataset, configuration=configuration or None)
     remedy = "; a dataset on the Hub is user/name"
     if others := sorted(path.parent.glob(f"{escape(path.name)}.*")):
         remedy = f"; for a prefix, such as that of {others[0]}, set source_lang and target_lang to its suffixes"
-    raise UserError(f"{field}: {name}: no such file, folder or prefix" + ("" if _has_pairs(path) else remedy))
+    raise UserError(f"{field}: {name}: no such file, folder or prefix" + ("" if has_pairs(path) else remedy))
 
 
 def _with_suffix(prefix: Path, language: str) -> Path:

@@ -52,6 +52,7 @@ def load_pairs(
     target_lang: str | None = None,
     source_column: str | None = None,
     target_column: str | None = None,
+    languages: tuple[str, str] | None = None,
     streaming: bool = False,
     numbers_size: int = 20_000,
     seed: int = 0,
@@ -70,6 +71,8 @@ def load_pairs(
         source_lang, target_lang: keys in the column `translation`, names of columns, languages of a translation
             memory (`en` finds `en-GB`), suffixes of the files of a prefix, or languages of the built-in corpus.
         source_column, target_column: names of columns. If none of the four is given: `source` and `target`.
+        languages: of a model, used for tables without these columns and for translation memories if none of the four
+            is given.
         streaming: read while iterating, without a table on disk. Errors and the report come during iteration.
         numbers_size, seed: of the built-in corpus.
 
@@ -82,7 +85,7 @@ def load_pairs(
         UserError: a missing, ambiguous or unreadable input, an encoding that is not UTF-8, parallel files of different
             lengths, a missing column or language, no valid pair, or wrong weights.
     """
-    columns = Columns(source_column, target_column, source_lang, target_lang)
+    columns = Columns(source_column, target_column, source_lang, target_lang, languages)
     sources = []
     for chosen in parse_inputs(inputs, source_lang, target_lang, field):
         if chosen.dataset == NUMBERS:

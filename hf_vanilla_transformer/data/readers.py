@@ -7,6 +7,7 @@ would misalign a parallel corpus silently.
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
@@ -24,6 +25,11 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _BYTE_ORDER_MARK = "\ufeff"
 
+#: documents, spreadsheets, archives and markup: no plain text with one sentence per line
+_DOCUMENTS = re.compile(
+    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|srt|vtt|sub|pot?|docx?|odt|rtf|pdf|epub|xlsx?|ods|pptx?|zip|t?ar|tgz|bz2|xz)"
+)
+
 CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"
 #: advice for a table without the requested columns
 NEEDS_HEADER = "the first line of a CSV or TSV file names its columns: add it if it is missing"
@@ -40,10 +46,17 @@ def read_lines(path: str | Path) -> Iterator[str]:
         Each line without its "\\n" or "\\r\\n", and without a byte order mark at the start of the file.
 
     Raises:
-        UserError: no such file, not UTF-8, or a damaged gzip file.
+        UserError: no such file, not plain text by its suffix, not UTF-8, or a damaged gzip file.
     """
+    require_plain_text(Path(path))
     for number, raw in _raw_lines(Path(path)):
         yield decode_line(raw, path, number)
+
+
+def require_plain_text(path: Path) -> None:
+    """Refuse a file of a format that is not one sentence per line, by its suffix."""
+    if _DOCUMENTS.fullmatch(suffix := file_format(path)) or is_readable(path):
+        raise UserError(f"{path}: plain text is needed, one sentence per line, not {suffix}: save its text as .txt")
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -17,6 +17,7 @@ FORMATS = (".tmx", ".xliff", ".xlf")
 _UNITS = {"tmx": {"tu"}, "xliff": {"trans-unit", "segment"}}
 _ELEMENTS = (
     "tmx",
+    "header",
     "xliff",
     "file",
     "group",
@@ -24,7 +25,7 @@ _ELEMENTS = (
     "tu",
     "trans-unit",
     "segment",
-)  # that contain units, or are units
+)  # that contain units or name languages, or are units
 #: Inline elements that contain markup of the original document. `hi`, `g`, `pc` and `mrk` contain text.
 _MARKUP = {"bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"}
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -52,13 +53,14 @@ def read_memory(path: Path, source_lang: str | None, target_lang: str | None) ->
 
     Args:
         path: `.tmx`, `.xlf` or `.xliff`.
-        source_lang, target_lang: language codes. `en` also finds `en-GB`, and `en-GB` finds `en`.
+        source_lang, target_lang: language codes. `en` also finds `en-GB`, and `en-GB` finds `en`. None is the language
+            that a file with two languages has besides. Without both, the file decides what is the source.
 
     Yields:
         (number of the unit from 1, source, target), with None for a missing side.
     """
     if not source_lang or not target_lang:
-        raise UserError(f"{path}: a translation memory needs source_lang and target_lang, such as en and de")
+        source_lang, target_lang = memory_languages(path, source_lang, target_lang)
     languages, occurs = dict[str, None](), [False, False]
     number = 0
     for number, texts in enumerate(_units(path), start=1):
@@ -71,13 +73,35 @@ def read_memory(path: Path, source_lang: str | None, target_lang: str | None) ->
             raise UserError(f"{path} has the languages {', '.join(map(repr, languages))}, not {requested!r}")
 
 
+def memory_languages(path: Path, source_lang: str | None = None, target_lang: str | None = None) -> tuple[str, str]:
+    """The source and target language of a memory with two languages, of which one may be given."""
+    header: dict[str, str] = {}
+    codes = dict.fromkeys(code for texts in _units(path, header) for code, _ in texts if code)
+    languages = list(codes) if len(codes) == 2 else list(dict.fromkeys(_base(code) for code in codes))
+    given = source_lang or target_lang
+    others = [code for code in languages if given is None or not language_match(given, code)]
+    if len(others) != (2 if given is None else 1):
+        raise UserError(
+            f"{path} has the languages {', '.join(map(repr, codes)) or '(none)'}: "
+            "choose two by source_lang and target_lang"
+        )
+    if given is not None:
+        return (given, others[0]) if source_lang else (others[0], given)
+    first, second = others
+    return (second, first) if language_match(header.get("srclang", ""), second) else (first, second)
+
+
+def _base(code: str) -> str:
+    return code.replace("_", "-").split("-")[0].lower()
+
+
 def _best(texts: list[tuple[str, str]], requested: str) -> str | None:
     fit, text = max(((language_match(requested, code), text) for code, text in texts), key=lambda match: match[0])
     return text if fit else None
 
 
-def _units(path: Path) -> Iterator[list[tuple[str, str]]]:
-    """The (language, text) variants of each unit."""
+def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tuple[str, str]]]:
+    """The (language, text) variants of each unit. `header` gets the attributes of the header of TMX."""
     from lxml import etree
 
     with open_binary(path) as handle:
@@ -93,6 +117,8 @@ def _units(path: Path) -> Iterator[list[tuple[str, str]]]:
                     kind = kind or _checked_root(path, element.getroottree().getroot())
                     if name in ("xliff", "file"):
                         defaults |= _xliff_languages(element)
+                    elif name == "header" and header is not None:
+                        header.update(element.attrib)
                     continue
                 if name in _UNITS[kind]:
                     yield _tmx_variants(element) if kind == "tmx" else _xliff_variants(element, defaults)

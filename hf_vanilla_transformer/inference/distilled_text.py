@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..atomic_write import atomic_file
+from ..data.corpora import Columns
 from ..data.inputs import DISTILLED
 from ..errors import UserError
 from .file_translation import translate_file
 from .fingerprints import text_fingerprint, translator_fingerprint
+from .sentences import read_sentence_pairs, read_sentences
 from .text_io import line_writer, read_lines
 from .translator import Translator
 
@@ -34,6 +36,7 @@ def distil(
     n_best: int = 1,
     references: str | Path | None = None,
     back_translation: bool = False,
+    columns: Columns | None = None,
     progress: Any = None,
     **settings: Any,
 ) -> int:
@@ -41,12 +44,14 @@ def distil(
 
     Args:
         teacher: a translator.
-        source: the text to translate, `.gz` too. Blank lines, and translations that are blank, are left out.
+        source: the text to translate, as `path` of `read_sentences`. Blank lines, and translations that are blank,
+            are left out.
         output: a folder. It gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
         processes: `accelerate.PartialState()`.
         n_best: translations of each sentence, each a training pair. More than 1 needs as many beams.
         references: translations by people of the same lines, to train on too, behind the teacher's.
         back_translation: write the lines as `TARGET`, and their translations as `SOURCE`.
+        columns: of files with both languages, such as CSV or TMX.
         progress, settings: as in `translate_file`.
 
     Returns:
@@ -60,16 +65,16 @@ def distil(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output_dir {folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    lines = list(read_lines(source))
-    human = [] if references is None else list(read_lines(references))
-    if references is not None and len(human) != len(lines):
-        raise UserError(f"{source} has {len(lines)} lines, {references} has {len(human)}: each needs its other")
+    if references is None:
+        lines, human = list(read_sentences(source, "source", columns)), list[str]()
+    else:
+        lines, human = read_sentence_pairs(source, references, columns)
     translations = folder / TRANSLATIONS
     job = {"source": text_fingerprint(lines), "teacher": translator_fingerprint(teacher), "n_best": n_best}
     _claim(folder / JOB, job | settings)
     if not translations.exists():
         listed = n_best if n_best > 1 else None
-        translate_file(teacher, source, translations, processes, n_best=listed, progress=progress, **settings)
+        translate_file(teacher, lines, translations, processes, n_best=listed, progress=progress, **settings)
     processes.wait_for_everyone()
     if processes.process_index:
         return 0

@@ -87,7 +87,7 @@ def _on_one_line(text: str) -> str:
 
 def translate_file(
     translator: Translator,
-    source: str | Path | None,
+    source: str | Path | None | Iterable[str],
     output: str | Path,
     processes: Any,
     *,
@@ -101,7 +101,8 @@ def translate_file(
 
     Args:
         translator: this process's.
-        source: text, `.gz` too. None is standard input. Every process reads all of it and translates its share.
+        source: sentences, or a file of text, `.gz` too. None is standard input. Every process reads all of it and
+            translates its share.
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
         processes: `accelerate.PartialState()`.
         prefixes: a file with as many target prefixes as the source has lines.
@@ -126,7 +127,8 @@ def translate_file(
         _claim(parts, {"translator": translator_fingerprint(translator)} | settings)
     processes.wait_for_everyone()
     settings |= limits
-    pairs, lines = with_prefixes(read_lines(source), None if prefixes is None else read_lines(prefixes)), 0
+    sentences = read_lines(source) if source is None or isinstance(source, str | Path) else source
+    pairs, lines = with_prefixes(sentences, None if prefixes is None else read_lines(prefixes)), 0
     written: list[Path] = []
     try:
         for number, chunk in enumerate(iter(lambda: list(islice(pairs, size)), [])):
@@ -135,10 +137,10 @@ def translate_file(
             if number % processes.num_processes == processes.process_index:
                 start = time.perf_counter()
                 if not (resumed := part.exists()):
-                    sentences, begin = map(list, zip(*chunk, strict=True))
+                    lines_of_chunk, begin = map(list, zip(*chunk, strict=True))
                     forced = None if prefixes is None else begin
                     translations = translated_lines(
-                        translator, sentences, prefixes=forced, first_line=lines + 1, **settings
+                        translator, lines_of_chunk, prefixes=forced, first_line=lines + 1, **settings
                     )
                     with line_writer(part) as write:
                         for line in translations:

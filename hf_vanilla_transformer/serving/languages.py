@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from ..inference.documents import card_languages
+from ..inference.languages import model_languages
 
 #: English names for `GET /languages`. A code that is missing here is its own name.
 _NAMES = (
@@ -30,7 +30,7 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
 
     Args:
         arguments: `en-de=FOLDER`, or `FOLDER` if its model card names two languages or its name ends in two codes,
-            such as `runs/numbers_en_de` and `opus-mt-en-de`.
+            such as `runs/numbers_en_de` and `opus-mt-en-de`, or its tokenizer names them (`model_languages`).
     """
     folders: dict[tuple[str, str], Path] = {}
     for argument in arguments:
@@ -44,10 +44,6 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
 
 
 def _pair_of(folder: Path) -> tuple[str, str]:
-    languages = card_languages(folder)
-    if len(languages) == 2:
-        return languages[0], languages[1]
-    name = re.search(r"(?:^|[-_.])([a-z]{2,3})[-_]([a-z]{2,3})$", folder.resolve().name)
-    if name is None:
+    if (languages := model_languages(folder)) is None:
         raise UserError(f"--model: {folder}: its languages are unknown: name them, as in en-de={folder}")
-    return name[1], name[2]
+    return languages

@@ -131,11 +131,13 @@ def decode(arguments: argparse.Namespace, results: list[Any], caches: dict[str, 
     """Add to `results` and `caches` after each measurement, so that an interrupt keeps them."""
     from hf_vanilla_transformer.benchmarks.decoding import cache_bytes, compare
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
-    from hf_vanilla_transformer.inference.text_io import read_lines
+    from hf_vanilla_transformer.inference.sentences import read_sentences
 
     check_tokenizer(arguments.bleu_tokenize)
-    sentences = list(read_lines(arguments.source))[: arguments.sentences]
-    references = list(read_lines(arguments.reference))[: arguments.sentences] if arguments.reference else None
+    sentences = list(read_sentences(arguments.source))[: arguments.sentences]
+    references = (
+        list(read_sentences(arguments.reference, "target"))[: arguments.sentences] if arguments.reference else None
+    )
     model, engines = arguments.model, arguments.engines
     common = {"threads": arguments.threads, "device": arguments.device}
     results.extend(compare(

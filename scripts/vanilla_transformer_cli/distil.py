@@ -16,7 +16,7 @@ from the teachers' probabilities too, train with --teacher DIR [DIR ...] and the
 import argparse
 import sys
 
-from .parsing import Parser, add_shared_flags, given_values
+from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, columns_of, given_values
 
 SETTINGS = "num_beams", "length_penalty", "batch_size"
 
@@ -25,11 +25,17 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser = Parser(prog, __doc__)
     add = parser.add_argument
     add("--teacher", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
-    add("--source_file", required=True, metavar="F", help="text to translate, one sentence per line, .gz too")
+    add(
+        "--source_file",
+        required=True,
+        metavar="F",
+        help="text to translate, one sentence per line, .gz too, or a table",
+    )
     add("--output_dir", required=True, metavar="DIR", help="folder for train.source.txt and train.target.txt")
     add("--reference_file", metavar="F", help="translations of the same lines by people, to train on too")
     add("--back_translation", action="store_true", help="write the translations as the source, the text as the target")
     add("--n_best", type=int, default=1, metavar="N", help="translations of each line (default: %(default)s)")
+    add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)")
     add_shared_flags(group, *SETTINGS, "device", "dtype")
     return parser.parse_args(arguments)
@@ -51,12 +57,13 @@ def main(arguments: argparse.Namespace) -> None:
     first, *others = arguments.teacher
     teacher = Translator.from_pretrained(first, device, arguments.dtype, others)
     hidden = processes.process_index > 0 or not sys.stderr.isatty()
+    columns = columns_of(arguments, first, arguments.source_file, arguments.reference_file)
     with tqdm(unit=" sentences", disable=hidden) as bar:
         try:
             count = distil(
                 teacher, arguments.source_file, arguments.output_dir, processes, n_best=arguments.n_best,
                 references=arguments.reference_file, back_translation=arguments.back_translation,
-                progress=lambda lines, _: bar.update(lines * processes.num_processes),
+                columns=columns, progress=lambda lines, _: bar.update(lines * processes.num_processes),
                 **given_values(arguments, *SETTINGS),
             )  # fmt: skip
         except KeyboardInterrupt:

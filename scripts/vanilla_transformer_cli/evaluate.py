@@ -1,6 +1,7 @@
 """Score a model on parallel text, or an existing translation against its reference.
 
   vanilla-transformer evaluate --model runs/numbers_en_de --source test.en --reference test.de
+  vanilla-transformer evaluate --model runs/numbers_en_de --source test.csv --reference test.csv
   vanilla-transformer evaluate --hypothesis translation.txt --reference test.de --bleu_tokenize none
 
 Prints BLEU and chrF with sacreBLEU's signatures, and the percentage of lines that equal their reference.
@@ -10,9 +11,10 @@ import argparse
 import json
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
-from .parsing import DECODING, Parser, add_shared_flags, given_values
+from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -20,14 +22,17 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     translations = parser.add_mutually_exclusive_group(required=True)
     translations.add_argument("--model", nargs="+", metavar="DIR", help="model folder, or several; needs --source")
     translations.add_argument("--hypothesis", metavar="F", help="an existing translation, one sentence per line")
-    parser.add_argument("--source", metavar="F", help="text to translate, one sentence per line, .gz too")
-    parser.add_argument("--reference", required=True, metavar="F", help="references, one per line, .gz too")
+    parser.add_argument("--source", metavar="F", help="text to translate, one sentence per line, .gz too, or a table")
+    parser.add_argument(
+        "--reference", required=True, metavar="F", help="references, one per line, or a table such as --source"
+    )
     parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
     parser.add_argument(
         "--bleu_tokenize", default="13a", metavar="NAME",
         help="sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh … (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--bleu_lowercase", action="store_true", help="case-insensitive scores")
+    add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
     add_shared_flags(group, *DECODING, "workers", "device", "dtype")
     parsed = parser.parse_args(arguments)
@@ -36,13 +41,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     return parsed
 
 
-def translate_source(arguments: argparse.Namespace, references: int) -> tuple[list[str], dict[str, Any]]:
+def translate_source(arguments: argparse.Namespace, sources: list[str]) -> tuple[list[str], dict[str, Any]]:
     """The translations of --source, and the settings that produced them."""
-    from hf_vanilla_transformer.inference.text_io import read_lines
     from hf_vanilla_transformer.inference.translator import Translator
 
-    sources = list(read_lines(arguments.source))
-    check_lengths(arguments.source, len(sources), arguments.reference, references)
     first, *others = arguments.model
     translator = Translator.from_pretrained(first, arguments.device, arguments.dtype, others, arguments.workers)
     settings = given_values(arguments, *DECODING)
@@ -58,15 +60,6 @@ def translate_source(arguments: argparse.Namespace, references: int) -> tuple[li
     }
 
 
-def check_lengths(path: str, lines: int, reference: str, references: int) -> None:
-    from hf_vanilla_transformer.errors import UserError
-
-    if lines != references:
-        raise UserError(f"{path} has {lines} lines, {reference} has {references}: each line needs its reference")
-    if not references:
-        raise UserError(f"{reference}: it is empty, there is nothing to score")
-
-
 def print_scores(results: dict[str, Any]) -> None:
     print(f"{results['bleu_signature']} = {results['bleu']:.2f}")
     print(f"{results['chrf_signature']} = {results['chrf']:.2f}")
@@ -76,18 +69,25 @@ def print_scores(results: dict[str, Any]) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.data.readers import require_plain_text
+    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, score_translations
-    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines, silence_transformers
+    from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
+    from hf_vanilla_transformer.inference.text_io import line_writer, silence_transformers
 
     silence_transformers()
     check_tokenizer(arguments.bleu_tokenize)  # before the model translates for an hour
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:
-        references = list(read_lines(arguments.reference))
+        columns = columns_of(arguments, (arguments.model or [None])[0], arguments.source, arguments.reference)
+        if arguments.hypothesis:
+            require_plain_text(Path(arguments.hypothesis))
+        texts, references = read_sentence_pairs(arguments.source or arguments.hypothesis, arguments.reference, columns)
+        if not references:
+            raise UserError(f"{arguments.reference}: it is empty, there is nothing to score")
         if arguments.model is not None:
-            hypotheses, origin = translate_source(arguments, len(references))
+            hypotheses, origin = translate_source(arguments, texts)
         else:
-            hypotheses, origin = list(read_lines(arguments.hypothesis)), {"hypothesis": arguments.hypothesis}
-            check_lengths(arguments.hypothesis, len(hypotheses), arguments.reference, len(references))
+            hypotheses, origin = texts, {"hypothesis": arguments.hypothesis}
         scores = score_translations(
             hypotheses, references, tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase
         )

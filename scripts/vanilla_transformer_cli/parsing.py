@@ -4,6 +4,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 # Flags of other toolkits -> their names here, if the subcommand has them.
@@ -26,7 +27,10 @@ _HINTS = {
 }
 
 
+COLUMNS = "source_lang", "target_lang", "source_column", "target_column"
 DECODING = "num_beams", "length_penalty", "max_new_tokens", "batch_size", "max_tokens_per_batch"
+
+COLUMNS_TITLE = "files with both languages: CSV, TSV, JSON lines, Parquet, TMX, XLIFF"
 
 # Flags that several subcommands share. The package's defaults apply to those that are not given.
 _SHARED: dict[str, dict[str, Any]] = {
@@ -38,6 +42,13 @@ _SHARED: dict[str, dict[str, Any]] = {
         **{"type": int, "metavar": "N"},
         "help": "source tokens per batch, padding included, at most; fewer need less memory (default: 4096)",
     },
+    "source_lang": {"metavar": "CODE", "help": "source language, such as en (default: the model's)"},
+    "target_lang": {"metavar": "CODE", "help": "target language, such as de (default: the model's)"},
+    "source_column": {
+        **{"metavar": "NAME"},
+        "help": "column of the source in a CSV, TSV, JSON or Parquet file (default: source, or the language)",
+    },
+    "target_column": {"metavar": "NAME", "help": "column of the target (default: target, or the language)"},
     "workers": {
         **{"type": int, "metavar": "N"},
         "help": "parallel searches on a CPU, each with a share of the threads (default: one per thread, up to 8)",
@@ -61,6 +72,20 @@ def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The values of the flags that are given."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | None) -> Any:
+    """The columns or languages that the flags `COLUMNS` name, with the languages of the model folder as defaults."""
+    from hf_vanilla_transformer.data.corpora import Columns
+    from hf_vanilla_transformer.data.inputs import has_pairs
+    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.inference.languages import model_languages
+
+    used = getattr(arguments, "paragraphs", False) or any(has_pairs(Path(file)) for file in files if file)
+    if not used and (given := given_values(arguments, *COLUMNS)):
+        raise UserError(f"--{next(iter(given))} has no effect: plain text has no columns and one language")
+    languages = model_languages(model) if model else None
+    return Columns(**{name: getattr(arguments, name) for name in COLUMNS}, languages=languages)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

@@ -9,12 +9,12 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from .parsing import Parser
+from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, columns_of
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    parser.add_argument("files", nargs="+", help="text files, UTF-8, one sentence a line, plain or gzip")
+    parser.add_argument("files", nargs="+", help="text, one sentence per line, .gz too, or a table")
     parser.add_argument("--output_dir", required=True, help="folder of the tokenizer, created if necessary")
     parser.add_argument(
         "--vocab_size",
@@ -29,17 +29,23 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="a SentencePiece vocabulary, for models to be used in Argos Translate",
     )
     parser.add_argument("--lowercase", action="store_true", help="lower-case all text")
+    add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.data import read_lines, save_tokenizers, train_tokenizer
+    from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+    from hf_vanilla_transformer.data.corpora import SIDES
+    from hf_vanilla_transformer.data.inputs import has_pairs
     from hf_vanilla_transformer.data.sentencepiece_training import train_sentencepiece_tokenizer
     from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.inference.sentences import read_sentences
 
     if Path(arguments.output_dir).is_file():
         raise UserError(f"output_dir {arguments.output_dir} is a file: name a folder")
-    lines = chain.from_iterable(map(read_lines, arguments.files))
+    columns = columns_of(arguments, None, *arguments.files)
+    sides = [(file, side) for file in arguments.files for side in SIDES[: 2 if has_pairs(Path(file)) else 1]]
+    lines = chain.from_iterable(read_sentences(file, side, columns) for file, side in sides)
     if arguments.sentencepiece and (arguments.lowercase or arguments.min_frequency != 2):
         raise UserError("sentencepiece: it has neither --lowercase nor --min_frequency")
     if arguments.sentencepiece:

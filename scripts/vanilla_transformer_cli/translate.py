@@ -28,14 +28,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .parsing import DECODING, Parser, add_shared_flags, given_values
+from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     add = parser.add_argument
     add("--model", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
-    add("--input", metavar="F", help="text to translate, .gz too (default: standard input)")
+    add("--input", metavar="F", help="text to translate, .gz too, or a table (default: standard input)")
     add("--output", metavar="F", help="file for the translations (default: standard output)")
     add("--n_best", type=int, metavar="N", help="write N translations of each line, with their scores")
     add(
@@ -51,8 +51,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="documents: split each line into sentences; blank lines, indentation and list marks stay, and sentences "
         "longer than any in training are named (extra: documents)",
     )  # fmt: skip
-    add("--source_lang", metavar="CODE", help="with --paragraphs: language of the text (default: the model card's)")
     add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
+    add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
     add_shared_flags(group, *DECODING, "workers", "device", "dtype")
     return parser.parse_args(arguments)
@@ -66,8 +66,8 @@ def check_combination(arguments: argparse.Namespace) -> None:
     requested = [name for name in for_sentences if getattr(arguments, name)]
     if arguments.paragraphs and (requested or arguments.score):
         raise UserError(f"--paragraphs translates documents, --{(requested or ['score'])[0]} is for single sentences")
-    if arguments.source_lang and not arguments.paragraphs:
-        raise UserError("--source_lang needs --paragraphs: give both, or neither")
+    if not arguments.paragraphs:
+        columns_of(arguments, None, arguments.input, arguments.score)
     requested += ["paragraphs"] if arguments.paragraphs else []
     if arguments.score and requested:
         raise UserError(f"--score is for existing translations, --{requested[0]} is for new ones")
@@ -90,12 +90,19 @@ def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `translated_lines` that are given."""
     settings = given_values(arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities")
     if arguments.paragraphs:
-        from hf_vanilla_transformer.inference.documents import card_languages
+        from hf_vanilla_transformer.inference.languages import model_languages
 
-        languages = card_languages(Path(arguments.model[0]))
-        settings["paragraphs"] = arguments.source_lang or (languages or ["en"])[0]
-        settings["target_language"] = languages[1] if len(languages) > 1 else None
+        source, target = model_languages(arguments.model[0]) or ("en", None)
+        settings["paragraphs"] = arguments.source_lang or source
+        settings["target_language"] = arguments.target_lang or target
     return settings
+
+
+def sentences_to_translate(arguments: argparse.Namespace) -> Iterator[str]:
+    """The sentences of --input."""
+    from hf_vanilla_transformer.inference.sentences import read_sentences
+
+    return read_sentences(arguments.input, "source", columns_of(arguments, arguments.model[0], arguments.input))
 
 
 def translate_to_file(arguments: argparse.Namespace) -> None:
@@ -113,7 +120,7 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
     with tqdm(unit=" sentences", disable=hidden) as bar:
         try:
             translate_file(
-                translator, arguments.input, arguments.output, processes, prefixes=arguments.prefix,
+                translator, sentences_to_translate(arguments), arguments.output, processes, prefixes=arguments.prefix,
                 progress=lambda lines, _: bar.update(lines * processes.num_processes), **output_settings(arguments),
             )  # fmt: skip
         except KeyboardInterrupt:
@@ -122,14 +129,11 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
 
 def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
     """One line for each pair of lines of --input and --score."""
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.scoring import score_translations_of
-    from hf_vanilla_transformer.inference.text_io import read_lines
+    from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
 
-    sources, targets = list(read_lines(arguments.input)), list(read_lines(arguments.score))
-    if len(sources) != len(targets):
-        name = arguments.input or "standard input"
-        raise UserError(f"{name} has {len(sources)} lines, {arguments.score} has {len(targets)}: each needs its other")
+    columns = columns_of(arguments, arguments.model[0], arguments.input, arguments.score)
+    sources, targets = read_sentence_pairs(arguments.input, arguments.score, columns)
     limits = given_values(arguments, "batch_size", "max_tokens_per_batch")
     for scored in score_translations_of(translator, zip(sources, targets, strict=True), **limits):
         tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
@@ -171,6 +175,6 @@ def main(arguments: argparse.Namespace) -> None:
         else:
             prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
             settings = output_settings(arguments)
-            lines = translated_lines(translator, read_lines(arguments.input), prefixes=prefixes, **settings)
+            lines = translated_lines(translator, sentences_to_translate(arguments), prefixes=prefixes, **settings)
         for line in lines:
             write(line)

@@ -132,8 +132,25 @@ def test_damaged_memories_are_one_line_errors(tmp_path):
         assert part in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(UserError, match="'fr'"):
         load_pairs(whole, source_lang="en", target_lang="fr")
-    with pytest.raises(UserError, match="source_lang.*target_lang"):
-        load_pairs(whole)
+
+
+@pytest.mark.parametrize(("source_lang", "target_lang"), [(None, None), ("en", None), (None, "de"), (None, "de-DE")])
+@pytest.mark.parametrize("first", ["en", "de"])
+def test_memory_of_two_languages_needs_no_flags(tmp_path, first, source_lang, target_lang):
+    segments = {"en": "two", "de_DE": "zwei"}
+    ordered = {code: segments[code] for code in sorted(segments, key=lambda code: not code.startswith(first))}
+    path = write_tmx(tmp_path, unit(**ordered), unit(**ordered))  # the header names en as the source
+    pairs, _ = load_pairs(path, source_lang=source_lang, target_lang=target_lang)
+    assert text_of(pairs) == [("two", "zwei")] * 2
+    languages = ("de", "en")  # of a model that translates in the other direction
+    assert text_of(load_pairs(path, languages=languages)[0]) == [("zwei", "two")] * 2
+
+
+def test_memory_of_three_languages_lists_them(tmp_path):
+    path = write_tmx(tmp_path, unit(en="two", de="zwei", fr="deux"))
+    for given in ({}, {"source_lang": "en"}):
+        with pytest.raises(UserError, match="'fr'.*source_lang and target_lang"):
+            load_pairs(path, **given)
 
 
 def test_utf16_memory_is_read(tmp_path):

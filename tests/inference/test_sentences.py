@@ -1,0 +1,65 @@
+"""Sentences from tables and translation memories: what commands read is what training reads."""
+
+import pytest
+
+from hf_vanilla_transformer.data import load_pairs
+from hf_vanilla_transformer.data.corpora import Columns
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
+from hf_vanilla_transformer.inference.text_io import read_lines
+from tests.pair_files import PAIRS, write_pairs
+
+FORMATS = ["x.csv", "x.CSV", "x.csv.gz", "x.tsv", "x.jsonl", "x.json", "x.parquet", "x.tmx", "x.tmx.gz", "x.xlf"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_commands_read_the_sentences_that_training_reads(tmp_path, name):
+    path = write_pairs(tmp_path, name)
+    pairs, _ = load_pairs(path)
+    assert list(zip(pairs["source"][:], pairs["target"][:], strict=True)) == PAIRS
+    sources, targets = map(list, zip(*PAIRS, strict=True))
+    assert (list(read_sentences(path)), list(read_sentences(path, "target"))) == (sources, targets)
+    assert read_sentence_pairs(path, path) == (sources, targets)
+    text = tmp_path / "x.txt"
+    text.write_text("\n".join(sources) + "\n", encoding="utf-8")
+    assert read_sentence_pairs(text, path) == (sources, targets)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet"])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        Columns("en", "de"),
+        Columns(source_lang="en", target_lang="de"),
+        Columns(languages=("en", "de")),
+        Columns("en", languages=("fr", "de")),
+    ],
+)
+def test_columns_are_named_or_those_of_the_languages(tmp_path, name, columns):
+    path = write_pairs(tmp_path, name, "en", "de")
+    assert read_sentence_pairs(path, path, columns) == tuple(map(list, zip(*PAIRS, strict=True)))
+    with pytest.raises(UserError, match="'number', 'en', 'de'.*source_column"):
+        list(read_sentences(path))
+
+
+def test_incomplete_rows_are_dropped_from_pairs_and_refused_alone(tmp_path, caplog):
+    (path := tmp_path / "x.csv").write_text('source,target\na,b\n"c\nd",e\nf\n,g\n')
+    assert read_sentence_pairs(path, path) == (["a", "c d"], ["b", "e"])
+    assert "kept 2 of 4 pairs" in caplog.text and "missing target" in caplog.text
+    assert list(read_sentences(path)) == ["a", "c d", "f", ""]
+    with pytest.raises(UserError, match="line 5"):
+        list(read_sentences(path, "target"))
+
+
+@pytest.mark.parametrize(
+    "suffix", ["html", "srt", "docx", "xlsx", "xml", "sgm", "pdf", "po", "zip", "tmx", "csv", "json"]
+)
+def test_other_formats_are_refused_by_name(tmp_path, suffix):
+    (path := tmp_path / f"x.{suffix}").write_text("a\n")
+    (text := tmp_path / "x.txt").write_text("a\n")
+    with pytest.raises(UserError, match=f"x.{suffix}"):
+        list(read_lines(path))
+    if suffix not in ("tmx", "csv", "json"):
+        for names in ([path, text], [text, path]):
+            with pytest.raises(UserError, match=f"x.{suffix}"):
+                load_pairs(names)

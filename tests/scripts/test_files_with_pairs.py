@@ -1,0 +1,36 @@
+"""Commands with tables and translation memories in the place of text."""
+
+import pytest
+
+from tests.pair_files import PAIRS, write_pairs
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tmx"])
+def test_each_command_gives_with_a_table_what_it_gives_with_text(command, tmp_path, model_folder, name):
+    table, files = write_pairs(tmp_path, name), {}
+    for side, text in zip(("source", "target"), zip(*PAIRS, strict=True), strict=True):
+        files[side] = tmp_path / f"{side}.txt"
+        files[side].write_text("\n".join(text) + "\n", encoding="utf-8")
+    model, limit = ("--model", model_folder), ("--max_new_tokens", 3)
+
+    def results(source, target, folder):
+        run = [
+            command("translate", *model, *limit, "--input", source),
+            command("translate", *model, *limit, "--input", source, "--output", tmp_path / f"{folder}.out"),
+            command("translate", *model, "--input", source, "--score", target),
+            command("evaluate", *model, *limit, "--source", source, "--reference", target),
+            command("distil", "--teacher", model_folder, "--source_file", source, "--reference_file", target,
+                    "--output_dir", tmp_path / folder, "--num_beams", 1),
+            command("tokenizer", *dict.fromkeys([source, target]), "--vocab_size", 270, "--output_dir",
+                    tmp_path / folder / "t"),
+        ]  # fmt: skip
+        assert all(status == 0 for status, *_ in run), run
+        texts = [path.read_text() for path in sorted((tmp_path / folder).glob("train.*"))]
+        texts += [(tmp_path / f"{folder}.out").read_text(), (tmp_path / folder / "t/tokenizer.json").read_text()]
+        return [printed.split(" seconds")[0].splitlines()[:3] for _, printed, _ in run[:4]] + texts
+
+    assert results(table, table, "a") == results(files["source"], files["target"], "b")
+    status, _, errors = command("evaluate", "--hypothesis", table, "--reference", table)
+    assert status == 2 and errors.count("\n") == 1 and name in errors
+    status, _, errors = command("translate", *model, "--input", files["source"], "--source_column", "x")
+    assert status == 2 and errors.count("\n") == 1 and "--source_column" in errors
