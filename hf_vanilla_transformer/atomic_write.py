@@ -27,13 +27,9 @@ _SIGNS = {
 
 @contextmanager
 def report_full_disk(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn the error of any library about a full disk, a quota or a limit into one line that names the folder.
+    """Turn the error of any library about a full disk, a quota or a limit into a `DiskFull` that names the folder.
 
-    Args:
-        folder: where the block writes. If the error names a file, the folder of that file is reported.
-
-    Raises:
-        DiskFull: from the error.
+    If the error names a file, the folder of that file is reported.
     """
     try:
         yield

@@ -232,11 +232,8 @@ def cross_entropy_into(
 ) -> tuple[Tensor, Tensor]:
     """Subtract weight (1 - ε) [label] from a derivative (n, V) that has weight · p already.
 
-    Args:
-        logits: (n, V). lse: (n, 1), of their rows. labels: (n, 1). smoothing: ε.
-
-    Returns:
-        The sums of the smoothed and of the plain cross-entropy, without the weight and the term of mean(z).
+    `logits` are (n, V), `lse` of their rows and `labels` (n, 1). Return the sums of the smoothed and of the plain
+    cross-entropy, without the weight and the term of mean(z).
     """
     chosen = logits.gather(1, labels).float()  # z_label (n, 1)
     plain = (lse - chosen).sum()

@@ -23,13 +23,10 @@ def check_figure_path(path: str | os.PathLike) -> None:
 
 @contextmanager
 def figure_file(path: str | os.PathLike, **settings: Any) -> Iterator[Any]:
-    """A figure to draw on. It is written to `path` (atomically) when the block ends.
+    """A figure to draw on. It is written to `path` (atomically) when the block ends, in the format of its suffix.
 
-    The figure needs no display, and the user's matplotlib settings and backend stay as they are.
-
-    Args:
-        path: its suffix chooses the format: `.png`, `.pdf`, `.svg` …
-        settings: arguments of `matplotlib.figure.Figure`, such as `figsize` and `layout`.
+    The figure needs no display, and the user's matplotlib settings and backend stay as they are. `settings` are
+    arguments of `matplotlib.figure.Figure`, such as `figsize` and `layout`.
     """
     check_figure_path(path)
     import matplotlib

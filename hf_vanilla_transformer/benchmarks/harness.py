@@ -34,11 +34,8 @@ def check_choices(**choices: tuple[Sequence[str], Sequence[str]]) -> None:
 class Worker:
     """A process that answers requests, and idles while other workers take their turn. A context manager.
 
-    Args:
-        serve: runs in the process with a pipe and `args`. It sends something when it is ready, and an answer to each
-            of `requests(pipe)`. Must be picklable by name.
-        threads: the number of torch's threads in the process.
-        environment: environment variables for the process.
+    `serve` runs in the process with a pipe and `args`. It sends something when it is ready, and an answer to each of
+    `requests(pipe)`. It must be picklable by name. `threads` is the number of torch's threads in the process.
     """
 
     def __init__(

@@ -16,10 +16,9 @@ _ROWS_PER_READ = 50_000
 
 
 def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target lengths in tokens, each (number of pairs,).
+    """Source and target lengths in tokens, each (number of pairs,), of rows with `input_ids` and `labels`.
 
-    Args:
-        dataset: rows with `input_ids` and `labels`. BPE-dropout (an attribute `encoded`) is not applied.
+    BPE-dropout (an attribute `encoded`) is not applied.
     """
     dataset = getattr(dataset, "encoded", dataset)
     if not isinstance(dataset, Dataset):
@@ -40,14 +39,11 @@ def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
 class LengthGroupedSampler(torch.utils.data.Sampler[int]):
     """Yields every row once per epoch, so that `batch_size` consecutive pairs have similar source and target lengths.
 
-    Pairs are bucketed by source length (with bucket boundaries that shift every epoch), sorted by target length
-    within a bucket and split into batches. The batches are shuffled. The class of this name in transformers looks at
-    one side only and leaves the batches sorted by length, and that hurts training with a high learning rate.
-
-    Args:
-        source_lengths, target_lengths: tokens, (number of pairs,).
-        batch_size: pairs in a batch, or in all accumulated batches of an update if they should have similar lengths.
-        seed: determines the order together with the epoch, so that a resumed run repeats it.
+    Pairs are bucketed by source length (with bucket boundaries that shift every epoch), sorted by target length within
+    a bucket and split into batches. The batches are shuffled, in an order that `seed` and the epoch determine. The
+    class of this name in transformers looks at one side only and leaves the batches sorted by length, and that hurts
+    training with a high learning rate. If all accumulated batches of an update should have similar lengths,
+    `batch_size` counts their pairs.
     """
 
     def __init__(self, source_lengths: np.ndarray, target_lengths: np.ndarray, batch_size: int, seed: int):
@@ -81,13 +77,10 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
 
 
 def sort_by_length(source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
-    """Sort pairs so that neighbours have similar source and target lengths.
+    """Row numbers (number of pairs,), sorted so that neighbours have similar source and target lengths.
 
     Pairs are sorted by bucket of source length, then by target length: ascending in one bucket, descending in the
     next, so that a batch across a bucket boundary also has similar target lengths.
-
-    Returns:
-        Row numbers, (number of pairs,).
     """
     bucket = source_lengths // BUCKET
     target = np.where(bucket % 2 == 0, target_lengths, -target_lengths)
@@ -97,12 +90,8 @@ def sort_by_length(source_lengths: np.ndarray, target_lengths: np.ndarray) -> np
 def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
     """Split consecutive pairs greedily into batches of at most `max_tokens` tokens, padding included.
 
-    Args:
-        lengths: tokens of each pair's longer side, (number of pairs,).
-        max_tokens: limit on either side of a batch. A pair that exceeds it alone forms a batch.
-
-    Returns:
-        Start index of each batch, and the end index of the last: (number of batches + 1,).
+    `lengths` are the tokens of each pair's longer side, (number of pairs,). A pair that exceeds the limit alone forms
+    a batch. Return the start index of each batch, and the end index of the last: (number of batches + 1,).
     """
     starts = [0]
     while starts[-1] < len(lengths):
@@ -116,12 +105,8 @@ def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
 def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
     """Split consecutive batches into `count` non-empty groups of about the same number of tokens.
 
-    Args:
-        tokens: tokens of each batch, (number of batches,).
-        count: number of groups, at most the number of batches.
-
-    Returns:
-        Start index of each group, and the end index of the last: (count + 1,).
+    `tokens` (number of batches,) are those of each batch. Return the start index of each group, and the end index of
+    the last: (count + 1,).
     """
     border = np.concatenate([[0], np.cumsum(tokens)])
     targets = np.arange(count + 1) * (border[-1] / count)
@@ -132,18 +117,11 @@ def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
 
 
 def shard_batches(batches: list[np.ndarray], lengths: np.ndarray, world_size: int) -> list[list[np.ndarray]]:
-    """Distribute the batches of one update over the ranks: the same number to each, and about the same work.
+    """Distribute the batches of one update, row numbers each, over the ranks: the same number and about the same work.
 
     If the number of batches is no multiple of `world_size`, the largest are halved until it is. If there are fewer
     pairs than ranks, the remaining ranks get a dummy pair without labels, encoded as `~row`. They take part in the
-    gradient all-reduce with zeros, so that no rank waits forever.
-
-    Args:
-        batches: row numbers of each batch.
-        lengths: tokens of each row's longer side.
-
-    Returns:
-        The batches of each rank.
+    gradient all-reduce with zeros, so that no rank waits forever. `lengths` are the tokens of each row's longer side.
     """
 
     def size(batch: np.ndarray) -> int:

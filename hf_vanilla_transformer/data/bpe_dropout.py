@@ -34,10 +34,8 @@ class BpeDropout:
     def __call__(self, text: str, dropout: float, draw: Callable[[], float]) -> list[int]:
         """The token ids of a text, without special tokens.
 
-        Args:
-            text: a sentence.
-            dropout: the probability of leaving out a merge: 0 gives the tokenizer's segmentation, 1 single characters.
-            draw: returns a random number in [0, 1) per call.
+        `dropout` is the probability of leaving out a merge: 0 gives the tokenizer's segmentation, 1 single characters.
+        `draw` returns a random number in [0, 1) per call.
         """
         backend = self.backend
         if backend.normalizer is not None:

@@ -118,10 +118,8 @@ def _count(repairs: Repairs, repair: str) -> None:
 
 
 def read_parallel(source_file: Path, target_file: Path, repairs: Repairs) -> Iterator[tuple[int, str, str]]:
-    """Read two files in which line n of one translates line n of the other.
-
-    Yields:
-        (line number from 1, source line, target line).
+    """Yield (line number from 1, source line, target line) of two files in which line n of one translates line n of
+    the other.
     """
     sources, targets = repaired_lines(source_file, repairs), repaired_lines(target_file, repairs)
     for line, (source, target) in enumerate(zip_longest(sources, targets), start=1):
@@ -192,12 +190,9 @@ def _object(row: Any, where: str) -> Row:
 
 
 def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
-    """Read comma-separated values with a header and quoting as in RFC 4180.
+    """Yield the line number on which a record starts, and the row, or a `BadRow` for a malformed record.
 
-    Cells are never converted: "null", "NA" and "007" are text.
-
-    Yields:
-        (line number on which the record starts, row), or a `BadRow` for a malformed record.
+    The format has a header and quoting as in RFC 4180. Cells are never converted: "null", "NA" and "007" are text.
     """
     csv.field_size_limit(2**31 - 1)  # the caller limits the length of a sentence
     # a quoted cell may contain line breaks, so each line needs its end
@@ -219,10 +214,8 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
 
 
 def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
-    """Read tab-separated values with a header. A quotation mark is text: this format has no quoting.
-
-    Yields:
-        (line number, row), or a `BadRow` for a line with too many tabs.
+    """Yield (line number, row), or a `BadRow` for a line with too many tabs. A quotation mark is text, without a
+    meaning.
     """
     lines = enumerate(repaired_lines(path, repairs), start=1)
     return _rows(((line, text.split("\t") if text else []) for line, text in lines), path)
@@ -298,12 +291,7 @@ def is_readable(path: Path) -> bool:
 
 
 def read_rows(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
-    """Read a file of rows in the format of its suffix. All but Parquet may also be gzipped, with the suffix `.gz`.
-
-    Args:
-        path: the file.
-        repairs: counts the repairs in its lines.
-    """
+    """Read a file of rows in the format of its suffix. All but Parquet may also be gzipped, with the suffix `.gz`."""
     suffix = file_format(path)
     if suffix not in _READERS:
         raise UserError(f"{path}: unknown file format {suffix!r}; known are {', '.join(sorted(_READERS))}")

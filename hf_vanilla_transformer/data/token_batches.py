@@ -16,12 +16,7 @@ Rows = list[dict[str, Any]]
 
 
 def select_rows(row_of: Callable[[int], dict[str, Any]], batches: list[list[int]]) -> list[Rows]:
-    """The rows of each batch.
-
-    Args:
-        row_of: from a row number to the row.
-        batches: row numbers, with `~row` for a dummy pair: its labels become -100.
-    """
+    """The rows of each batch, by their numbers. `~row` is a dummy pair: its labels become -100."""
     return [[row_of(row) if row >= 0 else _without_labels(row_of(~row)) for row in batch] for batch in batches]
 
 
@@ -30,10 +25,8 @@ def _without_labels(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class TokenBatchDataset(torch.utils.data.Dataset):
-    """Fetches the pairs of a whole update, given the row numbers of its batches.
-
-    Args:
-        dataset: rows by number. `__getitems__`, if it has it, reads all rows of an update at once.
+    """Fetches the pairs of a whole update, given the row numbers of its batches, with `dataset.__getitems__` if it
+    exists.
     """
 
     def __init__(self, dataset: Any):
@@ -51,14 +44,10 @@ class TokenBatchDataset(torch.utils.data.Dataset):
 class StreamingTokenBatches(torch.utils.data.IterableDataset):
     """Token batches from a stream: buffers one window of pairs at a time and yields its updates.
 
-    Every rank reads the whole stream and keeps its share of each update, so that all ranks have as many updates.
-
-    Args:
-        stream: pairs with `input_ids` and `labels`. If it has `state_dict` and `load_state_dict`, like an
-            `IterableDataset` of `datasets`, resuming reads one window again. Otherwise it reads from the start.
-        window: number of buffered pairs.
-        seed: as of `TokenBatchSampler`.
-        plan: its other arguments, except the lengths.
+    Every rank reads the whole stream and keeps its share of each update, so that all ranks have as many updates. If
+    the stream has `state_dict` and `load_state_dict`, like an `IterableDataset` of `datasets`, resuming reads one
+    window again. Otherwise it reads from the start. `window` is the number of buffered pairs. `seed` and `plan` are
+    arguments of `TokenBatchSampler`.
     """
 
     def __init__(self, stream: Any, window: int, seed: int, **plan: Any):
@@ -120,11 +109,8 @@ def collate_batches(
 ) -> list[Any]:
     """Apply the model's collator to each batch of an update.
 
-    Args:
-        batches: rows with `input_ids` and `labels`.
-        row_unit: B · S and B · T become multiples of it, by padding and dummy pairs without labels, so that a matrix
-            product that keeps a kernel for each shape keeps few.
-        pad_token_id: of sources and decoder inputs.
+    B · S and B · T become multiples of `row_unit`, by padding and dummy pairs without labels, so that a matrix product
+    that keeps a kernel for each shape keeps few.
     """
     if row_unit == 1:
         return [collator(batch) for batch in batches]

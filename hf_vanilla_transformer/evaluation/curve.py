@@ -19,17 +19,10 @@ Points = list[tuple[int, float]]
 
 
 def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = "eval_bleu") -> Path:
-    """Plot the training and validation loss and, below them, a validation score.
+    """Plot the training and validation loss in `trainer.state.log_history` and, below them, a validation score.
 
     The training loss without label smoothing (`nll_loss`) is preferred, because the validation loss is unsmoothed.
-
-    Args:
-        log_history: `trainer.state.log_history`.
-        path: of the plot. Its suffix chooses the format.
-        metric: the score, by its name in the log. Without such entries only the loss is plotted.
-
-    Returns:
-        The path.
+    `metric` is the score's name in the log. Without such entries only the loss is plotted. Return the path.
     """
     train = _points(log_history, "nll_loss") or _points(log_history, "loss")
     evaluation, score = _during_training(log_history, "eval_loss"), _during_training(log_history, metric)

@@ -114,15 +114,8 @@ def score_test_split(
 ) -> dict[str, Any]:
     """Translate a test split with the model's generation config, and score it against the raw references.
 
-    Args:
-        trainer: its model, collator and tokenizers, `target_tokenizer`, if there is one, decodes.
-        dataset: the tokenized pairs.
-        references: one text per pair.
-        split: the name that the metrics start with.
-        options: keyword arguments of `score_translations`.
-
-    Returns:
-        The scores and `seconds`, by name: `test_bleu`.
+    `split` is the name that the metrics start with, `options` are keyword arguments of `score_translations`. Return
+    the scores and `seconds`, by name: `test_bleu`.
     """
     start = time.monotonic()
     tokenizer = getattr(trainer, "target_tokenizer", None) or trainer.processing_class

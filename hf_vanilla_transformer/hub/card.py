@@ -135,10 +135,7 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
 def card_for_repository(text: str, repo_id: str, license: str | None = None) -> str:
     """Replace the model's name in a card by its name on the Hub, so that the usage code loads it from there.
 
-    Args:
-        text: a card. A card that this package did not write keeps its name.
-        repo_id: the model's name on the Hub.
-        license: the license's id on the Hub. None keeps the card's.
+    A card that this package did not write keeps its name. `license` is an id of the Hub. None keeps the card's.
     """
     usage = re.search(r'^name = "([^"\n]+)"', text, re.MULTILINE)
     if usage is None and license is None:

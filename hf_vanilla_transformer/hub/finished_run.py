@@ -20,12 +20,8 @@ class Destination(NamedTuple):
 def destination(args: Any) -> Destination | None:
     """Create the run's repository before training, so that missing permissions are an early error.
 
-    Args:
-        args: `TrainingArguments`. `push_to_hub` is set to False, because `Trainer` would upload the whole folder
-            repeatedly, with a different card.
-
-    Returns:
-        None if the run is not published, or not by this rank.
+    `args.push_to_hub` is set to False, because `Trainer` would upload the whole folder repeatedly, with a different
+    card. Return None if the run is not published, or not by this rank.
     """
     if args.hub_token is not None:
         raise UserError("hub_token: arguments end up in logs and files; run `hf auth login`, or put it into HF_TOKEN")

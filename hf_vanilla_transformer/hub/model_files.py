@@ -62,13 +62,10 @@ def is_model_file(name: str) -> bool:
 
 
 def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
-    """Choose the weights, configuration, tokenizers, code, card, plots and results of a model folder.
+    """Choose the weights, configuration, tokenizers, code, card, plots and results of a model or of a peft adapter.
 
-    Other files, such as optimizer states, checkpoints, text and hidden files, are only uploaded if they are named.
-
-    Args:
-        folder: the folder of a model or of a peft adapter.
-        include: additional files, by their paths in the folder.
+    Other files, such as optimizer states, checkpoints, text and hidden files, are only uploaded if `include` names
+    their paths in the folder.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give a run's output_dir or a folder of save_pretrained")
@@ -87,12 +84,9 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
 
 
 def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
-    """Split weights that are larger than a shard into shards with an index. Sharded weights do not change.
+    """Split weights that are larger than a shard, such as 5GB or 500MB, into shards in `folder`, with an index.
 
-    Args:
-        files: the result of `choose_files`, modified in place.
-        max_shard_size: a size such as 5GB or 500MB.
-        folder: the folder of the shards.
+    Sharded weights do not change. `files` is modified in place.
     """
     weights = files.chosen.get(WEIGHTS)
     if not isinstance(weights, Path):

@@ -37,10 +37,8 @@ class SearchJob:
 def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:
     """Cut sentences into batches of similar length, longest first, so that running out of memory happens at once.
 
-    Args:
-        lengths: tokens of each sentence, by its index.
-        batch_size: sentences per batch, at most.
-        max_tokens: tokens per batch, padding included, at most. A longer sentence goes alone.
+    `lengths` has the tokens of each sentence, by its index. A batch has at most `max_tokens`, padding included. A
+    longer sentence goes alone.
     """
     batch: list[int] = []
     for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
@@ -58,9 +56,8 @@ def search_jobs(
 ) -> list[SearchJob]:
     """Distribute sentences over searches. All prefixes of a search have the same length.
 
-    Args:
-        refill: whether a search can replace finished sentences by new ones (continuous batching). Full batches then
-            become one search per worker. Smaller ones hold long sentences and come first.
+    With `refill`, a search can replace finished sentences by new ones (continuous batching). Full batches then become
+    one search per worker. Smaller ones have long sentences and come first.
     """
     jobs = []
     for prefix_length in sorted({len(sentence.prefix) for sentence in sentences.values()}):

@@ -49,10 +49,8 @@ Dynamic = tuple[int, str] | None  # which dimension of a tensor varies between c
 class CompiledModule:
     """A module that is compiled at its first call, and again for a different number of threads, dtype or fixed size.
 
-    Args:
-        make: makes the module for a compilation. Nobody else writes to its weights. function: takes it
-            and a list of tensors, and computes without gradients.
-        dynamic: of each tensor.
+    `make` makes the module for a compilation. Nobody else writes to its weights. `function` takes it and a list of
+    tensors, and computes without gradients. `dynamic` belongs to the tensors.
     """
 
     def __init__(
@@ -186,11 +184,7 @@ class CompiledWeights:
 
 
 class CompiledDecoder:
-    """A `Decoder` of one sentence, compiled together with the search.
-
-    Args:
-        weights: compiled. states: (1, S, D), of the encoder. mask: (1, S), 0 for padding. beams: K.
-    """
+    """A `Decoder` of one sentence, compiled together with the search: `states` (1, S, D), `mask` (1, S), K `beams`."""
 
     def __init__(self, weights: CompiledWeights, states: Tensor, mask: Tensor, beams: int):
         states = states[mask.ne(0)][None]

@@ -62,10 +62,8 @@ Splitter = Callable[[str], list[str]]  # a line -> its sentences, with the white
 
 
 def sentence_splitter(language: str | None) -> Splitter:
-    """Split a line into sentences, whose concatenation is the line.
-
-    Args:
-        language: a code such as "en". None, or one without rules, takes the rules that most languages share.
+    """Split a line into sentences, whose concatenation is the line. Languages without rules share the most frequent
+    ones.
     """
     try:
         from sentencex import segment

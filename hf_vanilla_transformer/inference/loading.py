@@ -60,10 +60,8 @@ def _set_int8(model: PreTrainedModel) -> None:
 def faster_dtype(model: PreTrainedModel) -> torch.dtype:
     """Float32 or bfloat16: the one in which a few short translations take less time.
 
-    Measured, because the processor does not decide it: a small model loses more by conversions than it gains.
-
-    Args:
-        model: in float32. It is not changed, but copied to bfloat16 for the trial.
+    Measured, because the processor does not decide it: a small model loses more by conversions than it gains. `model`
+    is in float32. It is copied for the trial.
     """
     last = max(4, model.config.vocab_size - 1)
     tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % last
@@ -115,8 +113,7 @@ def _from_folder(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
 def check_weights(folder: Path, info: Mapping[str, Any]) -> None:
     """Refuse weights that transformers would fill with random numbers or leave out with a warning.
 
-    Args:
-        info: the loading information of `from_pretrained(…, output_loading_info=True)`.
+    `info` is the loading information of `from_pretrained(…, output_loading_info=True)`.
     """
     remedies = {
         "missing_keys": "the weights lack {count} tensors, such as {name}; save the model again",

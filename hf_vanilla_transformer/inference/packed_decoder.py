@@ -147,11 +147,9 @@ class PositionEncodings:
 
 
 class PackedWeights(nn.Module):
-    """A decoder and its output layer, packed for decoding. Several searches may share one.
+    """A decoder and its output layer, packed for decoding in a dtype. Several searches may share one.
 
-    Args:
-        model: whose weights. dtype: to compute in. quantization: see `optimize_for_inference`.
-        compiled: whether they become constants of compiled code.
+    See `optimize_for_inference` for `quantization`. If `compiled`, the weights become constants of compiled code.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None, compiled: bool = False):
@@ -193,10 +191,8 @@ class PackedWeights(nn.Module):
 
 
 class PackedDecoder:
-    """A `Decoder` of the search with packed weights, and the KV caches of a batch.
-
-    Args:
-        weights: packed. states: (B, S, D), of the encoder. mask: (B, S), 0 for padding.
+    """A `Decoder` of the search with packed weights, and the KV caches of a batch: `states` (B, S, D), `mask` (B,
+    S).
     """
 
     initial_beams = 1

@@ -11,11 +11,9 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 def shared_copy(model: Model, attention: str | None = None) -> Model:
     """Copy the modules and the configuration of a model in evaluation mode, but not its weights.
 
-    A mode, a hook or an attention implementation set on the copy does not reach the model, so that several threads
-    may use both. The copy takes milliseconds and sees later writes to the weights.
-
-    Args:
-        attention: the attention implementation of the copy. "eager" returns attention weights. None keeps the model's.
+    A mode, a hook or an attention implementation set on the copy does not reach the model, so that several threads may
+    use both. The copy takes milliseconds and sees later writes to the weights. With `attention="eager"` it returns
+    attention weights. None keeps the model's implementation.
     """
     weights = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
     copied = copy.deepcopy(model, weights).eval()

@@ -43,20 +43,11 @@ def read_lines(path: str | Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def line_writer(path: str | Path | None = None) -> Iterator[Callable[[str], None]]:
-    """Open a file or standard output for lines of text.
+    """A function that writes one line of text, given without its line feed, to a file or to standard output.
 
-    A file is written atomically: an existing one stays intact until the end, and may even be the input.
-
-    Args:
-        path: a file, compressed if its name ends in `.gz`. None or "-" is standard output. While that is in use,
-            everything else that is printed goes to standard error.
-
-    Yields:
-        A function that writes one line, given without its line feed.
-
-    Raises:
-        UserError: the path is a folder.
-        OSError: the file cannot be written.
+    A file is written atomically: an existing one stays intact until the end, and may even be the input. It is
+    compressed if its name ends in `.gz`. None or "-" is standard output. While that is in use, everything else that is
+    printed goes to standard error.
     """
     to_stdout, stdout = path is None or str(path) == "-", sys.stdout
     opened: Any = redirect_stdout(sys.stderr) if to_stdout else open_to_write(cast(Path, path))

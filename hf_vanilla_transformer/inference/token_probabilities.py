@@ -23,10 +23,8 @@ def token_log_probabilities(
 ) -> list[list[float]]:
     """The natural log-probability of each target token, given the source and the tokens before it.
 
-    Args:
-        models: the token probabilities of several models are averaged.
-        source_tokenizer: pads.
-        sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
+    The token probabilities of several models are averaged. `sources` and `targets` are token ids of each sentence,
+    with its end-of-sentence token but without a start token.
     """
     models = [in_evaluation_mode(model) for model in models]
     found: list[list[float]] = []

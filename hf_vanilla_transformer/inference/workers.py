@@ -40,8 +40,7 @@ def map_in_threads(
 ) -> Iterator[Result]:
     """`map(function, jobs)` in `workers` threads, each with its share of torch's threads.
 
-    Args:
-        stop: set on an error or an interrupt, so that running jobs can end early. Pending jobs are dropped.
+    `stop` is set on an error or an interrupt, so that running jobs can end early. Pending jobs are dropped.
     """
     jobs, threads = list(jobs), torch.get_num_threads()
     workers = min(workers, len(jobs))

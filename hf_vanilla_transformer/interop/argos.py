@@ -23,13 +23,9 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives 
 
 
 def write(folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> None:
-    """Write a model folder as an .argosmodel.
+    """Write a model folder with a `MarianTokenizer`, because Argos needs its SentencePiece models, as an .argosmodel.
 
-    Args:
-        folder: a model with a `MarianTokenizer`, because Argos needs its SentencePiece models.
-        output: the file.
-        languages: the codes of source and target, such as ("en", "de").
-        quantization: see `ctranslate2.convert`.
+    `languages` are the codes of source and target, such as ("en", "de"). See `ctranslate2.convert` for `quantization`.
     """
     source, target = _codes(languages)
     _require_sentencepiece(folder)

@@ -250,10 +250,8 @@ def _tensor(name: str, array: np.ndarray) -> Tensor:
 
 
 def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Name both embeddings and the output matrix uniformly, and add zero rows up to the padding token.
-
-    Returns:
-        The tensors, and the id of the padding token.
+    """Name both embeddings and the output matrix uniformly, and add zero rows up to the padding token. Return the
+    tensors and its id.
     """
     rest = dict(tensors)
     shared = rest.pop("Wemb", None)

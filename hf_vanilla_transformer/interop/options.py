@@ -14,11 +14,8 @@ _MAX_BITS = 63  # of a whole number
 
 
 class Options:
-    """Named options. A value that is None counts as missing.
-
-    Args:
-        values: from a name to a value of any type.
-        where: put before names in messages, such as "config.yaml: model.encoder." or "model.pt: --".
+    """Named options. A value that is None counts as missing. Messages put `where`, such as "model.pt: --", before a
+    name.
     """
 
     def __init__(self, values: Any, where: str = ""):

@@ -67,9 +67,8 @@ class Ignored:
 def read_torch_file(path: str | Path, ignored: Iterable[str] = ()) -> Any:
     """Load a file of `torch.save` or safetensors. No code of the file is run.
 
-    Args:
-        path: may contain tensors, plain containers and `argparse.Namespace`; anything else is refused.
-        ignored: names of other toolkits' classes; each of their objects becomes an `Ignored`.
+    The file may contain tensors, plain containers and `argparse.Namespace`. Objects of the classes in `ignored` become
+    `Ignored`. Anything else is refused.
     """
     path = require_file(Path(path))
     with reading_weights(path):

@@ -106,10 +106,8 @@ def from_peer(
 ) -> Converted:
     """Convert a folder of any of these classes.
 
-    Args:
-        output: the name of the output matrix.
-        other_fields: the configuration fields that are not in `SAME_FIELDS`.
-        locate, unused: see `build_model`.
+    `output` is the name of the output matrix. `other_fields` are the configuration fields that are not in
+    `SAME_FIELDS`. See `build_model` for `locate` and `unused`.
     """
     tensors, notes = _untied(peer, output)
     source, target = _EMBEDDINGS
@@ -189,12 +187,8 @@ def _numbers(file: Path) -> int:
 def load_tokenizer(
     class_name: str, source: str | Path, files: tuple[str, ...], library: str
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder, of a class of transformers. None if none of its files exist.
-
-    Args:
-        class_name: the class.
-        files: the files that it needs.
-        library: the library that it needs.
+    """The tokenizer in a folder, of a class of transformers that needs `files` and `library`. None if no file
+    exists.
     """
     missing = [name for name in files if not (Path(source) / name).is_file()]
     if len(missing) == len(files):

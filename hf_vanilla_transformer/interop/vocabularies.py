@@ -77,12 +77,9 @@ def _whitespace_tokenizer(
 def sentencepiece_tokenizer(
     spm_models: Sequence[Path], sides: Sequence[Sequence[str]], special: Mapping[str, str]
 ) -> PreTrainedTokenizerBase:
-    """A `MarianTokenizer` for raw text, with the ids of the toolkit.
+    """A `MarianTokenizer` for raw text, with the ids of the toolkit, from SentencePiece models of source and target.
 
-    Args:
-        spm_models: SentencePiece models of source and target.
-        sides: the tokens of source and target, by id.
-        special: for both sides, as in `whitespace_tokenizers`.
+    `sides` and `special` are as in `whitespace_tokenizers`.
     """
     separate = list(sides[0]) != list(sides[1])
     with TemporaryDirectory() as folder:

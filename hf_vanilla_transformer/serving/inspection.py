@@ -36,12 +36,7 @@ Result = TypeVar("Result")
 
 
 class Inspector:
-    """Inspects the model of a translator, in one thread.
-
-    Args:
-        translator: its weights are shared, not copied.
-        max_queue: most calls that wait.
-    """
+    """Inspects the model of a translator, whose weights are shared, in one thread. At most `max_queue` calls wait."""
 
     def __init__(self, translator: Translator, max_queue: int = 32):
         self.model = translator.model

@@ -102,11 +102,8 @@ def remove_staging_folder(run: Path) -> None:
 
 @contextmanager
 def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
-    """Turn a failed write of any library into a one-line error, and delete the partial checkpoint.
-
-    Args:
-        run: the folder that the block writes to.
-        consequence: says what is not saved.
+    """Turn a failed write of any library into a one-line error that ends with `consequence`, and delete the partial
+    checkpoint.
     """
     try:
         with report_full_disk(run):
@@ -151,13 +148,9 @@ def read_run_state(checkpoint: Path) -> RunState:
 
 
 def require_training_state(checkpoint: Path, processes: int) -> None:
-    """Refuse a checkpoint without optimizer, schedule or random states, or with damaged ones.
+    """Refuse a checkpoint without optimizer, schedule or random states of all processes, or with damaged ones.
 
     `Trainer` would silently start them anew: Adam's moments, the warm-up, the random numbers of dropout.
-
-    Args:
-        checkpoint: the folder, not written by DeepSpeed, whose files have different names.
-        processes: the number of processes that resume.
     """
     optimizer = next((name for name in OPTIMIZERS if (checkpoint / name).exists()), OPTIMIZERS[0])
     random_states = [path.name for path in checkpoint.iterdir() if re.fullmatch(r"rng_state(_\d+)?\.pth", path.name)]
@@ -199,12 +192,7 @@ def plain_values(arguments: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def require_same(checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], remedy: str) -> None:
-    """Refuse to resume with a value that differs from the checkpoint's.
-
-    Args:
-        saved, now: name → value. Only names in both are compared.
-        remedy: the end of the message.
-    """
+    """Refuse to resume with a value that differs from the checkpoint's. Only names in both are compared."""
     for name in now:
         if name in saved and saved[name] != now[name]:
             raise UserError(f"{name}: {now[name]}, but {checkpoint} was trained with {saved[name]}: {remedy}")

@@ -42,9 +42,7 @@ class PretrainedTranslator:
 def load_base_model(name: str) -> PretrainedTranslator:
     """Load a model to be fine-tuned, with its tokenizers, without running code of the model's folder.
 
-    Args:
-        name: a folder or a name on the Hub, with a model of this package, or a `MarianMTModel` (OPUS-MT) or FSMT model
-            to convert.
+    It is a model of this package, or a `MarianMTModel` (OPUS-MT) or FSMT model to convert, in a folder or on the Hub.
     """
     folder = Path(name) if Path(name).exists() else _from_hub(name)
     kind = read_json_object(folder / "config.json").get("model_type")
@@ -143,8 +141,8 @@ def score_before(
 ) -> dict[str, Any]:
     """Score the base model on the test splits, with the search settings of the test after training.
 
-    Returns:
-        `before_test_bleu`, `before_base_test_bleu` and so on. A resumed run takes them from the run of `checkpoint`.
+    Return `before_test_bleu`, `before_base_test_bleu` and so on. A resumed run takes them from the run of
+    `checkpoint`.
     """
     scores: dict[str, Any] = {}
     if checkpoint is not None:

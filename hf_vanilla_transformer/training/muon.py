@@ -84,10 +84,8 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 def muon_groups(model: nn.Module, weight_decay: float, decaying: Collection[str]) -> list[dict[str, Any]]:
     """Make the parameter groups of `MuonAdamW`: the weights of linear layers inside the stacks' layers, and the rest.
 
-    AdamW trains the embeddings and the output layer, tied to them (§3.4), as Jordan et al. advise.
-
-    Args:
-        decaying: names of parameters with weight decay.
+    AdamW trains the embeddings and the output layer, tied to them (§3.4), as Jordan et al. advise. `decaying` are
+    names of parameters with weight decay.
     """
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     groups: dict[tuple[bool, bool], dict[str, Any]] = {}

@@ -36,14 +36,9 @@ def resolve_precision(
 
 
 def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences: int = 64, length: int = 16) -> bool:
-    """Time a few training steps in each precision, alternating.
+    """Return True if the median of a few training steps is faster with autocast to bfloat16. Precisions alternate.
 
-    Args:
-        model: its weights and the random state stay unchanged, its gradients are cleared.
-        sentences, length: size of the batch on both sides. About 1,000 tokens are enough for the ratio.
-
-    Returns:
-        True if the median step is faster with autocast to bfloat16.
+    Weights and random state stay unchanged, gradients are cleared. About 1,000 tokens are enough for the ratio.
     """
     device, was_training = model.device, model.training
     vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)  # ids that both vocabularies have

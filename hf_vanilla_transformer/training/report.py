@@ -83,11 +83,7 @@ class SampleTranslations:
 
 
 class TrainingReport(TrainerCallback):
-    """Print a readable line for each log entry, and the sample translations after each evaluation.
-
-    Args:
-        samples: None prints no translations.
-    """
+    """Print a readable line for each log entry, and the sample translations, if any, after each evaluation."""
 
     def __init__(self, samples: SampleTranslations | None = None):
         self.samples = samples
@@ -126,10 +122,7 @@ def show_progress(
 ) -> None:
     """Replace the dictionaries that `Trainer` prints by readable lines, and show a bar if there is a terminal.
 
-    Args:
-        stop: the time limit of the run.
-        validation: the evaluated pairs, columns `source` and `target`, or None.
-        tokenizer: of the target language.
+    `stop` has the time limit of the run, `validation` the evaluated pairs, `tokenizer` is of the target language.
     """
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)

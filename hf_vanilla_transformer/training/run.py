@@ -185,10 +185,8 @@ def make_trainer(
     facts: dict[str, Any],
     signals: StopSignals,
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
-    """Make the trainer and its time limit. Evaluations score generated translations.
-
-    Args:
-        facts: `data_facts` and `fixed_facts` of `ResumableTrainer`.
+    """Make the trainer and its time limit. Evaluations score generated translations. `facts` are those of
+    `ResumableTrainer`.
     """
     check_arguments(encoded, args)
     check_optimizer(args)

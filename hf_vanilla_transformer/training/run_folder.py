@@ -95,8 +95,7 @@ def require_new_folder(run: Path) -> None:
 def staged(run: Path, consequence: str) -> Iterator[Path]:
     """Make an empty folder and, when the block ends, rename each file in it into the run's folder.
 
-    Args:
-        consequence: says what is not saved if a write fails (see `report_failed_save`).
+    A failed write is reported with `consequence` (see `report_failed_save`).
     """
     staging = run / STAGING_FOLDER
     remove_staging_folder(run)

@@ -59,10 +59,8 @@ class StopSignals:
             self._restore()
 
     def agree(self, device: torch.device, *flags: bool) -> list[bool]:
-        """Make `received` the same on all ranks. A collective: all ranks must call it.
-
-        Returns:
-            For each of `flags`, whether it is set on any rank.
+        """Make `received` the same on all ranks, which must all call it. Return for each of `flags` if it is set on
+        any rank.
         """
         found = any_rank(*(self.received == each for each in STOPPING), *flags, device=device)
         received = max((each for each, flag in zip(STOPPING, found, strict=False) if flag), default=None)

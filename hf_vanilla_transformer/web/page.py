@@ -67,12 +67,9 @@ def _index(html: str, site: dict[str, Any]) -> str:
 
 
 def content_security_policy(site: dict[str, Any], import_map: str | None = None) -> str:
-    """Allow the page to load its files, and the runtime from its host.
+    """Allow the page to load its files, and the runtime from its host, by the page's import map.
 
     Trusted types forbid scripts to make HTML of text. A server can send the policy as a header too.
-
-    Args:
-        import_map: the text of the page's import map.
     """
     urls = [urlsplit(entry["url"]) for entry in site.get("runtime", {}).values()]
     hosts = sorted({f"{url.scheme}://{url.netloc}" for url in urls if url.netloc})

@@ -34,10 +34,8 @@ CPU_CACHE = 2**17  # logits of each pass that are differentiated at once, so tha
 class ConsistencyObjective:
     """The objective of consistency training, for the argument `objective` of a model's forward pass.
 
-    Args:
-        alpha: α, the weight of the divergence.
-        second_cross_entropy, forward, reverse: c, f, r.
-        cutoff: probability with which the second pass zeroes a token's embedding.
+    `alpha` is α, the weight of the divergence. `second_cross_entropy`, `forward` and `reverse` are c, f and r.
+    `cutoff` is the probability with which the second pass zeroes a token's embedding.
     """
 
     alpha: float
@@ -49,9 +47,7 @@ class ConsistencyObjective:
     def inputs(self, model: Any, batch: dict[str, Any]) -> dict[str, Any]:
         """Make the arguments of one forward pass over both versions of a batch, the unchanged one first.
 
-        Args:
-            model: a `VanillaTransformerForConditionalGeneration`.
-            batch: `input_ids` and `attention_mask` (B, S), `labels` (B, T), perhaps `decoder_input_ids` (B, T).
+        The batch has `input_ids` and `attention_mask` (B, S), `labels` (B, T), and perhaps `decoder_input_ids` (B, T).
         """
         batch = dict(batch)
         if batch.get("decoder_input_ids") is None:

@@ -52,11 +52,7 @@ class FullChunk:
 
 @dataclass
 class FullDistributions:
-    """The mean distribution of an ensemble.
-
-    Args:
-        teachers: for each, its decoder output (B, T, D') and its output layer.
-    """
+    """The mean distribution of an ensemble: for each teacher its decoder output (B, T, D') and its output layer."""
 
     teachers: Sequence[tuple[Tensor, nn.Module]]
 
@@ -81,12 +77,7 @@ def _mean_softmax(logits: Sequence[Tensor]) -> Tensor:
 
 @dataclass
 class TopDistributions:
-    """Distributions over K tokens. All other tokens have the probability 0.
-
-    Args:
-        tokens: (B T, K), or (n, K) of some positions.
-        probabilities: the same shape, float32. Each row sums to 1.
-    """
+    """Distributions over K tokens, (B T, K) or (n, K) of some positions. All other tokens have the probability 0."""
 
     tokens: Tensor
     probabilities: Tensor
@@ -109,13 +100,7 @@ class TopOfCorpus:
     """The K most probable tokens at each target position of a corpus, found by source and target.
 
     They are computed in order of length, so that a resumed run and all processes get the same. A position takes 6 K
-    bytes.
-
-    Args:
-        count: K, at most V.
-        pairs: rows with `input_ids` and `labels`, by number.
-        collator: makes a batch of rows.
-        distributions: the teacher's, at all target positions of a batch.
+    bytes. `distributions` are the teacher's, at all target positions of a batch.
     """
 
     @torch.no_grad()
