@@ -19,16 +19,7 @@ from ..errors import UserError
 from ..untrusted import one_line
 from . import translation_memories
 from .inputs import Input
-from .readers import (
-    NEEDS_HEADER,
-    TABLES_WITH_HEADER,
-    BadRow,
-    Repairs,
-    Row,
-    file_format,
-    read_parallel,
-    read_rows,
-)
+from .readers import NEEDS_HEADER, TABLES_WITH_HEADER, BadRow, Repairs, Row, file_format, read_parallel, read_rows
 
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 

@@ -208,11 +208,7 @@ class _Resegment:
     """Decodes the ids of a pair and tokenizes the text again with BPE-dropout."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        target_tokenizer: PreTrainedTokenizerBase,
-        dropout: float,
-        seed: int,
+        self, tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase, dropout: float, seed: int
     ) -> None:
         self.sides = {"input_ids": tokenizer, "labels": target_tokenizer}
         self.dropout, self.seed = dropout, seed

@@ -41,11 +41,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def train_tokenizer(
-    texts: Iterable[str],
-    vocab_size: int,
-    min_frequency: int = 2,
-    lowercase: bool = False,
-    content: str | None = None,
+    texts: Iterable[str], vocab_size: int, min_frequency: int = 2, lowercase: bool = False, content: str | None = None
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE (Sennrich et al. 2016, on bytes as Radford et al. 2019).
 

@@ -22,11 +22,8 @@ from ..markdown import markdown_table
 TEMPLATE = Path(__file__).with_name("card_template.md")
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "Exact match, %"}
-SPLITS = {
-    "test": "test",
-    "base_test": "base_test",
-    "eval": "validation",
-}  # prefix in all_results.json: prefix in the recipe
+# prefix in all_results.json: prefix in the recipe
+SPLITS = {"test": "test", "base_test": "base_test", "eval": "validation"}
 PLOTS = {"Loss and validation score over the updates": "curve.png", "Cross-attention": "attention.png"}
 
 # Numbers in the section on training: label and format.

@@ -32,10 +32,7 @@ DROPPED = {
 }
 
 # eole's names of activations -> transformers' names.
-ACTIVATIONS = {
-    **{name: name for name in ("relu", "gelu", "quick_gelu", "silu")},
-    "gelu-tanh": "gelu_pytorch_tanh",
-}
+ACTIVATIONS = {**{name: name for name in ("relu", "gelu", "quick_gelu", "silu")}, "gelu-tanh": "gelu_pytorch_tanh"}
 # Its kinds of positions. Only with sinusoids it scales the embeddings.
 POSITIONS = {
     "SinusoidalInterleaved": {"position_encoding_type": "sinusoidal", "scale_embedding": True},

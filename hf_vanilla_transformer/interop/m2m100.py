@@ -11,10 +11,7 @@ from .converting import Converted
 from .transformers_folders import from_peer, load_tokenizer, read_folder
 
 # The tokenizer classes of these models, and the files that each needs.
-_TOKENIZERS = {
-    "M2M100Tokenizer": ("vocab.json", "sentencepiece.bpe.model"),
-    "NllbTokenizer": ("tokenizer.json",),
-}
+_TOKENIZERS = {"M2M100Tokenizer": ("vocab.json", "sentencepiece.bpe.model"), "NllbTokenizer": ("tokenizer.json",)}
 
 
 def from_m2m100(

@@ -107,10 +107,7 @@ class Inspector:
             "attention": _rounded(attention, 3),
             "alternatives": [
                 [
-                    {
-                        **_shown(self.target_tokenizer, self._decode_target, before, token),
-                        "probability": probability,
-                    }
+                    {**_shown(self.target_tokenizer, self._decode_target, before, token), "probability": probability}
                     for token, probability in zip(tokens, values, strict=True)
                 ]
                 for before, tokens, values in choices

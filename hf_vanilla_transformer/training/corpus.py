@@ -165,10 +165,7 @@ def both_directions(batch: dict[str, list]) -> dict[str, list]:
     """Append the pairs with source and target exchanged, for the first stage of Bi-SimCut (Gao et al. 2022, arXiv
     2206.02368): one model that translates in both directions."""
     doubled = {name: [*values, *values] for name, values in batch.items()}
-    return doubled | {
-        "source": [*batch["source"], *batch["target"]],
-        "target": [*batch["target"], *batch["source"]],
-    }
+    return doubled | {"source": [*batch["source"], *batch["target"]], "target": [*batch["target"], *batch["source"]]}
 
 
 def split_inputs(data_args: DataArguments, split: str) -> list[Input]:

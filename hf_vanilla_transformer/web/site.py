@@ -94,11 +94,7 @@ def write_site(
 
 
 def publish_site(
-    source: str | Path,
-    model_id: str,
-    repo_id: str | None = None,
-    private: bool | None = None,
-    dry_run: bool = False,
+    source: str | Path, model_id: str, repo_id: str | None = None, private: bool | None = None, dry_run: bool = False
 ) -> str:
     """Create or update the static Space that translates with a model on the Hub.
 

@@ -39,12 +39,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--languages", nargs=2, metavar="CODE", help="argos only: of source and target")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
     web = parser.add_argument_group("web only")
-    web.add_argument(
-        "--dtype",
-        nargs="+",
-        metavar="TYPE",
-        help="of the weights: fp32, fp16, q8 (default: q8 fp32)",
-    )
+    web.add_argument("--dtype", nargs="+", metavar="TYPE", help="of the weights: fp32, fp16, q8 (default: q8 fp32)")
     web.add_argument(
         "--runtime", metavar="DIR", help="folder in which npm installed the runtime, for use without a network"
     )
