@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from .. import modeling_vanilla_transformer
+from ..cpu_time import on_fitting_threads
 from ..errors import UserError
 from ..untrusted import one_line
 from .kernels import has_fast_bfloat16
@@ -70,7 +71,8 @@ def faster_dtype(model: PreTrainedModel) -> torch.dtype:
     seconds = dict.fromkeys(models, float("inf"))
     for trial in range(1 + _TRIALS):
         for dtype, candidate in models.items():
-            taken = _seconds(candidate, tokens)
+            with on_fitting_threads():
+                taken = _seconds(candidate, tokens)
             if trial:  # the first one warms up. The fastest of the rest is the least disturbed
                 seconds[dtype] = min(seconds[dtype], taken)
     return min(models, key=lambda dtype: seconds[dtype])

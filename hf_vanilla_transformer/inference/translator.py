@@ -4,6 +4,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..cpu_time import on_fitting_threads
 from ..data.tokenizer_training import load_tokenizers, tokenizer_digest
 from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
@@ -358,7 +360,10 @@ class Translator:
             rows = [[start, *sentence.prefix] for sentence in sentences]
             arguments["decoder_input_ids"] = torch.tensor(rows, device=self.model.device)  # (B, 1 + P)
         length = self._maximum_length(input_ids.shape[1], prefix_length)
-        output = models[0].generate(**arguments, **(length | request.settings))
+        engine = getattr(models[0], "inference_engine", None)
+        compiled = getattr(engine, "compile", False)  # for one number of threads
+        with nullcontext() if compiled else on_fitting_threads():
+            output = models[0].generate(**arguments, **(length | request.settings))
         return self._hypotheses(models, sources, output, 1 + prefix_length, request)
 
     def _hypotheses(

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from ..cpu_time import available_cpus
+
 #: Fewer sentences per search make poor use of a core, because every step reads all weights whatever the batch size.
 MIN_SENTENCES = 32
 
@@ -23,10 +25,13 @@ Result = TypeVar("Result")
 def worker_count(model: torch.nn.Module) -> int:
     """How many searches with this model should run in parallel: one per torch thread on a CPU, up to 8.
 
+    Fewer with a smaller CPU quota. They do not wait for each other, so that they also use cores that are partly busy.
     One on other devices, and under autocast, because other threads do not inherit it.
     """
     on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
-    return min(torch.get_num_threads(), MAX_WORKERS) if on_cpu and not torch.is_autocast_enabled("cpu") else 1
+    if not on_cpu or torch.is_autocast_enabled("cpu"):
+        return 1
+    return max(1, min(torch.get_num_threads(), MAX_WORKERS, int(available_cpus())))
 
 
 def shard_evenly(items: list[Job], workers: int) -> list[list[Job]]:

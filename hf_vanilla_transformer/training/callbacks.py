@@ -1,4 +1,4 @@
-"""Callbacks of a run: a stop with a complete checkpoint, a moving average of the weights, free memory on a CPU."""
+"""Callbacks of a run: a stop with a complete checkpoint, an average of the weights, memory and threads of a CPU."""
 
 import ctypes
 import math
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from ..cpu_time import fitting_threads
 from ..errors import Interrupted, UserError
+from .distributed import print_main
 from .signals import StopSignals
 
 IN_TRAINING = "the current update is finished and a checkpoint saved first"
@@ -227,3 +229,31 @@ def release_free_memory() -> bool:
         return False
     trim(0)
     return True
+
+
+class FitThreads(TrainerCallback):
+    """Trains on a CPU with as many threads as the machine has time for, measured again every second.
+
+    The number that torch had before is the limit, and is set again at the end.
+    """
+
+    def __init__(self) -> None:
+        self._limit: int | None = None
+        self._reported = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.device.type != "cpu":
+            return
+        if self._limit is None:
+            self._limit = torch.get_num_threads()
+        threads = fitting_threads(self._limit)
+        if threads < self._limit and not self._reported:
+            self._reported = True
+            reason = f"{threads} of {self._limit} threads while other processes or a quota leave no time for more"
+            print_main(f"{reason}; OMP_NUM_THREADS={self._limit} keeps all of them")
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._limit is not None:
+            torch.set_num_threads(self._limit)

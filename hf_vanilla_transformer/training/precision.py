@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..cpu_time import on_fitting_threads
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import RunArguments
 from .checkpoints import read_run_state
@@ -27,7 +28,8 @@ def resolve_precision(
             precision = read_run_state(checkpoint).fixed.get("precision")
             faster, reason = precision == "bf16", f"as in {checkpoint}"
         else:
-            faster = broadcast_from_main(lambda: bf16_is_faster(model.to(args.device)))
+            with on_fitting_threads():
+                faster = broadcast_from_main(lambda: bf16_is_faster(model.to(args.device)))
             reason = "the faster one in a measurement"
         if faster:
             args.bf16, args.mixed_precision = True, "bf16"

@@ -17,7 +17,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from . import finishing
 from .argument_checks import check_optimizer, check_schedule, check_size, refused_as_one_line
 from .arguments import DataArguments, RunArguments, bleu_options, model_config
-from .callbacks import ReleaseFreeMemory, StopWithCheckpoint
+from .callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint
 from .checkpoints import report_failed_save, resume_hint
 from .corpus import (
     Corpus,
@@ -192,7 +192,7 @@ def make_trainer(
     check_optimizer(args)
     check_schedule(args)
     stop = StopWithCheckpoint(args.max_minutes, signals)
-    callbacks: list[Any] = [ReleaseFreeMemory()]
+    callbacks: list[Any] = [ReleaseFreeMemory(), FitThreads()]
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last: it saves a run that a callback before it ends

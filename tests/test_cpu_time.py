@@ -1,0 +1,142 @@
+"""Threads that fit the machine, with made-up files of the kernel."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import cpu_time
+from hf_vanilla_transformer.cpu_time import CpuTime, available_cpus, fitting_threads, on_fitting_threads
+from hf_vanilla_transformer.training.callbacks import FitThreads
+
+
+class Machine:
+    """Four cores, and processes that use their time in seconds. `wait` lets time pass."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.groups, self.process, self.statistics = folder / "cgroup", folder / "self", folder / "stat"
+        self.clock, self.own, self.ticks = 0.0, 0.0, [0] * 8
+        monkeypatch.setattr(cpu_time, "_CONTROL_GROUPS", self.groups)
+        monkeypatch.setattr(cpu_time, "_PROCESS", self.process)
+        monkeypatch.setattr(cpu_time, "_STATISTICS", self.statistics)
+        monkeypatch.setattr(cpu_time, "usable_cores", lambda: {0, 1, 2, 3})
+        monkeypatch.setattr(cpu_time.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(cpu_time.time, "process_time", lambda: self.own)
+        monkeypatch.setattr(cpu_time.os, "sysconf", lambda name: 100, raising=False)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        self.wait(0.0)
+
+    def wait(self, seconds: float, own: float = 0.0, user: float = 0.0, nice: float = 0.0, idle: float = 0.0) -> None:
+        """Let time pass: `own`, `user`, `nice` and `idle` are in cores."""
+        self.clock += seconds
+        self.own += own * seconds
+        for column, cores in ((0, own + user), (1, nice), (3, idle)):
+            self.ticks[column] += int(100 * cores * seconds)
+        ticks = " ".join(map(str, self.ticks))
+        self.statistics.write_text(f"cpu  9 9\ncpu0 {ticks} 0 0\ncpu1{10 * ' 0'}\ncpu4 {ticks} 0 0\nintr 1 2\n")
+
+    def limit(self, group: str, quota: int | None, version: int = 2, period: int = 100_000) -> None:
+        """Write the files of a control group."""
+        folder = self.groups / ("" if version == 2 else "cpu") / group
+        folder.mkdir(parents=True, exist_ok=True)
+        if version == 2:
+            (folder / "cpu.max").write_text(f"{'max' if quota is None else quota} {period}\n")
+        else:
+            (folder / "cpu.cfs_quota_us").write_text(f"{-1 if quota is None else quota}\n")
+            (folder / "cpu.cfs_period_us").write_text(f"{period}\n")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("version, line", [(2, "0::/"), (1, "4:cpu,cpuacct:/")])
+@pytest.mark.parametrize(
+    "group, quotas, cpus",
+    [
+        ("", {}, 4),
+        ("", {"": None}, 4),
+        ("", {"": 150_000}, 1.5),
+        ("a/b", {"a/b": 250_000, "a": None}, 2.5),
+        ("a/b", {"a/b": None, "a": 50_000}, 0.5),
+        ("a/b", {"a/b": 800_000}, 4),
+        ("host/name/of/a/container", {"": 200_000}, 2),
+    ],
+)
+def test_quotas_of_all_groups_above_count(machine, version, line, group, quotas, cpus):
+    machine.process.write_text(f"9:name=systemd:/x\n3:cpuset:/\n{line}{group}\n")
+    for name, quota in quotas.items():
+        machine.limit(name, quota, version)
+    assert available_cpus() == cpus
+
+
+def test_cores_that_others_use_get_no_thread(machine):
+    meter = CpuTime()
+    assert meter.idle_cores() == 4
+    machine.wait(1.0, own=2.0, user=1.1)
+    assert meter.idle_cores() == 3
+    machine.wait(1.0, own=1.0, user=9.0)
+    assert meter.idle_cores() == 1
+    for seconds in (1.0, 1.0):
+        machine.wait(seconds, own=3.0, nice=1.0)
+        assert meter.idle_cores() == 1
+    machine.wait(1.0, own=3.0, nice=1.0)
+    assert meter.idle_cores() == 4
+
+
+def test_system_without_statistics_counts_no_others(machine):
+    machine.statistics.unlink()
+    meter = CpuTime()
+    machine.clock, machine.own = 5.0, 9.0
+    assert meter.idle_cores() == 4
+
+
+@pytest.fixture
+def busy(machine, monkeypatch) -> Machine:
+    """A machine with time for 2 threads."""
+    monkeypatch.setattr(cpu_time, "_cpu_time", CpuTime())
+    machine.wait(1.0, user=2.0)
+    return machine
+
+
+@pytest.fixture
+def four_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_explicit_number_of_threads_stays(busy, monkeypatch):
+    assert [fitting_threads(limit) for limit in (4, 2, 1)] == [2, 2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert fitting_threads(4) == 4
+
+
+def test_torch_has_its_threads_back_after_a_search(busy, four_threads):
+    with pytest.raises(KeyError), on_fitting_threads():
+        assert torch.get_num_threads() == 2
+        raise KeyError
+    assert torch.get_num_threads() == 4
+
+
+def test_training_uses_the_fitting_threads(busy, four_threads, capsys):
+    class Arguments:
+        device = torch.device("cpu")
+
+    callback = FitThreads()
+    for _ in range(2):
+        callback.on_step_begin(Arguments(), None, None)
+        assert torch.get_num_threads() == 2
+    assert "".join(capsys.readouterr()).count("OMP_NUM_THREADS") == 1
+    busy.wait(10.0)
+    for _ in range(3):
+        busy.wait(1.0)
+        callback.on_step_begin(Arguments(), None, None)
+    assert torch.get_num_threads() == 4
+    busy.wait(1.0, user=4.0)
+    callback.on_step_begin(Arguments(), None, None)
+    assert torch.get_num_threads() == 1
+    callback.on_train_end(Arguments(), None, None)
+    assert torch.get_num_threads() == 4
