@@ -73,7 +73,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         attention_dropout, activation_dropout: on the attention weights, after the activation. Not in the paper.
         position_encoding_type: "sinusoidal" (§3.5, sines and cosines interleaved), "sinusoidal_split" (the same
             values, all sines before all cosines: Marian), "sinusoidal_fairseq" (other wavelengths, positions counted
-            from `pad_token_id` + 1: fairseq, FSMT, M2M-100) or "learned" (Table 3, row E).
+            from `position_offset`: fairseq, FSMT, M2M-100) or "learned" (Table 3, row E).
+        position_offset: the first position of "sinusoidal_fairseq". None means `pad_token_id` + 1.
         max_position_embeddings: maximum sequence length for "learned". Sinusoids have no limit.
         scale_embedding: multiply embeddings by sqrt(d_model) (§3.4).
         layer_norm_position: "post", LayerNorm(x + Sublayer(x)) (§3.1), or "pre", x + Sublayer(LayerNorm(x)).
@@ -89,6 +90,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
         use_cache: keep keys and values between decoding steps.
         bos_token_id, pad_token_id, eos_token_id, unk_token_id: ids of the special tokens.
         decoder_start_token_id: the decoder's first input.
+        decoder_pad_token_id, decoder_eos_token_id: ids in a separate target vocabulary. None means those above. With a
+            `decoder_vocab_size` their values are kept here, because `Trainer` sets those above to the ids of the
+            source's tokenizer.
     """
 
     model_type = "vanilla_transformer"
@@ -118,6 +122,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
     position_encoding_type: str = "sinusoidal"
+    position_offset: int | None = None
     max_position_embeddings: int = 1024
     scale_embedding: bool = True
     layer_norm_position: str = "post"
@@ -135,6 +140,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
     unk_token_id: int | None = 3
     decoder_start_token_id: int | None = 0
+    decoder_pad_token_id: int | None = None
+    decoder_eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs["auto_map"] = {**AUTO_MAP, **(kwargs.get("auto_map") or {})}
@@ -142,6 +149,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
             self.final_layer_norm = self.layer_norm_position == "pre"
         # Before the base class checks the special tokens, so that users get this plain ValueError.
         self.validate_architecture()
+        if self.position_encoding_type == "sinusoidal_fairseq" and self.position_offset is None:
+            self.position_offset = self.pad_token_id + 1  # stays if padding gets another token
+        separate = not self.share_encoder_decoder_embeddings and self.decoder_vocab_size is not None
+        self.decoder_pad_token_id = self.target_pad_token_id if separate else None
+        self.decoder_eos_token_id = self.target_eos_token_id if separate else None
         # A shared vocabulary has one size field, so that resizing cannot leave two that differ.
         self.decoder_vocab_size = None if self.share_encoder_decoder_embeddings else self.target_vocab_size
         super().__post_init__(**kwargs)
@@ -163,17 +175,28 @@ class VanillaTransformerConfig(PreTrainedConfig):
         super(VanillaTransformerConfig, written).save_pretrained(save_directory, push_to_hub, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """The base class's view of one stack, where `vocab_size` is the target's. It cannot be None there."""
-        if decoder and not encoder and self.decoder_vocab_size is None:
+        """The base class's view of one stack, where `vocab_size` and the special tokens are the target's."""
+        if decoder and not encoder and None in (self.decoder_vocab_size, self.decoder_eos_token_id):
             filled = copy.deepcopy(self)
-            filled.decoder_vocab_size = self.vocab_size
-            return filled.get_text_config(decoder, encoder)
+            for name in ("vocab_size", "pad_token_id", "eos_token_id"):
+                setattr(filled, f"decoder_{name}", getattr(self, f"target_{name}"))
+            return super(VanillaTransformerConfig, filled).get_text_config(decoder, encoder)
         return super().get_text_config(decoder, encoder)
 
     @property
     def target_vocab_size(self) -> int:
         """V, the size of the target vocabulary: `decoder_vocab_size`, or `vocab_size` where that is None."""
         return self.decoder_vocab_size or self.vocab_size
+
+    @property
+    def target_pad_token_id(self) -> int | None:
+        """The pad token of the target vocabulary."""
+        return self.pad_token_id if self.decoder_pad_token_id is None else self.decoder_pad_token_id
+
+    @property
+    def target_eos_token_id(self) -> int | list[int] | None:
+        """The end-of-sentence token of the target vocabulary."""
+        return self.eos_token_id if self.decoder_eos_token_id is None else self.decoder_eos_token_id
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
@@ -207,7 +230,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         if self.layer_norm_position == "pre" and not self.final_layer_norm:
             raise ValueError("final_layer_norm=False: layer_norm_position='pre' needs a LayerNorm after each stack")
-        if self.position_encoding_type == "sinusoidal_fairseq" and self.pad_token_id is None:
+        if self.position_encoding_type == "sinusoidal_fairseq" and self.pad_token_id is self.position_offset is None:
             raise ValueError("pad_token_id=None: sinusoidal_fairseq counts positions from pad_token_id + 1")
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
             raise ValueError(

@@ -94,11 +94,28 @@ def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfi
     wins over `paper_length_penalty` (α), with Hugging Face's meaning.
     """
     generation_config = VanillaTransformerGenerationConfig.from_model_config(config)
-    generation_config.update(num_beams=BEAMS)
+    generation_config.update(
+        num_beams=BEAMS, pad_token_id=config.target_pad_token_id, eos_token_id=config.target_eos_token_id
+    )
     generation_config.paper_length_penalty = ALPHA
     generation_config.max_length_over_source = MAX_LENGTH_OVER_SOURCE
     generation_config._from_model_config = False  # or `generate` would make it anew from the model's configuration
     return generation_config
+
+
+def keep_target_tokens(generation_config: GenerationConfig, config: VanillaTransformerConfig) -> None:
+    """Undo the alignment of `Trainer`, which pads and ends translations with the tokens of its source tokenizer."""
+    pad, end = config.decoder_pad_token_id, config.decoder_eos_token_id
+    if pad is not None and generation_config.pad_token_id == config.pad_token_id != pad:
+        generation_config.pad_token_id = pad
+    if end is None or config.eos_token_id == end:
+        return
+    ours, theirs = (token if isinstance(token, list) else [token] for token in (end, config.eos_token_id))
+    ends = generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    if any(token in theirs and token not in ours for token in ends):
+        kept = [token for token in ends if token not in theirs or token in ours]
+        generation_config.eos_token_id = kept[0] if len(kept) == 1 else kept or end
 
 
 # Arguments of `generate`

@@ -332,7 +332,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         layout = self.config.position_encoding_type
         if layout == "sinusoidal_fairseq":
             # fairseq's table has padding in row `pad_token_id`, and the first token in the next one.
-            position_ids = position_ids + 1 + (self.config.pad_token_id or 0)
+            position_ids = position_ids + self.config.position_offset
         if layout == "learned":
             positions = self.embed_positions(position_ids)
         else:

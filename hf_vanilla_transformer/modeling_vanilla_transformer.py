@@ -24,6 +24,7 @@ from .generation_vanilla_transformer import (
     NextBatch,
     VanillaTransformerGenerationConfig,
     check_coverage,
+    keep_target_tokens,
     paper_generation_config,
     plan_search,
 )
@@ -268,7 +269,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
                 "label_smoothing_factor needs DataCollatorForSeq2Seq(tokenizer, model=model), label_smoothing of the "
                 "configuration does not"
             )
-        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        start, pad = self.config.decoder_start_token_id, self.config.target_pad_token_id
         if start is None or pad is None:
             raise ValueError(f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both")
         return shift_right(labels, start, pad)
@@ -284,7 +285,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
     @property
     def generation_config(self) -> GenerationConfig:
-        """The defaults of `generate`."""
+        """The defaults of `generate`. The special tokens of a separate target vocabulary stay the target's."""
+        keep_target_tokens(self._generation_config, self.config)
         return self._generation_config
 
     @generation_config.setter

@@ -105,27 +105,30 @@ def _start_of(epoch: int) -> dict[str, Any]:
 
 
 def collate_batches(
-    batches: list[Rows], collator: Callable[[Rows], Any], row_unit: int = 1, pad_token_id: int = 0
+    batches: list[Rows], collator: Callable[[Rows], Any], row_unit: int = 1, pad_token_ids: tuple[int, int] = (0, 0)
 ) -> list[Any]:
     """Apply the model's collator to each batch of an update.
 
     B · S and B · T become multiples of `row_unit`, by padding and dummy pairs without labels, so that a matrix product
     that keeps a kernel for each shape keeps few.
+
+    Args:
+        pad_token_ids: of sources and of decoder inputs.
     """
     if row_unit == 1:
         return [collator(batch) for batch in batches]
-    return [_collate_rounded(batch, collator, row_unit, pad_token_id) for batch in batches]
+    return [_collate_rounded(batch, collator, row_unit, pad_token_ids) for batch in batches]
 
 
-def _collate_rounded(batch: Rows, collator: Callable[[Rows], Any], row_unit: int, pad_token_id: int) -> Any:
+def _collate_rounded(batch: Rows, collator: Callable[[Rows], Any], row_unit: int, pads: tuple[int, int]) -> Any:
     longest = {name: max(len(row[name]) for row in batch) for name in ("input_ids", "labels")}
     pairs, source, target = rounded_shape(len(batch), longest["input_ids"], longest["labels"], row_unit)
     collated = collator(batch + [_without_labels(batch[-1])] * (pairs - len(batch)))
     for name, length, value in (
-        ("input_ids", source, pad_token_id),
+        ("input_ids", source, pads[0]),
         ("attention_mask", source, 0),
         ("labels", target, IGNORED),
-        ("decoder_input_ids", target, pad_token_id),
+        ("decoder_input_ids", target, pads[1]),
     ):
         if name in collated:
             collated[name] = F.pad(collated[name], (0, length - collated[name].shape[1]), value=value)

@@ -191,7 +191,7 @@ def save_tokenizers(
 
 def _save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save under a class name that transformers 4 knows, too. Many servers and exporters still have it."""
-    _without_dropout(tokenizer).save_pretrained(str(folder))
+    _recognising_added_tokens(_without_dropout(tokenizer)).save_pretrained(str(folder))
     config = folder / "tokenizer_config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))
     if settings.get("tokenizer_class") == "TokenizersBackend":
@@ -228,10 +228,36 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
 
 def _load(directory: str | Path) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(str(Path(directory).expanduser()))
+        return _recognising_added_tokens(AutoTokenizer.from_pretrained(str(Path(directory).expanduser())))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"no tokenizer in {str(directory)!r}: {reason}") from error
+
+
+def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens beyond the named ones (`eos_token` and so on) that the tokenizer reads as ordinary text in a text.
+
+    `split_special_tokens` leaves "</s>" in a text what it is, and with it every token of `add_special_tokens`.
+    """
+    if not tokenizer.split_special_tokens:
+        return []
+    named = {getattr(tokenizer, name) for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+    return [token for token in tokenizer.get_added_vocab() if token not in {*named, *tokenizer.tokenize(token)}]
+
+
+def _recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer, or a copy that recognises what somebody added by `add_special_tokens`."""
+    tokens, backend = unrecognised_tokens(tokenizer), getattr(tokenizer, "backend_tokenizer", None)
+    if not tokens or backend is None:
+        return tokenizer
+    state = json.loads(backend.to_str())
+    for entry in state["added_tokens"]:
+        if entry["content"] in tokens:
+            entry |= {"special": False, "normalized": False}
+    settings = {**tokenizer.init_kwargs, "tokenizer_object": Tokenizer.from_str(json.dumps(state))}
+    for name in ("added_tokens_decoder", "extra_special_tokens", "tokenizer_file"):
+        settings.pop(name, None)
+    return type(tokenizer)(**settings)
 
 
 def tokenizer_digest(tokenizers: Sequence[PreTrainedTokenizerBase]) -> str:

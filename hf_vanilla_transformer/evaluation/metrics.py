@@ -100,6 +100,10 @@ def translation_metrics(
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
         predicted, labels = _token_ids(prediction.predictions, pad_id), _token_ids(prediction.label_ids, pad_id)
+        # `Seq2SeqTrainer` pads with the source's token, which may be a word of the target. The first token may be EOS.
+        for ids, start in ((predicted, 1), (labels, 0)):
+            ended = np.cumsum(ids[:, start:] == tokenizer.eos_token_id, axis=1)
+            ids[:, start + 1 :][ended[:, :-1] > 0] = pad_id
         scores = score_translations(
             _decode(tokenizer, predicted), _decode(tokenizer, labels), tokenize=tokenize, lowercase=lowercase
         )

@@ -106,7 +106,7 @@ def _mean_attention(
 def decoder_inputs(model: PreTrainedModel, targets: Sequence[list[int]]) -> Tensor:
     """Decoder inputs (B, T) for teacher forcing: the targets shifted right by one position (§3.1)."""
     longest = max(map(len, targets))
-    start, pad = model.config.decoder_start_token_id, model.config.pad_token_id
+    start, pad = model.config.decoder_start_token_id, model.config.target_pad_token_id
     rows = [[start, *target[:-1]] + [pad] * (longest - len(target)) for target in targets]
     return torch.tensor(rows, device=model.device)
 

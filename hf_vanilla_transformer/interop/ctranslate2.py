@@ -136,9 +136,14 @@ def register() -> None:
 
         def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
             # the base class writes null for a token that the tokenizer lacks, so that nothing can load the folder
-            _, tokens = self.get_vocabulary(model, tokenizer)
-            for name in ("bos", "eos", "unk", "decoder_start"):
-                number = getattr(model.config, f"{name}_token_id")
+            source, target = self.get_vocabulary(model, tokenizer)
+            for name, field, tokens in (
+                ("bos", "bos_token_id", source),
+                ("unk", "unk_token_id", source),
+                ("eos", "target_eos_token_id", target),
+                ("decoder_start", "decoder_start_token_id", target),
+            ):
+                number = getattr(model.config, field)
                 if number is not None:
                     setattr(config, f"{name}_token", tokens[number])
             config.layer_norm_epsilon = model.config.layer_norm_eps

@@ -118,7 +118,12 @@ def from_peer(
         if fields[name] != number:
             raise UserError(f"config.json: {name}={shown(fields[name])}, but the weights have {number}")
     fields |= tying.fields | dict(other_fields)
+    if fields["position_encoding_type"] == "sinusoidal_fairseq" and fields["pad_token_id"] is not None:
+        fields["position_offset"] = fields["pad_token_id"] + 1
     fields["unk_token_id"] = None if tokenizer is None else tokenizer.unk_token_id
+    if tokenizer is not None and not fields["share_encoder_decoder_embeddings"]:
+        for name in ("pad_token_id", "eos_token_id"):  # config.json has those of the target
+            fields[f"decoder_{name}"], fields[name] = fields[name], getattr(tokenizer, name)
     model = build_model(fields, tensors, locate, tying.copies | POSITION_TABLES | unused | {_SHARED})
     set_generation_config(model, peer.generation)
     return Converted(model, tokenizer, notes=notes)

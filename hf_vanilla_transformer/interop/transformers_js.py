@@ -312,7 +312,7 @@ def _config(model: VanillaTransformerForConditionalGeneration, ids: SourceIds, d
     sizes = (
         *("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
         *("encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding"),
-        *("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id", "tie_word_embeddings"),
+        *("bos_token_id", "decoder_start_token_id", "tie_word_embeddings"),
     )
     return {
         "model_type": "marian",
@@ -324,6 +324,7 @@ def _config(model: VanillaTransformerForConditionalGeneration, ids: SourceIds, d
         "forced_eos_token_id": None,
         "transformers.js_config": {"dtype": dtype},
         **{name: getattr(config, name) for name in sizes},
+        **{name: getattr(config, f"target_{name}") for name in ("pad_token_id", "eos_token_id")},
     }
 
 

@@ -12,7 +12,7 @@ from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfi
 from .argument_checks import check_ranges, check_run_arguments, check_training_arguments
 
 # Configuration fields that the tokenizers decide, or that a translation model does not use.
-_NOT_ARGUMENTS = {"decoder_vocab_size", "is_encoder_decoder", "use_cache"}
+_NOT_ARGUMENTS = {"decoder_vocab_size", "is_encoder_decoder", "use_cache", "position_offset"}
 
 
 def _optional(help: str) -> Any:

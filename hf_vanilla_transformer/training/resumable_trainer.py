@@ -20,7 +20,7 @@ from transformers.utils import CONFIG_NAME
 
 from ..data.batching import TokenBatchSampler
 from ..data.token_batches import StreamingTokenBatches
-from ..data.tokenizer_training import save_tokenizers
+from ..data.tokenizer_training import save_tokenizers, unrecognised_tokens
 from ..errors import Interrupted, UserError
 from ..inference.loading import check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
@@ -39,7 +39,7 @@ from .checkpoints import (
     require_same,
     require_training_state,
 )
-from .distributed import original_class
+from .distributed import original_class, print_main
 from .signals import leave_signals_to_main_process
 
 # Arguments that determine the pairs of an update.
@@ -73,6 +73,14 @@ class ResumableTrainer(Seq2SeqTrainer):
     ):
         super().__init__(*args, **kwargs)
         self.target_tokenizer = target_tokenizer
+        if target_tokenizer is not None and target_tokenizer is not self.processing_class:
+            self._set_target_tokens(target_tokenizer)
+        for tokenizer in {self.processing_class, target_tokenizer}:
+            if isinstance(tokenizer, PreTrainedTokenizerBase) and (tokens := unrecognised_tokens(tokenizer)):
+                print_main(
+                    f"warning: the tokenizer reads its tokens {', '.join(tokens[:3])} in a text as ordinary text, as "
+                    "all special tokens: add them with tokenizer.add_tokens, or extend_tokenizer(…, tags=…)"
+                )
         self.data_facts, self.fixed_facts = dict(data_facts or {}), dict(fixed_facts or {})
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
@@ -83,6 +91,27 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._resumed_from: Path | None = None
         self._resume_position: dict[str, Any] = {}  # `RunState.position` of that checkpoint
         self._staging: Path | None = None  # the folder that a checkpoint is being written to
+
+    def _set_target_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Let the model pad and end translations with the target's tokens.
+
+        Raises:
+            UserError: the model has no place for them next to the source's.
+        """
+        model: Any = self.accelerator.unwrap_model(self.model)
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        for name in ("pad_token_id", "eos_token_id"):
+            token = getattr(tokenizer, name)
+            if token is None:
+                continue
+            if getattr(model.config, "decoder_vocab_size", None) and hasattr(model.config, f"decoder_{name}"):
+                setattr(model.config, f"decoder_{name}", token)
+                setattr(model.generation_config, name, token)
+            elif token != (source := getattr(self.processing_class, name, token)):
+                raise UserError(
+                    f"target_tokenizer: its {name} is {token}, the source's {source}: {type(model).__name__} has one "
+                    "vocabulary or no decoder_vocab_size: give it separate vocabularies, or the tokenizers equal ids"
+                )
 
     @property
     def by_tokens(self) -> bool:

@@ -132,8 +132,9 @@ def build_model(
     chosen: dict[str, Any] = {"vocab_size": len(source), "decoder_start_token_id": start}
     if target is not source:
         chosen |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
+        chosen |= {f"decoder_{name}": getattr(target, name) for name in ("pad_token_id", "eos_token_id")}
     for token in ("bos", "pad", "eos", "unk"):
-        chosen[f"{token}_token_id"] = getattr(target, f"{token}_token_id")
+        chosen[f"{token}_token_id"] = getattr(source, f"{token}_token_id")
     try:
         config = model_config(model_args, **chosen)
     except ValueError as error:

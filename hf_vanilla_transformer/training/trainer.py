@@ -184,7 +184,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
         config, args = self.model.config, self.args
         has_limit = config.position_encoding_type == "learned"  # padding must not pass max_position_embeddings
         rounds = args.bf16 and args.device.type == "cpu" and not has_limit
-        return {"row_unit": ROW_UNIT, "pad_token_id": config.pad_token_id} if rounds else {}
+        pads = config.pad_token_id, getattr(config, "target_pad_token_id", config.pad_token_id)
+        return {"row_unit": ROW_UNIT, "pad_token_ids": pads} if rounds else {}
 
     def _warn_of_long_pairs(self, longest: int, count: str = "some") -> None:
         limit = self.args.max_tokens_per_batch
@@ -275,6 +276,13 @@ class VanillaTransformerTrainer(ResumableTrainer):
             if self.args.predict_with_generate and not prediction_loss_only:
                 optimize_if_possible(self.model)  # until the model trains again
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
+
+    def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
+        """Pad translations with the target's pad token. The base class takes that of the source."""
+        pad = getattr(self._base_model().config, "decoder_pad_token_id", None)
+        if pad is None:
+            return super()._pad_tensors_to_max_len(tensor, max_length)
+        return torch.nn.functional.pad(tensor, (0, max_length - tensor.shape[-1]), value=pad)
 
     @contextmanager
     def _autocast_around_the_step(self) -> Iterator[None]:

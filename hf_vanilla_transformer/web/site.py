@@ -156,7 +156,7 @@ def describe(
 def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     """The settings of the page's search, equal to `generate` with the model's generation config."""
     given, config = model.generation_config.to_diff_dict(), model.config
-    ends = given.get("eos_token_id", config.eos_token_id)
+    ends = given.get("eos_token_id", config.target_eos_token_id)
     settings: dict[str, Any] = {
         "num_beams": given.get("num_beams", BEAMS),
         "length_penalty": given.get("length_penalty", given.get("paper_length_penalty", ALPHA)),

@@ -64,7 +64,7 @@ def test_update_is_the_same_in_1_4_or_16_batches(tmp_path, smoothing):
 def test_update_is_the_same_with_rounded_shapes(tmp_path, monkeypatch):
     start, moved = flat(tiny_model()), []
     for unit in (1, 64):
-        rounding = {"row_unit": unit, "pad_token_id": PAD}
+        rounding = {"row_unit": unit, "pad_token_ids": (PAD, PAD)}
         monkeypatch.setattr(VanillaTransformerTrainer, "_rounding", lambda self, rounding=rounding: rounding)
         made = trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=5, **DESCENT)
         moved.append((flat(made.model) - start, losses(made)))

@@ -58,7 +58,7 @@ class ConsistencyObjective:
             start = torch.zeros_like(target, dtype=torch.bool)  # (B, T)
             start[:, 0] = True
             del twice["input_ids"], twice["decoder_input_ids"]
-            end = source.eq(model.config.eos_token_id)  # (B, S)
+            end = torch.isin(source, torch.tensor(model.config.eos_token_id, device=source.device))  # (B, S)
             twice["inputs_embeds"] = self._embed(model.get_encoder().embed_tokens, source, keep=end)
             twice["decoder_inputs_embeds"] = self._embed(model.get_decoder().embed_tokens, target, keep=start)
         return {**batch, "input_ids": None, "decoder_input_ids": None, **twice, "objective": self}

@@ -86,7 +86,8 @@ def _load_teacher(
     model = load_model(folder, student.device)
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise UserError(f"teacher {folder} is a {type(model).__name__}: convert it, or use `distil` for its text")
-    for name in ("vocab_size", "target_vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id"):
+    names = ("vocab_size", "target_vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
+    for name in (*names, "target_pad_token_id", "target_eos_token_id"):
         theirs, ours = getattr(model.config, name), getattr(student.config, name)
         if theirs != ours:
             raise UserError(
