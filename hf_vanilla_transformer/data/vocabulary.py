@@ -5,13 +5,13 @@ Shapes: W tokens of the extended vocabulary, D d_model.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -20,9 +20,13 @@ from .tokenizer_training import without_long_words
 
 
 def extend_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], more: int, min_frequency: int = 2
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str] = (),
+    more: int = 0,
+    min_frequency: int = 2,
+    tags: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
-    """Append merges learned from new text to a byte-pair encoding.
+    """Append merges learned from new text, and tags such as `<2de>`, to a byte-pair encoding.
 
     Old tokens keep their ids, and the old merges are applied first. The new merges may also apply to text of the old
     languages: it can take fewer tokens, and still decodes to itself.
@@ -32,14 +36,17 @@ def extend_tokenizer(
         texts: sentences of the new language.
         more: number of tokens to add. Fewer are added if too few pairs of tokens occur `min_frequency` times.
         min_frequency: how often a pair must occur to be merged.
+        tags: tokens that are recognised in a text as a whole. `add_special_tokens` would add special tokens, and this
+            package's tokenizers read those in a text as ordinary text.
 
     Returns:
         The extended tokenizer.
 
     Raises:
-        UserError: `more` is below 1, or the tokenizer is no byte-pair encoding.
+        UserError: `more` is below 1 without tags, or the tokenizer is no byte-pair encoding.
     """
-    check_at_least_one(more=more)
+    if not tags:
+        check_at_least_one(more=more)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not isinstance(backend.model, models.BPE):
         raise UserError(f"only a byte-pair encoding can learn more merges; this is a {type(tokenizer).__name__}")
@@ -55,7 +62,9 @@ def extend_tokenizer(
             next_id += 1
     # same settings, new model
     changes: dict[str, Any] = {"tokenizer_object": Tokenizer.from_str(json.dumps(state))}
-    return type(tokenizer)(**{**tokenizer.init_kwargs, **changes})
+    extended = type(tokenizer)(**{**tokenizer.init_kwargs, **changes})
+    extended.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
+    return extended
 
 
 def _count_words(backend: Tokenizer, texts: Iterable[str]) -> Counter[tuple[str, ...]]:
@@ -171,6 +180,8 @@ def _old_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> dict
     def parts(token: str) -> list[int]:
         if vocabulary[token] < len(old):
             return [vocabulary[token]]
+        if token not in halves:  # a tag
+            return old(token, add_special_tokens=False)["input_ids"]
         return [index for half in halves[token] for index in parts(half)]
 
     return {index: parts(token) for token, index in vocabulary.items() if index >= len(old)}

@@ -7,10 +7,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.vocabulary import extend_embeddings, extend_tokenizer
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.model_helpers import TYING_MODES, assert_near, tiny_model
+from tests.trainer_helpers import QUIET
 
 OLD = ["the old words and the new words of a language", "a language of words"] * 3
 NEW = ["les mots nouveaux de la langue française", "encore des mots français, et puis d'autres"] * 3
@@ -133,3 +136,59 @@ def test_invalid_arguments_are_one_line_errors(tokenizers):
         extend_embeddings(model, old, train_tokenizer(NEW, 300))
     with pytest.raises(UserError, match="old"):
         extend_embeddings(tiny_model(vocab_size=40), old, new)
+
+
+# Tags
+
+
+def added_as_special(tokenizer):
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>", "<2en>"]})
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda old: extend_tokenizer(old, tags=["<2de>", "<2en>"]),
+        lambda old: extend_tokenizer(old, NEW, 9, 2, ["<2de>", "<2en>"]),
+        added_as_special,
+    ],
+)
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_tags_are_recognised_and_special_tokens_in_a_text_are_text(add, lowercase, tmp_path):
+    save_tokenizers(tmp_path / "old", train_tokenizer(OLD, 290, lowercase=lowercase))
+    new = add(AutoTokenizer.from_pretrained(tmp_path / "old"))
+    save_tokenizers(tmp_path / "new", new)
+    for tokenizer in (AutoTokenizer.from_pretrained(tmp_path / "new"), *load_tokenizers(tmp_path / "new")):
+        for tag in ("<2de>", "<2en>"):
+            ids = tokenizer(f"{tag} the old </s> <s> words")["input_ids"]
+            assert ids[0] == tokenizer.convert_tokens_to_ids(tag) >= 280
+            assert ids.count(tokenizer.eos_token_id) == 1 and tokenizer.bos_token_id not in ids
+            assert tokenizer.decode(ids[1:], skip_special_tokens=True).strip() == "the old </s> <s> words"
+        assert len(tokenizer) == len(new) == max(tokenizer.get_vocab().values()) + 1
+
+
+def test_tags_saved_as_special_tokens_by_others_are_recognised_when_loaded(tmp_path):
+    """Files that transformers wrote have `split_special_tokens` and the tag as a special token."""
+    added_as_special(train_tokenizer(OLD, 290)).save_pretrained(tmp_path)
+    assert load_tokenizers(tmp_path)[0].tokenize("<2de> words")[0] == "<2de>"
+
+
+def test_row_of_a_tag_starts_as_the_mean_of_its_characters(tokenizers):
+    old, _ = tokenizers
+    new = extend_tokenizer(old, tags=["<2de>"])
+    model = tiny_model(vocab_size=len(old))
+    extend_embeddings(model, old, new)
+    parts = old("<2de>", add_special_tokens=False)["input_ids"]
+    matrix = model.get_input_embeddings().weight
+    assert_near(matrix[-1], matrix[parts].mean(dim=0), 1e-6)
+
+
+def test_trainer_names_tags_that_are_read_as_text(tokenizers, tmp_path, capsys):
+    for tokenizer, count in (
+        (added_as_special(train_tokenizer(OLD, 290)), 1),
+        (extend_tokenizer(tokenizers[0], tags=["<2de>"]), 0),
+    ):
+        args = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), **QUIET)
+        VanillaTransformerTrainer(tiny_model(vocab_size=300), args, processing_class=tokenizer)
+        assert capsys.readouterr().out.count("<2de>") == count
