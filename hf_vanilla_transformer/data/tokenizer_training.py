@@ -196,8 +196,10 @@ def _save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     settings = json.loads(config.read_text(encoding="utf-8"))
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        with atomic_file(config) as temporary:
-            temporary.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    for name in ("is_local", "local_files_only"):  # how transformers loaded it
+        settings.pop(name, None)
+    with atomic_file(config) as temporary:
+        temporary.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _without_dropout(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

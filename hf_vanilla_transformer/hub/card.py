@@ -265,6 +265,7 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
     return {
         "name": _public_value("model_name", facts.model_name),
         "languages": facts.languages,
+        "both_ways": " and back" if facts.recipe.get("bidirectional") else "",
         "base_model": _public_value("base_model_id", facts.base_model) if facts.base_model else None,
         "parameters": f"{facts.parameters:,}" if facts.parameters is not None else None,
         "sizes": [(label, f"{size:,}" if isinstance(size, int) else size) for label, size in sizes.items() if size],

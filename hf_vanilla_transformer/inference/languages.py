@@ -1,12 +1,27 @@
 """The languages of a model folder, as codes such as `en` and `pt-BR`."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..untrusted import read_json_object
 from .documents import card_languages
+
+#: English names for `GET /languages`. A code that is missing here is its own name.
+_NAMES = (
+    "af=Afrikaans,ar=Arabic,az=Azerbaijani,be=Belarusian,bg=Bulgarian,bn=Bengali,bs=Bosnian,ca=Catalan,cs=Czech,"
+    "cy=Welsh,da=Danish,de=German,el=Greek,en=English,eo=Esperanto,es=Spanish,et=Estonian,eu=Basque,fa=Persian,"
+    "fi=Finnish,fr=French,ga=Irish,gl=Galician,gu=Gujarati,he=Hebrew,hi=Hindi,hr=Croatian,hu=Hungarian,"
+    "hy=Armenian,id=Indonesian,is=Icelandic,it=Italian,ja=Japanese,ka=Georgian,kk=Kazakh,km=Khmer,kn=Kannada,"
+    "ko=Korean,la=Latin,lb=Luxembourgish,lt=Lithuanian,lv=Latvian,mk=Macedonian,ml=Malayalam,mn=Mongolian,"
+    "mr=Marathi,ms=Malay,mt=Maltese,my=Burmese,nb=Norwegian Bokmål,ne=Nepali,nl=Dutch,nn=Norwegian Nynorsk,"
+    "no=Norwegian,pa=Punjabi,pl=Polish,ps=Pashto,pt=Portuguese,ro=Romanian,ru=Russian,si=Sinhala,sk=Slovak,"
+    "sl=Slovenian,sq=Albanian,sr=Serbian,sv=Swedish,sw=Swahili,ta=Tamil,te=Telugu,th=Thai,tl=Tagalog,tr=Turkish,"
+    "uk=Ukrainian,ur=Urdu,uz=Uzbek,vi=Vietnamese,zh=Chinese"
+)
+NAMES = dict(pair.split("=") for pair in _NAMES.split(","))
 
 # keys of tokenizer_config.json: Marian's; M2M-100's and NLLB's
 _TOKENIZER_KEYS = ("source_lang", "target_lang"), ("src_lang", "tgt_lang")
@@ -24,8 +39,10 @@ def model_languages(folder: str | Path) -> tuple[str, str] | None:
     languages = card_languages(folder)
     if len(languages) == 2:
         return languages[0], languages[1]
-    name = _NAME.search(folder.resolve().name)
-    return _tokenizer_languages(folder) or ((name[1], name[2]) if name else None)
+    name, opus = folder.resolve().name, folder.resolve().name.startswith("opus-mt-")
+    match = _NAME.search(name)
+    hint = (match[1], match[2]) if match and (opus or {match[1], match[2]} <= NAMES.keys()) else None
+    return _tokenizer_languages(folder) or hint
 
 
 def _tokenizer_languages(folder: Path) -> tuple[str, str] | None:
@@ -40,6 +57,16 @@ def _tokenizer_languages(folder: Path) -> tuple[str, str] | None:
         if first and second:
             return first, second
     return None
+
+
+def name_languages(tokenizers: Iterable[Any], languages: tuple[str, str] | None) -> None:
+    """Store the languages in tokenizers, whose tokenizer_config.json then carries them to every copy and export.
+
+    Classes that use their languages, such as `MarianTokenizer`, keep them.
+    """
+    for tokenizer in tokenizers if languages else ():
+        if not any(hasattr(tokenizer, name) for name in ("source_lang", "src_lang", "langs")):
+            tokenizer.init_kwargs |= dict(zip(_TOKENIZER_KEYS[0], languages, strict=True))
 
 
 def language_code(value: Any) -> str | None:

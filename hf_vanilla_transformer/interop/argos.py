@@ -15,6 +15,7 @@ import transformers
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
+from ..inference.languages import model_languages
 from ..untrusted import require_file, shown
 from . import ctranslate2
 
@@ -25,9 +26,10 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives 
 def write(folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> None:
     """Write a model folder with a `MarianTokenizer`, because Argos needs its SentencePiece models, as an .argosmodel.
 
-    `languages` are the codes of source and target, such as ("en", "de"). See `ctranslate2.convert` for `quantization`.
+    `languages` are the codes of source and target, such as ("en", "de"), or None for those of the model. See
+    `ctranslate2.convert` for `quantization`.
     """
-    source, target = _codes(languages)
+    source, target = _codes(languages or model_languages(folder))
     _require_sentencepiece(folder)
     metadata = {
         **{"package_version": "1.0", "argos_version": "1.9", "type": "translate"},

@@ -45,11 +45,11 @@ def from_m2m100(
     )
     if source_language is not None:
         _language_id(tokenizer, "source_language", source_language)
-        tokenizer.src_lang = source_language
+        tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = source_language
     if target_language is not None:
         number = _language_id(tokenizer, "target_language", target_language)
         converted.model.generation_config.forced_bos_token_id = number
-        tokenizer.tgt_lang = target_language
+        tokenizer.tgt_lang = tokenizer.init_kwargs["tgt_lang"] = target_language
     return converted
 
 

@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from ..errors import UserError
+from ..inference.languages import NAMES
 from ..web import CONTENT_TYPES, page_files
 from .api_page import api_page
 from .engine import QueueFull
-from .languages import NAMES
 from .metrics import Metrics
 from .options import Limits
 from .request_body import check_key, parse_fields, read_body, validate

@@ -28,8 +28,11 @@ from ..data import (
 from ..data.batching import pair_lengths
 from ..data.corpora import REPORTED_LINES, describe_dropped
 from ..data.inputs import DISTILLED
+from ..data.readers import file_format
 from ..data.tokenizer_training import tokenizer_digest
+from ..data.translation_memories import FORMATS, memory_languages
 from ..errors import UserError
+from ..inference.languages import NAMES, model_languages
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
 from .held_out import count_overlap, hold_out
@@ -94,6 +97,7 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
             target_lang=data_args.target_lang,
             source_column=data_args.source_column,
             target_column=data_args.target_column,
+            languages=model_languages(args.model_name_or_path) if args.model_name_or_path else None,
             streaming=streaming,
             numbers_size=data_args.numbers_size,
             seed=args.seed,
@@ -172,6 +176,21 @@ def split_inputs(data_args: DataArguments, split: str) -> list[Input]:
     """The inputs of a split."""
     languages = data_args.source_lang, data_args.target_lang
     return parse_inputs(getattr(data_args, split) or [], *languages, field=split)
+
+
+def run_languages(data_args: DataArguments, args: RunArguments) -> tuple[str, str] | None:
+    """The languages of a run: of the recipe, of the base model, of the files' names or of a memory, of the folder."""
+    if data_args.source_lang and data_args.target_lang:
+        return data_args.source_lang, data_args.target_lang
+    if args.model_name_or_path and (languages := model_languages(args.model_name_or_path)):
+        return languages
+    for files in (each.files for each in split_inputs(data_args, "train")):
+        if len(files) == 1 and file_format(files[0]) in FORMATS:
+            return memory_languages(files[0], data_args.source_lang, data_args.target_lang)
+        suffixes = [file_format(file)[1:] for file in files]
+        if len(set(suffixes)) == 2 and set(suffixes) <= NAMES.keys():
+            return suffixes[0], suffixes[1]
+    return model_languages(Path(args.output_dir))
 
 
 def choose_tokenizers(

@@ -34,7 +34,7 @@ from .checkpoints import (
     report_failed_save,
     resume_hint,
 )
-from .corpus import SPLITS, Corpus, Tokenizers, split_inputs
+from .corpus import SPLITS, Corpus, Tokenizers, run_languages, split_inputs
 from .distributed import is_main_rank, original_class, print_main
 from .run_folder import staged
 from .trainer import VanillaTransformerTrainer
@@ -238,12 +238,11 @@ def write_card(
     run = Path(args.output_dir)
     if not is_main_rank():
         return
-    source, target = data_args.source_lang, data_args.target_lang
     base = args.model_name_or_path
     on_hub = {split: [each.name for each in split_inputs(data_args, split) if each.on_hub] for split in SPLITS}
     facts = CardFacts(
         model_name=run.resolve().name,
-        languages=(source, target) if source and target else None,
+        languages=run_languages(data_args, args),
         recipe=chosen_values(model_args, data_args, args),
         command=command or None,
         metrics=results,

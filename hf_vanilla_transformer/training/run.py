@@ -13,6 +13,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import Interrupted, UserError
 from ..evaluation.metrics import translation_metrics
 from ..hub.finished_run import destination, publish_run
+from ..inference.languages import name_languages
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import finishing
 from .argument_checks import check_optimizer, check_schedule, check_size, refused_as_one_line
@@ -28,6 +29,7 @@ from .corpus import (
     encode_corpus,
     load_corpus,
     match_case,
+    run_languages,
     tokenizer_facts,
 )
 from .distributed import broadcast_from_main, errors_on_main_rank_only, print_main, silence_other_ranks
@@ -109,6 +111,7 @@ def load_data_and_model(
     else:
         tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
     match_case(tokenizers, data_args)
+    name_languages(tokenizers, run_languages(data_args, args))
     with args.main_process_first(desc="encoding"):
         encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
     if base is not None:

@@ -14,7 +14,7 @@ from ..atomic_write import new_folder
 from ..errors import UserError
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..hub.space import publish_space, space_changes
-from ..inference.documents import card_languages
+from ..inference.languages import model_languages
 from ..interop.transformers_folders import load_peer
 from ..interop.transformers_js import DTYPES, GRAPHS, write
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -108,8 +108,8 @@ def publish_site(
     Returns:
         The Space's title with the URL of the commit, or with the changes of the dry run.
     """
-    names = card_languages(Path(source))
-    title = " → ".join(names) if len(names) == 2 else model_id.rpartition("/")[2]
+    names = model_languages(Path(source))
+    title = " → ".join(names) if names else model_id.rpartition("/")[2]
     with TemporaryDirectory(prefix="site_") as temporary:
         folder = Path(temporary) / "site"
         write_site(source, folder)
@@ -133,11 +133,10 @@ def describe(
     Args:
         sizes: bytes of the graphs by dtype. local: the site contains the runtime.
     """
-    languages = card_languages(source)
     encoder, decoder = GRAPHS
     return {
         "engine": "browser",
-        **model_facts(model, source, *(languages if len(languages) == 2 else (None, None))),
+        **model_facts(model, source, *(model_languages(source) or (None, None))),
         "examples": examples,
         "search": search_settings(model),
         "tokenizer": ["model/tokenizer.json", "model/tokenizer_config.json"],

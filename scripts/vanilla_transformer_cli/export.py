@@ -3,7 +3,7 @@
   vanilla-transformer export --to onnx runs/quickstart runs/quickstart_onnx
 
 FORMAT is one of:
-  argos        an .argosmodel for Argos Translate and LibreTranslate, with its languages: --languages en de
+  argos        an .argosmodel for Argos Translate and LibreTranslate, for its languages: --languages en de
   ctranslate2  a folder for ctranslate2.Translator, smaller and faster with --quantization int8
   marian       a folder for transformers' MarianMTModel
   onnx         encoder.onnx and decoder.onnx (with a KV cache) for onnxruntime, one file of weights for both
@@ -36,7 +36,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--quantization", metavar="TYPE", help="ctranslate2 and argos: int8, float16, bfloat16, ... (its names)"
     )
     parser.add_argument("--vmap", metavar="FILE", help="ctranslate2 only: a vocabulary mapping to include")
-    parser.add_argument("--languages", nargs=2, metavar="CODE", help="argos only: of source and target")
+    parser.add_argument(
+        "--languages", nargs=2, metavar="CODE", help="argos only: of source and target (default: the model's)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
     web = parser.add_argument_group("web only")
     web.add_argument("--dtype", nargs="+", metavar="TYPE", help="of the weights: fp32, fp16, q8 (default: q8 fp32)")

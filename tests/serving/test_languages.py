@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.serving.languages import NAMES, model_folders
+from hf_vanilla_transformer.inference.languages import NAMES
+from hf_vanilla_transformer.serving.languages import model_folders
 
 
 @pytest.mark.parametrize(

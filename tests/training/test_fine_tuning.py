@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import shutil
+import zipfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianTokenize
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference.documents import card_languages
+from hf_vanilla_transformer.inference.languages import model_languages
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.serving.languages import model_folders
 from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base_model, prepare_model
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
@@ -36,6 +41,7 @@ TARGETS = [
     "drei Hunde",
     "x",
 ]
+UNIT = '<tu><tuv xml:lang="en"><seg>{}</seg></tuv><tuv xml:lang="de"><seg>{}</seg></tuv></tu>'
 SETTINGS: dict[str, Any] = {
     "max_steps": 4,
     "save_steps": 2,
@@ -114,6 +120,45 @@ def test_fine_tuning_keeps_tokenizer_sizes_and_search_settings(base: Path, tuned
     assert new["dropout"] == 0.3 and model.generation_config.num_beams == 2
     before, after = load_tokenizers(base)[0], load_tokenizers(folder)[0]
     assert before.get_vocab() == after.get_vocab() and before(SOURCES)["input_ids"] == after(SOURCES)["input_ids"]
+
+
+def test_languages_of_the_base_travel_with_the_model(text: dict, tmp_path: Path) -> None:
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}  # CTranslate2 has one number
+    write_opus_folder(base := tmp_path / "base", **heads)
+    settings = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings |= {"source_lang": "en", "target_lang": "de"}  # as in every OPUS-MT folder
+    (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    fine_tune(tmp_path / "tuned", base, text, max_steps=1)
+    fine_tune(tmp_path / "again", tmp_path / "tuned", text, max_steps=1)
+    for folder in (tmp_path / "tuned", tmp_path / "again"):
+        assert model_folders([str(folder)]) == {("en", "de"): folder}
+        assert card_languages(folder) == ["en", "de"]
+    export("argos", tmp_path / "again", tmp_path / "again.argosmodel")
+    with zipfile.ZipFile(tmp_path / "again.argosmodel") as archive:
+        assert "translate-en_de-1_0/metadata.json" in archive.namelist()
+
+
+@pytest.mark.parametrize("named_by", ["files", "recipe", "memory"])
+def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(tmp_path: Path, text: dict, named_by: str) -> None:
+    flags: dict[str, Any] = {"train": [tmp_path / "a.en", tmp_path / "a.de"]}
+    for file, source in zip(flags["train"], text["train"], strict=True):
+        shutil.copyfile(source, file)
+    if named_by == "memory":
+        flags["train"] = [tmp_path / "a.tmx"]
+        units = "".join(UNIT.format(*pair) for pair in zip(SOURCES, TARGETS, strict=True))
+        flags["train"][0].write_text(f"<tmx><body>{units}</body></tmx>", encoding="utf-8")
+    elif named_by == "recipe":
+        flags = {"train": text["train"], "source_lang": "en", "target_lang": "de"}
+    small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 300, "max_steps": 1}
+    recipe = ["--output_dir", str(tmp_path / "run"), *as_flags({**SETTINGS, **small, **heads, **flags})]
+    run_training(*parse_recipe(recipe), command="train")
+    assert card_languages(tmp_path / "run") == ["en", "de"]
+    export("onnx", tmp_path / "run", tmp_path / "exported")  # has no card
+    settings = json.loads((tmp_path / "exported/tokenizer_config.json").read_text(encoding="utf-8"))
+    assert model_languages(tmp_path / "exported") == ("en", "de") and not {"is_local", "local_files_only"} & set(
+        settings
+    )
 
 
 def test_scores_before_are_those_of_the_base_model(base: Path, text: dict[str, list[Path]], tuned: tuple) -> None:
