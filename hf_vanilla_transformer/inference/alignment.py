@@ -1,5 +1,6 @@
 """Word alignment between a source and its translation, from the decoder's cross-attention."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,14 @@ from .shared_copy import shared_copy
 #: (source word, target word), both counted from 0
 Link = tuple[int, int]
 
+#: Characters of scripts without spaces: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+
+#: A word that ends at white space or, in a script without spaces, one character.
+WHITE_SPACE_WORD, WORD = re.compile(r"\S+"), re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
+
 
 @torch.inference_mode()
 def align(
@@ -23,17 +32,19 @@ def align(
     sources: Sequence[list[int]],
     targets: Sequence[list[int]],
     layer: int | None = None,
+    words: "re.Pattern[str]" = WHITE_SPACE_WORD,
 ) -> list[list[Link]]:
     """Align the words of a batch of sentences with the words of their translations.
 
     Each target token is linked to the source token with the highest attention weight, averaged over the heads of one
-    decoder layer, when the token is predicted. Two words, as separated by white space, are linked if any of their
-    tokens are (Garg et al. 2019, arXiv 1909.02074).
+    decoder layer, when the token is predicted. Two words are linked if any of their tokens are (Garg et al. 2019,
+    arXiv 1909.02074).
 
     Args:
         model: a translation model of this package. It is not changed, so that other threads may use it meanwhile.
         sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
         layer: of the decoder, counted from 1. None is the last but one, as in the paper cited.
+        words: matches a word, by default between white space.
 
     Returns:
         The links of each pair, sorted.
@@ -43,7 +54,11 @@ def align(
     """
     weights = _mean_attention(model, source_tokenizer, sources, targets, chosen_layer(model, layer))  # (B, T, S)
     return [
-        _links(rows, word_numbers(source_tokenizer, source, "source"), word_numbers(target_tokenizer, target))
+        _links(
+            rows,
+            word_numbers(source_tokenizer, source, "source", words),
+            word_numbers(target_tokenizer, target, "target", words),
+        )
         for rows, source, target in zip(weights, sources, targets, strict=True)
     ]
 
@@ -60,8 +75,13 @@ def chosen_layer(model: PreTrainedModel, layer: int | None) -> int:
     return layer
 
 
-def word_numbers(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], side: Side = "target") -> list[int | None]:
-    """The word of each token of a side, counted from 0. None for special tokens and white space."""
+def word_numbers(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    side: Side = "target",
+    words: "re.Pattern[str]" = WHITE_SPACE_WORD,
+) -> list[int | None]:
+    """The last word of each token of a side, counted from 0. None for special tokens and white space."""
     special, decode = set(tokenizer.all_special_ids), side_decoder(tokenizer, side)
     numbers: list[int | None] = []
     word, span, held = -1, [], 0  # the current word, the tokens since its first one, the number of words in these
@@ -72,9 +92,9 @@ def word_numbers(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], side: S
             numbers.append(None)
             continue
         # decoded together, because some tokenizers strip the leading space of a token decoded alone
-        words = len(decode([*span, token]).split())
-        if words > held:
-            word, span, held = word + words - held, [token], len(alone.split())
+        count = len(words.findall(decode([*span, token])))
+        if count > held:
+            word, span, held = word + count - held, [token], len(words.findall(alone))
         else:
             span.append(token)
         numbers.append(word)
@@ -117,9 +137,20 @@ def _links(weights: Tensor, source_words: list[int | None], target_words: list[i
     if not columns:
         return []
     best = weights[:, columns].argmax(dim=1).tolist()
+    sources, targets = _all_words(source_words), _all_words(target_words)
     links = {
-        (source_words[columns[column]], word)
-        for column, word in zip(best, target_words, strict=False)  # `best` goes on with padding
-        if word is not None
+        (source, target)
+        for column, of_token in zip(best, targets, strict=False)  # `best` goes on with padding
+        for target in of_token
+        for source in sources[columns[column]]
     }
     return sorted(links)
+
+
+def _all_words(last_words: list[int | None]) -> list[range]:
+    """All words of each token, from its last word. A token of a script without spaces can have several."""
+    words, seen = [], -1
+    for last in last_words:
+        words.append(range(0) if last is None else range(min(seen + 1, last), last + 1))
+        seen = seen if last is None else last
+    return words

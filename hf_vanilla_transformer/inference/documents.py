@@ -17,6 +17,7 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
+from .protected import has_words
 from .translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -26,13 +27,6 @@ _LIST_MARK = re.compile(r"\s*(?:(?:[-*+•‣◦–—>]|#{1,6}|\(?\d{1,3}[.)]|\
 
 #: Line ends, cell ends and a byte order mark: what a reader sees as the end of a sentence, or does not see.
 _SEPARATORS = re.compile(r"((?:\r\n|[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029\ufeff])+)")
-
-#: Addresses, placeholders and markup, which are no words of a language.
-_NOT_WORDS = re.compile(
-    r"(?:https?://|www\.)\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|\{\{?[^{}]*\}?\}|%(?:\d+\$)?[a-zA-Z]\b|%\([^()]*\)[a-zA-Z]|"
-    r"</?\w[^<>]*>|&#?\w+;|`[^`]*`"
-)
-_LETTER = re.compile(r"[^\W\d_]")
 
 #: Languages that write ordinal numbers with a full stop: "3. Oktober".
 _DOTTED_ORDINALS = frozenset(
@@ -103,8 +97,7 @@ def split_text(text: str, split: Splitter, language: str | None = None) -> list[
         for sentence in _rejoined(sentences) if ordinals else sentences:
             stripped = sentence.strip()
             before, _, after = sentence.partition(stripped) if stripped else (sentence, "", "")
-            has_words = _LETTER.search(_NOT_WORDS.sub("", stripped)) is not None
-            parts += [Part(before, False), Part(stripped, has_words), Part(after, False)]
+            parts += [Part(before, False), Part(stripped, has_words(stripped)), Part(after, False)]
     return [part for part in parts if part.text]
 
 
@@ -171,7 +164,7 @@ def translate_documents(
     Raises:
         UserError: as in `Translator.translate` and `sentence_splitter`.
     """
-    split = sentence_splitter(language)
+    split, settings = sentence_splitter(language), {"protect": True} | settings
     translator.translate([], **settings)  # checks the arguments before anything is read
     lines = iter(lines)
     ahead = 1 if settings.get("batch_size") == 1 else _LINES_AHEAD

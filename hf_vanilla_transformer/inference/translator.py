@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import is_hypothesis
 from ..untrusted import one_line
-from .alignment import Link, align, chosen_layer
+from .alignment import WHITE_SPACE_WORD, WORD, Link, align, chosen_layer
 from .batching import BATCHES_AHEAD, MAX_TOKENS, EncodedSentence, SearchJob, search_jobs, with_prefixes
 from .ensemble import EnsembleEngine
 from .loading import load_model
 from .optimize import optimize_if_possible
+from .protected import has_words, protect, white_space_links
 from .shared_copy import in_evaluation_mode, shared_copy
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
@@ -68,6 +69,8 @@ class _Request:
     probabilities: bool
     settings: dict[str, Any]  # for `generate`
     refill: bool  # whether this package's search runs: it can replace finished sentences
+    protect: bool
+    words: Any = WHITE_SPACE_WORD  # that the alignment links
 
 
 class Translator:
@@ -158,6 +161,7 @@ class Translator:
         max_new_tokens: int | None = None,
         length_penalty: float | None = None,
         first_line: int = 1,
+        protect: bool = False,
         **generate_kwargs: Any,
     ) -> Iterator[list[Hypothesis]]:
         """Translate sentences, and return the best hypotheses of each, with their scores.
@@ -181,6 +185,9 @@ class Translator:
             max_new_tokens: if that file sets none either, the longest source of the batch + 50 (§6.1).
             length_penalty: Hugging Face's, log P / length^length_penalty, instead of the checkpoint's.
             first_line: the line number of the first sentence, for messages.
+            protect: keep sentences without letters as they are, and the addresses, placeholders, markup, emoji and
+                times of others verbatim, where the alignment places them (`inference.protected`). The model does not
+                see them, and `tokens` do not contain them.
             **generate_kwargs: anything else for `model.generate`.
 
         Returns:
@@ -201,7 +208,7 @@ class Translator:
         settings = {name: value for name, value in given.items() if value is not None} | generate_kwargs
         settings, refill = self._search_settings(settings, n_best, scores)
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
-        request = _Request(batch_size, max_tokens_per_batch, layer, probabilities, settings, refill)
+        request = _Request(batch_size, max_tokens_per_batch, layer, probabilities, settings, refill, protect)
         return self._stream(with_prefixes(sentences, prefixes, first_line), first_line, request)
 
     def describe(self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any) -> dict[str, Any]:
@@ -254,8 +261,45 @@ class Translator:
     ) -> Iterator[list[Hypothesis]]:
         ahead = request.batch_size * BATCHES_AHEAD if request.batch_size > 1 else 1
         while window := list(islice(pairs, ahead)):
-            yield from self._translate_window(window, line_number, request)
+            translate = self._translate_protected if request.protect else self._translate_window
+            yield from translate(window, line_number, request)
             line_number += len(window)
+
+    def _translate_protected(
+        self, window: list[tuple[str, str]], line_number: int, request: _Request
+    ) -> list[list[Hypothesis]]:
+        """Translate what is left of the sentences without their protected spans, and put these back."""
+        for line, _ in window:
+            _check_string(line)
+        spans = {i: found for i, (line, _) in enumerate(window) if (found := protect(line))}
+        verbatim = {i for i, (line, _) in enumerate(window) if i not in spans and not has_words(line)}
+        plain = [
+            ("", prefix) if i in spans or i in verbatim else (line, prefix) for i, (line, prefix) in enumerate(window)
+        ]
+        results = self._translate_window(plain, line_number, request)
+        for i in verbatim:
+            line, prefix = window[i]
+            links = None if request.alignment_layer is None else [(j, j) for j in range(len(line.split()))]
+            results[i] = [replace(results[i][0], text=prefix or line.strip(), alignment=[] if prefix else links)]
+        if not spans:
+            return results
+        try:
+            layer = request.alignment_layer or chosen_layer(self.model, None)
+        except UserError:  # not a model of this package
+            layer = None
+        shortened = [(spans[i].text if i in spans else "", prefix) for i, (_, prefix) in enumerate(window)]
+        aligned = self._translate_window(shortened, line_number, replace(request, alignment_layer=layer, words=WORD))
+        for i, sentence in spans.items():
+            restored = [(one, *sentence.restore(one.text, one.alignment)) for one in aligned[i]]
+            results[i] = [
+                replace(
+                    one,
+                    text=text,
+                    alignment=white_space_links(links, sentence.sentence, text) if request.alignment_layer else None,
+                )
+                for one, text, links in restored
+            ]
+        return results
 
     def _translate_window(
         self, window: list[tuple[str, str]], line_number: int, request: _Request
@@ -382,7 +426,7 @@ class Translator:
             targets = self._targets(sequences.tolist(), given)
             if request.alignment_layer is not None:
                 tokenizers = self.source_tokenizer, self.target_tokenizer
-                alignments = align(models[0], *tokenizers, repeated, targets, request.alignment_layer)
+                alignments = align(models[0], *tokenizers, repeated, targets, request.alignment_layer, request.words)
             if request.probabilities:
                 tokens = [self.target_tokenizer.convert_ids_to_tokens(target) for target in targets]
                 rows = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
@@ -411,9 +455,13 @@ class Translator:
         return {"max_new_tokens": min(source_length + EXTRA_TOKENS, limit - prefix_length)}
 
 
-def _blank(line: str) -> bool:
+def _check_string(line: str) -> None:
     if not isinstance(line, str):
         raise UserError(f"sentences: strings are needed, not {line!r}")
+
+
+def _blank(line: str) -> bool:
+    _check_string(line)
     return not line.strip()
 
 

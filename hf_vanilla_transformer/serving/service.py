@@ -5,29 +5,33 @@ free, and a small request does not wait for all of a large one.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, TypeVar
 
 from ..errors import UserError
 from ..inference.alignment import Link
 from ..inference.continuous import FoundHypothesis
 from ..inference.documents import Part, Splitter, join_text, sentences_of, split_text
+from ..inference.html_text import Passage, join_html, split_html
+from ..inference.placement import TranslatedPart
+from ..inference.protected import protect
 from ..inference.translator import Translator
 from .engine import Engine
-from .html_text import Passage, TranslatedPart, join_html, split_html
 from .inspection import Inspector
 
 #: Attention needs memory for the square of a sentence's length. Models are trained on far shorter ones.
 MAX_SENTENCE_TOKENS = 1024
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 #: Lines or sentences of a request that the text thread works on before those of the next request.
 _ITEMS_AT_ONCE = 32
 
-#: For each sentence of a text, its token ids and its hypotheses, the best first.
-Translated = list[tuple[list[int], list[FoundHypothesis]]]
+#: For each sentence of a text its translations, the best first, with the links of `alignment.WORD`s if needed.
+Translated = list[list[tuple[str, list[Link]]]]
 
 
 class TooLong(UserError):
@@ -89,43 +93,29 @@ class LanguagePair:
         if html:
             return await self._translate_html(texts)
         parts = await self._split(texts)
-        translated = await self._search(parts, n_best)
-        decoded = await self._map(self._decode_all, [ranked for of_text in translated for _, ranked in of_text])
-        following = iter(decoded)
         results = []
-        for of_text in parts:
-            hypotheses = [next(following) for _ in sentences_of(of_text)]
-            ranks = range(max(map(len, hypotheses), default=1))
+        for of_text, translated in zip(parts, await self._search(parts, [False] * len(parts), n_best), strict=True):
+            ranks = range(max(map(len, translated), default=1))
             # a sentence with fewer hypotheses repeats its last one
-            results.append(
-                [
-                    join_text(of_text, [ranked[: rank + 1][-1] for ranked in hypotheses], self.source, self.target)
-                    for rank in ranks
-                ]
-            )
+            ranked = [[hypotheses[: rank + 1][-1][0] for hypotheses in translated] for rank in ranks]
+            results.append([join_text(of_text, texts, self.source, self.target) for texts in ranked])
         return results
 
     async def _translate_html(self, texts: Sequence[str]) -> list[list[str]]:
         documents = await self._map(split_html, texts, at_once=1)
         passages = [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
         parts = await self._split([passage.text for passage in passages])
-        translated = await self._search(parts, 1)
-        links = await self._links(passages, translated)
-        decoded = await self._map(self._decode_all, [ranked[:1] for of_text in translated for _, ranked in of_text])
-        texts_of_sentences = (texts[0] for texts in decoded)
+        translated = await self._search(parts, [bool(passage.elements) for passage in passages], 1)
 
-        def joined(passage_and_parts: tuple[Passage, list[Part]]) -> str:
-            passage, own = passage_and_parts
-            return passage.html(
-                [
-                    TranslatedPart(part.text, next(texts_of_sentences), next(links) if passage.elements else [])
-                    if part.is_sentence
-                    else TranslatedPart(part.text, part.text)
-                    for part in own
-                ]
-            )
+        def joined(pair: tuple[Passage, list[TranslatedPart]]) -> str:
+            return pair[0].html(pair[1])
 
-        following = iter(await self._map(joined, list(zip(passages, parts, strict=True))))
+        sentences = (hypotheses[0] for of_text in translated for hypotheses in of_text)
+        of_passages = [
+            [TranslatedPart(part.text, *(next(sentences) if part.is_sentence else (part.text, None))) for part in own]
+            for own in parts
+        ]
+        following = iter(await self._map(joined, list(zip(passages, of_passages, strict=True))))
         return [[join_html(pieces, following)] for pieces in documents]
 
     async def _split(self, texts: Sequence[str]) -> list[list[Part]]:
@@ -137,29 +127,37 @@ class LanguagePair:
             parts[number] += of_line
         return parts
 
-    async def _links(self, passages: list[Passage], translated: list[Translated]) -> Iterator[list[Link]]:
-        """The aligned words of each sentence in a passage with inline elements. Only these passages need them."""
-        sentences = [
-            sentence
-            for passage, of_passage in zip(passages, translated, strict=True)
-            for sentence in of_passage
-            if passage.elements
-        ]
-        if not sentences:
-            return iter(())
-        sources, targets = [source for source, _ in sentences], [ranked[0].tokens for _, ranked in sentences]
-        return iter(await self.inspector.run(self.inspector.align, sources, targets))
+    async def _search(self, texts: list[list[Part]], aligned: list[bool], n_best: int) -> list[Translated]:
+        """Translate the sentences of texts.
 
-    async def _search(self, texts: list[list[Part]], n_best: int) -> list[Translated]:
+        Args:
+            aligned: for each text whether its alignment is needed. Sentences with protected spans are always aligned.
+        """
         sentences = [sentence for parts in texts for sentence in sentences_of(parts)]
         if len(sentences) > self.engine.max_queue:
             raise TooLong(f"q: {len(sentences)} sentences, but the limit is {self.engine.max_queue}")
-        sources = await self._map(self._encode, sentences)
+        spans = await self._map(protect, sentences)
+        left = [sentence if own is None else own.text for sentence, own in zip(sentences, spans, strict=True)]
+        sources = await self._map(self._encode, left)
         futures = self.engine.submit(sources, n_best)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        following = zip(sources, hypotheses, strict=True)
-        return [[next(following) for _ in sentences_of(parts)] for parts in texts]
+        decoded = await self._map(self._decode_all, hypotheses)
+        with_links = [align for parts, align in zip(texts, aligned, strict=True) for _ in sentences_of(parts)]
+        needed = [number for number, own in enumerate(spans) if own or with_links[number]]
+        searched = [(sources[number], one.tokens) for number in needed for one in hypotheses[number]]
+        aligned_words = iter(
+            await self.inspector.run(self.inspector.align, *zip(*searched, strict=True)) if searched else ()
+        )
+        links_of = {number: list(islice(aligned_words, len(hypotheses[number]))) for number in needed}
+
+        def restored(number: int) -> list[tuple[str, list[Link]]]:
+            own, links = spans[number], links_of.get(number, [[]] * len(decoded[number]))
+            pairs = list(zip(decoded[number], links, strict=True))
+            return pairs if own is None else [own.restore(*pair) for pair in pairs]
+
+        following = iter(await self._map(restored, range(len(sentences))))
+        return [list(islice(following, len(sentences_of(parts)))) for parts in texts]
 
     def _encode(self, sentence: str) -> list[int]:
         try:

@@ -51,6 +51,11 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="documents: split each line into sentences; blank lines, indentation and list marks stay, and sentences "
         "longer than any in training are named (extra: documents)",
     )  # fmt: skip
+    add(
+        "--raw", action="store_true",
+        help="give the model every line as it is; by default addresses, placeholders such as {name} and %%s, markup, "
+        "emoji, times and lines without a letter, such as numbers, are kept",
+    )  # fmt: skip
     add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
@@ -89,6 +94,7 @@ def load_translator(arguments: argparse.Namespace, device: str | None = None) ->
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `translated_lines` that are given."""
     settings = given_values(arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities")
+    settings["protect"] = not arguments.raw
     if arguments.paragraphs:
         from hf_vanilla_transformer.inference.languages import model_languages
 

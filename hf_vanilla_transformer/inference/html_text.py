@@ -1,0 +1,284 @@
+"""Split HTML into passages of text, and put their translations in their place. Tags and comments stay verbatim.
+
+A passage is the text between two block-level tags. Its inline elements, such as links, enclose the words of the
+translation that are aligned with their words (`inference.placement`). Translations are escaped, so that none of their
+text becomes a tag.
+"""
+
+import html
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from .alignment import UNSPACED
+from .html_scanner import scan
+from .placement import Element, Place, Placement, TranslatedPart
+
+#: Elements that end a passage. Every other element is inline, as in HTML, also an unknown one.
+_BLOCK = frozenset(
+    ("address", "area", "article", "aside", "audio", "base", "blockquote", "body", "br", "caption", "center", "col")
+    + ("colgroup", "dd", "details", "dialog", "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer")
+    + ("form", "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hgroup", "hr", "html")
+    + ("iframe", "legend", "li", "link", "main", "map", "menu", "meta", "nav", "noframes", "noscript", "object", "ol")
+    + ("optgroup", "option", "p", "param", "pre", "section", "select", "source", "style", "summary", "table", "tbody")
+    + ("td", "template", "textarea", "tfoot", "th", "thead", "title", "tr", "track", "ul", "video")
+)
+_VOID = frozenset(
+    ("area", "base", "br", "col", "embed", "frame", "hr", "img", "input", "link", "meta", "param", "source", "track")
+    + ("wbr",)
+)
+
+#: Elements with content that is not translated, like elements with `translate="no"`.
+_KEPT = frozenset(
+    ("script", "style", "pre", "textarea", "svg", "math", "template", "noscript", "iframe", "code", "kbd", "samp")
+    + ("var", "time")
+)
+
+#: Elements without a required end tag, and the start tags that end them.
+_ENDED_BY: dict[str, frozenset[str]] = {
+    "p": _BLOCK - {"br"},
+    "li": frozenset(["li"]),
+    **dict.fromkeys(["dt", "dd"], frozenset(["dt", "dd"])),
+    **dict.fromkeys(["option", "optgroup"], frozenset(["option", "optgroup"])),
+    **dict.fromkeys(["td", "th"], frozenset(["td", "th", "tr", "tbody", "tfoot"])),
+    **dict.fromkeys(["tr", "thead", "tbody", "tfoot"], frozenset(["tr", "thead", "tbody", "tfoot"])),
+}
+
+_SPACES = re.compile(r"[ \t\n\r\f]+")  # HTML collapses these, but not the no-break space
+
+_LETTERS, _NO_LETTER = re.compile(rf"[^\W{UNSPACED}]+"), re.compile(rf"[\W{UNSPACED}]")
+
+_MAX_SCRIPT = 8  # events of a subscript or superscript. A longer one is an ordinary element
+_MAX_DEPTH = 64  # of inline elements. Deeper tags are elements without an end
+
+
+@dataclass(frozen=True)
+class _Event:
+    """A tag, a text, or other markup, verbatim."""
+
+    kind: str  # "start", "end", "text", "point" (inline, verbatim: a comment or a whole element) or "other"
+    tag: str
+    raw: str
+    kept: bool = False  # the start tag of an element that is not translated
+
+
+def _events(document: str) -> Iterator[_Event]:
+    """The events of a document. Their `raw` joined is the document."""
+    for kind, tag, raw, attributes in scan(document):
+        if kind == "start":
+            marked = attributes.get("translate", "").lower() == "no" or "notranslate" in (
+                attributes.get("class", "").split()
+            )
+            yield _Event(kind, tag, raw, tag in _KEPT or marked)
+        elif kind == "empty":
+            yield _Event("other" if tag in _BLOCK else "point", tag, raw)
+        else:
+            yield _Event("point" if kind == "comment" else kind, tag, raw)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The text between two block-level tags, and its inline elements."""
+
+    text: str
+    elements: list[Element]
+    raw: str
+
+    def html(self, parts: Sequence[TranslatedPart]) -> str:
+        """The escaped translation with every inline tag exactly once, or the passage verbatim if it has not changed.
+
+        Args:
+            parts: their joined sources are the text of this passage. `links` matter only if there are inline elements.
+        """
+        if all(part.target == part.source for part in parts):
+            return self.raw
+        placement = Placement(self.text, parts, self.elements)
+
+        def inside(outer: Place | None, position: int, end: int) -> str:
+            pieces = []
+            for place in placement.places(outer):
+                element, inner = place.element, inside(place, place.opens, place.closes)
+                pieces += [_escape(placement.target[position : place.opens]), element.opening, inner, element.closing]
+                position = place.closes
+            return "".join(pieces) + _escape(placement.target[position:end])
+
+        return inside(None, 0, len(placement.target))
+
+
+def split_html(document: str) -> list["str | Passage"]:
+    """Split a document into verbatim markup and passages to translate."""
+    pieces: list[str | Passage] = []
+    run: list[_Event] = []
+    for event in _with_scripts_whole(_with_kept_elements_whole(list(_events(document)))):
+        if event.kind in ("text", "point") or (event.kind != "other" and event.tag not in _BLOCK):
+            run.append(event)
+            continue
+        pieces += [*_passage(run), event.raw]
+        run = []
+    return [piece for piece in pieces + _passage(run) if piece != ""]
+
+
+def _with_kept_elements_whole(events: list[_Event]) -> Iterator[_Event]:
+    """The events, with each element that is not translated as one of them: a point if it is inline."""
+    index = 0
+    while index < len(events):
+        event, stop = events[index], index + 1
+        if event.kept and event.tag not in _VOID:
+            stop = _end_of_element(events, index)
+            raw = "".join(inner.raw for inner in events[index:stop])
+            event = _Event("other" if event.tag in _BLOCK else "point", event.tag, raw)
+        yield event
+        index = stop
+
+
+def _end_of_element(events: list[_Event], start: int) -> int:
+    """The index after the element that starts at `start`: after its end tag, or where HTML implies its end."""
+    open_tags = [events[start].tag]
+    for index in range(start + 1, len(events)):
+        kind, tag = events[index].kind, events[index].tag
+        if kind == "end" and tag in open_tags:
+            while open_tags.pop() != tag:
+                pass
+            if not open_tags:
+                return index + 1
+        elif kind == "end" and tag in _BLOCK and (open_tags[0] in _ENDED_BY or open_tags[0] not in _BLOCK):
+            return index  # the end of the parent
+        elif kind == "start" and tag not in _VOID:
+            if tag in _ENDED_BY.get(open_tags[-1], ()):
+                open_tags.pop()
+                if not open_tags:
+                    return index
+            open_tags.append(tag)
+    return len(events)
+
+
+def join_html(pieces: Sequence["str | Passage"], translations: Iterable[str]) -> str:
+    """Join a document, with `translations` in place of its passages."""
+    following = iter(translations)
+    return "".join(piece if isinstance(piece, str) else next(following) for piece in pieces)
+
+
+def _escape(text: str) -> str:
+    return html.escape(text, quote=False)
+
+
+def _with_scripts_whole(events: Iterable[_Event]) -> list[_Event]:
+    """The events, with each `sub` and `sup` directly after text as a point, such as a footnote's mark.
+
+    If the word goes on after it, as in H<sub>2</sub>O, the word is part of the point.
+    """
+    queue, whole = deque(events), list[_Event]()
+    while queue:
+        event = queue.popleft()
+        before = whole[-1] if whole else None
+        length = _script_length(queue, event.tag) if event.kind == "start" and event.tag in ("sub", "sup") else 0
+        if not length or not before or before.kind not in ("text", "point") or before.raw[-1:].isspace():
+            whole.append(event)
+            continue
+        raw = event.raw + "".join(queue.popleft().raw for _ in range(length))
+        rest = _LETTERS.match(queue[0].raw) if queue and queue[0].kind == "text" else None
+        word = ""
+        if before.kind == "point":
+            word = whole.pop().raw
+        elif rest:
+            word = _NO_LETTER.split(before.raw)[-1]
+            whole[-1] = _Event("text", "", before.raw.removesuffix(word))
+        if rest:
+            queue[0] = _Event("text", "", queue[0].raw[rest.end() :])
+        whole.append(_Event("point", event.tag, word + raw + (rest[0] if rest else "")))
+        if rest and not queue[0].raw:
+            queue.popleft()
+    return [event for event in whole if event.raw]
+
+
+def _script_length(following: "deque[_Event]", tag: str) -> int:
+    """The number of events up to the end tag of a short element, or 0."""
+    for index, event in enumerate(islice(following, _MAX_SCRIPT)):
+        if event.kind == "end" and event.tag == tag:
+            return index + 1
+        if event.kind == "other" or event.tag in _BLOCK:
+            break
+    return 0
+
+
+def _passage(run: list[_Event]) -> list["str | Passage"]:
+    """A passage between its outer white space, or only the markup if there is no text.
+
+    White space next to white space collapses. It is then part of the tag between them.
+    """
+    raw = "".join(event.raw for event in run)
+    if not any(html.unescape(event.raw).strip() for event in run if event.kind == "text"):
+        return [raw]
+    ends, text, before, last_space = _matching_ends(run), "", "", ""
+    roots: list[Element] = []
+    open_elements: list[tuple[int, Element]] = []  # with the index of the end tag
+    first_tag: tuple[Element, str] | None = None  # since the last text, with the name of its field
+    last_tag = first_tag
+    for index, event in enumerate(run):
+        if event.kind == "text":
+            more = html.unescape(event.raw)
+            space = _SPACES.match(more)
+            if space and (not text or text.endswith(" ")):
+                more = more[space.end() :]
+                if last_tag:
+                    _add_space(*last_tag, after=space[0])
+                elif not text:
+                    before += space[0]
+            if more:
+                text += _SPACES.sub(" ", more)
+                last_tag = first_tag = None
+                last_space = more[len(more.rstrip(" \t\n\r\f")) :]
+            continue
+        if open_elements and open_elements[-1][0] == index:
+            _, element = open_elements.pop()
+            element.closing, element.end = event.raw, len(text)
+            last_tag = element, "closing"
+        else:
+            element = Element(event.raw, len(text), end=len(text))
+            (open_elements[-1][1].children if open_elements else roots).append(element)
+            last_tag = element, "opening"
+            if index in ends:
+                open_elements.append((ends[index], element))
+        first_tag = first_tag or last_tag
+    if text.endswith(" "):
+        text = text[:-1]
+        _clip(roots, len(text))
+        if first_tag:
+            _add_space(*first_tag, before=last_space)
+            last_space = ""
+    else:
+        last_space = ""
+    if not (raw.startswith(before) and raw.endswith(last_space)):  # white space as an entity
+        before = last_space = ""
+    return [before, Passage(text, roots, raw[len(before) : len(raw) - len(last_space)]), last_space]
+
+
+def _add_space(element: Element, tag: str, before: str = "", after: str = "") -> None:
+    setattr(element, tag, before + getattr(element, tag) + after)
+
+
+def _clip(elements: list[Element], end: int) -> None:
+    for element in elements:
+        element.start, element.end = min(element.start, end), min(element.end, end)
+        _clip(element.children, end)
+
+
+def _matching_ends(run: list[_Event]) -> dict[int, int]:
+    """Index of a start tag -> index of its end tag, for properly nested elements."""
+    ends: dict[int, int] = {}
+    stack: list[int] = []
+    open_tags: Counter[str] = Counter()  # of the stack
+    for index, event in enumerate(run):
+        if event.kind == "start" and event.tag not in _VOID:
+            stack.append(index)
+            open_tags[event.tag] += 1
+        elif event.kind == "end" and open_tags[event.tag]:
+            while run[stack[-1]].tag != event.tag:
+                open_tags[run[stack.pop()].tag] -= 1
+            start = stack.pop()
+            open_tags[event.tag] -= 1
+            if len(stack) < _MAX_DEPTH:
+                ends[start] = index
+    return ends
