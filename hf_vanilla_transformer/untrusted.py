@@ -132,18 +132,26 @@ def _check_nesting(text: str, loader: Any, as_text: bool) -> None:
             raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
 
 
+def unsafe_name(error: pickle.UnpicklingError) -> str | None:
+    """The class or function for which `torch.load` refused a file, or None if it refused it for another reason."""
+    match = _UNSAFE.search(str(error))
+    return None if match is None else match[1] if "." in match[1] else f"builtins.{match[1]}"
+
+
 @contextmanager
 def reading_weights(path: str | Path) -> Iterator[None]:
     """Wrap code that loads weights from an untrusted file or folder, with loaders that run no code from it."""
     try:
         yield
     except pickle.UnpicklingError as error:
-        unsafe = _UNSAFE.search(str(error))
+        unsafe = unsafe_name(error)
         if unsafe is None:
             raise UserError(f"{path}: damaged, or not written by torch.save. Nothing of it was run") from None
         raise UserError(
-            f"{path}: it contains {unsafe[1]}, neither a tensor nor plain data. Nothing of it was run. "
+            f"{path}: it contains {unsafe}, neither a tensor nor plain data. Nothing of it was run. "
             f"If you trust the file, load it where it was made and save only its weights and options"
         ) from None
+    except UserError:
+        raise
     except _DAMAGE as error:
         raise UserError(f"{path}: damaged, or cannot be loaded ({one_line(error)})") from None

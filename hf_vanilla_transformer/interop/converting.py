@@ -1,10 +1,12 @@
 """Conversion of a toolkit's checkpoint to a model folder: the table of formats, and the writing of the folder."""
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,7 +14,7 @@ from ..atomic_write import new_folder, require_new
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import refuse_special_files
+from ..untrusted import refuse_special_files, shown
 
 #: The module of this package, and its function, that reads each format.
 FORMATS = {
@@ -50,7 +52,8 @@ def convert(
         source: a file or a folder as the toolkit writes it.
         output: a new folder. It appears when it is complete.
         overwrite: replace a folder that exists already.
-        **options: keyword arguments of the format's function, for settings that the checkpoint lacks.
+        **options: keyword arguments of the format's function, for settings that the checkpoint lacks. Text is parsed
+            as the type of the argument.
 
     Raises:
         UserError: an unknown format or option, a folder that is not empty, or an error of the format's function.
@@ -60,9 +63,11 @@ def convert(
     module, function = FORMATS[source_format]
     read = getattr(import_module(f".{module}", __package__), function)
     known = list(signature(read).parameters)[1:]
-    for name in options:
+    types = get_type_hints(read)
+    for name, value in options.items():
         if name not in known:
             raise UserError(f"{name}: {source_format} has no such option; it has {', '.join(known) or 'none'}")
+        options[name] = _parsed(name, value, get_args(types[name]) or (types[name],))
     output = Path(output)
     require_new(output, overwrite)
     refuse_special_files(source)
@@ -78,3 +83,21 @@ def convert(
     tokenizer = "with its tokenizer" if converted.tokenizer else "without a tokenizer: the files have none"
     notes = f" ({'; '.join(converted.notes)})" if converted.notes else ""
     return f"{output}: {parameters:,} parameters, {tokenizer}{notes}"
+
+
+def _parsed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
+    """The value of an option as one of its types. Raises a UserError if it is none of them."""
+    needed = {bool: "true or false", int: "a whole number", float: "a number"}
+    kind = next((kind for kind in needed if kind in kinds), str)
+    if isinstance(value, str) and kind is bool:
+        value = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(
+            value.lower(), value
+        )
+    elif isinstance(value, str) and kind is not str:
+        with suppress(ValueError):
+            value = kind(value)
+    allowed = (*kinds, int) if kind is float else kinds
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool) or not is_finite:
+        raise UserError(f"{name}={shown(value)}: {needed.get(kind, 'text')} is needed")
+    return value

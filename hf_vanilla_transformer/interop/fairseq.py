@@ -44,9 +44,6 @@ DROPPED = {
     **{"constraints": False, "replace_unk": False, "iter_decode_with_beam": 1, "decoding_format": ""},
 }
 
-# Classes of version 0.9 and older for the progress of a training; ignored.
-METERS = [f"fairseq.meters.{name}" for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")]
-
 # fairseq's names of activations, if they differ -> transformers' names.
 ACTIVATIONS = {"gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
 
@@ -86,7 +83,7 @@ def from_fairseq(
         model it takes tokenized text, as fairseq-preprocess does.
     """
     path = Path(checkpoint)
-    state = state_dicts.read_torch_file(path, ignored=METERS)
+    state = state_dicts.read_torch_file(path)
     if not isinstance(state, Mapping) or "model" not in state:
         raise UserError(f"{path}: no checkpoint of fairseq: it has no 'model'")
     options, task, search = _options(state, path)

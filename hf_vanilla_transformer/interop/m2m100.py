@@ -4,14 +4,20 @@ from pathlib import Path
 from typing import Any
 
 from transformers import M2M100Config
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from ..errors import UserError
 from ..untrusted import read_json_object, shown
 from .converting import Converted
 from .transformers_folders import from_peer, load_tokenizer, read_folder
 
-# The tokenizer classes of these models, and the files that each needs.
-_TOKENIZERS = {"M2M100Tokenizer": ("vocab.json", "sentencepiece.bpe.model"), "NllbTokenizer": ("tokenizer.json",)}
+_NLLB_PIECES = ("sentencepiece.bpe.model",)
+# The tokenizer classes of these models, and the files that each needs. NLLB-200 has one of two files.
+_TOKENIZERS: list[tuple[str, tuple[str, ...]]] = [
+    ("M2M100Tokenizer", ("vocab.json", "sentencepiece.bpe.model")),
+    ("NllbTokenizer", ("tokenizer.json",)),
+    ("NllbTokenizer", _NLLB_PIECES),
+]
 
 
 def from_m2m100(
@@ -24,17 +30,12 @@ def from_m2m100(
 
     Args:
         folder: config.json, the weights and, if it has a tokenizer, sentencepiece.bpe.model and vocab.json
-            (M2M-100) or tokenizer.json (NLLB-200).
+            (M2M-100), or tokenizer.json or sentencepiece.bpe.model (NLLB-200).
         source_language, target_language: codes of the tokenizer, such as "de" or "deu_Latn". Default: the languages
             of the tokenizer and of the generation settings.
     """
     peer = read_folder(M2M100Config, folder)
-    settings = Path(folder) / "tokenizer_config.json"
-    name = read_json_object(settings).get("tokenizer_class") if settings.is_file() else None
-    name = {"NllbTokenizerFast": "NllbTokenizer"}.get(str(name), name)
-    if name is not None and name not in _TOKENIZERS:
-        raise UserError(f"{settings}: tokenizer_class={shown(name)} is none of {', '.join(_TOKENIZERS)}")
-    tokenizer: Any = None if name is None else load_tokenizer(name, folder, _TOKENIZERS[name], "sentencepiece")
+    tokenizer = _tokenizer(Path(folder), peer.config.vocab_size)
     converted = from_peer(
         peer,
         output="lm_head.weight",
@@ -51,6 +52,24 @@ def from_m2m100(
         converted.model.generation_config.forced_bos_token_id = number
         tokenizer.tgt_lang = tokenizer.init_kwargs["tgt_lang"] = target_language
     return converted
+
+
+def _tokenizer(folder: Path, vocab_size: int) -> Any:
+    """The tokenizer, or None without its files, which decide the class if tokenizer_config.json does not name it."""
+    file = folder / "tokenizer_config.json"
+    name = read_json_object(file).get("tokenizer_class") if file.is_file() else None
+    name = str(name).removesuffix("Fast") if name else None
+    known = [(each, files) for each, files in _TOKENIZERS if name in (None, each)]
+    if not known:
+        raise UserError(f"{file}: tokenizer_class={shown(name)} is none of M2M100Tokenizer, NllbTokenizer")
+    complete = ((each, files) for each, files in known if all((folder / file).is_file() for file in files))
+    class_name, files = next(complete, known[0])
+    # a SentencePiece model contains no languages. They follow its pieces, before a mask
+    codes: dict[str, Any] = {"mask_token": None, "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"]}
+    tokenizer = load_tokenizer(class_name, folder, files, "sentencepiece", **(codes if files == _NLLB_PIECES else {}))
+    if tokenizer is not None and len(tokenizer) > vocab_size:
+        raise UserError(f"{folder}: {', '.join(files)}: {len(tokenizer)} tokens, but the model has {vocab_size}")
+    return tokenizer
 
 
 def _language_id(tokenizer: Any, name: str, language: str) -> int:

@@ -38,6 +38,7 @@ PRE_NORM_NOTE = (
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}
 _LAST_WITH_APPROXIMATE_GELU = (1, 12, 0)  # "gelu" is x · sigmoid(1.702 x) there; in March 2023 it became exact
 _MAX_EXPANSION = 10  # of a compressed .npz: floats hardly shrink
+_BARE = ("\x7f", *map(chr, range(0x80, 0xA0)), "\u2028", "\u2029", "\ufffe", "\uffff")
 _FILES_OF_TRAINING = (".optimizer.npz", ".orig.npz")
 
 # Options of other architectures.
@@ -328,9 +329,17 @@ def _tokens(path: Path) -> list[str]:
     if require_file(path).suffix not in (".yml", ".yaml", ".json"):
         return vocabularies.read_lines(path)
     refusal = f"{path}: no vocabulary of Marian"
-    ids = parse_yaml_mapping(path.read_bytes(), refusal, as_text=True)
     try:
-        by_id = sorted((int(number), str(token)) for token, number in ids.items())
+        text = path.read_bytes().decode("utf-8")
+        # Marian's YAML library writes these characters bare, and others take them for line ends or refuse them
+        bare = sorted({*text} & {*_BARE})
+        unused = (character for character in map(chr, range(0xE000, 0xF900)) if character not in text)
+        replaced = dict(zip(bare, unused, strict=False))
+        ids = parse_yaml_mapping(text.translate(str.maketrans(replaced)).encode(), refusal, as_text=True)
+        original = str.maketrans({new: old for old, new in replaced.items()})
+        by_id = sorted((int(number), str(token).translate(original)) for token, number in ids.items())
+    except UserError:
+        raise
     except (ValueError, TypeError) as error:
         raise UserError(f"{refusal} ({one_line(error)})") from None
     if [number for number, _ in by_id] != list(range(len(by_id))):

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..untrusted import shown
+from ..untrusted import require_file, shown
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .options import Options, Unsupported
@@ -53,16 +53,6 @@ REFUSED: Unsupported = {
 # The scores of version 3 are means, so that a later hypothesis may be better.
 SEARCH_NOTE = "OpenNMT-py 3 ends a search when its best candidate ends, `generate` when no other can win"
 
-# Version 1 and 2 pickle the vocabularies as objects of torchtext; only the weights are read.
-_VOCABULARY_CLASSES = (
-    *("torchtext.data.field.Field", "torchtext.data.field.RawField", "torchtext.data.field.NestedField"),
-    *("torchtext.legacy.data.field.Field", "torchtext.vocab.Vocab", "torchtext.legacy.vocab.Vocab"),
-    *("torchtext.data.dataset.Dataset", "torchtext.data.pipeline.Pipeline", "torchtext.data.utils._split_tokenizer"),
-    *("onmt.inputters.text_dataset.TextMultiField", "onmt.inputters.text_dataset._feature_tokenize"),
-    *("functools.partial", "collections.defaultdict", "collections.Counter", "torchtext.vocab._default_unk_index"),
-    *("onmt.inputters.inputter.make_src", "onmt.inputters.inputter.make_tgt", "builtins.slice"),
-)
-
 RENAMES: Renames = (
     (r"^model\.(en|de)coder\.embed_tokens", r"\1coder.embeddings.make_embedding.emb_luts.0"),
     (r"^model\.(en|de)coder\.embed_positions$", r"\1coder.embeddings.make_embedding.pe.pe"),
@@ -95,9 +85,7 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
         already. Versions 1 and 2 save their vocabularies as objects. These are not read.
     """
     path = Path(checkpoint)
-    state = state_dicts.read_torch_file(path, ignored=_VOCABULARY_CLASSES)
-    if not isinstance(state, Mapping) or not {"model", "generator", "opt"} <= state.keys():
-        raise UserError(f"{path}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed")
+    state = _read(path)
     options = Options(getattr(state["opt"], "__dict__", {}), f"{path}: -")
     options.refuse(REFUSED)
     tensors = _tensors(state, path)
@@ -110,6 +98,8 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
         raise UserError(
             f"{path}: -position_encoding_type: only SinusoidalInterleaved, the paper's (§3.5), is converted"
         )
+    is_old = any(str(name).endswith(".a_2") for name in state["model"])
+    epsilon = state_dicts.EPSILON_OF_UNBIASED_NORMS if is_old else EPSILON
     sides = _vocabularies(state.get("vocab"))
     ids = _TORCHTEXT_IDS | special_ids(sides, SPECIAL)
     if sides:
@@ -118,7 +108,7 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
         ids["decoder_start_token_id"] = ids["bos_token_id"]
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(
-        _fields(options, tensors) | tying.fields | sizes | ids, tensors, locate, tying.copies | tables
+        _fields(options, tensors, epsilon) | tying.fields | sizes | ids, tensors, locate, tying.copies | tables
     )
     set_generation_config(model, _search(bool(sides)) | ids)
     if not sides:
@@ -129,24 +119,40 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
     return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, SEARCH_NOTE])
 
 
+def _read(path: Path) -> Mapping[str, Any]:
+    state = state_dicts.read_torch_file(path)
+    if isinstance(state, Mapping) and "opt" in state and "model" not in state:
+        # version 3.4 with -save_format safetensors
+        file = require_file(path.with_suffix(".safetensors"), "it contains the weights")
+        state = {**state, "model": state_dicts.read_torch_file(file), "generator": None}
+    if not isinstance(state, Mapping) or not {"model", "generator", "opt"} <= state.keys():
+        raise UserError(f"{path}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed")
+    return state
+
+
 def _tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     """The tensors of the model and of the generator, a Sequential in versions 1 and 2, under one set of names."""
     tensors = dict(state_dicts.require_tensors(state["model"], f"{path}: model"))
-    generator = state_dicts.require_tensors(state["generator"], f"{path}: generator")
+    head = state["generator"]
+    generator = {} if head is None else state_dicts.require_tensors(head, f"{path}: generator")
+    # version 0 has the Annotated Transformer's normalisations
+    for name in [name for name in tensors if name.endswith(".a_2")]:
+        tensors[name.replace(".a_2", ".weight")] = state_dicts.gain_of_biased_variance(tensors.pop(name))
+    tensors = {re.sub(r"\.b_2$", ".bias", name): tensor for name, tensor in tensors.items()}
     # version 3 leaves out the biases of the feed-forward network without -add_ffnbias
     for name in [name for name in tensors if re.fullmatch(r".*\.feed_forward\.w_[12]\.weight", name)]:
         tensors.setdefault(name.replace(".weight", ".bias"), tensors[name].new_zeros(len(tensors[name])))
     return tensors | {f"generator.{name.removeprefix('0.')}": tensor for name, tensor in generator.items()}
 
 
-def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _fields(options: Options, tensors: Mapping[str, Tensor], epsilon: float) -> dict[str, Any]:
     heads = options.integer("heads", 8, 1)
     return {
         "layer_norm_position": "pre",
         "activation_function": options.text("pos_ffn_activation_fn", "relu"),
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
-        "layer_norm_eps": float(options.number("norm_eps", EPSILON, 0.0)),
+        "layer_norm_eps": float(options.number("norm_eps", epsilon, 0.0)),
         "scale_embedding": True,
         # version 3 has an option for them
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,

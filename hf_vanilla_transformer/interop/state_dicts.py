@@ -4,8 +4,13 @@ A converter maps each of our parameters to a tensor of the file (`TensorRef`). `
 of the file is used, that none is used twice, and that all shapes match.
 """
 
+import _compat_pickle
 import argparse
+import itertools
+import math
+import pickle
 import re
+import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,12 +24,35 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError
 from ..layers_vanilla_transformer import sinusoidal_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line, reading_weights, require_file, shown
+from ..untrusted import one_line, reading_weights, require_file, shown, unsafe_name
 
 STACKS = ("encoder", "decoder")
+EPSILON_OF_UNBIASED_NORMS = 1e-12  # (1e-6)²
 _MAX_NAMES = 4  # in a message
 _MAX_LAYERS = 1000
+_MAX_NESTING, _MAX_CHILDREN = 4, 100  # of containers around a state dictionary
+_USUAL_KEYS = ("", "state_dict", "model_state_dict", "model", "module", "net", "model_state")
+_MAX_CLASSES = 200  # of other libraries in a file: each costs a further reading
 _TABLE_ROUNDING = 2e-3  # float16; float32 at position 5,000 is off by 3e-4
+
+# Added to names by DataParallel, torch.compile, FSDP and activation checkpointing.
+_WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Masks, counters, and the buffers of losses and metrics.
+_NOT_WEIGHTS = re.compile(
+    r"(?:.*\.)?(?:(?:\w+_)?mask|_extra_state|num_batches_tracked|position_ids)"
+    r"|(?:\w+_)?(?:criterion|loss|metrics?|bleu|acc|accuracy|perplexity)(?:_\w+)?\..*"
+)
+# Classes and functions of the standard library and NumPy whose objects are data.
+_DATA = re.compile(
+    r"argparse\.Namespace|_codecs\.encode|copyreg\._reconstructor|functools\.partial|re\._compile|random\.Random"
+    r"|(?:collections|datetime|pathlib|pathlib\._local|decimal|fractions|enum|uuid)\.[A-Z]\w*|types\.SimpleNamespace"
+    r"|collections\.(?:defaultdict|deque)|datetime\.(?:datetime|date|time|timedelta|timezone)"
+    r"|builtins\.(?:set|frozenset|slice|range|complex|bytearray|object|list|dict|tuple|str|int|float|bool|bytes|type)"
+    r"|numpy\.(?:dtype|ndarray|bool_?|u?int\d+|float\d+|str_|dtypes\.\w+|random\..+|_?core\.(?:multiarray|numeric)\..+)"
+)
+# Also under the names of Python 2, which `torch.save` writes.
+_STANDARD_LIBRARY = {*sys.stdlib_module_names, *_compat_pickle.IMPORT_MAPPING}
+_NOT_ITS_ITEMS = re.compile(r"Can only (SETITEMS?|append|extend) .*<class '([\w.]+)'>")
 
 
 class TensorRef(NamedTuple):
@@ -55,20 +83,53 @@ class Tying(NamedTuple):
 
 
 class Ignored:
-    """Replaces a class of a toolkit if its objects are not needed; keeps nothing."""
+    """Replaces an object of another library, so that none of its code runs. Keeps its state as the file has it."""
+
+    state: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
     def __setstate__(self, state: Any) -> None:
-        pass
+        self.state = state
 
 
-def read_torch_file(path: str | Path, ignored: Iterable[str] = ()) -> Any:
+class _IgnoredMapping(Ignored):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return {}
+
+
+class _IgnoredSequence(Ignored):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return []
+
+
+class _IgnoredFunction(Ignored):
+    """A function that the file only refers to. A call of it is refused."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise pickle.UnpicklingError(f"GLOBAL {cls.__module__}.{cls.__qualname__}")
+
+
+def _placeholder(error: pickle.UnpicklingError) -> tuple[str, type[Ignored]] | None:
+    """The name that was refused, and what replaces it. None for the standard library, whose functions do anything."""
+    if match := _NOT_ITS_ITEMS.search(str(error)):
+        return match[2], _IgnoredMapping if match[1].startswith("SET") else _IgnoredSequence
+    name = unsafe_name(error)
+    if name is None:
+        return None
+    if _DATA.fullmatch(name):
+        return name, Ignored
+    if name.partition(".")[0] in _STANDARD_LIBRARY:
+        return None
+    return name, Ignored if name.rpartition(".")[2][0].isupper() else _IgnoredFunction
+
+
+def read_torch_file(path: str | Path) -> Any:
     """Load a file of `torch.save` or safetensors. No code of the file is run.
 
-    The file may contain tensors, plain containers and `argparse.Namespace`. Objects of the classes in `ignored` become
-    `Ignored`. Anything else is refused.
+    The file may contain tensors, plain containers, `argparse.Namespace`, and objects of other libraries, which become
+    `Ignored`. Functions of the standard library are refused, and so are calls of other functions.
     """
     path = require_file(Path(path))
     with reading_weights(path):
@@ -76,9 +137,20 @@ def read_torch_file(path: str | Path, ignored: Iterable[str] = ()) -> Any:
             return load_file(path)
         if zipfile.is_zipfile(path):
             _check_archive(path)
-        allowed: list[Any] = [argparse.Namespace, *((Ignored, name) for name in ignored)]
-        with torch.serialization.safe_globals(allowed):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        placeholders: dict[str, type] = {}
+        while True:
+            allowed: list[Any] = [argparse.Namespace, *((kind, name) for name, kind in placeholders.items())]
+            try:
+                with torch.serialization.safe_globals(allowed):
+                    return torch.load(path, map_location="cpu", weights_only=True)
+            except pickle.UnpicklingError as error:
+                name, kind = _placeholder(error) or ("", Ignored)
+                if "persistent_load" in str(error) and placeholders:  # old files store modules with their code
+                    raise pickle.UnpicklingError(f"GLOBAL {next(iter(placeholders))}") from None
+                if not name or issubclass(placeholders.get(name, object), kind) or len(placeholders) > _MAX_CLASSES:
+                    raise
+                module, _, attribute = name.rpartition(".")
+                placeholders[name] = type(attribute, (kind,), {"__module__": module, "__qualname__": attribute})
 
 
 def _check_archive(path: Path) -> None:
@@ -92,9 +164,17 @@ def _check_archive(path: Path) -> None:
 
 
 def require_tensors(state: Any, where: str) -> dict[str, Tensor]:
-    """Return `state` if it is a state dictionary of finite tensors; otherwise raise a UserError that names `where`."""
+    """Return a state dictionary without the traces of wrappers, or raise a UserError that names `where`.
+
+    Its tensors are finite. Masks, counters, and the buffers of losses and metrics are left out.
+    """
     if not isinstance(state, Mapping) or not state:
         raise UserError(f"{where}: a state dictionary is needed there, not {type(state).__name__}")
+    names = {name: _WRAPPERS.sub("", name) if isinstance(name, str) else name for name in state}
+    if len(set(names.values())) == len(names):
+        state = {names[name]: value for name, value in state.items()}
+    kept = ((name, value) for name, value in state.items() if not _NOT_WEIGHTS.fullmatch(str(name)))
+    state = {name: value for name, value in kept if value is not None}
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise UserError(f"{where}: {str(name)[:60]!r} is {type(tensor).__name__}, not a tensor")
@@ -103,6 +183,57 @@ def require_tensors(state: Any, where: str) -> dict[str, Tensor]:
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"{where}: {name} contains numbers that are not finite")
     return dict(state)
+
+
+def find_weights(saved: Any, is_model: Callable[[Iterable[str]], bool], where: str) -> dict[str, Tensor]:
+    """Find the weights of a model in what a trainer saved.
+
+    Args:
+        saved: a state dictionary, a module, or containers of them, such as {"state_dict": …} or (model, optimizer).
+        is_model: decides from the names of a state dictionary.
+        where: the file, for messages.
+    """
+    level, seen = {"": saved}, set()
+    for _ in range(_MAX_NESTING):
+        states = {
+            key: _state_of_module(value) if isinstance(value, Ignored) else value for key, value in level.items()
+        }
+        models = {
+            key: state
+            for key, state in states.items()
+            if isinstance(state, Mapping) and is_model(name for name in state if isinstance(name, str))
+        }
+        if models:
+            key = next(key for key in (*_USUAL_KEYS, *models) if key in models)
+            if len(models) > 1 and key not in _USUAL_KEYS:
+                raise UserError(f"{where}: {_some(models)}: each contains a model; save the state_dict() of one")
+            return require_tensors(models[key], where)
+        seen |= {id(value) for value in level.values()}
+        level = {key: child for value in level.values() for key, child in _children(value) if id(child) not in seen}
+    return require_tensors(saved, where)
+
+
+def _children(value: Any) -> Iterable[tuple[str, Any]]:
+    items = (
+        value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, list | tuple) else ())
+    )
+    return [(shown(key), child) for key, child in itertools.islice(items, _MAX_CHILDREN)]
+
+
+def _state_of_module(module: Ignored) -> dict[str, Any]:
+    """The state dictionary of a module that was saved whole."""
+    state: dict[str, Any] = {}
+    modules, seen = [("", module)], set()
+    while modules:
+        prefix, module = modules.pop(0)
+        content = module.state if isinstance(module, Ignored) and isinstance(module.state, Mapping) else {}
+        if id(module) not in seen:
+            seen.add(id(module))
+            parts = [content.get(name) for name in ("_parameters", "_buffers", "_modules")]
+            parameters, buffers, children = (part if isinstance(part, Mapping) else {} for part in parts)
+            state |= {f"{prefix}{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
+            modules += [(f"{prefix}{name}.", child) for name, child in children.items()]
+    return state
 
 
 def require_matrix(tensors: Mapping[str, Tensor], name: str) -> Tensor:
@@ -162,6 +293,13 @@ def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: 
 def same(one: Tensor, other: Tensor) -> bool:
     """True if both have the same shape and the same numbers."""
     return one is other or (one.shape == other.shape and torch.equal(one, other))
+
+
+def gain_of_biased_variance(gain: Tensor) -> Tensor:
+    """The gain (D,) with which PyTorch's LayerNorm, its epsilon `EPSILON_OF_UNBIASED_NORMS`, equals the Annotated
+    Transformer's. That one divides by the unbiased standard deviation + 1e-6.
+    """
+    return gain * math.sqrt((len(gain) - 1) / len(gain))
 
 
 def position_layout(tables: Iterable[Tensor]) -> str:

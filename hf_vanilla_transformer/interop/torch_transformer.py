@@ -1,10 +1,9 @@
-"""State dictionaries of `torch.nn.Transformer`, and of the Transformers in well-known tutorials.
+"""State dictionaries of `torch.nn.Transformer`, and of the Transformers in tutorials.
 
-Such a file contains weights under module names, but neither the number of heads nor the activation. The names identify
-the tutorial (`TUTORIALS`). The caller gives the rest.
+Such a file contains weights under module names, but neither the number of heads nor the activation. The names give the
+role of each tensor (`torch_roles`) and identify well-known tutorials (`TUTORIALS`). The caller gives the rest.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,63 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..configuration_vanilla_transformer import POSITION_ENCODING_TYPES
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import state_dicts
 from .converting import Converted
-from .state_dicts import STACKS, Renames, TensorRef
-
-# To names of `torch.nn.Transformer`. `_locate_in_layer` resolves the fused projections.
-TORCH_RENAMES: Renames = (
-    (r"(encoder\.layers\.\d+)\.final_layer_norm", r"\1.norm2"),
-    (r"(decoder\.layers\.\d+)\.final_layer_norm", r"\1.norm3"),
-    ("self_attn_layer_norm", "norm1"),
-    ("cross_attn_layer_norm", "norm2"),
-    (r"coder\.layer_norm", "coder.norm"),
-    ("cross_attn", "multihead_attn"),
-    ("fc1", "linear1"),
-    ("fc2", "linear2"),
-)
-
-# Ben Trevett's "Attention is All You Need" in pytorch-seq2seq
-TREVETT_RENAMES: Renames = (
-    ("embed_positions", "pos_embedding"),
-    ("final_layer_norm", "ff_layer_norm"),
-    ("cross_attn_layer_norm", "enc_attn_layer_norm"),
-    (r"self_attn\.", "self_attention."),
-    (r"cross_attn\.", "encoder_attention."),
-    (r"\b(q|k|v)_proj", r"fc_\1"),
-    ("out_proj", "fc_o"),
-    ("fc1", "positionwise_feedforward.fc_1"),
-    ("fc2", "positionwise_feedforward.fc_2"),
-)
-
-# The Annotated Transformer
-ANNOTATED_RENAMES: Renames = (
-    (r"(layers\.\d+)\.self_attn_layer_norm", r"\1.sublayer.0.norm"),
-    (r"(layers\.\d+)\.cross_attn_layer_norm", r"\1.sublayer.1.norm"),
-    (r"(encoder\.layers\.\d+)\.final_layer_norm", r"\1.sublayer.1.norm"),
-    (r"(decoder\.layers\.\d+)\.final_layer_norm", r"\1.sublayer.2.norm"),
-    (r"coder\.layer_norm", "coder.norm"),
-    (r"norm\.weight", "norm.a_2"),
-    (r"norm\.bias", "norm.b_2"),
-    ("cross_attn", "src_attn"),
-    *((rf"attn\.{part}_proj", f"attn.linears.{number}") for number, part in enumerate(("q", "k", "v", "out"))),
-    ("fc1", "feed_forward.w_1"),
-    ("fc2", "feed_forward.w_2"),
-)
+from .state_dicts import STACKS, TensorRef
+from .torch_roles import Around, around_layers, is_transformer, layer_refs
 
 
 @dataclass(frozen=True)
 class Naming:
-    """The module names of one tutorial, and the settings that its code fixes."""
+    """The module names by which a tutorial is recognised, and the settings that its code fixes."""
 
-    source: str  #: the embedding modules and the output layer
-    target: str
-    output: str
-    positions: tuple[str, ...]  #: tables of positions, for the source and the target
+    source: str  #: the source embedding
+    output: str  #: the output layer
     settings: Mapping[str, Any]  #: fields of our configuration
-    renames: Renames | None = None  #: for its layers; None for `torch.nn.Transformer`
 
 
 # torchtext's order of the special tokens
@@ -78,42 +36,39 @@ _SPECIAL = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_
 
 TUTORIALS = {
     "PyTorch's tutorial “Language Translation with nn.Transformer”": Naming(
-        source="src_tok_emb.embedding",
-        target="tgt_tok_emb.embedding",
-        output="generator",
-        positions=("positional_encoding.pos_embedding",),
-        settings={"scale_embedding": True, **_SPECIAL},
+        "src_tok_emb.embedding", "generator", {"scale_embedding": True, **_SPECIAL}
     ),
     "Aladdin Persson's “seq2seq_transformer”": Naming(
-        source="src_word_embedding",
-        target="trg_word_embedding",
-        output="fc_out",
-        positions=("src_position_embedding.weight", "trg_position_embedding.weight"),
-        settings={"scale_embedding": False, **_SPECIAL},
+        "src_word_embedding", "fc_out", {"scale_embedding": False, **_SPECIAL}
     ),
     "Ben Trevett's “pytorch-seq2seq”, Attention is All You Need": Naming(
-        source="encoder.tok_embedding",
-        target="decoder.tok_embedding",
-        output="decoder.fc_out",
-        positions=("encoder.pos_embedding.weight", "decoder.pos_embedding.weight"),
-        settings={"scale_embedding": True, **_SPECIAL},
-        renames=TREVETT_RENAMES,
+        "encoder.tok_embedding",
+        "decoder.fc_out",
+        {"scale_embedding": True, "layer_norm_position": "post", **_SPECIAL},
     ),
+    # its text is post-norm, its code pre-norm; its vocabularies start with <s>, </s>, <blank>, <unk>
     "The Annotated Transformer": Naming(
-        source="src_embed.0.lut",
-        target="tgt_embed.0.lut",
-        output="generator.proj",
-        positions=("src_embed.1.pe", "tgt_embed.1.pe"),
-        # its text is post-norm, its code pre-norm; its vocabularies start with <s>, </s>, <blank>, <unk>
-        settings={
-            **{"scale_embedding": True, "layer_norm_position": "pre", "layer_norm_eps": 1e-12},
+        "src_embed.0.lut",
+        "generator.proj",
+        {
+            **{"scale_embedding": True, "layer_norm_position": "pre"},
             **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3},
         },
-        renames=ANNOTATED_RENAMES,
+    ),
+    "Umar Jamil's “pytorch-transformer”": Naming(
+        "src_embed.embedding",
+        "projection_layer.proj",
+        {"scale_embedding": True, "layer_norm_position": "pre", **_SPECIAL},
+    ),
+    "Hyunwoong Ko's “transformer”": Naming(
+        "encoder.emb.tok_emb",
+        "decoder.linear",
+        {"scale_embedding": False, "layer_norm_position": "post", "layer_norm_eps": 1e-12, **_SPECIAL},
     ),
 }
 
-_TARGET_TABLE = "the target's table of positions"
+_TABLES = ("the source's table of positions", "the target's table of positions")
+_GAINS_OF_UNBIASED_NORMS = (".a_2", ".alpha")
 
 # This tensor identifies attention-is-all-you-need-pytorch.
 _NORMALISED_EMBEDDINGS = "encoder.layer_stack.0.slf_attn.w_qs.weight"
@@ -124,7 +79,7 @@ def from_torch(
     heads: int | None = None,
     *,
     activation: str = "relu",
-    norm_first: bool = False,
+    norm_first: bool | None = None,
     layer_norm_eps: float | None = None,
     positions: str | None = None,
     scale_embedding: bool | None = None,
@@ -136,148 +91,185 @@ def from_torch(
     eos_token_id: int | None = None,
     unk_token_id: int | None = None,
 ) -> Converted:
-    """A model around `torch.nn.Transformer`, or one of a tutorial (`TUTORIALS`), without a tokenizer.
+    """A model around `torch.nn.Transformer`, or one of a tutorial, without a tokenizer.
 
     Args:
-        source: a file of `torch.save` or safetensors, or a state dictionary; wrappers ("state_dict", "module." …) are
-            removed.
+        source: a file of `torch.save` or safetensors, or a state dictionary. It may be part of what a trainer saved,
+            or a whole module. Wrappers and prefixes ("state_dict", "module." …) are removed.
         heads: the number of heads of every attention. A state dictionary lacks it.
         activation: "relu" or "gelu".
-        norm_first: `torch.nn.Transformer`'s option: True for pre-norm. A state dictionary lacks it.
-        layer_norm_eps: default: 1e-5.
+        norm_first: `torch.nn.Transformer`'s option: True for pre-norm. A state dictionary lacks it. Default: the
+            tutorial's, False for `torch.nn.Transformer`, and otherwise True if a normalisation follows each stack.
+        layer_norm_eps: default: the tutorial's, or 1e-5.
         positions: the name of a tensor, or one of the sinusoidal `POSITION_ENCODING_TYPES`.
         scale_embedding: multiply embeddings by sqrt(d_model).
-        source_embedding, target_embedding, output_layer: names of modules, unless a tutorial fixes them.
+        source_embedding, target_embedding, output_layer: names of modules. Default: found by the words in their names.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens; the decoder starts from `bos`.
     """
-    tensors = _unwrapped(source)
-    if _NORMALISED_EMBEDDINGS in tensors:
+    state = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)
+    where = str(source) if isinstance(source, str | Path) else "the state dictionary"
+    tensors = state_dicts.find_weights(state, is_transformer, where)
+    if any(f".{name}".endswith(f".{_NORMALISED_EMBEDDINGS}") for name in tensors):
         reason = "normalises the embeddings as well (Encoder.layer_norm), §3.4 does not"
         raise UserError(f"{_NORMALISED_EMBEDDINGS}: attention-is-all-you-need-pytorch {reason}")
     if heads is None:
         raise UserError("heads is missing: give the number of attention heads, which a state dictionary lacks")
-    given = {"layer_norm_eps": layer_norm_eps, "scale_embedding": scale_embedding, "pad_token_id": pad_token_id}
-    given |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "unk_token_id": unk_token_id}
-    custom = (source_embedding, target_embedding or source_embedding, output_layer)
-    naming = _naming(tensors, custom, positions)
-    settings = {**naming.settings, **{name: value for name, value in given.items() if value is not None}}
+    refs, depths = layer_refs(tensors)
+    if not all(depths.values()):
+        raise UserError(f"there are no layers of an encoder and a decoder among {len(tensors)} tensors")
+    width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
+    around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
+    given: dict[str, Any] = {"layer_norm_eps": layer_norm_eps, "scale_embedding": scale_embedding}
+    given |= {"pad_token_id": pad_token_id, "unk_token_id": unk_token_id}
+    given |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id}
+    if norm_first is not None:
+        given["layer_norm_position"] = "pre" if norm_first else "post"
+    settings = {**_known(around), **{name: value for name, value in given.items() if value is not None}}
     for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in settings:
-            raise UserError(f"{name} is missing: give it, because these are no tutorial's names")
-    if norm_first:
-        settings["layer_norm_position"] = "pre"
+            raise UserError(f"{name} is missing: give it, because these are no known tutorial's names")
+    notes = _choose_norm_position(settings, around, refs)
     fields = {"activation_function": activation, "decoder_start_token_id": settings["bos_token_id"], **settings}
-    fields |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads)
-    return Converted(_build(tensors, naming, fields, positions))
+    fields |= depths | {f"{stack}_attention_heads": heads for stack in STACKS}
+    model, others = _build(tensors, refs, around, fields, positions)
+    _check_forward(model)
+    if others:
+        notes.append(f"not part of the model, and left out: {', '.join(others)}")
+    return Converted(model, notes=notes)
 
 
-def _unwrapped(source: str | Path | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, without the wrappers of trainers and compilers."""
-    state = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)
-    for wrapper in ("state_dict", "model_state_dict", "model"):
-        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
-            state = state[wrapper]
-    where = str(source) if isinstance(source, str | Path) else "the state dictionary"
-    tensors = state_dicts.require_tensors(state, where)
-    while all(name.startswith(("module.", "_orig_mod.", "model.")) for name in tensors):
-        tensors = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
-    return tensors
+@torch.no_grad()
+def _check_forward(model: VanillaTransformerForConditionalGeneration) -> None:
+    """Raise a UserError if the model does not compute finite numbers, as after a wrong guess of a tensor's role."""
+    config = model.config
+    ids = torch.arange(3)[None] % min(config.vocab_size, config.target_vocab_size)
+    if not torch.isfinite(model(input_ids=ids, decoder_input_ids=ids).logits).all():
+        raise UserError("the model computes numbers that are not finite: the settings do not fit its weights")
 
 
-def _naming(tensors: Mapping[str, Tensor], custom: tuple[str | None, ...], positions: str | None) -> Naming:
-    if all(custom):
-        source, target, output = (str(name) for name in custom)
-        tables = (positions,) if positions is not None and positions in tensors else ()
-        return Naming(source, target, output, tables, {})
+def _around(
+    tensors: Mapping[str, Tensor],
+    width: int,
+    modules: tuple[str | None, str | None, str | None],
+    positions: str | None,
+) -> Around:
+    """The tensors around the layers: those of the named `modules`, and of the others those found by their names."""
+    names = [None if name is None else f"{name}.weight" for name in modules]
+    for name in names:
+        if name is not None:
+            state_dicts.require_matrix(tensors, name)
+    source, target, output = names[0], names[1] or names[0], names[2]
+    around = around_layers(tensors, width, source, target, output)
+    if positions is None or positions in POSITION_ENCODING_TYPES:
+        return around
+    if positions not in tensors:
+        raise UserError(f"positions={positions}: neither a tensor nor one of {', '.join(POSITION_ENCODING_TYPES)}")
+    return around._replace(positions=[positions])
+
+
+def _known(around: Around) -> dict[str, Any]:
+    """The settings of the tutorial with these names, if there is one."""
     for naming in TUTORIALS.values():
-        if all(f"{name}.weight" in tensors for name in (naming.source, naming.output)):
-            return naming
-    raise UserError(
-        f"these are the names of no known tutorial ({'; '.join(TUTORIALS)}): "
-        f"give source_embedding, target_embedding and output_layer, the names of those modules"
-    )
+        pairs = ((around.source, naming.source), (around.output, naming.output))
+        if all(f".{name}".endswith(f".{module}.weight") for name, module in pairs):
+            return dict(naming.settings)
+    return {}
+
+
+def _choose_norm_position(settings: dict[str, Any], around: Around, refs: Mapping[str, TensorRef]) -> list[str]:
+    """Fill in `layer_norm_position`, and return a note if it is a guess."""
+    if "layer_norm_position" in settings:
+        return []
+    if any("in_proj" in ref.name for ref in refs.values()):  # `torch.nn.Transformer`
+        settings["layer_norm_position"] = "post"
+        return []
+    settings["layer_norm_position"] = "pre" if around.norms else "post"
+    reason = "a normalisation" if around.norms else "no normalisation"
+    return [f"read as {settings['layer_norm_position']}-norm, because {reason} follows the stacks; or give norm_first"]
 
 
 def _build(
-    tensors: dict[str, Tensor], naming: Naming, fields: dict[str, Any], positions: str | None
-) -> VanillaTransformerForConditionalGeneration:
-    prefix, renames = "", naming.renames
-    if renames is ANNOTATED_RENAMES:
-        tensors = _with_biased_variance(tensors)
-    if renames is None:
-        prefix, renames = _prefix(tensors), TORCH_RENAMES
-        tensors = _with_biases(tensors, prefix)
-    matrices = (f"{name}.weight" for name in (naming.source, naming.target, naming.output))
-    tying = state_dicts.find_tying(tensors, *matrices)
-    fields = {**fields, **tying.fields, **_sizes(tensors, naming, prefix, renames)}
-    fields["lm_head_bias"] = f"{naming.output}.bias" in tensors
-    tables = [name for name in naming.positions if name in tensors]
-    fields["position_encoding_type"] = positions if positions and positions not in tables else "sinusoidal"
-    if tables:
-        rows = {name: tensors[name].flatten(0, -2) for name in tables}  # (P, 1, D) or (1, P, D) to (P, D)
-        fields["position_encoding_type"] = state_dicts.position_layout(rows.values())
-        fields["max_position_embeddings"] = len(rows[tables[0]])
-        # one table may serve both stacks
-        tensors = {**tensors, **rows, _TARGET_TABLE: rows[tables[-1]]}
+    tensors: dict[str, Tensor],
+    refs: dict[str, TensorRef],
+    around: Around,
+    fields: dict[str, Any],
+    positions: str | None,
+) -> tuple[VanillaTransformerForConditionalGeneration, list[str]]:
+    """The model, and the names of tensors under another prefix."""
+    tying = state_dicts.find_tying(tensors, around.source, around.target, around.output)
+    refs = {**refs, "model.encoder.embed_tokens.weight": TensorRef(around.source)}
+    refs |= {"model.decoder.embed_tokens.weight": TensorRef(around.target), "lm_head.weight": TensorRef(around.output)}
+    for stack, name in zip(STACKS, around.norms, strict=False):
+        refs[f"model.{stack}.layer_norm.weight"] = TensorRef(name)
+    for name in [name for name in refs if name.endswith("weight")]:
+        for gain, bias in ((".a_2", ".b_2"), (".gamma", ".beta"), (".alpha", ".bias"), ("weight", "bias")):
+            other = refs[name].name.removesuffix(gain) + bias
+            if other in tensors and refs[name].name.endswith(gain):
+                refs.setdefault(name.replace("weight", "bias"), TensorRef(other))
+    fields |= tying.fields | {
+        "d_model": tensors[around.source].shape[1],
+        **{f"{stack}_ffn_dim": len(tensors[refs[f"model.{stack}.layers.0.fc1.weight"].name]) for stack in STACKS},
+        "final_layer_norm": bool(around.norms),
+        "attention_bias": any("_proj.bias" in name for name in refs),
+        "lm_head_bias": "lm_head.bias" in refs,
+    }
+    if any(ref.name.endswith(_GAINS_OF_UNBIASED_NORMS) for ref in refs.values()):
+        fields.setdefault("layer_norm_eps", state_dicts.EPSILON_OF_UNBIASED_NORMS)
+    tensors = _with_norms_and_biases(tensors, refs, fields)
+    tables = [tensors[name].flatten(0, -2) for name in around.positions]  # (P, 1, D) or (1, P, D) to (P, D)
+    tables = [table[: min(map(len, tables))] for table in tables]
+    tensors |= dict(zip(_TABLES, (tables[0], tables[-1]) if tables else (), strict=False))
+    fields |= _position_fields(tables, around, positions)
     learned = fields["position_encoding_type"] == "learned"
-
-    def locate(name: str) -> str | TensorRef:
-        is_source = ".encoder." in name
-        if "embed_tokens" in name:
-            return f"{naming.source if is_source else naming.target}.weight"
-        if "embed_positions" in name:
-            return tables[0] if is_source else _TARGET_TABLE
-        if name.startswith("lm_head"):
-            return name.replace("lm_head", naming.output)
-        return _locate_in_layer(prefix + state_dicts.rename(name.removeprefix("model."), renames), fields["d_model"])
-
-    unused = {_TARGET_TABLE, *tables} if not learned else set(tables[1:])
-    return state_dicts.build_model(fields, tensors, locate, tying.copies | unused)
+    refs |= {
+        f"model.{stack}.embed_positions.weight": TensorRef(name) for stack, name in zip(STACKS, _TABLES, strict=True)
+    }
+    used = {ref.name for ref in refs.values()}
+    prefix = _common_prefix([name for name in used if name not in _TABLES])
+    others = [name for name in tensors if not name.startswith(prefix) and name not in {*used, *around.positions}]
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in others}
+    unused = {*around.positions, *(() if learned else _TABLES)}
+    model = state_dicts.build_model(fields, tensors, lambda name: refs.get(name, name), tying.copies | unused)
+    return model, others
 
 
-def _sizes(tensors: Mapping[str, Tensor], naming: Naming, prefix: str, renames: Renames) -> dict[str, Any]:
-    """Widths and depths, and `final_layer_norm`."""
-    layers = [f"{prefix}{stack}.layers." for stack in STACKS]
-    ffn = state_dicts.rename("fc1.weight", renames)
-    sizes: dict[str, Any] = state_dicts.find_sizes(tensors, f"{naming.source}.weight", layers, ffn)
-    names = (prefix + state_dicts.rename(f"{stack}.layer_norm.weight", renames) for stack in STACKS)
-    norms = [name in tensors for name in names]
-    if any(norms) and not all(norms):
-        raise UserError("one stack ends with a normalisation and the other does not: here both do, or neither")
-    return sizes | {"final_layer_norm": all(norms)}
+def _with_norms_and_biases(
+    tensors: Mapping[str, Tensor], refs: dict[str, TensorRef], fields: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The tensors with a bias for each weight that needs one here, and with PyTorch's formula of the normalisation.
 
-
-def _locate_in_layer(name: str, width: int) -> str | TensorRef:
-    """The tensor of a parameter. `torch.nn.MultiheadAttention` fuses the projections of queries, keys and values."""
-    fused = re.fullmatch(r"(.*)\.([qkv])_proj\.(weight|bias)", name)
-    if not fused:
-        return name
-    third = "qkv".index(fused[2])
-    return TensorRef(f"{fused[1]}.in_proj_{fused[3]}", slice(third * width, (third + 1) * width))
-
-
-def _with_biased_variance(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Scale the gains: the Annotated Transformer divides by the unbiased standard deviation + 1e-6."""
-
-    def gain(tensor: Tensor) -> Tensor:
-        return tensor * math.sqrt((len(tensor) - 1) / len(tensor))
-
-    return {name: gain(tensor) if name.endswith("norm.a_2") else tensor for name, tensor in tensors.items()}
-
-
-def _prefix(tensors: Mapping[str, Tensor]) -> str:
-    """The prefix of the names of `torch.nn.Transformer`."""
-    for name in tensors:
-        if match := re.fullmatch(r"(.*?)encoder\.layers\.0\.self_attn\.in_proj_weight", name):
-            return match[1]
-    raise UserError("there is no …encoder.layers.0.self_attn.in_proj_weight: this is no torch.nn.Transformer")
-
-
-def _with_biases(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Add zeros for missing biases: `bias=False` leaves out every bias of `torch.nn.Transformer`."""
-    filled = dict(tensors)
-    for name, weight in tensors.items():
-        bias = re.sub("weight$", "bias", name)
-        if name.startswith(prefix) and re.search(r"coder\..*weight$", name) and bias not in tensors:
-            filled[bias] = torch.zeros(weight.shape[0], dtype=weight.dtype)
+    A gain that is one number becomes a vector. The Annotated Transformer divides by the unbiased standard deviation.
+    """
+    width, filled = fields["d_model"], dict(tensors)
+    for name, ref in list(refs.items()):
+        if "layer_norm" in name and tensors[ref.name].shape == (1,):
+            filled[ref.name] = tensors[ref.name].expand(width)
+        if "layer_norm" in name and ref.name.endswith(_GAINS_OF_UNBIASED_NORMS):
+            filled[ref.name] = state_dicts.gain_of_biased_variance(filled[ref.name])
+        bias = name.replace("weight", "bias")
+        is_needed = fields["attention_bias"] if "_proj" in name else not re.search("embed|lm_head", name)
+        if is_needed and bias not in refs:
+            weight = filled[ref.name] if ref.rows is None else filled[ref.name][ref.rows]
+            filled[bias] = torch.zeros(len(weight), dtype=weight.dtype)
+            refs[bias] = TensorRef(bias)
     return filled
+
+
+def _position_fields(tables: list[Tensor], around: Around, positions: str | None) -> dict[str, Any]:
+    if not tables:
+        if positions == "learned":
+            raise UserError("positions=learned: there is no table of positions")
+        return {"position_encoding_type": positions or "sinusoidal"}
+    layout = state_dicts.position_layout(tables)
+    if positions in POSITION_ENCODING_TYPES and positions != layout:
+        raise UserError(f"positions={positions}: {around.positions[0]} is a table of {layout} positions")
+    return {"position_encoding_type": layout, "max_position_embeddings": len(tables[0])}
+
+
+def _common_prefix(names: list[str]) -> str:
+    """The modules that all names have in common, with a dot, or an empty prefix."""
+    parts = [name.split(".")[:-1] for name in names]
+    common = 0
+    while all(len(part) > common and part[common] == parts[0][common] for part in parts):
+        common += 1
+    return "".join(f"{part}." for part in parts[0][:common])

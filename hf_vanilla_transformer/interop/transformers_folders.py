@@ -190,10 +190,10 @@ def _numbers(file: Path) -> int:
 
 
 def load_tokenizer(
-    class_name: str, source: str | Path, files: tuple[str, ...], library: str
+    class_name: str, source: str | Path, files: tuple[str, ...], library: str, **settings: Any
 ) -> PreTrainedTokenizerBase | None:
     """The tokenizer in a folder, of a class of transformers that needs `files` and `library`. None if no file
-    exists.
+    exists. `settings` are arguments of the class.
     """
     missing = [name for name in files if not (Path(source) / name).is_file()]
     if len(missing) == len(files):
@@ -202,7 +202,7 @@ def load_tokenizer(
         raise UserError(f"{source}: the tokenizer needs {', '.join(files)}; there is no {missing[0]}")
     try:
         # without the library, transformers has a placeholder class, or the class raises
-        return getattr(transformers, class_name).from_pretrained(str(source), local_files_only=True)
+        return getattr(transformers, class_name).from_pretrained(str(source), local_files_only=True, **settings)
     except ImportError as error:
         raise UserError(f"{class_name} needs {library}: pip install {library}") from error
     except Exception as error:  # the tokenizers library raises nothing more specific

@@ -10,7 +10,6 @@ checkpoint is run.
 """
 
 import argparse
-from typing import Any
 
 from .parsing import Parser
 
@@ -18,8 +17,8 @@ FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
   fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
   marian-npz  a .npz of Marian itself, or its folder, with the vocabularies that its options name
-  torch    a state dictionary with a torch.nn.Transformer, or of a well-known tutorial, with --set heads=N, and
-           --set activation=gelu or norm_first=true if the model was built with it
+  torch    a state dictionary with a torch.nn.Transformer, of a tutorial, or of other code of this architecture, with
+           --set heads=N, and --set activation=gelu or norm_first=true if the model was built with it
   m2m100   a folder of an M2M100ForConditionalGeneration, of M2M-100 or NLLB-200, with its languages:
            --set source_language=en and target_language=de
   fairseq  a .pt of a transformer, post-norm or pre-norm, with dict.*.txt in its folder or in --set data=FOLDER. For
@@ -42,10 +41,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     return parser.parse_args(arguments)
 
 
-def options_of(pairs: list[str]) -> dict[str, Any]:
-    """`--set` as keyword arguments. Values are YAML, so that 8 is an integer and true a boolean."""
-    import yaml
-
+def options_of(pairs: list[str]) -> dict[str, str]:
+    """`--set` as keyword arguments. `convert` parses the text as the option's type."""
     from hf_vanilla_transformer.errors import UserError
 
     options = {}
@@ -53,10 +50,7 @@ def options_of(pairs: list[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not (name and equals):
             raise UserError(f"--set {pair}: write NAME=VALUE")
-        try:
-            options[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            options[name] = value
+        options[name] = value
     return options
 
 

@@ -86,6 +86,21 @@ def test_marian_npz_gelu_is_exact_in_versions_since_march_2023(
 TOKENS = ["</s>", "<unk>", "▁a", "▁dog", "yes", "null", "1", "'", '"', "#", "a: b", "~", "▁runs", "é", "<<", "="]
 
 
+LINE_ENDS = ["fo\x85o", "a\u2028b", "c\u2029", "\x7f", "\u2028", "\x96x", "é", "\ue000"]
+
+
+@pytest.mark.parametrize("style", ["plain", "question", "quoted"])
+def test_marian_npz_vocabulary_with_line_ends_of_unicode(style: str, tmp_path: Path) -> None:
+    """yaml-cpp, which writes Marian's vocabularies, leaves these characters bare. CTranslate2 reads them too."""
+    tokens = ["</s>", "<unk>", *LINE_ENDS]
+    spelt = {"plain": "{}: {}", "question": '? "{}"\n: {}', "quoted": '"{}": {}'}[style]
+    lines = [spelt.format(token, number) for number, token in enumerate(tokens)]
+    (tmp_path / "vocab.yml").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
+    save(tmp_path / "model.npz", weights((len(tokens), len(tokens))))
+    tokenizer = from_marian_npz(tmp_path / "model.npz", source_vocabulary=tmp_path / "vocab.yml").tokenizer
+    assert tokenizer is not None and tokenizer.convert_tokens_to_ids(tokens) == list(range(len(tokens)))
+
+
 def write_vocabulary(path: Path, tokens: list[str]) -> None:
     """As marian-vocab does: YAML with quotes."""
     path.write_text(

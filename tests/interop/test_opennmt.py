@@ -1,17 +1,20 @@
 """OpenNMT-py's checkpoints. The reference is the NumPy restatement."""
 
 import math
+import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
 from tests.interop.checkpoints import D
-from tests.interop.checkpoints.opennmt import PEER, SPECIAL, restated, save, weights
+from tests.interop.checkpoints.opennmt import OPTIONS, PEER, SPECIAL, restated, save, weights
 from tests.interop.foreign import Record, converted
 from tests.interop.restatement import assert_restated
 
@@ -63,6 +66,39 @@ def test_opennmt_vocabulary_of_version_3(tmp_path: Path) -> None:
     save(tmp_path / "model.pt", model, head, {**vocab, "src": ["a", "b"]})
     with pytest.raises(UserError, match="<unk>"):
         from_opennmt(tmp_path / "model.pt")
+
+
+def test_opennmt_weights_in_a_file_of_their_own(tmp_path: Path, record_property: Record) -> None:
+    """As version 3.4 saves them with -save_format safetensors."""
+    model, head = weights((6, 7))
+    vocab = {"src": [*SPECIAL, "a", "dog"], "tgt": [*SPECIAL, "ein", "Hund", "läuft"], "data_task": "seq2seq"}
+    torch.save({"vocab": vocab, "opt": Namespace(**OPTIONS), "optim": {}}, tmp_path / "model_step_9.pt")
+    with pytest.raises(UserError, match="model_step_9.safetensors"):
+        from_opennmt(tmp_path / "model_step_9.pt")
+    named = {f"generator.{name}": tensor for name, tensor in head.items()}
+    save_file(
+        {name: tensor.clone() for name, tensor in (model | named).items()}, tmp_path / "model_step_9.safetensors"
+    )
+    ours, _, _ = converted("opennmt", tmp_path / "model_step_9.pt", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(model, head))))
+
+
+def test_opennmt_normalisations_and_masks_of_version_0(tmp_path: Path, record_property: Record) -> None:
+    model, head = weights((23, 29))
+    old = {
+        re.sub(r"(norm\w*)\.bias", r"\1.b_2", re.sub(r"(norm\w*)\.weight", r"\1.a_2", n)): t for n, t in model.items()
+    }
+    old |= {"decoder.transformer_layers.0.mask": torch.ones(1, 9, 9, dtype=torch.uint8).triu(1)}
+    save(tmp_path / "model.pt", old, head)
+    ours, _, _ = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
+    theirs = restated(model, head)
+
+    def norm(name: str, x: np.ndarray) -> np.ndarray:
+        gain, bias = theirs.pair(name)
+        return gain * (x - x.mean(-1, keepdims=True)) / (x.std(-1, ddof=1, keepdims=True) + 1e-6) + bias
+
+    theirs.norm = norm  # type: ignore[method-assign]
+    record_property("logits", (PEER, assert_restated(ours, theirs)))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """State dictionaries of `torch.nn.Transformer` give its logits, under the names of well-known tutorials."""
 
+import re
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +80,70 @@ def test_torch_transformer_without_final_norm(tmp_path: Path, record_property: R
         from_torch(weights, 4)
 
 
-@pytest.mark.parametrize("wrap", ["state_dict", "model_state_dict", "module.", "_orig_mod."])
-def test_torch_state_dict_wrappers_are_removed(wrap: str, tmp_path: Path) -> None:
+def with_prefix(prefix: str, weights: dict[str, Tensor], **others: Any) -> OrderedDict:
+    return OrderedDict({f"{prefix}{name}": weight for name, weight in weights.items()} | others)
+
+
+class Whole(nn.Module):
+    """What a trainer wraps around a model."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net, self.criterion = net, nn.CrossEntropyLoss(weight=torch.ones(3))
+
+
+WRAPPERS: dict[str, Callable[[dict], Any]] = {
+    **{
+        key: lambda weights, key=key: {key: weights, "epoch": 3}
+        for key in ("state_dict", "model_state_dict", "module")
+    },
+    **{key: lambda weights, key=key: {"optimizer": {"state": {}}, key: weights} for key in ("net", "ema_state_dict")},
+    **{
+        p: lambda weights, p=p: with_prefix(p, weights)
+        for p in ("module.", "_orig_mod.", "module._orig_mod.", "my.net.")
+    },
+    "tuple": lambda weights: (weights, {"lr": 0.1}),
+    "nested": lambda weights: {"trainer": {"checkpoint": {"params": weights}}},
+    "model before ema": lambda weights: {"ema": {name: w + 1 for name, w in weights.items()}, "model": weights},
+    "Lightning": lambda weights: {
+        "state_dict": with_prefix(
+            "net.", weights, **{"criterion.weight": torch.ones(3), "val_bleu.total": torch.ones(1)}
+        ),
+        "hyper_parameters": {"lr": np.float64(0.1)},
+    },
+    "buffers": lambda weights: {**weights, "src_mask": None, "tgt_mask": torch.full((2, 2), -torch.inf)},
+    "loss at the root": lambda weights: {**weights, "loss_fn.weight": torch.ones(3), "_extra_state": torch.ones(1)},
+    "checkpointed": lambda weights: {
+        name.replace("layers.0", "layers.0._checkpoint_wrapped_module"): weight for name, weight in weights.items()
+    },
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_torch_wrappers_of_trainers_are_removed(wrap: str, tmp_path: Path) -> None:
     weights = randomise(AroundTorch(PYTORCH_TUTORIAL)).state_dict()
     plain = from_torch(weights, 4).model
-    wrapped: Any = {wrap: weights, "epoch": 3}
-    if wrap.endswith("."):
-        wrapped = OrderedDict((wrap + name, weight) for name, weight in weights.items())
-    torch.save(wrapped, tmp_path / "model.pt")
+    torch.save(WRAPPERS[wrap](weights), tmp_path / "model.pt")
     other = from_torch(tmp_path / "model.pt", 4).model
     assert all(a.equal(b) for a, b in zip(plain.parameters(), other.parameters(), strict=True))
+
+
+def test_torch_module_that_was_saved_whole_is_read_without_its_code(tmp_path: Path) -> None:
+    theirs = randomise(Whole(AroundTorch(PYTORCH_TUTORIAL)))
+    torch.save(theirs, tmp_path / "model.pt")
+    ours, plain = from_torch(tmp_path / "model.pt", 4), from_torch(theirs.net.state_dict(), 4)
+    assert all(a.equal(b) for a, b in zip(plain.model.parameters(), ours.model.parameters(), strict=True))
+
+
+def test_torch_surplus_weights_are_refused_or_named() -> None:
+    weights = randomise(AroundTorch(PYTORCH_TUTORIAL)).state_dict()
+    with pytest.raises(UserError, match="adapter"):
+        from_torch({**weights, "transformer.encoder.layers.0.adapter.scale": torch.ones(3)}, 4)
+    with pytest.raises(UserError, match="highway"):
+        from_torch({**weights, "highway.weight": torch.ones(3, 3)}, 4)
+    assert "highway" in "".join(from_torch(with_prefix("net.", weights, **{"highway.g": torch.ones(3)}), 4).notes)
+    with pytest.raises(UserError, match="student.*teacher"):
+        from_torch({"teacher": weights, "student": dict(weights)}, 4)
 
 
 def trevett_weights() -> dict[str, np.ndarray]:
@@ -152,10 +209,13 @@ def test_torch_trevett_tutorial_gives_its_logits(tmp_path: Path, record_property
     [
         (PYTORCH_TUTORIAL, {}, "heads"),
         (PYTORCH_TUTORIAL, {"heads": 5}, "d_model=32"),
-        (OWN, {"heads": 4}, "source_embedding"),
+        (OWN, {"heads": 4}, "scale_embedding"),
+        (OWN, {"heads": 4, **OWN_OPTIONS, "output_layer": "neck"}, "neck"),
+        ({"source": "a", "target": "b", "output": "c"}, {"heads": 4}, "source_embedding"),
         (OWN, {"heads": 4, **OWN_OPTIONS, "pad_token_id": None}, "pad_token_id"),
         (PYTORCH_TUTORIAL, {"heads": 4, "activation": "swiglu"}, "activation_function"),
-        (PYTORCH_TUTORIAL, {"heads": 4, "positions": "rotary"}, "position_encoding_type"),
+        (PYTORCH_TUTORIAL, {"heads": 4, "positions": "rotary"}, "positions=rotary"),
+        (PYTORCH_TUTORIAL, {"heads": 4, "positions": "learned"}, "positions=learned"),
     ],
 )
 def test_torch_options_that_are_missing_or_unknown_are_named(names: dict, options: dict, message: str) -> None:
@@ -174,40 +234,142 @@ class AnnotatedNorm(nn.Module):
         return self.a_2 * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.b_2
 
 
-def annotated(model: AroundTorch) -> dict[str, Tensor]:
-    """The weights of a pre-norm `nn.Transformer` under the names of The Annotated Transformer."""
-    names = {"norm1": "sublayer.0.norm", "linear1": "feed_forward.w_1", "linear2": "feed_forward.w_2"}
-    found = {}
-    for name, tensor in model.state_dict().items():
-        name = name.replace("transformer.", "").replace("multihead_attn", "src_attn")
-        name = name.replace("norm2", "sublayer.1.norm").replace("norm3", "sublayer.2.norm")
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        if "in_proj" in name:
-            kind = name.rpartition("_")[2]
-            stem = name.partition("in_proj")[0]
-            found |= {f"{stem}linears.{i}.{kind}": part for i, part in enumerate(tensor.chunk(3))}
-        else:
-            found[name.replace("out_proj", "linears.3")] = tensor
-    return found | {f"{side}_embed.1.pe": model.sines[None] for side in ("src", "tgt")}  # (1, P, D)
+@dataclass
+class Style:
+    """The names that code gives to the parts of an `nn.Transformer`.
+
+    Attributes:
+        around: the embeddings and the output layer.
+        layer: replacements in `nn.Transformer`'s names of the parts of a layer.
+        projections: of queries, keys, values and output. norm: of a normalisation's gain and bias.
+        settings: of the `nn.Transformer`. ends: whether a normalisation follows each stack.
+        options: of the conversion.
+    """
+
+    around: tuple[str, str, str]
+    layer: dict[str, str]
+    projections: tuple[str, ...] = ("w_q", "w_k", "w_v", "w_o")
+    norm: tuple[str, str] = ("weight", "bias")
+    settings: dict[str, Any] = field(default_factory=dict)
+    ends: bool = True
+    own_norm: bool = False
+    attention_bias: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def names(self) -> dict[str, str]:
+        return dict(zip(("source", "target", "output"), self.around, strict=True))
+
+    def rename(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        renamed = {}
+        for name, tensor in weights.items():
+            kind = name.rpartition("_" if "in_proj" in name else ".")[2]
+            for torchs, theirs in self.layer.items():
+                name = re.sub(torchs, theirs, name)
+            if "in_proj" in name or "out_proj" in name:
+                is_fused, stem = "in_proj" in name and len(self.projections) == 2, name.rpartition(".")[0]
+                stem = stem.removesuffix(".out_proj")
+                parts = tensor.chunk(3) if "in_proj" in name and not is_fused else [tensor]
+                chosen = self.projections[: len(parts)] if "in_proj" in name else self.projections[-1:]
+                named = {f"{stem}.{part}.{kind}": each for part, each in zip(chosen, parts, strict=True)}
+                renamed |= named if self.attention_bias or kind == "weight" else {}
+            elif "norm" in name:
+                renamed[name.removesuffix(kind) + self.norm[kind == "bias"]] = tensor
+            else:
+                renamed[name] = tensor
+        return renamed
+
+
+SPECIAL = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "scale_embedding": True}
+ANNOTATED = Style(
+    ("src_embed.0.lut", "tgt_embed.0.lut", "generator.proj"),
+    {
+        **{r"transformer\.": "", "multihead_attn": "src_attn", "linear": "feed_forward.w_"},
+        **{r"(layers\.\d+\.)norm1": r"\1sublayer.0.norm", r"(layers\.\d+\.)norm2": r"\1sublayer.1.norm"},
+        r"(layers\.\d+\.)norm3": r"\1sublayer.2.norm",
+    },
+    ("linears.0", "linears.1", "linears.2", "linears.3"),
+    ("a_2", "b_2"),
+    {"norm_first": True},
+    own_norm=True,
+)
+JAMIL = Style(
+    ("src_embed.embedding", "tgt_embed.embedding", "projection_layer.proj"),
+    {
+        **{r"transformer\.": "", "self_attn": "self_attention_block", "multihead_attn": "source_attention_block"},
+        **{"linear": "feed_forward_block.linear_", r"(layers\.\d+\.)norm1": r"\1residual_connections.0.norm"},
+        r"(layers\.\d+\.)norm2": r"\1residual_connections.1.norm",
+        r"(layers\.\d+\.)norm3": r"\1residual_connections.2.norm",
+    },
+    norm=("alpha", "bias"),
+    settings={"norm_first": True},
+    own_norm=True,
+    attention_bias=False,
+)
+KO = Style(
+    ("encoder.emb.tok_emb", "decoder.emb.tok_emb", "decoder.linear"),
+    {
+        **{r"transformer\.": "", r"(encoder\..*)self_attn": r"\1attention", "self_attn": "self_attention"},
+        **{"multihead_attn": "enc_dec_attention", r"(layers\.\d+\.)linear": r"\1ffn.linear"},
+    },
+    ("w_q", "w_k", "w_v", "w_concat"),
+    ("gamma", "beta"),
+    {"layer_norm_eps": 1e-12, "scale": False},
+    ends=False,
+)
+FUSED = Style(
+    ("input_embedding", "output_embedding", "lm_head"),
+    {
+        **{r"transformer\.encoder": "enc", r"transformer\.decoder": "dec", r"\.layers\.": ".blocks."},
+        **{"self_attn": "attn", "multihead_attn": "cross_attn", "linear1": "mlp.0", "linear2": "mlp.3"},
+        **{r"(enc.*blocks.*)norm2": r"\1norm_ff", "norm3": "norm_ff", r"(dec.*blocks.*)norm2": r"\1norm_cross"},
+    },
+    ("qkv", "proj"),
+    settings={"norm_first": True},
+    options=SPECIAL,
+)
+NAMED = Style(
+    ("embeddings.source", "embeddings.target", "to_logits"),
+    {
+        **{r"transformer\.encoder\.layers": "encoder_layers", r"transformer\.decoder\.layers": "decoder_layers"},
+        **{"self_attn": "mha1", "multihead_attn": "mha2", "linear1": "ff.inner", "linear2": "ff.outer"},
+    },
+    ("query", "key", "value", "output"),
+    ends=False,
+    options={**SPECIAL, "layer_norm_eps": 1e-5},
+)
+STYLES = {"Annotated": ANNOTATED, "Umar Jamil": JAMIL, "Hyunwoong Ko": KO, "fused": FUSED, "other names": NAMED}
 
 
 @pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first")
-def test_torch_annotated_transformer_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
-    names = {"source": "src_embed.0.lut", "target": "tgt_embed.0.lut", "output": "generator.proj"}
-    theirs: Any = AroundTorch(names, norm_first=True)
-    for name, module in list(theirs.named_modules()):
-        if isinstance(module, nn.LayerNorm):
-            theirs.get_submodule(name.rpartition(".")[0]).add_module(
-                name.rpartition(".")[2], AnnotatedNorm(SIZES["d_model"])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("name", STYLES)
+def test_torch_code_with_other_names_gives_its_logits(
+    name: str, wrapped: bool, tmp_path: Path, record_property: Record
+) -> None:
+    style = STYLES[name]
+    theirs: Any = AroundTorch(style.names(), **style.settings)
+    if not style.ends:
+        theirs.transformer.encoder.norm = theirs.transformer.decoder.norm = None
+    for path, module in list(theirs.named_modules()):
+        if isinstance(module, nn.LayerNorm) and style.own_norm:
+            theirs.get_submodule(path.rpartition(".")[0]).add_module(
+                path.rpartition(".")[2], AnnotatedNorm(SIZES["d_model"])
             )
     theirs = randomise(theirs).eval()
-    torch.save(annotated(theirs), tmp_path / "model.pt")
+    weights = theirs.state_dict()
+    weights = {key: 0 * weight if "attn" in key and "bias" in key else weight for key, weight in weights.items()}
+    weights = theirs.state_dict() if style.attention_bias else weights
+    theirs.load_state_dict(weights)
+    named = style.rename({re.sub(r"\.a_2$", ".weight", re.sub(r"\.b_2$", ".bias", k)): w for k, w in weights.items()})
+    if style.own_norm:
+        named |= {f"{side}_embed.1.pe": theirs.sines[None] for side in ("src", "tgt")}  # (1, P, D)
+    torch.save({"state_dict": with_prefix("net.", named)} if wrapped else named, tmp_path / "model.pt")
     for layer in [*theirs.transformer.encoder.layers, *theirs.transformer.decoder.layers]:
         layer.train()  # its fast path reads the weights of a LayerNorm; there is no dropout
-    ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4)
-    record_property("logits", (f"{PEER}, with the tutorial's LayerNorm", assert_same_logits(ours, theirs)))
-    assert ours.config.layer_norm_position == "pre" and ours.config.bos_token_id == 0
+    ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **style.options)
+    record_property("logits", (f"{PEER}, {name}", assert_same_logits(ours, theirs)))
+    assert ours.config.layer_norm_position == ("pre" if "norm_first" in style.settings else "post")
+    assert ours.config.attention_bias is style.attention_bias
 
 
 @pytest.mark.parametrize("name", ["encoder.layer_stack.0.slf_attn.w_qs.weight"])

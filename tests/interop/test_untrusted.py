@@ -1,13 +1,25 @@
 """Untrusted files may be damaged or malicious: the error is one line, nothing is run, and nothing is written."""
 
+import importlib
 import io
+import logging
 import os
 import pickle
+import random
+import re
+import runpy
 import shutil
+import subprocess
+import sys
 from argparse import Namespace
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -293,13 +305,87 @@ def test_untrusted_code_is_not_run(
     assert (tmp_path / "mark").exists()
 
 
-def test_read_torch_file_allows_only_tensors_plain_data_and_namespaces(tmp_path: Path) -> None:
-    options = {"args": Namespace(a=1), "n": [1, 2.5, "x", None, torch.float32]}
-    torch.save(options, tmp_path / "good.pt")
-    assert read_torch_file(tmp_path / "good.pt") == options
-    torch.save({"cfg": Path("x")}, tmp_path / "bad.pt")
-    with pytest.raises(UserError, match="pathlib"):
-        read_torch_file(tmp_path / "bad.pt")
+class Settings:
+    """Stands for a class of another library: also an OmegaConf node, a logger, a vocabulary of torchtext."""
+
+    def __init__(self, **values: Any):
+        self.__dict__.update(values)
+
+
+class Attributes(dict):
+    """Like Lightning's hyperparameters."""
+
+
+class Lines(list):
+    """Like OmegaConf's lists."""
+
+
+def tokenize(text: str) -> list[str]:
+    return text.split()
+
+
+HARMLESS: dict[str, Any] = {
+    "NumPy's numbers": [np.float64(2.5), np.int32(1), np.bool_(True), np.str_("x")],
+    "NumPy's arrays": [np.arange(6.0).reshape(2, 3), np.array(["a"]), np.array([{}], dtype=object)],
+    "random states": [np.random.get_state(), np.random.default_rng(1), random.Random(1), torch.Generator()],
+    "paths and dates": [Path("x"), datetime.now(), timedelta(1), datetime.now(timezone.utc), Decimal(1)],
+    "collections": [defaultdict(list, {"a": [1]}), deque([1], maxlen=3), Counter("ab"), {1}, frozenset([2]), range(3)],
+    "values": [slice(1, 2), 1j, b"bytes", bytearray(b"x"), re.compile("a+"), SimpleNamespace(a=1), int],
+    "objects": [Settings(a=Settings()), Attributes(a=1), Lines([1]), Namespace(lr=np.float32(1), to=Path("x"))],
+    "functions": [tokenize, partial(tokenize, "a b"), torch.nn.functional.gelu],
+    "optimizers": [torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]), torch.device("cpu"), torch.float16],
+    "modules": [torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss],
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", HARMLESS)
+def test_read_torch_file_skips_harmless_objects(
+    name: str, zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "modules" and not zipped:
+        pytest.skip("torch.save stored the code of modules then")
+    library: Any = ModuleType("some_library")
+    for thing in (Settings, Attributes, Lines, tokenize):
+        setattr(library, thing.__name__, thing)
+        monkeypatch.setattr(thing, "__module__", "some_library")
+    content = {"model": {"w": torch.arange(3.0)}, "args": Namespace(a=1), "n": [1, "x", None], "extra": HARMLESS[name]}
+    with monkeypatch.context() as installed:
+        installed.setitem(sys.modules, "some_library", library)
+        torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    whole = read_torch_file(tmp_path / "model.pt")
+    assert whole["model"]["w"].tolist() == [0, 1, 2] and (whole["args"], whole["n"]) == (
+        Namespace(a=1),
+        [1, "x", None],
+    )
+    assert len(whole["extra"]) == len(HARMLESS[name])
+    assert not any(isinstance(part, Settings | Attributes | Lines) for part in whole["extra"])
+
+
+class Call:
+    """Unpickling it calls a function."""
+
+    def __init__(self, function: Callable, *arguments: Any):
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "function",
+    [os.system, subprocess.Popen, eval, exec, open, shutil.rmtree, runpy.run_path, importlib.import_module, getattr]
+    + [compile, np.load, torch.load, torch.hub.load, logging.FileHandler, pickle.loads, read_torch_file],
+    ids=lambda function: function.__name__,
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_read_torch_file_refuses_calls_of_functions(function: Callable, zipped: bool, tmp_path: Path) -> None:
+    content = {"model": {"w": torch.ones(1)}, "extra": [np.float64(1), Call(function, str(tmp_path / "mark"))]}
+    torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UserError, match=r"contains [\w.]+") as raised:
+        read_torch_file(tmp_path / "model.pt")
+    assert "\n" not in str(raised.value) and [path.name for path in tmp_path.iterdir()] == ["model.pt"]
 
 
 def test_conversion_on_a_full_disk_leaves_no_files(

@@ -8,7 +8,9 @@ import torch
 from transformers import MarianMTModel, MarianTokenizer
 
 from hf_vanilla_transformer.interop.converting import FORMATS
-from tests.interop.foreign import SOURCES, write_opus_folder
+from tests.interop.checkpoints import fairseq
+from tests.interop.checkpoints.torch_transformer import PYTORCH_TUTORIAL, AroundTorch
+from tests.interop.foreign import SOURCES, write_m2m100_folder, write_opus_folder
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +59,35 @@ def test_convert_keeps_the_old_folder_on_failure(command, opus, tmp_path):
     assert (tmp_path / "old" / "model.safetensors").read_text() == "old"
 
 
+WRONG_VALUES = ["heads=two", "heads=2.5", "heads=", "norm_first=7", "layer_norm_eps=nan", "pad_token_id=true"]
+
+
+def test_convert_reads_values_as_the_type_of_the_option(command, tmp_path):
+    write_m2m100_folder(tmp_path / "m2m")
+    languages = ("--set", "source_language=no", "--set", "target_language=no")
+    assert command("convert", "--from", "m2m100", tmp_path / "m2m", tmp_path / "ours", *languages)[0] == 0
+    settings = json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text())
+    assert (settings["src_lang"], settings["tgt_lang"]) == ("no", "no")
+    model = AroundTorch(PYTORCH_TUTORIAL, norm_first=True, layer_norm_eps=1e-3)
+    torch.save(model.state_dict(), tmp_path / "2020")
+    options = [f"--set={value}" for value in ("heads=4", "layer_norm_eps=1e-3", "norm_first=yes", "bos_token_id=4")]
+    assert command("convert", "--from", "torch", tmp_path / "2020", tmp_path / "torch", *options)[0] == 0
+    config = json.loads((tmp_path / "torch" / "config.json").read_text())
+    assert (config["layer_norm_eps"], config["layer_norm_position"], config["bos_token_id"]) == (1e-3, "pre", 4)
+    fairseq.save(tmp_path / "in" / "model.pt", fairseq.weights(23, 29))
+    names = {"en": [f"s{n}" for n in range(19)], "de": [f"t{n}" for n in range(25)]}
+    fairseq.write_dictionaries(tmp_path / "2021", names)
+    checkpoint, data = tmp_path / "in" / "model.pt", tmp_path / "2021"
+    status, out, _ = command("convert", "--from", "fairseq", checkpoint, tmp_path / "fs", "--set", f"data={data}")
+    assert status == 0 and "with its tokenizer" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--set", "heads"), "NAME=VALUE"),
         (("--set", "heads=8"), "heads: marian has no such option"),
+        *((("--from", "torch", "--set", value), value.partition("=")[0]) for value in WRONG_VALUES),
     ],
 )
 def test_convert_reports_wrong_options_in_one_line(command, opus, tmp_path, arguments, message):

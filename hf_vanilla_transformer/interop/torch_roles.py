@@ -1,0 +1,186 @@
+"""The roles of the tensors of a Transformer in PyTorch, by their shapes and the words in their names.
+
+Tutorials name the modules of the same architecture differently. A layer contains an attention or two, of which each
+has matrices of queries, keys, values and output, perhaps fused, two matrices of a feed-forward network, and a
+normalisation for each of these. Around the layers there are embeddings, an output layer, perhaps tables of positions,
+and perhaps a normalisation after each stack.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..errors import UserError
+from ..untrusted import shown
+from .state_dicts import STACKS, TensorRef
+
+_LAYER = re.compile(
+    r"(?:.*?\.)?(enc|dec)(?:oder)?s?(?:_?(?:layers?|blocks?|stack)|\.(?:(?!\d)\w+\.)*?\w*(?:layer|block|stack)\w*)"
+    r"\.(\d{1,4})\.(.+)",
+    re.IGNORECASE,
+)
+_PART = re.compile(
+    r"(?:(?:w|fc|to|lin|linear|proj)_?)?([qkv])(?:s|uery|ueries|ey|eys|alue|alues)?"
+    r"(?:_?(?:proj|projection|linear|lin|layer|transform)s?)?",
+    re.IGNORECASE,
+)
+_FUSED = re.compile(r"in_proj|(?:\w+_)?qkv(?:_\w+)?|c_attn", re.IGNORECASE)
+_OF_CROSS = re.compile(r"cross|enc|src|source|context|memory|multihead_attn|inter", re.IGNORECASE)
+_OF_FFN = re.compile(r"ff|feed|final|mlp|pos", re.IGNORECASE)
+_OF_SELF = re.compile(r"self|slf|mask|att", re.IGNORECASE)
+_POSITIONS = re.compile(r"pos|(?:^|[._])pe(?:$|[._])", re.IGNORECASE)
+_EMBEDDING = re.compile(r"emb|lut|tok|word", re.IGNORECASE)
+_SOURCE = re.compile(r"src|source|enc|input|(?:^|[._])in(?:$|[._])", re.IGNORECASE)
+_TARGET = re.compile(r"trg|tgt|target|dec|out", re.IGNORECASE)
+# The names of a normalisation's gain and bias, other than PyTorch's.
+_KINDS = {"alpha": "weight", "gamma": "weight", "a_2": "weight", "beta": "bias", "b_2": "bias"}
+
+Modules = dict[str, dict[str, str]]  # a module's path -> "weight" and "bias" -> the tensor's name
+
+
+class Around(NamedTuple):
+    """Names of tensors around the layers. `positions` and `norms` are in the order of source and target."""
+
+    source: str
+    target: str
+    output: str
+    positions: list[str]
+    norms: list[str]
+
+
+def is_transformer(names: Iterable[str]) -> bool:
+    """True if these tensors have layers of an encoder and of a decoder."""
+    return {match[1].lower() for name in names if (match := _LAYER.fullmatch(name))} == {"enc", "dec"}
+
+
+def layer_refs(tensors: Mapping[str, Tensor]) -> tuple[dict[str, TensorRef], dict[str, int]]:
+    """Map the parameters of our layers to tensors, and return the fields `encoder_layers` and `decoder_layers`."""
+    layers: dict[tuple[str, int], Modules] = defaultdict(lambda: defaultdict(dict))
+    for name in tensors:
+        if match := _LAYER.fullmatch(name):
+            path, kind = _split(match[3])
+            layers[match[1].lower(), int(match[2])][path][kind] = name
+    refs: dict[str, TensorRef] = {}
+    depths = dict.fromkeys((f"{stack}_layers" for stack in STACKS), 0)
+    for (short, number), modules in sorted(layers.items()):
+        stack = f"{short}oder"
+        prefix = f"model.{stack}.layers.{number}."
+        refs |= {prefix + name: ref for name, ref in _roles(modules, tensors, short == "dec", prefix).items()}
+        depths[f"{stack}_layers"] += 1
+    return refs, depths
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The path of the module, and "weight" or "bias"."""
+    if match := re.fullmatch(r"(.*in_proj)_(weight|bias)", name):
+        return match[1], match[2]
+    path, _, kind = name.rpartition(".")
+    return path, _KINDS.get(kind, kind)
+
+
+def _roles(modules: Modules, tensors: Mapping[str, Tensor], is_decoder: bool, where: str) -> dict[str, TensorRef]:
+    dimensions = {path: tensors[names["weight"]].ndim for path, names in modules.items() if "weight" in names}
+    if len(dimensions) < len(modules):
+        raise UserError(f"{where}{shown(next(path for path in modules if path not in dimensions))}: it has no weight")
+    attentions: dict[str, dict[str, str]] = defaultdict(dict)
+    rest = []
+    for path in (path for path, ndim in dimensions.items() if ndim == 2):
+        group, _, last = path.rpartition(".")
+        group, is_list = re.subn(r"\.linears$", "", group)
+        part = _PART.fullmatch(last)
+        if part or _FUSED.fullmatch(last):
+            attentions[group][part[1].lower() if part else "qkv"] = path
+        elif is_list and last in "0123":
+            attentions[group]["qkvo"[int(last)]] = path
+        else:
+            rest.append((group, path))
+    for group, path in rest:
+        if group in attentions:
+            attentions[group].setdefault("o", path)
+    used = {path for parts in attentions.values() for path in parts.values()}
+    feed_forward = [path for _, path in rest if path not in used]
+    norms = [path for path, ndim in dimensions.items() if ndim == 1]
+    kinds = ["self_attn", "cross_attn"] if is_decoder else ["self_attn"]
+    complete = all(set(parts) in ({"qkv", "o"}, set("qkvo")) for parts in attentions.values())
+    if (len(attentions), len(feed_forward), len(norms)) != (len(kinds), 2, len(kinds) + 1) or not complete:
+        raise UserError(
+            f"{where}: {len(attentions)} attentions, {len(feed_forward)} matrices of a feed-forward network and "
+            f"{len(norms)} normalisations were recognised; a layer of this architecture has {len(kinds)}, 2 and "
+            f"{len(kinds) + 1}"
+        )
+    refs: dict[str, TensorRef] = {}
+    for kind, group in zip(kinds, _in_order(list(attentions)), strict=True):
+        refs |= _attention(f"{kind}.", attentions[group], modules, tensors)
+    ordered = [f"{kind}_layer_norm" for kind in kinds] + ["final_layer_norm"]
+    for name, path in zip(
+        ["fc1", "fc2", *ordered], [*sorted(feed_forward, key=_number), *_in_order(norms)], strict=True
+    ):
+        refs |= {f"{name}.{kind}": TensorRef(tensor) for kind, tensor in modules[path].items()}
+    return refs
+
+
+def _attention(
+    prefix: str, parts: Mapping[str, str], modules: Modules, tensors: Mapping[str, Tensor]
+) -> dict[str, TensorRef]:
+    refs = {}
+    for part, path in parts.items():
+        for kind, name in modules[path].items():
+            if part == "o":
+                refs[f"{prefix}out_proj.{kind}"] = TensorRef(name)
+            for index, letter in enumerate(part if part != "o" else ""):
+                third = len(tensors[name]) // len(part)
+                rows = None if len(part) == 1 else slice(index * third, (index + 1) * third)
+                refs[f"{prefix}{letter}_proj.{kind}"] = TensorRef(name, rows)
+    return refs
+
+
+def _in_order(paths: list[str]) -> list[str]:
+    """Attentions or normalisations: self-attention, cross-attention, feed-forward network.
+
+    The words in the paths decide. Without them, or if they are ambiguous, the numbers do.
+    """
+    patterns = {3: _OF_FFN, 2: _OF_CROSS, 1: _OF_SELF}
+    places = {path: next((place for place, word in patterns.items() if word.search(path)), 0) for path in paths}
+    missing = {*patterns} - {*places.values()}
+    for path in (path for path, place in places.items() if place == 0):
+        places[path] = min(missing, default=0)
+    return sorted(
+        paths, key=lambda path: (places[path] if len({*places.values()}) == len(paths) else 0, _number(path))
+    )
+
+
+def _number(path: str) -> list[int]:
+    """The numbers in a path, for a stable sort: paths without numbers stay in the order of the file."""
+    return [int(number) for number in re.findall(r"\d{1,4}", path)]
+
+
+def around_layers(
+    tensors: Mapping[str, Tensor], width: int, source: str | None, target: str | None, output: str | None
+) -> Around:
+    """Find the tensors around the layers by the words in their names, except those that are given."""
+    outside = {name: tensor for name, tensor in tensors.items() if not _LAYER.fullmatch(name)}
+    tables = [name for name in outside if _POSITIONS.search(name) and outside[name].ndim > 1]
+    matrices = [name for name in outside if name not in tables and outside[name].shape[1:] == (width,)]
+    embeddings = [name for name in matrices if _EMBEDDING.search(name) and name != output]
+    outputs = [output] if output else [name for name in matrices if name not in (*embeddings, source, target)]
+    norms = [name for name in outside if outside[name].ndim == 1 and _split(name)[1] == "weight"]
+    sources, targets = ([name for name in embeddings if side.search(name)] for side in (_SOURCE, _TARGET))
+    if len(embeddings) == 1:
+        sources = targets = embeddings
+    sources, targets = [source] if source else sources, [target] if target else targets
+    for option, found in (("source_embedding", sources), ("target_embedding", targets), ("output_layer", outputs)):
+        if len(found) != 1:
+            raise UserError(
+                f"{option} is missing: give the name of that module, because {len(found)} tensors of {len(outside)} "
+                f"around the layers look like it"
+            )
+    if len(norms) not in (0, 2):
+        raise UserError(
+            f"{len(norms)} normalisations after the stacks: here each stack ends with one, or neither does"
+        )
+    for names in (norms, tables):
+        names.sort(key=lambda name: bool(_TARGET.search(name)))
+    return Around(sources[0], targets[0], outputs[0], tables, norms)
