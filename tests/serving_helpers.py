@@ -53,7 +53,8 @@ def client_of(*pairs: LanguagePair, **limits: Any) -> Iterator[Any]:
     """FastAPI's client of a server with these pairs, which is closed at the end."""
     from fastapi.testclient import TestClient
 
-    from hf_vanilla_transformer.serving.app import Server, create_app
+    from hf_vanilla_transformer.serving.app import create_app
+    from hf_vanilla_transformer.serving.interface import Server
 
     server = Server(pairs, Limits(**limits))
     with TestClient(create_app(server), raise_server_exceptions=False) as client:

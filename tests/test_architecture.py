@@ -182,8 +182,11 @@ def test_graph_has_imports_of_every_form() -> None:
 
 
 #: Modules that `serving.serve` imports inside a function, and the libraries of the extra `serve`.
-SERVING = {f"hf_vanilla_transformer.serving.{name}" for name in ("app", "request_body", "schemas", "server")}
-OF_SERVING = {"fastapi", "pydantic", "pydantic_core", "starlette", "uvicorn"}
+SERVING = {
+    f"hf_vanilla_transformer.serving.{name}"
+    for name in ("app", "http_rules", "interface", "request_body", "schemas", "server")
+}
+OF_SERVING = {"fastapi", "pydantic", "pydantic_core", "python_multipart", "starlette", "uvicorn"}
 
 
 def test_optional_libraries_are_imported_inside_functions() -> None:

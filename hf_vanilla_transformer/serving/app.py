@@ -1,29 +1,38 @@
 """The HTTP interface: LibreTranslate's `/translate` and `/languages`, the page, `/health`, `/metrics` and `/docs`."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from contextlib import asynccontextmanager
-from html import escape
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from ..errors import UserError
-from ..inference.languages import NAMES
 from ..web import CONTENT_TYPES, page_files
 from .api_page import api_page
 from .engine import QueueFull
-from .metrics import Metrics
+from .http_rules import HttpRules
+from .interface import Server
 from .options import Limits
 from .request_body import check_key, parse_fields, read_body, validate
-from .schemas import ErrorAnswer, Language, PageRequest, TranslateAnswer, TranslateRequest
+from .schemas import (
+    DetectedLanguage,
+    DetectRequest,
+    ErrorAnswer,
+    Language,
+    PageRequest,
+    TranslateAnswer,
+    TranslateRequest,
+)
 from .service import LanguagePair, TooLong
+
+_CONTENT_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
 
 _RETRY_AFTER = "1"  # seconds, because a full queue moves on with every batch
 
@@ -42,82 +51,6 @@ _PAGE_HEADERS = {
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 
 Result = TypeVar("Result")
-
-
-class Server:
-    """The language pairs of a server, and their answers."""
-
-    def __init__(self, pairs: Iterable[LanguagePair], limits: Limits):
-        self.pairs = list(pairs)
-        self.limits = limits
-        self.metrics = Metrics()
-
-    def close(self) -> None:
-        """Translate the sentences in the queues, then end the threads."""
-        for pair in self.pairs:
-            pair.close()
-
-    def pair(self, source: str, target: str) -> LanguagePair:
-        """The pair for these codes. "auto" is the only source language with a model into `target`."""
-        pairs = [pair for pair in self.pairs if pair.target == target and source in (pair.source, "auto")]
-        if len(pairs) == 1:
-            return pairs[0]
-        if pairs:
-            raise HTTPException(400, "source: languages are not detected: name one of GET /languages")
-        raise HTTPException(400, f"{source}-{target}: there is no model for this pair (GET /languages lists all)")
-
-    def check_characters(self, name: str, count: int) -> None:
-        if count > self.limits.max_characters:
-            raise HTTPException(413, f"{name}: {count} characters, but the limit is {self.limits.max_characters}")
-
-    async def translate(self, request: TranslateRequest) -> TranslateAnswer:
-        texts = [request.q] if isinstance(request.q, str) else request.q
-        self.check_characters("q", sum(map(len, texts)))
-        pair = self.pair(request.source, request.target)
-        n_best = 1 + request.alternatives
-        if n_best > pair.engine.num_beams:
-            raise HTTPException(400, f"alternatives: at most {pair.engine.num_beams - 1} with this server's beams")
-        translations = await pair.translate(texts, html=request.format == "html", n_best=n_best)
-        best: Any = [of_text[0] for of_text in translations]
-        others: Any = [of_text[1:] for of_text in translations]
-        if isinstance(request.q, str):
-            best, others = best[0], others[0]
-        return TranslateAnswer(translatedText=best, alternatives=others if request.alternatives else None)
-
-    async def page_translation(self, pair: LanguagePair, request: PageRequest) -> dict[str, Any]:
-        self.check_characters("text", len(request.text))
-        most = max(16, pair.engine.num_beams)
-        if request.num_beams is not None and request.num_beams > most:
-            raise HTTPException(400, f"num_beams: at most {most}")
-        return await pair.inspector.run(
-            pair.inspector.page_translation, request.text, request.num_beams, request.alternatives, request.prefix
-        )
-
-    def languages(self) -> list[Language]:
-        targets: dict[str, list[str]] = {}
-        for pair in self.pairs:
-            targets.setdefault(pair.source, []).append(pair.target)
-            targets.setdefault(pair.target, [])
-        return [Language(code=code, name=NAMES.get(code, code), targets=into) for code, into in targets.items()]
-
-    def metrics_text(self) -> str:
-        return self.metrics.text(
-            {
-                "sentences_waiting": {pair.name: pair.engine.waiting for pair in self.pairs},
-                "sentences_running": {pair.name: pair.engine.running for pair in self.pairs},
-                "sentences_translated_total": {pair.name: pair.engine.translated for pair in self.pairs},
-            }
-        )
-
-    def index(self) -> str:
-        """A list of the pages, if there are several pairs."""
-        entries = "".join(
-            f'<li><a href="{escape(pair.name)}/">{escape(NAMES.get(pair.source, pair.source))} – '
-            f"{escape(NAMES.get(pair.target, pair.target))}</a></li>"
-            for pair in self.pairs
-        )
-        head = '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Translate</title>'
-        return f"{head}<ul>{entries}</ul></html>"
 
 
 def create_app(server: Server) -> FastAPI:
@@ -140,13 +73,15 @@ def create_app(server: Server) -> FastAPI:
         redoc_url=None,
     )
     app.state.limits = server.limits
+    _add_interface(app, server)
+    for pair in server.pairs:
+        _add_page(app, server, pair, f"/{pair.name}" if len(server.pairs) > 1 else "")
+    paths = {getattr(route, "path", "") for route in app.routes}
+    app.add_middleware(HttpRules, server.limits.allowed_hosts, server.limits.cors_origins, paths)
     if server.limits.cors_origins:
         origins = list(server.limits.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(server.metrics.counted)
-    _add_interface(app, server)
-    for pair in server.pairs:
-        _add_page(app, server, pair, f"/{pair.name}" if len(server.pairs) > 1 else "")
     return app
 
 
@@ -158,6 +93,28 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         """Translate a text, or a list of texts."""
         work = server.translate(validate(TranslateRequest, fields))
         return await _in_time(request, work, server.limits.timeout)
+
+    @app.post("/detect", **_documented(DetectRequest))
+    async def detect(request: Request, fields: _Fields) -> list[DetectedLanguage]:
+        """Detect the language of a text, among those of the server."""
+        return await _in_time(request, server.detect(validate(DetectRequest, fields)), server.limits.timeout)
+
+    @app.post("/suggest", include_in_schema=False)
+    @app.post("/translate_file", include_in_schema=False)
+    async def disabled(request: Request) -> Response:
+        async for _ in request.stream():  # some clients fail if the answer precedes the end of their file
+            pass
+        name = "Suggestions" if request.url.path.endswith("suggest") else "Files translation"
+        raise HTTPException(403, f"{name} are disabled on this server.")
+
+    @app.get("/frontend/settings", include_in_schema=False)
+    async def settings() -> dict[str, Any]:
+        return server.settings()
+
+    @app.get("/spec", include_in_schema=False)
+    async def specification() -> dict[str, Any]:
+        openapi = app.openapi()
+        return openapi | {"info": openapi["info"] | {"title": "LibreTranslate"}}  # by which clients know the interface
 
     @app.get("/languages")
     async def languages() -> list[Language]:
@@ -183,11 +140,17 @@ def _add_interface(app: FastAPI, server: Server) -> None:
 
         @app.get("/", include_in_schema=False)
         async def index() -> Response:
-            return HTMLResponse(server.index(), headers=_PAGE_HEADERS)
+            return RedirectResponse(f"{server.pairs[0].name}/")
 
 
 def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> None:
-    files = page_files(pair.site)
+    pages = [{"source": each.source, "target": each.target, "path": f"../{each.name}/"} for each in server.pairs]
+    facts = {
+        "key_required": server.limits.api_key is not None,
+        "max_characters": server.limits.max_characters,
+        "pages": pages if len(pages) > 1 else [],
+    }
+    files = page_files(pair.site | facts)
 
     @app.post(f"{prefix}/page/translate", **_documented(PageRequest))
     async def page_translate(request: Request, fields: _Fields) -> dict[str, Any]:
@@ -195,19 +158,20 @@ def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> 
         work = server.page_translation(pair, validate(PageRequest, fields))
         return await _in_time(request, work, server.limits.timeout)
 
-    @app.get(f"{prefix}/", include_in_schema=False)
-    @app.get(f"{prefix}/{{name}}", include_in_schema=False)
-    async def page_file(name: str = "index.html") -> Response:
-        if name not in files:
-            raise HTTPException(404, "Not Found")
+    def page_file(request: Request) -> Response:
+        name = request.url.path.rpartition("/")[2] or "index.html"
         kind = CONTENT_TYPES.get(name.rpartition(".")[2], "application/octet-stream")
         return Response(files[name], headers=_PAGE_HEADERS, media_type=kind)
 
+    for name in ("", *files):
+        app.add_route(f"{prefix}/{name}", page_file, include_in_schema=False)
+
 
 async def _failed(_: Request, error: Exception) -> Response:
+    headers: dict[str, str] = {}
     match error:
         case StarletteHTTPException():
-            status, message = error.status_code, str(error.detail)
+            status, message, headers = error.status_code, str(error.detail), {**(error.headers or {})}
         case ClientDisconnect():
             status, message = 499, "the client has disconnected"
         case QueueFull():
@@ -215,14 +179,16 @@ async def _failed(_: Request, error: Exception) -> Response:
         case UserError():
             status, message = 413 if isinstance(error, TooLong) else 400, str(error)
         case _:
-            status, message = 500, "the translation failed: see the log of the server"
-    return JSONResponse({"error": message}, status, {"Retry-After": _RETRY_AFTER} if status == 503 else {})
+            status, message = 500, "Cannot translate text: see the log of the server"
+    if status == 503:
+        headers["Retry-After"] = _RETRY_AFTER
+    return JSONResponse({"error": message}, status, headers)
 
 
 def _documented(model: type[BaseModel]) -> dict[str, Any]:
     """Arguments of a route that describe its body and its errors. FastAPI would read the body without a limit."""
     schema = {"schema": model.model_json_schema()}
-    content = dict.fromkeys(("application/json", "application/x-www-form-urlencoded"), schema)
+    content = dict.fromkeys(_CONTENT_TYPES, schema)
     return {"responses": _ERRORS, "openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
@@ -237,8 +203,9 @@ async def _read_fields(
         body = await asyncio.wait_for(reading, limits.timeout)
     except asyncio.TimeoutError:
         raise HTTPException(408, f"the body did not arrive within {limits.timeout:g} seconds") from None
-    fields = parse_fields(body, request.headers.get("content-type", ""))
-    check_key(fields.get("api_key", bearer.credentials if bearer else None), limits.api_key)
+    fields = parse_fields(body, request.headers.get("content-type", ""), request.url.query)
+    key = fields.get("api_key") or fields.get("apiKey")  # the latter by LibreTranslate's client of npm
+    check_key(key or (bearer.credentials if bearer else None), limits.api_key)
     return fields
 
 

@@ -11,7 +11,7 @@ _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _PREFIX = "vanilla_transformer_"
 
 #: All other paths count as "other", so that strangers cannot add lines.
-_PATHS = ("/page/translate", "/translate", "/languages")
+_PATHS = ("/page/translate", "/translate", "/languages", "/detect")
 
 
 class Metrics:
@@ -25,7 +25,7 @@ class Metrics:
 
     def count(self, path: str, status: int, seconds: float) -> None:
         """Count a request that was answered after `seconds`."""
-        path = next((known for known in _PATHS if path.endswith(known)), "other")
+        path = next((known for known in _PATHS if path.rstrip("/").endswith(known)), "other")
         self.requests[path, status] += 1
         if path.endswith("/translate"):
             self.durations += 1

@@ -13,6 +13,9 @@ class Limits:
     timeout: float = 60.0  #: seconds until the body has arrived, and then until the answer
     api_key: str | None = None  #: key that translation requests must have. None lets everybody translate.
     cors_origins: tuple[str, ...] = ()  #: web sites that may call this server from their pages. "*" is all.
+    #: Names under which the server is reached, such as behind a proxy. Others are refused if there are any, and on a
+    #: loopback address.
+    allowed_hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,20 @@
 """The body of a request: read within limits, parsed as JSON or a form, and checked."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from io import BytesIO
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import HTTPException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
+from python_multipart import parse_form
+from python_multipart.multipart import File
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_MOST_FIELDS = 100
 
 
 async def read_body(stream: AsyncIterator[bytes], declared: str | None, limit: int) -> bytes:
@@ -28,34 +33,89 @@ async def read_body(stream: AsyncIterator[bytes], declared: str | None, limit: i
     return bytes(body)
 
 
-def parse_fields(body: bytes, content_type: str) -> dict[str, Any]:
-    """Parse JSON, or a form as LibreTranslate's client sends it. Fields that are null are left out."""
+def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, Any]:
+    """Parse JSON, or a form as LibreTranslate's clients send it, and the query string.
+
+    If a field is repeated, the first one counts, and that of the query before that of a form. A field of JSON replaces
+    one of the query. An uploaded file is bytes.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     try:
+        fields = _first(parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS))
+        if kind == "application/json" or kind.endswith("+json"):
+            parsed = from_json(body)
+            if not isinstance(parsed, dict):
+                raise HTTPException(400, 'the body must be a JSON object, such as {"q": "Hello", "source": "en"}')
+            return fields | parsed
+        if kind == "multipart/form-data":
+            return _multipart(body, content_type) | fields
         if kind == "application/x-www-form-urlencoded":
-            return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100))
-        if kind != "application/json":
-            raise HTTPException(415, "Content-Type: must be application/json or application/x-www-form-urlencoded")
-        fields = from_json(body)
+            if body.lstrip().startswith(b"{"):
+                raise HTTPException(
+                    400, "the body is JSON, but no form: send the header Content-Type: application/json"
+                )
+            form = body.decode("utf-8")
+            return (
+                _first(parse_qsl(form, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)) | fields
+            )
     except ValueError as error:
-        raise HTTPException(400, f"the body is not valid {kind}: {error}") from None
-    if not isinstance(fields, dict):
-        raise HTTPException(400, 'the body must be a JSON object, such as {"q": "Hello", "source": "en"}')
-    return {name: value for name, value in fields.items() if value is not None}
+        raise HTTPException(400, f"the request is not valid {kind}: {error}") from None
+    if body:
+        raise HTTPException(415, "Content-Type: must be application/json, a form, or multipart/form-data")
+    return fields
+
+
+def _multipart(body: bytes, content_type: str) -> dict[str, Any]:
+    fields: list[tuple[str, Any]] = []
+
+    def add(name: bytes | None, value: str | bytes) -> None:
+        fields.append(((name or b"").decode("utf-8"), value))
+        if len(fields) > _MOST_FIELDS:
+            raise ValueError(f"more than {_MOST_FIELDS} fields")
+
+    def add_file(file: File) -> None:
+        file.file_object.seek(0)
+        add(file.field_name, file.file_object.read())
+
+    parse_form(
+        {"Content-Type": content_type.encode()},
+        BytesIO(body),
+        lambda field: add(field.field_name, (field.value or b"").decode("utf-8")),
+        add_file,
+    )
+    return _first(fields)
+
+
+def _first(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    first: dict[str, Any] = {}
+    for name, value in fields:
+        first.setdefault(name, value)
+    return first
 
 
 def check_key(key: Any, expected: str | None) -> None:
-    """Compare the API key of a request in constant time."""
+    """Compare the API key of a request in constant time. The errors are those of LibreTranslate."""
     key = key if isinstance(key, str) else ""
     if expected is not None and not secrets.compare_digest(key.encode("utf-8", "replace"), expected.encode()):
-        raise HTTPException(403, "api_key: missing or wrong")
+        missing = "Please contact the server operator to obtain an API key"
+        raise HTTPException(403, "Invalid API key" if key else missing)
 
 
 def validate(model: type[Model], fields: dict[str, Any]) -> Model:
-    """The fields as a model, or status 400 with the first wrong field, its problem and its description."""
+    """The fields as a model, or status 400 with the first wrong field, its problem and its description.
+
+    A field that is null counts as missing, and so does an empty one, except for a text.
+    """
+    texts = ("q", "text")
+    fields = {name: value for name, value in fields.items() if value is not None and (value != "" or name in texts)}
     try:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     name, problem = str(first["loc"][0]), first["msg"][0].lower() + first["msg"][1:]
-    raise HTTPException(400, f"{name}: {problem} ({model.model_fields[name].description})")
+    description = model.model_fields[name].description
+    if first["type"] == "missing":
+        raise HTTPException(400, f"Invalid request: missing {name} parameter ({description})")
+    if name == "format":
+        raise HTTPException(400, f"{name}: {fields[name]} format is not supported ({description})")
+    raise HTTPException(400, f"{name}: {problem} ({description})")

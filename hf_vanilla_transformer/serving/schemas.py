@@ -12,8 +12,15 @@ class TranslateRequest(BaseModel):
     source: str = Field(min_length=1, description="a language code of GET /languages, or auto")
     target: str = Field(min_length=1, description="a language code of GET /languages")
     format: Literal["text", "html"] = Field("text", description="text or html; HTML keeps its tags")
-    alternatives: int = Field(0, ge=0, description="number of further translations, less than the server's beams")
+    alternatives: int = Field(0, ge=0, description="most further translations; the server's beams may give fewer")
     api_key: Any = Field(None, description="the key of the server, if it has one and the request has no bearer token")
+
+
+class DetectedLanguage(BaseModel):
+    """A language of the server, and its probability in percent."""
+
+    confidence: float
+    language: str
 
 
 class TranslateAnswer(BaseModel):
@@ -21,6 +28,14 @@ class TranslateAnswer(BaseModel):
 
     translatedText: str | list[str]
     alternatives: list[str] | list[list[str]] | None = Field(None, description="the next best translations, if asked")
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = Field(None, description="if source is auto")
+
+
+class DetectRequest(BaseModel):
+    """The body of `POST /detect`."""
+
+    q: str = Field(description="a text")
+    api_key: Any = Field(None, description="as in POST /translate")
 
 
 class PageRequest(BaseModel):

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from ..errors import UserError, check_at_least_one
 from ..inference.documents import sentence_splitter
 from ..inference.translator import Translator
 from ..web.page import model_facts
-from .app import Server, create_app
+from .app import create_app
+from .http_rules import LOOPBACK
+from .interface import Server
 from .languages import model_folders
 from .options import ServeOptions
 from .service import LanguagePair
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _HEAD_SECONDS = 10.0  # until a connection has sent the head of a request
 _SPARE_FILES = 64  # file descriptors that are not connections
@@ -40,7 +41,10 @@ def load_server(options: ServeOptions) -> Server:
         translator = Translator.from_pretrained(folder, options.device, options.dtype, workers=options.workers)
         site = _site(folder, source, target, translator)
         pairs.append(LanguagePair(source, target, translator, split, site, **options.engine))
-    return Server(pairs, options.limits)
+    limits = options.limits
+    if options.host in LOOPBACK or limits.allowed_hosts:
+        limits = replace(limits, allowed_hosts=(*LOOPBACK, *map(str.lower, limits.allowed_hosts)))
+    return Server(pairs, limits)
 
 
 def _site(folder: Path, source: str, target: str, translator: Translator) -> dict[str, Any]:
@@ -51,7 +55,6 @@ def _site(folder: Path, source: str, target: str, translator: Translator) -> dic
         **model_facts(translator.model, folder, source, target),
         "dtype": described["dtype"],
         "bytes": translator.model.get_memory_footprint(),
-        "search": {"num_beams": described["num_beams"]},
     }
 
 
@@ -62,7 +65,7 @@ def run(options: ServeOptions) -> None:
         host, port = listening.getsockname()[:2]
         pairs = ", ".join(pair.name for pair in server.pairs)
         print(f"serving {pairs} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)", flush=True)
-        if options.host not in _LOOPBACK and options.limits.api_key is None:
+        if options.host not in LOOPBACK and options.limits.api_key is None:
             print("anyone who reaches this address can translate; --api_key_file restricts that", flush=True)
         config = uvicorn.Config(
             create_app(server),

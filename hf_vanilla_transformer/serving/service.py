@@ -45,7 +45,7 @@ class LanguagePair:
         source, target: codes such as "en".
         translator: its tokenizers are used in this object's thread and nowhere else.
         split: splits a line into sentences. None takes a line as one sentence.
-        site: content of `site.json`, as web/README.md describes it.
+        site: content of `site.json`, as web/README.md describes it, without the settings of the search.
         engine: arguments of `Engine`.
     """
 
@@ -63,8 +63,8 @@ class LanguagePair:
         self.name = f"{source}-{target}"
         self.translator = translator
         self.split: Splitter = split or (lambda line: [line])
-        self.site = dict(site or {})
         self.engine = Engine(translator, **engine)
+        self.site = {**(site or {}), "search": {"num_beams": self.engine.num_beams}}
         self.inspector = Inspector(translator)
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
 
@@ -83,7 +83,7 @@ class LanguagePair:
             n_best: translations of each text, at most `engine.num_beams`. An HTML text has one.
 
         Returns:
-            For each text its translations, the best first.
+            For each text its different translations, the best first.
 
         Raises:
             UserError: a sentence is longer than the learned positions of the model.
@@ -98,7 +98,8 @@ class LanguagePair:
             ranks = range(max(map(len, translated), default=1))
             # a sentence with fewer hypotheses repeats its last one
             ranked = [[hypotheses[: rank + 1][-1][0] for hypotheses in translated] for rank in ranks]
-            results.append([join_text(of_text, texts, self.source, self.target) for texts in ranked])
+            joined = [join_text(of_text, texts, self.source, self.target) for texts in ranked]
+            results.append(list(dict.fromkeys(joined)))
         return results
 
     async def _translate_html(self, texts: Sequence[str]) -> list[list[str]]:
@@ -182,6 +183,6 @@ class LanguagePair:
         """Apply a function to each item, in the text thread."""
         loop, results = asyncio.get_running_loop(), list[Result]()
         for start in range(0, len(items), at_once):
-            own = items[start : start + at_once]
-            results += await loop.run_in_executor(self._text_thread, lambda own=own: [*map(function, own)])
+            own = map(function, items[start : start + at_once])
+            results += await loop.run_in_executor(self._text_thread, list, own)
         return results

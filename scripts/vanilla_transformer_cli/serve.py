@@ -31,6 +31,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--cors_origin", nargs="+", default=[], metavar="URL",
         help="web sites whose pages may call this server; * is all (default: none)",
     )  # fmt: skip
+    add(
+        "--allowed_host", nargs="+", default=[], metavar="NAME",
+        help="names of this server behind a proxy; on 127.0.0.1 requests for other names are refused",
+    )  # fmt: skip
     add = parser.add_argument_group("limits").add_argument
     add("--max_characters", type=int, default=10_000, metavar="N", help="of a request (default: %(default)s)")
     add("--max_queue", type=int, default=1024, metavar="N", help="sentences that may wait (default: %(default)s)")
@@ -58,7 +62,13 @@ def main(arguments: argparse.Namespace) -> None:
             dtype=arguments.dtype,
             workers=arguments.workers,
             split_sentences=not arguments.lines,
-            limits=Limits(arguments.max_characters, arguments.timeout, key, tuple(arguments.cors_origin)),
+            limits=Limits(
+                max_characters=arguments.max_characters,
+                timeout=arguments.timeout,
+                api_key=key,
+                cors_origins=tuple(arguments.cors_origin),
+                allowed_hosts=tuple(arguments.allowed_host),
+            ),
             engine=given_values(arguments, "batch_size", "max_tokens_per_batch", "max_queue", "num_beams"),
         )
     )

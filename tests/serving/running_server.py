@@ -68,8 +68,9 @@ def running_server(model: Path, folder: Path, *arguments: str, threads: int = 1)
 def post(fields: Any, path: str = "/translate") -> bytes:
     """A request with a JSON body, as bytes."""
     body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    headers = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": len(body)}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], Any]:

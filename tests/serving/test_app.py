@@ -63,6 +63,16 @@ def test_alternatives_are_the_next_hypotheses(client: Any, translator: Translato
     assert [found["translatedText"], *found["alternatives"]] == [each.text for each in expected]
     found = client.post("/translate", json=GOOD | {"q": [CORPUS[0], ""], "alternatives": 1}).json()
     assert found["alternatives"] == [[expected[1].text], []]
+    found = client.post("/translate", json=GOOD | {"alternatives": 1000}).json()
+    assert found["alternatives"] == [each.text for each in expected[1:]]  # as many as there are beams
+
+
+def test_alternatives_differ(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = iter([["one", "one", "two", "one"]])
+    monkeypatch.setattr(translator.target_tokenizer, "batch_decode", lambda *_, **__: next(texts))
+    with client_of(language_pair(translator)) as client:
+        found = client.post("/translate", json=GOOD | {"alternatives": 3}).json()
+    assert found == {"translatedText": "one", "alternatives": ["two"]}
 
 
 def test_html_keeps_its_tags(client: Any, translator: Translator) -> None:
@@ -86,26 +96,91 @@ def test_languages_are_listed(translator: Translator) -> None:
             {"code": "xx", "name": "xx", "targets": []},
         ]
         assert client.post("/translate", json=GOOD | {"source": "auto"}).status_code == 200
-        for path in ("/en-de/", "/de-en/page/translate"):
-            assert f'href="{path.split("/")[1]}/"' in client.get("/").text
+        assert client.get("/", follow_redirects=False).headers["location"] == "en-de/"
+        assert [page["path"] for page in client.get("/de-en/site.json").json()["pages"]] == [
+            "../en-de/",
+            "../de-en/",
+            "../en-xx/",
+        ]
         assert client.post("/en-xx/page/translate", json={"text": "seven"}).json()["text"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "pair"),
+    [
+        ("EN", "DE", "en-de"),
+        ("en-US", "de_AT", "en-de"),
+        ("en", "pt", "en-pt"),
+        ("en", "PT-br", "en-pt-BR"),
+        ("en", "pt-PT", "en-pt"),
+        ("en", "zh-Hans", "en-zh"),
+        ("en", "zh_TW", "en-zh"),
+        ("en", "en", None),
+        ("en-GB", "EN_us", None),
+        ("zh-Hant", "zh", None),
+    ],
+)
+def test_variants_of_languages_are_matched(translator: Translator, source: str, target: str, pair: str | None) -> None:
+    pairs = [language_pair(translator, "en", code) for code in ("de", "pt", "pt-BR", "zh")]
+    for each in pairs:
+
+        async def translate(texts: list[str], name: str = each.name, **_: Any) -> list[list[str]]:
+            return [[name] for _ in texts]
+
+        each.translate = translate
+    with client_of(*pairs) as client:
+        answer = client.post("/translate", json={"q": "seven", "source": source, "target": target})
+        assert answer.json() == {"translatedText": pair or "seven"}
+
+
+ENGLISH = "A man is riding a bike, and two dogs are running in the snow."
+GERMAN = "Ein Mann fährt auf einem Fahrrad, und zwei Hunde rennen im Schnee."
+FRENCH = "Un homme fait du vélo, et deux chiens courent dans la neige."
+
+
+def test_language_of_a_text_is_detected(translator: Translator) -> None:
+    pytest.importorskip("py3langid", reason="needs the extra `detect`")
+    with client_of(language_pair(translator), language_pair(translator, "fr", "de")) as client:
+        for text, language in ((ENGLISH, "en"), (GERMAN, "de"), (FRENCH, "fr")):
+            found = client.post("/detect", data={"q": text}).json()
+            assert found[0]["language"] == language and found[0]["confidence"] > 90
+            answer = client.post("/translate", data={"q": text, "source": "auto", "target": "de"}).json()
+            assert answer["detectedLanguage"] == found[0]
+            assert (answer["translatedText"] == text) == (language == "de")  # what is German stays
+        texts = {"q": [ENGLISH, FRENCH, GERMAN], "source": "auto", "target": "de", "alternatives": 1}
+        answer = client.post("/translate", json=texts).json()
+        assert [each["language"] for each in answer["detectedLanguage"]] == ["en", "fr", "de"]
+        assert answer["translatedText"][2] == GERMAN and answer["alternatives"][2] == []
+    with client_of(language_pair(translator)) as client:
+        short = client.post("/translate", json={"q": "seven", "source": "auto", "target": "de"}).json()
+        assert short["detectedLanguage"] == {"language": "en", "confidence": 100.0}
+        assert short["translatedText"] == best(translator, "seven")[0]
 
 
 @pytest.mark.parametrize(
     ("path", "fields", "status", "message"),
     [
-        ("/translate", GOOD | {"source": "de", "target": "en"}, 400, "de-en: "),
-        ("/translate", GOOD | {"target": "<script>"}, 400, "en-<script>: "),
-        ("/translate", GOOD | {"source": "auto", "target": "fr"}, 400, "auto-fr: "),
-        ("/translate", GOOD | {"alternatives": 4}, 400, "alternatives: "),
+        # the first words are those by which LibreTranslate's clients know an error
+        ("/translate", GOOD | {"source": "de", "target": "en"}, 400, "English (en) is not available as a target"),
+        ("/translate", GOOD | {"target": "<script>"}, 400, "<script> is not supported"),
+        ("/translate", GOOD | {"source": "auto", "target": "fr"}, 400, "fr is not supported"),
+        ("/translate", GOOD | {"source": "auto", "target": "en"}, 400, "English (en) is not available as a target"),
+        ("/translate", GOOD | {"source": "fr", "q": []}, 400, "fr is not supported"),
+        ("/translate", GOOD | {"source": ""}, 400, "Invalid request: missing source parameter"),
+        ("/translate", {"source": "en", "target": "de"}, 400, "Invalid request: missing q parameter"),
+        ("/translate", GOOD | {"format": "pdf"}, 400, "format: pdf format is not supported"),
         ("/translate", GOOD | {"q": 7}, 400, "q: "),
-        ("/translate", GOOD | {"q": "\ud800"}, 400, "the body"),
-        ("/translate", GOOD | {"q": "x" * 501}, 413, "q: 501 characters"),
-        ("/translate", GOOD | {"q": ["x" * 300] * 2}, 413, "q: 600 characters"),
-        ("/translate", "[" * 5000, 400, "the body"),
+        ("/translate", GOOD | {"q": "\ud800"}, 400, "the request"),
+        ("/translate", GOOD | {"q": "x" * 501}, 400, "q: request (501) exceeds text limit (500)"),
+        ("/translate", GOOD | {"q": ["x" * 300] * 2}, 400, "q: request (600) exceeds text limit (500)"),
+        ("/detect", {}, 400, "Invalid request: missing q parameter"),
+        ("/detect", {"q": "x" * 501}, 400, "q: request (501) exceeds text limit (500)"),
+        ("/suggest", GOOD | {"s": "x"}, 403, "Suggestions are disabled on this server."),
+        ("/translate_file", GOOD, 403, "Files translation are disabled on this server."),
+        ("/translate", "[" * 5000, 400, "the request"),
         ("/translate", " " * 20_000, 413, "the body"),
-        ("/page/translate", {}, 400, "text: "),
-        ("/page/translate", {"text": "x" * 501}, 413, "text: 501 characters"),
+        ("/page/translate", {}, 400, "Invalid request: missing text parameter"),
+        ("/page/translate", {"text": "x" * 501}, 400, "text: request (501) exceeds text limit (500)"),
         ("/page/translate", {"text": "seven", "prefix": "x"}, 400, "prefix: "),
         ("/page/translate", {"text": "seven", "prefix": [10**6]}, 400, "prefix: "),
         ("/page/translate", {"text": "seven", "prefix": [-1]}, 400, "prefix: "),
@@ -121,24 +196,46 @@ def test_wrong_requests_are_one_line(client: Any, path: str, fields: Any, status
     assert answer.json()["error"].startswith(message)
 
 
-def test_unknown_paths_and_methods_are_refused(client: Any) -> None:
-    for method, path, status in (
-        ("get", "/translate", 404),
-        ("post", "/languages", 405),
-        ("get", "/../etc/passwd", 404),
-        ("get", "/redoc", 404),
-        ("get", "/page/none", 404),
-    ):
-        answer = getattr(client, method)(path)
-        assert answer.status_code == status and "error" in answer.json(), path
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allow"),
+    [
+        ("GET", "/translate", 405, "POST"),
+        ("DELETE", "/translate/", 405, "POST"),
+        ("POST", "/languages", 405, "GET"),
+        ("POST", "/page.js", 405, "GET"),
+        ("POST", "/unknown", 404, None),
+        ("GET", "/../etc/passwd", 404, None),
+        ("GET", "/redoc", 404, None),
+        ("GET", "/page/none", 404, None),
+    ],
+)
+def test_unknown_paths_and_methods_are_refused(
+    client: Any, method: str, path: str, status: int, allow: str | None
+) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == status and "error" in answer.json()
+    assert (allow is None) == ("allow" not in answer.headers) and (allow or "") in answer.headers.get("allow", "")
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/languages", "/page.js", "/spec", "/metrics", "/docs"])
+def test_head_has_the_headers_of_get(client: Any, path: str) -> None:
+    head, get = client.head(path), client.get(path)
+    assert head.status_code == get.status_code == 200 and head.content == b""
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+def test_slashes_do_not_matter(client: Any) -> None:
+    for path in ("//translate", "/translate/", "//translate//"):
+        answer = client.post(f"http://testserver{path}", json=GOOD, follow_redirects=False)
+        assert answer.status_code == 200
 
 
 def test_interface_is_described(client: Any) -> None:
     paths = client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/translate", "/languages", "/health", "/metrics", "/page/translate"}
+    assert set(paths) == {"/translate", "/detect", "/languages", "/health", "/metrics", "/page/translate"}
     translate = paths["/translate"]["post"]
     bodies = translate["requestBody"]["content"]
-    assert set(bodies) == {"application/json", "application/x-www-form-urlencoded"}
+    assert set(bodies) == {"application/json", "application/x-www-form-urlencoded", "multipart/form-data"}
     assert bodies["application/json"]["schema"]["required"] == ["q", "source", "target"]
     assert {"200", "4XX", "5XX"} <= set(translate["responses"])
 
@@ -222,22 +319,64 @@ def test_api_key_guards_translations(translator: Translator) -> None:
         for bearer, status in (("Bearer sesame", 200), ("bearer sesame", 200), ("Basic sesame", 403)):
             headers = {"Authorization": bearer}
             assert client.post("/translate", json=GOOD, headers=headers).status_code == status
-            assert client.post("/translate", json=GOOD | {"api_key": ""}, headers=headers).status_code == 403
+            assert client.post("/translate", json=GOOD | {"api_key": ""}, headers=headers).status_code == status
+        assert client.post("/translate", params=GOOD | {"api_key": "sesame"}).status_code == 200
+        assert client.post("/detect", json={"q": "seven"}).json()["error"].startswith("Please contact")
+        assert client.post("/translate", json=GOOD | {"api_key": "x"}).json() == {"error": "Invalid API key"}
+        assert client.get("/site.json").json()["key_required"] is True
         assert client.get("/languages").status_code == client.get("/health").status_code == 200
 
 
-def test_other_sites_may_call_only_where_asked(translator: Translator) -> None:
-    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
-    with client_of(language_pair(translator)) as client:
-        assert client.options("/translate", headers=headers).status_code == 405
-        answer = client.post("/translate", json=GOOD, headers=headers)
-        assert not any(name.startswith("access-control") for name in answer.headers)
-    with client_of(language_pair(translator), cors_origins=("https://example.org",)) as client:
-        assert (
-            client.options("/translate", headers=headers).headers["access-control-allow-origin"] == headers["Origin"]
-        )
-        other = client.post("/translate", json=GOOD, headers={"Origin": "https://other.org"})
-        assert "access-control-allow-origin" not in other.headers
+ALLOWED = {"cors_origins": ("https://example.org",)}
+PROXIED = {"allowed_hosts": ("127.0.0.1", "localhost", "translate.example.org")}
+
+
+@pytest.mark.parametrize(
+    ("limits", "origin", "status"),
+    [
+        ({}, "https://example.org", 403),
+        ({}, "null", 403),
+        ({}, "http://testserver:81", 403),
+        ({}, "http://testserver", 200),  # the page of this server
+        ({}, "moz-extension://0b1f", 200),  # no page has such an origin
+        (ALLOWED, "https://example.org", 200),
+        (ALLOWED, "https://other.org", 403),
+        ({"cors_origins": ("*",)}, "https://example.org", 200),
+    ],
+)
+def test_pages_of_other_sites_are_refused(translator: Translator, limits: dict, origin: str, status: int) -> None:
+    with client_of(language_pair(translator), **limits) as client:
+        answer = client.post("/translate", data=GOOD, headers={"Origin": origin})
+        assert answer.status_code == status
+        may_read = answer.headers.get("access-control-allow-origin")
+        assert (may_read in (origin, "*")) == (status == 200 and bool(limits))
+        assert client.get("/languages", headers={"Origin": origin}).status_code == 200
+        preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        allows = "access-control-allow-origin" in client.options("/translate", headers=preflight).headers
+        assert allows == (status == 200 and bool(limits))
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("127.0.0.1:5000", None, 200),
+        ("LOCALHOST", None, 200),
+        ("evil.example", None, 403),
+        ("127.0.0.1.evil.example", None, 403),
+        ("[::1", None, 403),
+        ("translate.example.org", "https://translate.example.org", 200),
+        ("127.0.0.1:5000", "https://translate.example.org", 200),
+        ("127.0.0.1:5000", "http://localhost:3000", 403),
+    ],
+)
+def test_names_of_other_servers_are_refused(
+    translator: Translator, host: str, origin: str | None, status: int
+) -> None:
+    headers = {"Host": host} | ({"Origin": origin} if origin else {})
+    with client_of(language_pair(translator), **PROXIED) as client:
+        assert client.post("/translate", json=GOOD, headers=headers).status_code == status
+        if origin is None:
+            assert client.get("/", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize("step", ["split", "encode", "decode"])
@@ -304,7 +443,10 @@ def test_page_and_what_it_loads_are_sent_with_a_policy(client: Any) -> None:
     for name in re.findall(r'(?:src|href)="([\w.]+)"', index.text):
         assert client.get(f"/{name}").status_code == 200, name
     site = client.get("/site.json")
-    assert site.json() == {"engine": "server", "title": "test"}
+    assert site.json() == {
+        **{"engine": "server", "title": "test", "search": {"num_beams": 4}},
+        **{"key_required": False, "max_characters": 500, "pages": []},
+    }
     assert "default-src 'self'" in site.headers["content-security-policy"]
     assert client.get("/server_engine.js").headers["content-type"] == "text/javascript; charset=utf-8"
 

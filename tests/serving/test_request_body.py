@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -18,6 +19,7 @@ from hf_vanilla_transformer.serving.schemas import TranslateRequest
 
 GOOD = {"q": "seven", "source": "en", "target": "de"}
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data; boundary=x"
 
 
 def read(chunks: list[bytes], declared: str | None, limit: int) -> bytes:
@@ -45,15 +47,31 @@ def test_body_that_declares_too_much_is_not_read() -> None:
     assert error.value.status_code == 413 and chunks == [b"x"]
 
 
+def multipart(*fields: tuple[str, str]) -> bytes:
+    """As a browser sends it."""
+    parts = (f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields)
+    return ("".join(parts) + "--x--\r\n").encode()
+
+
+FIELDS = [("q", "süß\r\n a&b"), ("q", "second"), ("source", "en"), ("format", "")]
+
+
 @pytest.mark.parametrize(
-    ("body", "content_type"),
+    ("body", "content_type", "query"),
     [
-        (b'{"q": "s\xc3\xbc\\u00df", "source": "en", "format": null}', f"{JSON}; charset=utf-8"),
-        (b"q=s%C3%BC%C3%9F&source=en", FORM),
+        (b'{"q": "s\xc3\xbc\\u00df\\r\\n a&b", "source": "en", "format": null}', f"{JSON}; charset=utf-8", ""),
+        (b'{"q": "s\xc3\xbc\\u00df\\r\\n a&b", "source": "en"}', "application/vnd.api+json", "q=x"),
+        (urlencode(FIELDS).encode(), FORM, ""),
+        ("q=süß%0D%0A+a%26b&q=second&source=en&format=".encode(), f"{FORM}; charset=UTF-8", ""),  # raw UTF-8
+        (multipart(*FIELDS), MULTIPART, ""),
+        (b"", "", urlencode(FIELDS)),
+        (b"q=x", FORM, urlencode(FIELDS)),
+        (multipart(("q", "x")), MULTIPART, urlencode(FIELDS)),
     ],
 )
-def test_json_and_forms_are_parsed(body: bytes, content_type: str) -> None:
-    assert parse_fields(body, content_type) == {"q": "süß", "source": "en"}
+def test_json_forms_and_queries_are_parsed(body: bytes, content_type: str, query: str) -> None:
+    fields = parse_fields(body, content_type, query)
+    assert {name: value for name, value in fields.items() if value} == {"q": "süß\r\n a&b", "source": "en"}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +87,10 @@ def test_json_and_forms_are_parsed(body: bytes, content_type: str) -> None:
         (b"q=%ff", FORM, 400),
         (b"q=\xff", FORM, 400),
         (b"&".join([b"q=1"] * 200), FORM, 400),
+        (b'{"q": "seven"}', FORM, 400),  # curl -d without a header
+        (multipart(("q", "x")), "multipart/form-data", 400),  # without a boundary
+        (multipart(*[("q", "x")] * 200), MULTIPART, 400),
+        (multipart(("q", "x")).replace(b"x\r\n--", b"\xff\r\n--"), MULTIPART, 400),
         (b"{}", "text/plain", 415),
         (b"{}", "", 415),
     ],
@@ -81,7 +103,7 @@ def test_invalid_bodies_are_refused(body: bytes, content_type: str, status: int)
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_fields_or_a_bad_request(body: bytes) -> None:
-    for content_type in (JSON, FORM):
+    for content_type in (JSON, FORM, MULTIPART):
         try:
             assert isinstance(parse_fields(body, content_type), dict)
         except HTTPException as error:
@@ -91,8 +113,8 @@ def test_any_bytes_are_fields_or_a_bad_request(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("q", value) for value in (None, 7, ["seven", 7], {"a": 1})],
-        *[("source", None), ("source", ""), ("target", 7)],
+        *[("q", value) for value in (7, ["seven", 7], {"a": 1})],
+        ("target", 7),
         *[("format", "pdf"), ("format", ["text"])],
         *[("alternatives", value) for value in (-1, 1.5, "²", "9" * 5000, [])],
     ],
@@ -105,13 +127,15 @@ def test_wrong_fields_are_named(name: str, value: Any) -> None:
     assert str(TranslateRequest.model_fields[name].description) in message
 
 
-def test_missing_field_is_named() -> None:
-    with pytest.raises(HTTPException, match="^400: target: field required"):
-        validate(TranslateRequest, {"q": "seven", "source": "en"})
+@pytest.mark.parametrize("fields", [{}, {"target": None}, {"target": ""}])
+def test_missing_field_is_named(fields: dict) -> None:
+    with pytest.raises(HTTPException, match="^400: Invalid request: missing target parameter"):
+        validate(TranslateRequest, {"q": "seven", "source": "en"} | fields)
 
 
 def test_fields_have_the_defaults_of_libretranslate() -> None:
-    request = validate(TranslateRequest, GOOD | {"unknown": 1})
+    for unset in (None, ""):
+        request = validate(TranslateRequest, GOOD | {"unknown": 1, "format": unset, "alternatives": unset})
     assert (request.q, request.format, request.alternatives) == ("seven", "text", 0)
     request = validate(TranslateRequest, GOOD | {"q": ["a", ""], "format": "html", "alternatives": "2"})
     assert (request.q, request.format, request.alternatives) == (["a", ""], "html", 2)
@@ -136,7 +160,7 @@ def test_api_key_is_compared(key: Any, passes: bool) -> None:
     if passes:
         check_key(key, "sesame")
         return
-    with pytest.raises(HTTPException, match="api_key") as error:
+    with pytest.raises(HTTPException, match="API key") as error:
         check_key(key, "sesame")
     assert error.value.status_code == 403
 

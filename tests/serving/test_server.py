@@ -1,4 +1,4 @@
-"""A server in a process of its own, over sockets: many clients, abuse, SIGTERM, and LibreTranslate's client."""
+"""A server in a process of its own, over sockets: many clients, abuse, SIGTERM, and wrong options."""
 
 import asyncio
 import math
@@ -68,17 +68,9 @@ def test_many_clients_get_the_translations_of_translate(server: RunningServer, e
 
 @pytest.mark.slow
 def test_answers_have_security_headers(server: RunningServer) -> None:
-    for request in (post(GOOD), post({}), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
+    for request in (post(GOOD), post({}), b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"):
         headers = asyncio.run(ask(server.port, request))[1]
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
-
-
-@pytest.mark.slow
-def test_client_of_libretranslate_works_unchanged(server: RunningServer, expected: list[str]) -> None:
-    libretranslatepy = pytest.importorskip("libretranslatepy", reason="LibreTranslate's own client")
-    client = libretranslatepy.LibreTranslateAPI(server.url)
-    assert client.translate(LINES[0], "en", "de") == expected[0]
-    assert client.languages()[0] == {"code": "en", "name": "English", "targets": ["de"]}
 
 
 @pytest.mark.slow
@@ -103,7 +95,7 @@ def test_large_bodies_are_refused_in_bounded_memory(server: RunningServer, expec
         return status
 
     async def send_all() -> list[int]:
-        head = "POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = "POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         declared = [send(head + f"Content-Length: {100 * 2**20}\r\n\r\n", False) for _ in range(4)]
         streamed = [send(head + "Transfer-Encoding: chunked\r\n\r\n", True) for _ in range(4)]
         return await asyncio.gather(*declared, *streamed)
@@ -119,12 +111,13 @@ def test_large_bodies_are_refused_in_bounded_memory(server: RunningServer, expec
     [
         (post({"q": 7, "source": "en", "target": "de"}), 400),
         (post([GOOD]), 400),
-        (post(GOOD | {"q": "x" * 20_000}), 413),
+        (post(GOOD | {"q": "x" * 20_000}), 400),
+        (post(GOOD).replace(b"Host: 127.0.0.1", b"Host: evil.example"), 403),
         (post(GOOD).replace(b"application/json", b"text/plain"), 415),
         (post(GOOD)[:-1], 408),
-        (b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", 404),
-        (b"GET /%2e%2e/page.py HTTP/1.1\r\nHost: x\r\n\r\n", 404),
-        (b"DELETE /translate HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"GET /../../etc/passwd HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 404),
+        (b"GET /%2e%2e/page.py HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 404),
+        (b"DELETE /translate HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 405),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n" + b"X: " + b"a" * 100_000 + b"\r\n\r\n", 400),
     ],
@@ -191,7 +184,7 @@ def test_clients_that_leave_give_their_sentences_up(server: RunningServer, expec
 
     asyncio.run(leave())
     assert_healthy(server, expected)
-    metrics = asyncio.run(ask(server.port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"))[2]
+    metrics = asyncio.run(ask(server.port, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"))[2]
     values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
     assert values['vanilla_transformer_sentences_waiting{pair="en-de"}'] == "0"
 
@@ -211,7 +204,7 @@ def test_signal_ends_the_server_after_what_it_has_taken(
                 writer.write(post(GOOD | {"q": LINES[start : start + 40]}))
                 asked.append((reader, writer))
             while True:  # until all are taken and some are being translated
-                _, _, metrics = await ask(server.port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                _, _, metrics = await ask(server.port, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
                 waiting = metrics.split('sentences_waiting{pair="en-de"} ')[1].split("\n")[0]
                 done = metrics.split('sentences_translated_total{pair="en-de"} ')[1].split("\n")[0]
                 if int(waiting) + int(done) + int(metrics.split(running)[1].split("\n")[0]) >= 390:

@@ -1,0 +1,38 @@
+"""Detect the language of a text, offline, by py3langid (extra `detect`): 139 languages in 5 MB."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from ..errors import UserError
+
+
+def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, float]]:
+    """Rank languages by their probability, given that the text is in one of them.
+
+    Args:
+        languages: codes such as "en" or "pt-BR". Their variants are not told apart.
+
+    Returns:
+        (code, probability), the most probable first. A language that py3langid does not know has probability 0.
+
+    Raises:
+        UserError: py3langid is not installed.
+    """
+    probabilities: Counter[str] = Counter()
+    for code, probability in _identifier().rank(text):
+        probabilities[code] += probability  # one language may have a model for each of its scripts
+    of_languages = [probabilities[code.replace("_", "-").split("-")[0].lower()] for code in languages]
+    total = sum(of_languages) or 1.0
+    shares = [probability / total for probability in of_languages]
+    return sorted(zip(languages, shares, strict=True), key=lambda language: -language[1])
+
+
+@cache
+def _identifier() -> Any:
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as error:
+        raise UserError("py3langid, which detects languages, is missing: install the extra `detect`") from error
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

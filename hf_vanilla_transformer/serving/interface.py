@@ -1,0 +1,150 @@
+"""The answers of a server: those of LibreTranslate's interface, and those of the page."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import HTTPException
+
+from ..data.language_detection import detect_languages
+from ..data.translation_memories import language_match
+from ..inference.languages import NAMES
+from .metrics import Metrics
+from .options import Limits
+from .schemas import DetectedLanguage, DetectRequest, Language, PageRequest, TranslateAnswer, TranslateRequest
+from .service import LanguagePair
+
+#: A shorter text is not taken for one in the target language.
+_SURE_CHARACTERS = 40
+
+
+class Server:
+    """The language pairs of a server, and their answers."""
+
+    def __init__(self, pairs: Iterable[LanguagePair], limits: Limits):
+        self.pairs = list(pairs)
+        self.limits = limits
+        self.metrics = Metrics()
+        self.codes = list(dict.fromkeys(code for pair in self.pairs for code in (pair.source, pair.target)))
+
+    def close(self) -> None:
+        """Translate the sentences in the queues, then end the threads."""
+        for pair in self.pairs:
+            pair.close()
+
+    async def translate(self, request: TranslateRequest) -> TranslateAnswer:
+        """Translate the texts of a request. A text in the target language stays as it is."""
+        texts = [request.q] if isinstance(request.q, str) else request.q
+        self._check_characters("q", sum(map(len, texts)))
+        target = self._known(request.target)
+        detected = await self._detected(texts, target) if request.source == "auto" else None
+        sources = [request.source] * len(texts) if detected is None else [found.language for found in detected]
+        translations: list[list[str]] = [[text] for text in texts]
+        for source in dict.fromkeys(sources) or {request.source} - {"auto"}:
+            pair = self._pair(source, request.target)
+            if pair is None:
+                continue
+            rows = [row for row, other in enumerate(sources) if other == source]
+            n_best = pair.engine.num_beams if request.alternatives else 1
+            html = request.format == "html"
+            own = await pair.translate([texts[row] for row in rows], html=html, n_best=n_best)
+            for row, found in zip(rows, own, strict=True):
+                translations[row] = found
+        answer: dict[str, Any] = {"translatedText": [of_text[0] for of_text in translations]}
+        if request.alternatives:
+            answer["alternatives"] = [of_text[1 : 1 + request.alternatives] for of_text in translations]
+        if detected is not None:
+            answer["detectedLanguage"] = detected
+        if isinstance(request.q, str):
+            answer = {name: of_texts[0] for name, of_texts in answer.items()}
+        return TranslateAnswer(**answer)
+
+    def _pair(self, source: str, target: str) -> LanguagePair | None:
+        """The pair for these codes or their variants, or None if source and target are one language."""
+        ranked = [(language_match(source, pair.source), language_match(target, pair.target)) for pair in self.pairs]
+        fitting = [(sum(fit), -row) for row, fit in enumerate(ranked) if all(fit)]
+        if fitting:
+            return self.pairs[-max(fitting)[1]]
+        source, target = self._known(source), self._known(target)
+        if source == target:
+            return None
+        names = [f"{NAMES.get(code, code)} ({code})" for code in (target, source)]
+        raise HTTPException(400, f"{names[0]} is not available as a target language from {names[1]}")
+
+    def _known(self, requested: str) -> str:
+        """The code of the server that fits a code best."""
+        fit, code = max(((language_match(requested, code), code) for code in self.codes), key=lambda match: match[0])
+        if not fit:
+            raise HTTPException(400, f"{requested} is not supported (GET /languages lists the languages)")
+        return code
+
+    async def _detected(self, texts: list[str], target: str) -> list[DetectedLanguage]:
+        """The language of each text, among those that can be translated into `target`, and `target` itself."""
+        sources = list(dict.fromkeys(pair.source for pair in self.pairs if pair.target == target))
+        if not sources:
+            raise HTTPException(400, f"{NAMES.get(target, target)} ({target}) is not available as a target language")
+        whole = "\n".join(texts)
+        return [
+            (await self._ranked(*((text, [*sources, target]) if len(text) > _SURE_CHARACTERS else (whole, sources))))[
+                0
+            ]
+            for text in texts
+        ]
+
+    async def detect(self, request: DetectRequest) -> list[DetectedLanguage]:
+        """The languages of the server, the most probable for a text first."""
+        self._check_characters("q", len(request.q))
+        return [found for found in await self._ranked(request.q, self.codes) if found.confidence]
+
+    async def _ranked(self, text: str, codes: list[str]) -> list[DetectedLanguage]:
+        if len(codes) == 1:
+            return [DetectedLanguage(confidence=100.0, language=codes[0])]
+        ranked = await asyncio.to_thread(detect_languages, text, codes)
+        return [DetectedLanguage(confidence=round(100 * share, 1), language=code) for code, share in ranked]
+
+    async def page_translation(self, pair: LanguagePair, request: PageRequest) -> dict[str, Any]:
+        self._check_characters("text", len(request.text))
+        most = max(16, pair.engine.num_beams)
+        if request.num_beams is not None and request.num_beams > most:
+            raise HTTPException(400, f"num_beams: at most {most}")
+        return await pair.inspector.run(
+            pair.inspector.page_translation, request.text, request.num_beams, request.alternatives, request.prefix
+        )
+
+    def _check_characters(self, name: str, count: int) -> None:
+        most = self.limits.max_characters
+        if count > most:
+            raise HTTPException(400, f"{name}: request ({count}) exceeds text limit ({most})")
+
+    def languages(self) -> list[Language]:
+        targets: dict[str, list[str]] = {code: [] for code in self.codes}
+        for pair in self.pairs:
+            targets[pair.source].append(pair.target)
+        return [Language(code=code, name=NAMES.get(code, code), targets=into) for code, into in targets.items()]
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that LibreTranslate's own page and some clients read."""
+        first = self.pairs[0]
+        has_key = self.limits.api_key is not None
+        return {
+            "apiKeys": has_key,
+            "charLimit": self.limits.max_characters,
+            "filesTranslation": False,
+            "frontendTimeout": 500,
+            "keyRequired": has_key,
+            "language": {
+                side: {"code": code, "name": NAMES.get(code, code)}
+                for side, code in (("source", first.source), ("target", first.target))
+            },
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+
+    def metrics_text(self) -> str:
+        return self.metrics.text(
+            {
+                "sentences_waiting": {pair.name: pair.engine.waiting for pair in self.pairs},
+                "sentences_running": {pair.name: pair.engine.running for pair in self.pairs},
+                "sentences_translated_total": {pair.name: pair.engine.translated for pair in self.pairs},
+            }
+        )
