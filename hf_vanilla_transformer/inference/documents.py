@@ -17,6 +17,8 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
+from .alignment import Link
+from .placement import TranslatedPart
 from .protected import has_words
 from .translator import Translator
 
@@ -125,19 +127,32 @@ def join_text(
     Args:
         source, target: languages. A target that writes a space between sentences gets one where the source has none.
     """
+    joined = translated_parts(parts, ((text, None) for text in translations), source, target)
+    return "".join(part.target for part in joined)
+
+
+def translated_parts(
+    parts: Sequence[Part],
+    translations: Iterable[tuple[str, Sequence[Link] | None]],
+    source: str | None = None,
+    target: str | None = None,
+) -> list[TranslatedPart]:
+    """The parts of `join_text`, with the links between the words of each sentence and its translation."""
     spaced_source, spaced_target = (_base(language) not in _UNSPACED for language in (source, target))
     following = iter(translations)
-    pieces: list[str] = []
+    joined: list[TranslatedPart] = []
     for index, part in enumerate(parts):
         after_sentence = index > 0 and parts[index - 1].is_sentence
         before_sentence = index + 1 < len(parts) and parts[index + 1].is_sentence
         if part.is_sentence:
-            pieces += [" " if after_sentence and spaced_target and not spaced_source else "", next(following)]
+            if after_sentence and spaced_target and not spaced_source:
+                joined.append(TranslatedPart("", " "))
+            joined.append(TranslatedPart(part.text, *next(following)))
         elif after_sentence and before_sentence and part.text.isspace() and spaced_source and not spaced_target:
-            pieces += [] if _SEPARATORS.search(part.text) is None else [part.text]
+            joined.append(TranslatedPart(part.text, part.text if _SEPARATORS.search(part.text) else ""))
         else:
-            pieces.append(part.text)
-    return "".join(pieces)
+            joined.append(TranslatedPart(part.text, part.text))
+    return joined
 
 
 def translate_documents(

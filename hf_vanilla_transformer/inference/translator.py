@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -70,7 +71,7 @@ class _Request:
     settings: dict[str, Any]  # for `generate`
     refill: bool  # whether this package's search runs: it can replace finished sentences
     protect: bool
-    words: Any = WHITE_SPACE_WORD  # that the alignment links
+    words: "re.Pattern[str]"  # that the alignment links
 
 
 class Translator:
@@ -153,6 +154,7 @@ class Translator:
         alignment: bool = False,
         alignment_layer: int | None = None,
         probabilities: bool = False,
+        alignment_words: "re.Pattern[str]" = WHITE_SPACE_WORD,
         scores: bool = True,
         prefixes: Iterable[str] | None = None,
         batch_size: int = 64,
@@ -172,6 +174,7 @@ class Translator:
             alignment: whether to align the words of each hypothesis with the source (`alignment.align`), by the first
                 model of an ensemble.
             alignment_layer: the decoder layer whose attention is used, counted from 1. None is the last but one.
+            alignment_words: matches a word. Words between white space are the default.
             probabilities: whether to compute the probability of each token, given the source and the tokens before
                 it, in one more pass of the decoder. An ensemble averages over its models.
             scores: whether transformers' search returns scores too, for which it keeps the log-probabilities of
@@ -208,7 +211,9 @@ class Translator:
         settings = {name: value for name, value in given.items() if value is not None} | generate_kwargs
         settings, refill = self._search_settings(settings, n_best, scores)
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
-        request = _Request(batch_size, max_tokens_per_batch, layer, probabilities, settings, refill, protect)
+        request = _Request(
+            batch_size, max_tokens_per_batch, layer, probabilities, settings, refill, protect, alignment_words
+        )
         return self._stream(with_prefixes(sentences, prefixes, first_line), first_line, request)
 
     def describe(self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any) -> dict[str, Any]:
@@ -295,7 +300,13 @@ class Translator:
                 replace(
                     one,
                     text=text,
-                    alignment=white_space_links(links, sentence.sentence, text) if request.alignment_layer else None,
+                    alignment=(
+                        None
+                        if request.alignment_layer is None
+                        else links
+                        if request.words is WORD
+                        else white_space_links(links, sentence.sentence, text)
+                    ),
                 )
                 for one, text, links in restored
             ]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..errors import UserError
 from ..inference.alignment import Link
 from ..inference.continuous import FoundHypothesis
-from ..inference.documents import Part, Splitter, join_text, sentences_of, split_text
+from ..inference.documents import Part, Splitter, join_text, sentences_of, split_text, translated_parts
 from ..inference.html_text import Passage, join_html, split_html
 from ..inference.placement import TranslatedPart
 from ..inference.protected import protect
@@ -111,10 +111,9 @@ class LanguagePair:
         def joined(pair: tuple[Passage, list[TranslatedPart]]) -> str:
             return pair[0].html(pair[1])
 
-        sentences = (hypotheses[0] for of_text in translated for hypotheses in of_text)
         of_passages = [
-            [TranslatedPart(part.text, *(next(sentences) if part.is_sentence else (part.text, None))) for part in own]
-            for own in parts
+            translated_parts(own, (hypotheses[0] for hypotheses in of_text), self.source, self.target)
+            for own, of_text in zip(parts, translated, strict=True)
         ]
         following = iter(await self._map(joined, list(zip(passages, of_passages, strict=True))))
         return [[join_html(pieces, following)] for pieces in documents]

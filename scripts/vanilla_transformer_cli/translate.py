@@ -12,6 +12,8 @@ feed ends a line. Lines are read some batches ahead and sorted by length. --batc
 A killed translation into a file resumes with the same command. Several processes can share the work:
 accelerate launch --num_processes 4 --module vanilla_transformer_cli translate --model DIR --input F --output F
 
+An .html, .srt or .vtt file is translated as a whole, and all but its text stays as it is (extra: documents).
+
 --n_best N writes up to N lines for each line of the input, best first, as Moses, fairseq and Marian do:
   i ||| translation ||| score
 where i counts the lines of the input from 0 and the score is the log-probability over the length penalty. --alignment
@@ -35,7 +37,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser = Parser(prog, __doc__)
     add = parser.add_argument
     add("--model", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
-    add("--input", metavar="F", help="text to translate, .gz too, or a table (default: standard input)")
+    add("--input", metavar="F", help="text to translate, .gz too, a table or a document (default: standard input)")
     add("--output", metavar="F", help="file for the translations (default: standard output)")
     add("--n_best", type=int, metavar="N", help="write N translations of each line, with their scores")
     add(
@@ -66,9 +68,11 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 def check_combination(arguments: argparse.Namespace) -> None:
     """Refuse flags that would have no effect, and two files from one pipe."""
     from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.inference.document_files import is_document
 
     for_sentences = ("n_best", "prefix", "alignment", "alignment_layer", "probabilities")
     requested = [name for name in for_sentences if getattr(arguments, name)]
+    arguments.paragraphs |= not arguments.score and is_document(arguments.input, arguments.output)
     if arguments.paragraphs and (requested or arguments.score):
         raise UserError(f"--paragraphs translates documents, --{(requested or ['score'])[0]} is for single sentences")
     if not arguments.paragraphs:
@@ -162,12 +166,31 @@ def translate_at_a_prompt(arguments: argparse.Namespace) -> None:
             print(f"error: {error}", file=sys.stderr)
 
 
+def translate_document_file(arguments: argparse.Namespace) -> None:
+    """Translate a file whose format is more than lines of text."""
+    from hf_vanilla_transformer.inference.document_files import text_translator, translate_document
+    from hf_vanilla_transformer.inference.text_io import open_to_write
+
+    data, settings = Path(arguments.input).read_bytes(), output_settings(arguments)
+    languages = settings.pop("paragraphs"), settings.pop("target_language")
+    translate = text_translator(load_translator(arguments), *languages, **settings)
+    translated = translate_document(data, Path(arguments.input).suffix, translate)
+    if arguments.output in (None, "-"):
+        sys.stdout.buffer.write(translated)
+        return
+    with open_to_write(arguments.output) as stream:
+        stream.write(translated)
+
+
 def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.inference.document_files import is_document
     from hf_vanilla_transformer.inference.file_translation import translated_lines
     from hf_vanilla_transformer.inference.text_io import line_writer, read_lines, silence_transformers
 
     silence_transformers()
     check_combination(arguments)
+    if not arguments.score and is_document(arguments.input, arguments.output):
+        return translate_document_file(arguments)
     output = Path(arguments.output or "-")
     if arguments.output and not arguments.score and (not output.exists() or output.is_file()):
         return translate_to_file(arguments)

@@ -1,0 +1,90 @@
+"""Translate subtitles in SubRip (.srt) and WebVTT (.vtt). Times, numbers, settings and styles stay."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .alignment import UNSPACED
+
+#: A time line and the lines after it. Cues end at an empty line.
+_CUE = re.compile(r"(^[^\r\n]*\d:\d\d[,.]\d+[^\S\r\n]*-->[^\r\n]*\r?\n)((?:[^\r\n]+(?:\r?\n|\Z))*)", re.MULTILINE)
+
+_TAGS = r"(?:<[^<>]*>|\{[^{}]*\})*"
+_WRAPPED = re.compile(rf"(\s*{_TAGS})(.*?)({_TAGS}\s*)", re.DOTALL)
+_ENDS = re.compile(r"[.!?…。！？♪:\]][\"'”’»)\]]*$")
+_WORD = re.compile(rf"[{UNSPACED}][^\w\s]*\s*|[^\s{UNSPACED}]+\s*")
+_MOST_CUES = 8  # that a sentence can span
+
+
+@dataclass
+class _Line:
+    """A text of a cue, which several lines share unless each starts with a dash."""
+
+    start: int  # in the file
+    end: int
+    before: str  # tags around it
+    text: str
+    after: str
+    rows: list[int]  # their lengths
+
+
+def translate_subtitles(subtitles: str, translate: Callable[[Sequence[str]], list[str]]) -> str:
+    """Translate the text of each cue.
+
+    A sentence that spans several cues is translated as a whole. Its translation is cut between words, in the same
+    proportions as the sentence, and so are the lines of a cue.
+    """
+    lines = [line for cue in _CUE.finditer(subtitles) for line in _lines(cue.start(2), cue[2])]
+    groups: list[list[_Line]] = []
+    for line in lines:
+        if groups and len(groups[-1]) < _MOST_CUES and _goes_on(groups[-1][-1].text, line.text):
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+    translations = translate([" ".join(line.text for line in group) for group in groups])
+    pieces, position = [], 0
+    for group, translation in zip(groups, translations, strict=True):
+        for line, text in zip(group, _cut(translation, [len(line.text) for line in group]), strict=True):
+            rows = _cut(text, line.rows)
+            newline = "\r\n" if "\r\n" in subtitles else "\n"
+            pieces += [subtitles[position : line.start], line.before, newline.join(filter(None, rows)), line.after]
+            position = line.end
+    return "".join(pieces) + subtitles[position:]
+
+
+def _lines(start: int, text: str) -> list[_Line]:
+    rows = list(re.finditer(r"[^\r\n]+", text))
+    own = [row.start() for row in rows if re.match(rf"{_TAGS}\s*[-–—]", row[0])]
+    starts = sorted({*own, *([rows[0].start()] if rows else [])})
+    lines = []
+    for begin, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        content = text[begin:end].rstrip("\r\n")
+        match = _WRAPPED.fullmatch(content)
+        before, inner, after = match.groups() if match else ("", content, "")
+        lines.append(
+            _Line(start + begin, start + begin + len(content), before, " ".join(inner.split()), after,
+                  [len(row) for row in inner.splitlines()])
+        )  # fmt: skip
+    return [line for line in lines if line.text]
+
+
+def _goes_on(text: str, following: str) -> bool:
+    """Whether a sentence goes on in the next cue."""
+    return not _ENDS.search(text) and (following[:1].islower() or text.endswith((",", "，", "、")))
+
+
+def _cut(text: str, lengths: Sequence[int]) -> list[str]:
+    """A text in pieces of about these proportions, cut between words."""
+    words = _WORD.findall(text)
+    pieces, start, size, total = [], 0, 0, 0
+    for number, length in enumerate(lengths):
+        total += length
+        end, spare = start, len(lengths) - number - 1  # pieces after this one, each with a word if there are enough
+        while end < len(words) - spare and (
+            end == start or size + len(words[end]) / 2 < len(text) * total / sum(lengths)
+        ):
+            size += len(words[end])
+            end += 1
+        pieces.append("".join(words[start : end if spare else None]).strip())
+        start = end
+    return pieces
