@@ -59,22 +59,13 @@ def run_command(main: Callable[[], int | None]) -> None:
         sys.stderr.close()
         status = 0
     except OSError as error:
-        if error.errno not in _OF_THE_USER:
+        if errno.errorcode.get(error.errno or 0) not in _OF_THE_USER:
             raise
         status = _report(str(error), 2)
     raise SystemExit(status)
 
 
-_OF_THE_USER = (
-    errno.ENOENT,
-    errno.EACCES,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-)
+_OF_THE_USER = ("ENOENT", "EACCES", "EISDIR", "ENOTDIR", "EROFS", "ENOSPC", "EDQUOT", "EFBIG")
 
 
 def _report(message: str, status: int) -> int:

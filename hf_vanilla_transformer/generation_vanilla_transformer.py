@@ -352,7 +352,6 @@ def beam_search(
     model: PreTrainedModel,
     input_ids: Tensor,
     logits_processor: LogitsProcessorList,
-    stopping_criteria: Any,
     generation_config: GenerationConfig,
     penalty: LengthPenalty,
     over: int | None = None,
@@ -362,10 +361,11 @@ def beam_search(
     """The best translations (N · R, T) of the batch, then those of `next_batch`. A `custom_generate`.
 
     Args:
-        input_ids: (B · K, P), the prefix of each target. model_kwargs: encoded source and mask, B · K times too.
-        stopping_criteria: for the length and the end tokens. The search knows both.
-        generation_config: with all defaults filled in. next_batch: as in `generate`.
+        input_ids: (B · K, P), the prefix of each target.
+        generation_config: with all defaults filled in.
         over: see `BeamSearch`. None: `generation_config` has the limit.
+        next_batch: as in `generate`.
+        model_kwargs: encoded source and mask, B · K times too, and criteria for the end, known to the search.
     """
     beams, count = generation_config.num_beams, generation_config.num_return_sequences or 1
     states, mask = model_kwargs["encoder_outputs"][0][::beams], model_kwargs.get("attention_mask")  # (B, S, D)

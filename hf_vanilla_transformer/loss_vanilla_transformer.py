@@ -77,14 +77,9 @@ def fused_translation_loss(
     Returns:
         A float32 scalar, differentiable once by the first three, and the same without smoothing and gradient.
     """
-    total, plain = fused_objective(
-        hidden_states.flatten(0, -2)[None],  # (1, N, D)
-        weight,
-        bias,
-        labels.flatten(),
-        partial(_differentiate, smoothing=label_smoothing),
-        uniform=(label_smoothing,),
-    )
+    hidden = hidden_states.flatten(0, -2)[None]  # (1, N, D)
+    differentiate = partial(_differentiate, smoothing=label_smoothing)
+    total, plain = fused_objective(hidden, weight, bias, labels.flatten(), differentiate, uniform=(label_smoothing,))
     tokens = target_tokens(labels, num_items_in_batch)
     return total / tokens, plain / tokens
 
@@ -107,10 +102,8 @@ def fused_objective(
         uniform: u (P,), the weight that label smoothing gives to all tokens alike in each pass: ε times the weight of
             the pass's cross-entropy.
     """
-    total, logged, *_ = _FusedObjective.apply(
-        hidden_states, weight, bias, labels, differentiate, tuple(uniform), torch.is_grad_enabled()
-    )
-    return total, logged
+    arguments = hidden_states, weight, bias, labels, differentiate, tuple(uniform), torch.is_grad_enabled()
+    return _FusedObjective.apply(*arguments)[:2]
 
 
 def target_tokens(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput, SequenceClassifierOutput
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import (
@@ -84,7 +83,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_inputs_embeds: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> Seq2SeqModelOutput:
         """Encode the source, or take its `encoder_outputs`, and decode the target.
 
@@ -183,7 +182,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
         objective: Any = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> VanillaTransformerOutput:
         """Logits of every target token, and their loss against `labels`.
 
@@ -374,7 +373,7 @@ class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> BaseModelOutput:
         """Args and returns: as in `VanillaTransformerEncoder`."""
         return self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
@@ -404,7 +403,7 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Classify sentences.
 

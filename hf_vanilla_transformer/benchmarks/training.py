@@ -161,10 +161,10 @@ def config_of(preset: str, vocab_size: int, **fields: Any) -> VanillaTransformer
     return VanillaTransformerConfig.from_preset(preset, vocab_size=vocab_size, **fields)
 
 
-def random_pairs(vocab_size: int, tokens: int, batches: int = 16) -> Dataset:
-    """Pairs of `RANDOM_LENGTH` random tokens per side, enough for a number of batches."""
+def random_pairs(vocab_size: int, tokens: int) -> Dataset:
+    """Pairs of `RANDOM_LENGTH` random tokens per side, enough for 16 batches."""
     generator = np.random.default_rng(1)
-    shape = batches * -(-tokens // RANDOM_LENGTH), RANDOM_LENGTH
+    shape = 16 * -(-tokens // RANDOM_LENGTH), RANDOM_LENGTH
     sides = {side: generator.integers(4, vocab_size, shape).tolist() for side in ("input_ids", "labels")}
     return Dataset.from_dict({**sides, "length": [RANDOM_LENGTH] * shape[0]})
 

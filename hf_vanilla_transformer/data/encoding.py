@@ -97,8 +97,11 @@ class _Encode:
         self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
 
     def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        ids = _ids(self.tokenizer, batch["source"])
-        labels = _ids(self.target_tokenizer, batch["target"], target=True)
+        # not verbose: `model_max_length` does not apply, the caller sets limits
+        options = {"return_attention_mask": False, "verbose": False}
+        ids = self.tokenizer(batch["source"], **options)["input_ids"]
+        # `text_target` switches Marian's and other bilingual tokenizers to the target language
+        labels = self.target_tokenizer(text_target=batch["target"], **options)["input_ids"]
         return {
             "input_ids": ids,
             "labels": labels,
@@ -107,13 +110,6 @@ class _Encode:
             "target_length": [len(row) for row in labels],
             "line": batch.get("line") or [index + 1 for index in indices],
         }
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], target: bool = False) -> list[list[int]]:
-    # `text_target` switches Marian's and other bilingual tokenizers to the target language
-    text = {"text_target" if target else "text": texts}
-    # not verbose: `model_max_length` does not apply, the caller sets limits
-    return tokenizer(**text, return_attention_mask=False, verbose=False)["input_ids"]
 
 
 def _encode_stream(

@@ -36,7 +36,11 @@ def number_pairs(
         UserError: a language that `num2words` does not support, or more pairs than there are numbers.
     """
     for language in (source_lang, target_lang):
-        _require_language(language)
+        try:
+            num2words(1, lang=language)
+        except NotImplementedError:
+            known = ", ".join(sorted(CONVERTER_CLASSES))
+            raise UserError(f"num2words cannot spell numbers in {language!r}; it knows {known}") from None
     if size < 1 or held_out < 1:
         raise UserError(f"size is {size} and held_out is {held_out}; each must be at least 1")
     numbers = _draw(size + 2 * held_out, maximum, random.Random(seed))
@@ -53,14 +57,6 @@ def _spell(numbers: list[int], source_lang: str, target_lang: str) -> Dataset:
     return Dataset.from_dict(
         {side: [num2words(number, lang=language) for number in numbers] for side, language in sides.items()}
     )
-
-
-def _require_language(language: str) -> None:
-    try:
-        num2words(1, lang=language)
-    except NotImplementedError:
-        known = ", ".join(sorted(CONVERTER_CLASSES))
-        raise UserError(f"num2words cannot spell numbers in {language!r}; it knows {known}") from None
 
 
 def _draw(count: int, maximum: int, rng: random.Random) -> list[int]:

@@ -114,14 +114,13 @@ def plot_attention(
 def _label(axis: Any, source_tokens: Sequence[str], target_tokens: Sequence[str], *, top: bool, left: bool) -> None:
     # a "$" in a token must not start math mode
     style = {"fontsize": 8, "parse_math": False}
-    axis.set_xticks(
-        range(len(source_tokens)), source_tokens if top else [""] * len(source_tokens), rotation=90, **style
-    )
-    axis.set_yticks(range(len(target_tokens)), target_tokens if left else [""] * len(target_tokens), **style)
+    columns, rows = len(source_tokens), len(target_tokens)
+    axis.set_xticks(range(columns), source_tokens if top else [""] * columns, rotation=90, **style)
+    axis.set_yticks(range(rows), target_tokens if left else [""] * rows, **style)
     axis.tick_params(top=top, labeltop=top, bottom=False, labelbottom=False, length=0)
     # white lines between the cells
-    axis.set_xticks([column - 0.5 for column in range(1, len(source_tokens))], minor=True)
-    axis.set_yticks([row - 0.5 for row in range(1, len(target_tokens))], minor=True)
+    axis.set_xticks([column - 0.5 for column in range(1, columns)], minor=True)
+    axis.set_yticks([row - 0.5 for row in range(1, rows)], minor=True)
     axis.grid(which="minor", color="white", linewidth=0.6)
     axis.tick_params(which="minor", length=0)
     for side in axis.spines.values():

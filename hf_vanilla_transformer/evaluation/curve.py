@@ -33,7 +33,11 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
         axes = _axes(figure, panels)
         _draw_loss(axes[0], train, evaluation)
         if score:
-            _draw_score(axes[1], score, NAMES.get(metric, metric.removeprefix("eval_")))
+            axes[1].plot(*zip(*score, strict=True), **_MARKED_LINE, color=SCORE_COLOR)
+            step, best = max(score, key=lambda point: point[1])
+            axes[1].plot(step, best, marker="o", ms=9, markerfacecolor="none", color=SCORE_COLOR)
+            axes[1].set_title(f"best {best:.2f} at update {step:,}", loc="right", fontsize=10, color=SCORE_COLOR)
+            axes[1].set_ylabel(NAMES.get(metric, metric.removeprefix("eval_")))
     return Path(path)
 
 
@@ -77,11 +81,3 @@ def _draw_loss(axis: Any, train: Points, evaluation: Points) -> None:
     if train or evaluation:
         axis.legend(frameon=False)
     axis.set_ylabel("Loss")
-
-
-def _draw_score(axis: Any, score: Points, name: str) -> None:
-    axis.plot(*zip(*score, strict=True), **_MARKED_LINE, color=SCORE_COLOR)
-    step, best = max(score, key=lambda point: point[1])
-    axis.plot(step, best, marker="o", ms=9, markerfacecolor="none", color=SCORE_COLOR)
-    axis.set_title(f"best {best:.2f} at update {step:,}", loc="right", fontsize=10, color=SCORE_COLOR)
-    axis.set_ylabel(name)

@@ -13,6 +13,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..errors import UserError
 from ..loss_vanilla_transformer import IGNORED
+from ..untrusted import one_line
 
 
 def score_translations(
@@ -49,7 +50,11 @@ def score_translations(
     chrf = CHRF(lowercase=lowercase)
     bleu_score = bleu.corpus_score(hypotheses, [references])
     chrf_score = chrf.corpus_score(hypotheses, [references])
-    exact_match = _exact_match(hypotheses, references, lowercase)
+    normalise = str.lower if lowercase else str
+    pairs = zip(hypotheses, references, strict=True)
+    # spaces at the ends do not count, as in sacreBLEU
+    equal = sum(normalise(hypothesis).strip() == normalise(reference).strip() for hypothesis, reference in pairs)
+    exact_match = 100 * equal / len(hypotheses)
     if bleu_score.score == 0 and exact_match > 0:
         _warn_about_short_lines(tokenize)
     return {
@@ -145,18 +150,10 @@ def check_tokenizer(name: str) -> None:
         BLEU(tokenize=name)
     # if a tokenizer needs a package or a download, sacreBLEU raises exceptions of many types
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise UserError(
             f"tokenize: sacreBLEU cannot use {name!r} here ({reason}); install it or take '13a'"
         ) from error
-
-
-def _exact_match(hypotheses: list[str], references: list[str], lowercase: bool) -> float:
-    """Percentage of hypotheses that equal their reference, ignoring spaces at the ends, as sacreBLEU does."""
-    normalise = str.lower if lowercase else str
-    pairs = zip(hypotheses, references, strict=True)
-    equal = sum(normalise(hypothesis).strip() == normalise(reference).strip() for hypothesis, reference in pairs)
-    return 100 * equal / len(hypotheses)
 
 
 @lru_cache  # warns once, not at every evaluation of a training run

@@ -32,24 +32,6 @@ NUMBERS = {
     "epoch": ("epochs", ".4g"),
     "train_loss": ("mean training loss", ".4f"),
 }
-# Configuration fields in the table of sizes, with the paper's names.
-SIZES = {
-    "d_model": "d_model",
-    "encoder_layers": "encoder layers",
-    "decoder_layers": "decoder layers",
-    "encoder_ffn_dim": "d_ff, encoder",
-    "decoder_ffn_dim": "d_ff, decoder",
-    "encoder_attention_heads": "heads, encoder",
-    "decoder_attention_heads": "heads, decoder",
-    "head_dim": "d_k",
-    "value_head_dim": "d_v",
-    "vocab_size": "vocabulary",
-    "decoder_vocab_size": "target vocabulary",
-    "position_encoding_type": "positions",
-    "activation_function": "activation",
-    "dropout": "dropout",
-    "label_smoothing": "label smoothing",
-}
 
 
 @dataclass(frozen=True)
@@ -110,22 +92,24 @@ def write_model_card(directory: Path, facts: CardFacts) -> Path:
 def model_card(directory: Path, facts: CardFacts) -> ModelCard:
     """Return the card that `write_model_card` writes."""
     results, hub_names = _results(facts), _hub_names(facts)
+    recipe = _public_recipe(facts.recipe, hub_names)
     return ModelCard.from_template(
         _metadata(facts, results),
         template_str=TEMPLATE.read_text(encoding="utf-8") + "\n",  # jinja strips the last newline
         **_model_section(directory, facts),
         results=results,
-        search=_search(facts.generation_config),
+        config=facts.config,
+        search=facts.generation_config,
+        fields=facts.recipe,
         examples=_examples(facts.metrics.get("test_examples") or ()),
         before=any(row["before"] for row in results),
         result_signatures=list(dict.fromkeys(row["signature"] for row in results if row["signature"])),
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
         training=_training(facts),
         command=_public_command(facts.command, hub_names) if facts.command else None,
-        recipe=_yaml(facts.recipe, hub_names),
+        recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=119).rstrip() if recipe else None,
         data=_data(facts),
         fingerprints=any(facts.data_fingerprints.values()),
-        limits=_limits(facts),
     )
 
 
@@ -207,20 +191,6 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
     return rows
 
 
-def _search(settings: Mapping[str, Any]) -> str | None:
-    """The search settings, such as `4 beams, score log P / length^1.0`, or None."""
-    if not settings:
-        return None
-    beams = settings.get("num_beams") or 1
-    if beams == 1:
-        return "greedy search"
-    if settings.get("length_penalty") is not None:
-        return f"{beams} beams, score log P / length^{settings['length_penalty']}"
-    if settings.get("paper_length_penalty") is not None:
-        return f"{beams} beams, score log P / ((5 + length) / 6)^{settings['paper_length_penalty']}"
-    return f"{beams} beams"
-
-
 def _examples(rows: Sequence[Sequence[str]]) -> str | None:
     """A table of sources, references and translations, or None."""
     cells = [[re.sub(r"([\\|<*_`\[])", r"\\\1", " ".join(text.split())) for text in row] for row in rows]
@@ -252,24 +222,14 @@ def _hub_names(facts: CardFacts) -> set[str]:
 
 
 def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
-    sizes = {label: facts.config.get(name) for name, label in SIZES.items()}
     example = json.dumps(facts.example or "Put your text here.", ensure_ascii=False)
-    translate = [f"sentences = [{example}]"]
-    translate.append('inputs = tokenizer(sentences, padding=True, return_tensors="pt")')
-    translate.append("outputs = model.generate(**inputs)")
-    decoder = "tokenizer"
-    if (directory / TARGET_FOLDER).is_dir():
-        decoder = "target_tokenizer"
-        translate.append(f'{decoder} = AutoTokenizer.from_pretrained(name, subfolder="{TARGET_FOLDER}")')
-    translate.append(f"print({decoder}.batch_decode(outputs, skip_special_tokens=True))")
     return {
         "name": _public_value("model_name", facts.model_name),
         "languages": facts.languages,
         "both_ways": " and back" if facts.recipe.get("bidirectional") else "",
         "base_model": _public_value("base_model_id", facts.base_model) if facts.base_model else None,
         "parameters": f"{facts.parameters:,}" if facts.parameters is not None else None,
-        "sizes": [(label, f"{size:,}" if isinstance(size, int) else size) for label, size in sizes.items() if size],
-        "translate": "\n".join(translate),
+        "target_tokenizer": TARGET_FOLDER if (directory / TARGET_FOLDER).is_dir() else None,
         "example": example,
         "ships_code": (directory / "modeling_vanilla_transformer.py").is_file(),
         "ships_pipeline": (directory / "pipeline_vanilla_transformer.py").is_file(),
@@ -303,21 +263,6 @@ def _data(facts: CardFacts) -> list[tuple[str, str]]:
         parts = (text, _public_text(summary or ""), f"fingerprint `{fingerprint}`" if fingerprint else "")
         lines.append((split, "; ".join(part for part in parts if part)))
     return lines
-
-
-def _limits(facts: CardFacts) -> list[str]:
-    recipe, limits = facts.recipe, []
-    if list(recipe.get("train") or ()) == ["numbers"]:
-        limits.append("It was trained on number words and translates nothing else.")
-    if recipe.get("lowercase"):
-        limits.append("It lower-cases its input and its translations.")
-    for side in ("source", "target"):
-        if recipe.get(f"max_{side}_length"):
-            longest = recipe[f"max_{side}_length"]
-            limits.append(f"It was trained on {side} sentences of at most {longest} tokens.")
-    if facts.config.get("position_encoding_type") == "learned" and facts.config.get("max_position_embeddings"):
-        limits.append(f"Its input and output are limited to {facts.config['max_position_embeddings']} tokens.")
-    return limits
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -376,11 +321,6 @@ def _public_command(command: str, hub_names: Collection[str]) -> str:
         if not _SECRET_FIELD.search(owner):
             public.append(shown)
     return shlex.join(public)
-
-
-def _yaml(recipe: Mapping[str, Any], hub_names: Collection[str]) -> str | None:
-    public = _public_recipe(recipe, hub_names)
-    return yaml.safe_dump(public, sort_keys=False, allow_unicode=True, width=119).rstrip() if public else None
 
 
 def _public_recipe(recipe: Mapping[str, Any], hub_names: Collection[str]) -> dict[str, Any]:

@@ -74,7 +74,9 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
         if name not in names:
             raise UserError(f"include={name!r}: there is no such file in {folder}; give its path in that folder")
     chosen = [name for name in names if name in include or _matches(name, _MODEL + _OTHER)]
-    chosen = _without_unused_weights(folder, chosen)
+    # `from_pretrained` prefers the single file of weights, then the index, and ignores the rest
+    used = {WEIGHTS} if WEIGHTS in chosen else {INDEX, *_shards(folder)} if INDEX in chosen else set()
+    chosen = [name for name in chosen if name in used or not _matches(name, (WEIGHTS, INDEX, SHARDS))]
     for name in chosen:
         _check_location(folder, name)
         _check_content(folder / name)
@@ -92,7 +94,11 @@ def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
     if not isinstance(weights, Path):
         return
     with safe_open(weights, framework="pt") as tensors:
-        shapes = {name: _meta(tensors.get_slice(name)) for name in tensors.keys()}  # noqa: SIM118 (no dictionary)
+        shapes = {}  # meta tensors, without reading the data
+        for name in tensors.keys():  # noqa: SIM118 (no dictionary)
+            tensor = tensors.get_slice(name)
+            empty = tensor[tuple(slice(0, 0) for _ in tensor.get_shape())]
+            shapes[name] = torch.empty(tensor.get_shape(), dtype=empty.dtype, device="meta")
         try:
             split = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard_size)
         except ValueError:
@@ -125,12 +131,6 @@ def _files(folder: Path) -> Iterator[str]:
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     # the "*" of fnmatch also matches "/"
     return any(name.count("/") == pattern.count("/") and fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _without_unused_weights(folder: Path, names: list[str]) -> list[str]:
-    """Omit weights that `from_pretrained` ignores: it prefers the single file, then the index."""
-    used = {WEIGHTS} if WEIGHTS in names else {INDEX, *_shards(folder)} if INDEX in names else set()
-    return [name for name in names if name in used or not _matches(name, (WEIGHTS, INDEX, SHARDS))]
 
 
 def _shards(folder: Path) -> set[str]:
@@ -193,9 +193,3 @@ def _by_folder(left: list[str], chosen: list[str]) -> list[str]:
     parts = (name.partition("/") for name in left)
     tops = (f"{top}/" if rest and top not in used else f"{top}{slash}{rest}" for top, slash, rest in parts)
     return list(dict.fromkeys(tops))
-
-
-def _meta(tensor: Any) -> torch.Tensor:
-    """A meta tensor with the shape and dtype of a tensor in a file, without reading its data."""
-    empty = tensor[tuple(slice(0, 0) for _ in tensor.get_shape())]
-    return torch.empty(tensor.get_shape(), dtype=empty.dtype, device="meta")

@@ -30,6 +30,7 @@ _HTTP_ERRORS: Any = tuple(import_module(name).HTTPError for name in ("httpx", "h
 _BUSY = (408, 429, 500, 502, 503, 504)
 _WAITS = (1, 2, 4, 8, 8)  # seconds, as `huggingface_hub` waits
 _LONGEST_WAIT = 300
+# requests that no supported version of `huggingface_hub` retries
 _SENT_ONCE = ("/api/repos/create", "/branch/", "/revision/", "/api/validate-yaml", "/commit/")
 
 Result = TypeVar("Result")
@@ -178,17 +179,16 @@ def with_retries(call: Callable[[], Result]) -> Result:
             response = getattr(_cause(error), "response", None)
             if response is None and isinstance(_cause(error), _HTTP_ERRORS):
                 retry_after = ""
-            elif response is not None and response.status_code in _BUSY and _sent_once(response.request):
+            elif (
+                response is not None
+                and response.status_code in _BUSY
+                and any(part in response.request.url.path for part in _SENT_ONCE)
+            ):
                 retry_after = response.headers.get("Retry-After", "")
             else:
                 raise
             time.sleep(min(int(retry_after), _LONGEST_WAIT) if retry_after.isdigit() else wait)
     return call()
-
-
-def _sent_once(request: Any) -> bool:
-    """True if no supported version of `huggingface_hub` retries this request."""
-    return any(part in request.url.path for part in _SENT_ONCE)
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -43,19 +43,22 @@ def load_model(
     Raises:
         UserError: no such folder, no complete model in it, a device that does not exist, an unknown dtype.
     """
-    folder = _model_folder(directory)
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder}: no such folder; give the folder of a trained model "
+            "(one on the Hub is fetched by: hf download NAME --local-dir FOLDER)"
+        )
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: this folder has no config.json, so it contains no model; give a run's output_dir")
     target_device, target_dtype = _device(device), _dtype(dtype)
     model = _from_folder(folder, target_dtype).to(target_device)
     if dtype == INT8:
-        _set_int8(model)
+        try:
+            optimize_for_inference(model.eval(), quantization=INT8)
+        except ValueError as error:
+            raise UserError(f"dtype: {INT8!r} is not available here ({error}); take bfloat16") from error
     return model.to(faster_dtype(model)) if dtype == FASTEST else model
-
-
-def _set_int8(model: PreTrainedModel) -> None:
-    try:
-        optimize_for_inference(model.eval(), quantization=INT8)
-    except ValueError as error:
-        raise UserError(f"dtype: {INT8!r} is not available here ({error}); take bfloat16") from error
 
 
 def faster_dtype(model: PreTrainedModel) -> torch.dtype:
@@ -64,18 +67,13 @@ def faster_dtype(model: PreTrainedModel) -> torch.dtype:
     Measured, because the processor does not decide it: a small model loses more by conversions than it gains. `model`
     is in float32. It is copied for the trial.
     """
-    last = max(4, model.config.vocab_size - 1)
-    tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % last
+    tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % max(4, model.config.vocab_size - 1)
     tokens = tokens.view(_TRIAL_SENTENCES, _TRIAL_TOKENS)  # (B, S)
     models = {torch.float32: model, torch.bfloat16: copy.deepcopy(model).to(torch.bfloat16)}
-    seconds = dict.fromkeys(models, float("inf"))
-    for trial in range(1 + _TRIALS):
-        for dtype, candidate in models.items():
-            with on_fitting_threads():
-                taken = _seconds(candidate, tokens)
-            if trial:  # the first one warms up. The fastest of the rest is the least disturbed
-                seconds[dtype] = min(seconds[dtype], taken)
-    return min(models, key=lambda dtype: seconds[dtype])
+    with on_fitting_threads():
+        trials = [{dtype: _seconds(one, tokens) for dtype, one in models.items()} for _ in range(1 + _TRIALS)]
+    # the first trial warms up. The fastest of the rest is the least disturbed
+    return min(models, key=lambda dtype: min(seconds[dtype] for seconds in trials[1:]))
 
 
 @torch.inference_mode()
@@ -85,18 +83,6 @@ def _seconds(model: PreTrainedModel, tokens: torch.Tensor) -> float:
     output = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), **length)
     output[0, 0].item()  # synchronises the device
     return time.perf_counter() - start
-
-
-def _model_folder(directory: str | os.PathLike) -> Path:
-    folder = Path(directory)
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder}: no such folder; give the folder of a trained model "
-            "(one on the Hub is fetched by: hf download NAME --local-dir FOLDER)"
-        )
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: this folder has no config.json, so it holds no model; give a run's output_dir")
-    return folder
 
 
 def _from_folder(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:

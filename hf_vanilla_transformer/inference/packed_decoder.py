@@ -236,18 +236,14 @@ class PackedDecoder:
         self._hold_source(self.visible[rows], [kv[rows] for kv in self.cross_kv])
 
     def replace(self, rows: Tensor, other: "PackedDecoder") -> None:
-        def replaced(mine: list[KV], theirs: list[KV]) -> list[KV]:
-            return [_write_rows(kv, rows, new) for kv, new in zip(mine, theirs, strict=True)]
+        def replaced(caches: list[KV], others: list[KV]) -> list[KV]:
+            """Put `others` (n, C', ·) into rows of (B, C, ·), in the same memory unless a cache has to grow."""
+            pairs = ((kv, new, max(kv.shape[1], new.shape[1])) for kv, new in zip(caches, others, strict=True))
+            return [resized(kv, size, 1).index_copy_(0, rows, resized(new, size, 1)) for kv, new, size in pairs]
 
         self.slots.replace(rows, other.slots)
         self.self_kv, cross_kv = replaced(self.self_kv, other.self_kv), replaced(self.cross_kv, other.cross_kv)
         self._hold_source(replace_rows(self.visible, rows, other.visible, 1), cross_kv)
-
-
-def _write_rows(cache: KV, rows: Tensor, new: KV) -> KV:
-    """Put other rows (n, C', ·) in the place of these, (B, C, ·): in the same memory, unless the cache has to grow."""
-    size = max(cache.shape[1], new.shape[1])
-    return resized(cache, size, 1).index_copy_(0, rows, resized(new, size, 1))
 
 
 def length_of(visible: Tensor) -> int:

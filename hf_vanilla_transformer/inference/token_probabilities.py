@@ -1,7 +1,7 @@
 """Log-probabilities that models give to the tokens of existing translations."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,19 +27,13 @@ def token_log_probabilities(
     with its end-of-sentence token but without a start token.
     """
     models = [in_evaluation_mode(model) for model in models]
-    found: list[list[float]] = []
-    for rows in _row_batches(targets, models[0].get_output_embeddings().weight.shape[0]):
-        pair = [list(sources[row]) for row in rows], [targets[row] for row in rows]
-        found += _log_probabilities(models, source_tokenizer, *pair)
-    return found
-
-
-def _row_batches(targets: Sequence[list[int]], vocabulary: int) -> Iterator[range]:
-    """Rows in their order, a few at a time, so that their logits stay below `_MAX_LOGITS`."""
-    longest = max(map(len, targets), default=1)
+    longest, vocabulary = max(map(len, targets), default=1), models[0].get_output_embeddings().weight.shape[0]
     step = max(1, _MAX_LOGITS // (longest * vocabulary))
+    rows: list[list[float]] = []
     for start in range(0, len(targets), step):
-        yield range(start, min(start + step, len(targets)))
+        batch = slice(start, start + step)
+        rows += _log_probabilities(models, source_tokenizer, list(map(list, sources[batch])), list(targets[batch]))
+    return rows
 
 
 def _log_probabilities(

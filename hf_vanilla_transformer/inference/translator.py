@@ -220,23 +220,18 @@ class Translator:
         """The settings that `translate` uses with these arguments, defaults filled in, to report with a score."""
         defaults = self.model.generation_config
         engine, dtype = getattr(self.model, "inference_engine", None), str(self.model.dtype).removeprefix("torch.")
+        alpha = getattr(defaults, "paper_length_penalty", None)
+        formula = 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
+        penalties = given.get("length_penalty"), defaults.to_diff_dict().get("length_penalty"), formula
         return {
             "batch_size": batch_size,
             "max_tokens_per_batch": max_tokens_per_batch,
             "num_beams": given.get("num_beams") or defaults.num_beams or 1,
             "max_new_tokens": given.get("max_new_tokens") or defaults.max_new_tokens or f"source + {EXTRA_TOKENS}",
-            "length_penalty": self._length_penalty(given.get("length_penalty")),
+            "length_penalty": next(penalty for penalty in penalties if penalty is not None),
             "device": str(self.model.device),
             "dtype": f"{dtype}, decoder {engine.quantization}" if engine and engine.quantization else dtype,
         }
-
-    def _length_penalty(self, given: float | None) -> float | str:
-        """The exponent of Hugging Face's length penalty, or the paper's formula (§6.1)."""
-        defaults = self.model.generation_config
-        alpha = getattr(defaults, "paper_length_penalty", None)
-        default = 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
-        chosen = given, defaults.to_diff_dict().get("length_penalty"), default
-        return next(penalty for penalty in chosen if penalty is not None)
 
     def _search_settings(self, settings: dict[str, Any], n_best: int, scores: bool) -> tuple[dict[str, Any], bool]:
         """Arguments of `generate`, and whether this package's search covers them."""
@@ -325,15 +320,13 @@ class Translator:
         }
         workers = 1 if not request.refill else self.workers or worker_count(self.model)
         jobs = search_jobs(sentences, request.batch_size, request.max_tokens, request.refill, workers)
-        stop = threading.Event()
-
-        models = self._searched_models()
+        stop, models = threading.Event(), self._searched_models()
 
         def search(job: SearchJob) -> list[list[Hypothesis]]:
             return self._search(models, [sentences[i] for i in job.indices], job.batch_size, request, stop)
 
-        for job, found in zip(jobs, map_in_threads(search, jobs, workers, stop), strict=True):
-            for i, hypotheses in zip(job.indices, found, strict=True):
+        for job, translations in zip(jobs, map_in_threads(search, jobs, workers, stop), strict=True):
+            for i, hypotheses in zip(job.indices, translations, strict=True):
                 results[i] = hypotheses
         return results
 
@@ -414,11 +407,14 @@ class Translator:
             start = self.model.config.decoder_start_token_id
             rows = [[start, *sentence.prefix] for sentence in sentences]
             arguments["decoder_input_ids"] = torch.tensor(rows, device=self.model.device)  # (B, 1 + P)
-        length = self._maximum_length(input_ids.shape[1], prefix_length)
+        limit = self._position_limit()
+        if limit is not None and not self.model.generation_config.max_new_tokens:
+            # the start token takes the first position; the last token is never fed back
+            arguments["max_new_tokens"] = min(input_ids.shape[1] + EXTRA_TOKENS, limit - prefix_length)
         engine = getattr(models[0], "inference_engine", None)
         compiled = getattr(engine, "compile", False)  # for one number of threads
         with nullcontext() if compiled else on_fitting_threads():
-            output = models[0].generate(**arguments, **(length | request.settings))
+            output = models[0].generate(**(arguments | request.settings))
         return self._hypotheses(models, sources, output, 1 + prefix_length, request)
 
     def _hypotheses(
@@ -443,8 +439,8 @@ class Translator:
                 rows = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
                 probabilities = [[math.exp(log_p) for log_p in row] for row in rows]
         all_scores: list[Any] = [None] * len(texts) if scores is None else scores.tolist()
-        found = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities))
-        grouped = [found[start : start + n_best] for start in range(0, len(found), n_best)]
+        ranked = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities))
+        grouped = [ranked[start : start + n_best] for start in range(0, len(ranked), n_best)]
         return [[one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)] for group in grouped]
 
     def _targets(self, sequences: list[list[int]], given: int) -> list[list[int]]:
@@ -456,14 +452,6 @@ class Translator:
             end = next((i + 1 for i in range(given, len(row)) if row[i] in ends), len(row))
             targets.append(row[1:end])  # without the start token
         return targets
-
-    def _maximum_length(self, source_length: int, prefix_length: int) -> dict[str, int]:
-        """Ends decoding where learned positions end. Otherwise this package's `generate` applies §6.1 itself."""
-        limit = self._position_limit()
-        if limit is None or self.model.generation_config.max_new_tokens:
-            return {}
-        # the start token takes the first position; the last token is never fed back
-        return {"max_new_tokens": min(source_length + EXTRA_TOKENS, limit - prefix_length)}
 
 
 def _check_string(line: str) -> None:

@@ -29,12 +29,6 @@ def main(arguments: argparse.Namespace) -> None:
 
     silence_transformers()
     translator = Translator.from_pretrained(arguments.model, arguments.device)
-    source_tokens, target_tokens, weights = cross_attention(
-        translator.model,
-        translator.source_tokenizer,
-        translator.target_tokenizer,
-        arguments.sentence,
-        arguments.translation,
-    )
-    path = plot_attention(source_tokens, target_tokens, weights, arguments.output, layer=arguments.layer)
-    print(path)
+    tokenizers = translator.source_tokenizer, translator.target_tokenizer
+    attention = cross_attention(translator.model, *tokenizers, arguments.sentence, arguments.translation)
+    print(plot_attention(*attention, arguments.output, layer=arguments.layer))

@@ -60,14 +60,6 @@ def translate_source(arguments: argparse.Namespace, sources: list[str]) -> tuple
     }
 
 
-def print_scores(results: dict[str, Any]) -> None:
-    print(f"{results['bleu_signature']} = {results['bleu']:.2f}")
-    print(f"{results['chrf_signature']} = {results['chrf']:.2f}")
-    print(f"exact match = {results['exact_match']:.2f} % of {results['sentences']} sentences")
-    if "seconds" in results:
-        print(f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} sentences per second")
-
-
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data.readers import require_plain_text
     from hf_vanilla_transformer.errors import UserError
@@ -92,6 +84,10 @@ def main(arguments: argparse.Namespace) -> None:
             hypotheses, references, tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase
         )
         results = scores | origin | {"reference": arguments.reference}
-        print_scores(results)
+        for metric in ("bleu", "chrf"):
+            print(f"{results[f'{metric}_signature']} = {results[metric]:.2f}")
+        print(f"exact match = {results['exact_match']:.2f} % of {results['sentences']} sentences")
+        if "seconds" in results:
+            print(f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} sentences per second")
         if write:
             write(json.dumps(results, indent=2, ensure_ascii=False))

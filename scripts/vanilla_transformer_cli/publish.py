@@ -30,9 +30,7 @@ class SecretiveParser(Parser):
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = SecretiveParser(prog, __doc__)
     parser.add_argument("folder", metavar="DIR", help="a run's output_dir, or a folder of save_pretrained")
-    parser.add_argument(
-        "--repo-id", required=True, metavar="NAME", help="name on the Hub: model or organisation/model"
-    )
+    parser.add_argument("--repo-id", required=True, metavar="NAME", help="on the Hub: model or organisation/model")
     parser.add_argument("--private", action="store_true", help="make the new repository private")
     parser.add_argument("--dry-run", action="store_true", help="list the files, and what --space would delete")
     parser.add_argument("--max-shard-size", metavar="SIZE", help="split larger weights into shards, as 5GB")
@@ -40,9 +38,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--commit-message", default="Upload model", metavar="TEXT", help="(default: Upload model)")
     parser.add_argument("--license", metavar="ID", help="the model's license for the card, as apache-2.0")
     parser.add_argument("--base-model", metavar="NAME", help="for an adapter: its base model on the Hub")
-    parser.add_argument(
-        "--include", nargs="+", default=[], metavar="FILE", help="additional files, by their paths in DIR"
-    )
+    parser.add_argument("--include", nargs="+", default=[], metavar="FILE", help="more files, by their paths in DIR")
     parser.add_argument(
         "--space",
         nargs="?",

@@ -7,7 +7,6 @@
 """
 
 import argparse
-from pathlib import Path
 
 from .installed_recipes import installed_recipes
 from .parsing import Parser
@@ -22,11 +21,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     return parsed
 
 
-def first_comment(path: Path) -> str:
-    """The first line of a recipe: a description."""
-    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
-
-
 def main(arguments: argparse.Namespace) -> None:
     recipes = installed_recipes()
     if arguments.name is not None:
@@ -34,4 +28,5 @@ def main(arguments: argparse.Namespace) -> None:
         return
     width = max(map(len, recipes))
     for name, path in recipes.items():
-        print(f"{name:{width}}  {first_comment(path)}")
+        description = path.read_text(encoding="utf-8").partition("\n")[0]  # a comment
+        print(f"{name:{width}}  {description.removeprefix('#').strip()}")

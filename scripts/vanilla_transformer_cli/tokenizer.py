@@ -16,18 +16,11 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser = Parser(prog, __doc__)
     parser.add_argument("files", nargs="+", help="text, one sentence per line, .gz too, or a table")
     parser.add_argument("--output_dir", required=True, help="folder of the tokenizer, created if necessary")
-    parser.add_argument(
-        "--vocab_size",
-        type=int,
-        default=37000,
-        help="number of tokens, including 4 special tokens and 256 bytes (default 37000)",
-    )
+    size = "number of tokens, including 4 special tokens and 256 bytes (default %(default)s)"
+    parser.add_argument("--vocab_size", type=int, default=37000, help=size)
     parser.add_argument("--min_frequency", type=int, default=2, help="least frequency of a merged pair (default 2)")
-    parser.add_argument(
-        "--sentencepiece",
-        action="store_true",
-        help="a SentencePiece vocabulary, for models to be used in Argos Translate",
-    )
+    argos = "a SentencePiece vocabulary, for models to be used in Argos Translate"
+    parser.add_argument("--sentencepiece", action="store_true", help=argos)
     parser.add_argument("--lowercase", action="store_true", help="lower-case all text")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     return parser.parse_args(arguments)
