@@ -37,7 +37,7 @@ RENAMES: Renames = (
 
 
 def from_joeynmt(source: str | Path) -> Converted:
-    """A Transformer that JoeyNMT trained, with `layer_norm: "post"` or `"pre"`.
+    """A Transformer that JoeyNMT trained, version 1 or later, with `layer_norm: "post"` or `"pre"`.
 
     Args:
         source: the model_dir with its best.ckpt, or a .ckpt in the folder of config.yaml, src_vocab.txt and
@@ -49,7 +49,7 @@ def from_joeynmt(source: str | Path) -> Converted:
     """
     path = Path(source)
     folder = path if path.is_dir() else path.parent
-    options = _read_options(folder / "config.yaml")
+    options, is_version_1 = _read_options(folder / "config.yaml")
     architecture, data = options.section("model"), options.section("data")
     _refuse(architecture)
     checkpoint = _checkpoint(path)
@@ -66,22 +66,44 @@ def from_joeynmt(source: str | Path) -> Converted:
     model = state_dicts.build_model(fields, tensors, locate, tying.copies | _TABLES)
     sizes = fields["vocab_size"], fields["decoder_vocab_size"]
     tokens = [_tokens(folder, data, *each, special) for each in zip(SIDES, sizes, strict=True)]
-    # JoeyNMT's search leaves out these tokens
-    banned = [special["bos_token"], special["pad_token"], *_further_special(data)]
+    # JoeyNMT's search leaves out these tokens, from version 2 on
+    banned = [] if is_version_1 else [special["bos_token"], special["pad_token"], *_further_special(data)]
     notes = _set_search(model.generation_config, options.section("testing"), [tokens[1].index(t) for t in banned])
     converted = _with_tokenizers(model, folder, data, tokens, special)
     converted.notes += notes
     return converted
 
 
-def _read_options(path: Path) -> Options:
+def _read_options(path: Path) -> tuple[Options, bool]:
+    """The options under the names of version 2, and whether they are of version 1."""
     require_file(path, "name the model_dir of JoeyNMT, or a .ckpt in it")
     options = Options(parse_yaml_mapping(path.read_bytes(), f"{path}: no configuration of JoeyNMT"), f"{path}: ")
+    data = options.section("data")
+    is_version_1 = all(side in data and not isinstance(data.values[side], Mapping) for side in SIDES)
+    if is_version_1:
+        options = Options(_of_version_2(options), options.where)
     for outer, inner in [("data", side) for side in SIDES] + [("model", stack) for stack in STACKS]:
         if inner not in options.section(outer):
             raise UserError(f"{path}: no configuration of JoeyNMT: {outer}.{inner} is missing")
         options.section(outer).section(inner)
-    return options
+    return options, is_version_1
+
+
+def _of_version_2(options: Options) -> dict[str, Any]:
+    """Options of version 1, which are the same for both sides. Its models are pre-norm.
+
+    Its search may write an empty translation, and has its longest in the section `training`. It splits text at white
+    space, also text with byte-pair codes.
+    """
+    data, model = options.section("data"), options.section("model")
+    shared = {"lowercase": data.flag("lowercase"), "level": data.text("level", "word")}
+    shared |= {"level": "word", "needs_codes": True} if shared["level"] == "bpe" else {}
+    sides = {side: {**shared, "voc_file": data.text(f"{side}_vocab")} for side in SIDES}
+    stacks = {stack: {**model.section(stack).values, "layer_norm": "pre"} for stack in STACKS if stack in model}
+    longest = options.section("training").integer("max_output_length", -1)
+    testing = {**options.section("testing").values, "min_output_length": 0, "max_output_length": longest}
+    changed = {"data": {**data.values, **sides}, "model": {**model.values, **stacks}, "testing": testing}
+    return {**options.values, **changed}
 
 
 def _checkpoint(path: Path) -> Path:
@@ -168,7 +190,7 @@ def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> 
     alpha = testing.number("alpha", testing.number("beam_alpha", -1.0))
     generation_config.paper_length_penalty = float(max(0, alpha))
     generation_config.min_new_tokens = testing.integer("min_output_length", 1, 0)
-    generation_config.suppress_tokens = banned + [unk] * (not testing.flag("generate_unk", True))
+    generation_config.suppress_tokens = banned + [unk] * (not testing.flag("generate_unk", True)) or None
     longest, size = testing.integer("max_output_length", -1), testing.integer("no_repeat_ngram_size", -1)
     penalty = testing.number("repetition_penalty", -1.0)
     if longest > 0:
@@ -198,7 +220,8 @@ def _with_tokenizers(
     lowercase = [side.flag("lowercase") and is_plain for side, is_plain in zip(sides, plain, strict=True)]
     origins = "src_vocab.txt", "trg_vocab.txt"
     tokenizers = vocabularies.whitespace_tokenizers(tokens, (special,) * 2, origins, lowercase)
-    return Converted(model, *tokenizers, notes=[] if all(plain) else [vocabularies.PRETOKENIZED])
+    takes_text = all(plain) and not any(side.flag("needs_codes") for side in sides)
+    return Converted(model, *tokenizers, notes=[] if takes_text else [vocabularies.PRETOKENIZED])
 
 
 def _preprocesses(side: Options) -> bool:

@@ -37,11 +37,10 @@ def test_imports_table_has_a_row_for_each_format() -> None:
     rows = imports_table.table(records, names).splitlines()[2:]
     first, second = ([cell.strip() for cell in row.split("|")[2:-1]] for row in rows)
     judge, models, difference, tokens, refused, _ = first
-    assert judge.startswith("NumPy restatement of JoeyNMT") and models == "4" and 0 < float(difference) <= 1e-5
+    assert judge.startswith("NumPy restatement of JoeyNMT") and int(models) > 3 and 0 < float(difference) <= 1e-5
     assert tokens.startswith("sentencepiece ") and "encoder.layer_norm=pre" in refused
-    assert (
-        second[0].startswith("NumPy restatement of OpenNMT-py") and second[1] == "4" and 0 < float(second[2]) <= 1e-5
-    )
+    assert second[0].startswith("NumPy restatement of OpenNMT-py") and int(second[1]) > 3
+    assert 0 < float(second[2]) <= 1e-5
     assert "-max_relative_positions 20" in second[4]
 
 

@@ -12,7 +12,7 @@ from tests.interop.checkpoints import FFN, HEADS, LAYERS, D
 from tests.interop.restatement import Restatement
 from tests.paper import paper_position
 
-PEER = "NumPy restatement of JoeyNMT 2.3"
+PEER = "NumPy restatement of JoeyNMT 2.3 and 1.5"
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
 
 
