@@ -28,6 +28,9 @@ from .side_tokens import target_vocabulary
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 TARGET_FOLDER = "target_tokenizer"
 
+# Arguments of `from_pretrained` that transformers saves with a tokenizer.
+_LOADING = ("is_local", "local_files_only")
+
 _SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte is a token, so there are no unknown tokens
 _LARGEST_VOCABULARY = 1_000_000  # `tokenizers` allocates for it, and aborts the process if it cannot
 
@@ -190,16 +193,16 @@ def save_tokenizers(
 
 
 def _save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save under a class name that transformers 4 knows, too. Many servers and exporters still have it."""
+    """Save under a class name that transformers 4 knows, too, and without how the tokenizer was loaded."""
     _recognising_added_tokens(_without_dropout(tokenizer)).save_pretrained(str(folder))
     config = folder / "tokenizer_config.json"
-    settings = json.loads(config.read_text(encoding="utf-8"))
+    saved = json.loads(config.read_text(encoding="utf-8"))
+    settings = {name: value for name, value in saved.items() if name not in _LOADING}
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    for name in ("is_local", "local_files_only"):  # how transformers loaded it
-        settings.pop(name, None)
-    with atomic_file(config) as temporary:
-        temporary.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    if settings != saved:
+        with atomic_file(config) as temporary:
+            temporary.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _without_dropout(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

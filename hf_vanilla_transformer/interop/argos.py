@@ -15,37 +15,54 @@ import transformers
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
-from ..inference.languages import model_languages
+from ..inference.languages import NAMES, model_languages
 from ..untrusted import require_file, shown
 from . import ctranslate2
+from .argos_splitter import splitter_files
+from .search_settings import check_search, ends, shortest
+
+#: Generation settings that Argos applies: its search is its own.
+APPLIED = {"min_length", "min_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos_token_id"}
 
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,4})?")
 _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives the same file
 
 
-def write(folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> None:
-    """Write a model folder with a `MarianTokenizer`, because Argos needs its SentencePiece models, as an .argosmodel.
+def write(model: Any, folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> str:
+    """Write a model folder as an .argosmodel, and return a note about it or "".
 
-    `languages` are the codes of source and target, such as ("en", "de"), or None for those of the model. See
-    `ctranslate2.convert` for `quantization`.
+    Args:
+        model: the model in `folder`.
+        folder: a model with a `MarianTokenizer`, because Argos needs its SentencePiece models.
+        output: the file.
+        languages: the codes of source and target, such as ("en", "de"), or None for those of the model.
+        quantization: see `ctranslate2.convert`.
     """
     source, target = _codes(languages or model_languages(folder))
+    _refuse_settings(model)
     _require_sentencepiece(folder)
     metadata = {
         **{"package_version": "1.0", "argos_version": "1.9", "type": "translate"},
-        **{"from_code": source, "from_name": source, "to_code": target, "to_name": target},
+        **{"from_code": source, "from_name": NAMES.get(source, source)},
+        **{"to_code": target, "to_name": NAMES.get(target, target)},
     }
     name = f"translate-{source}_{target}-1_0"
     with tempfile.TemporaryDirectory() as temporary:
-        model = ctranslate2.convert(folder, Path(temporary) / "model", quantization)
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        converted = ctranslate2.convert(folder, Path(temporary) / "model", quantization)
+        config = json.loads((converted / "config.json").read_text(encoding="utf-8"))
         # Argos passes the pieces of a sentence without its end
-        (model / "config.json").write_text(json.dumps({**config, "add_source_eos": True}, indent=2), encoding="utf-8")
+        (converted / "config.json").write_text(
+            json.dumps({**config, "add_source_eos": True}, indent=2), encoding="utf-8"
+        )
         with zipfile.ZipFile(output, "w") as archive:
             _add(archive, f"{name}/metadata.json", json.dumps(metadata, indent=2).encode())
             _add(archive, f"{name}/sentencepiece.model", (Path(folder) / "source.spm").read_bytes())
-            for file in ("config.json", "model.bin", *(path.name for path in sorted(model.glob("*vocabulary.*")))):
-                _add(archive, f"{name}/model/{file}", (model / file).read_bytes())
+            for file in ("config.json", "model.bin", *(path.name for path in sorted(converted.glob("*vocabulary.*")))):
+                _add(archive, f"{name}/model/{file}", (converted / file).read_bytes())
+            for file, content in splitter_files(source).items():
+                _add(archive, f"{name}/{file}", content)
+        vocabulary = next(converted.glob("*vocabulary.json")).read_text(encoding="utf-8")
+    return "; versions before 1.10 print byte pieces such as <0xE6> as they are" if "<0xE6>" in vocabulary else ""
 
 
 def _codes(languages: Any) -> tuple[str, str]:
@@ -53,6 +70,18 @@ def _codes(languages: Any) -> tuple[str, str]:
     if len(given) != 2 or not all(isinstance(code, str) and _CODE.fullmatch(code) for code in given):
         raise UserError(f"languages={shown(given)}: two codes are needed, of source and target, such as en de")
     return given[0], given[1]
+
+
+def _refuse_settings(model: Any) -> None:
+    settings = check_search(model, "Argos Translate", APPLIED)
+    several = [ids for ids in settings.get("bad_words_ids") or [] if len(ids) > 1]
+    reasons = {
+        f"a minimum of {shortest(settings)} tokens": shortest(settings) > 1,
+        f"bad_words_ids={several}": several,
+        f"eos_token_id={ends(settings)}": len(ends(settings)) > 1,
+    }
+    if refused := [reason for reason, is_true in reasons.items() if is_true]:
+        raise UserError(f"generation_config.json: {refused[0]}: Argos Translate cannot apply it; change or remove it")
 
 
 def _require_sentencepiece(folder: str | Path) -> None:

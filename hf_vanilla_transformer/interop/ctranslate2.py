@@ -3,6 +3,7 @@
 Its command ct2-transformers-converter does not import this package, so call `convert` instead.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..data.side_tokens import side_tokens
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..untrusted import require_file
+from .search_settings import banned_tokens, check_search, ends, longest, shortest
 
 MIN_POSITIONS = 1024  # rows of the table of sinusoids; CTranslate2 computes none
 NEVER = -1e4  # output bias of forbidden tokens, within the range of float16
@@ -25,14 +27,10 @@ ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELUTanh"),
 }
 
-# Settings of `generate` -> their names in `Translator.translate_batch`.
-SEARCH = {
-    "num_beams": "beam_size",
-    "length_penalty": "length_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_decoding_length",
-    "max_new_tokens": "max_decoding_length",
+#: Generation settings that CTranslate2 applies, in the model or as arguments of `translate_batch`.
+APPLIED = {
+    *("min_length", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+    *("suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
 }
 
 
@@ -66,21 +64,33 @@ def convert(
     return Path(output)
 
 
-def search_arguments(model: Any) -> dict[str, Any]:
-    """The arguments of `Translator.translate_batch` for this model's search; α of the paper is a near one."""
-    settings = model.generation_config.to_diff_dict()
-    settings.setdefault("length_penalty", settings.get("paper_length_penalty", 1.0))
-    arguments = {name: settings[key] for key, name in SEARCH.items() if settings.get(key) is not None}
-    if settings.get("forced_bos_token_id") is not None:
-        arguments["target_prefix"] = "the token of the target language"
+def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
+    """The arguments of `Translator.translate_batch` for this model's search. The paper's α becomes a length penalty.
+
+    Args:
+        tokens: of the target, by id.
+
+    Raises:
+        UserError: a setting that CTranslate2 does not have.
+    """
+    settings = check_search(model, "CTranslate2", APPLIED)
+    arguments: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1}
+    if arguments["beam_size"] > 1:
+        arguments["length_penalty"] = settings.get("length_penalty", settings.get("paper_length_penalty", 1.0))
+    for name, neutral in (("no_repeat_ngram_size", 0), ("repetition_penalty", 1)):
+        if settings.get(name) not in (None, neutral):
+            arguments[name] = settings[name]
+    arguments["min_decoding_length"] = shortest(settings)
+    if (length := longest(settings)) is not None:
+        # a forced end at the limit replaces the last token
+        arguments["max_decoding_length"] = length - (settings.get("forced_eos_token_id") is not None)
+    if (forced := settings.get("forced_bos_token_id")) is not None:
+        arguments["target_prefix"] = [[tokens[forced]]]  # for each sentence
+    if sequences := [ids for ids in settings.get("bad_words_ids") or [] if len(ids) > 1]:
+        arguments["suppress_sequences"] = [[tokens[token] for token in ids] for ids in sequences]
+    if len(ends(settings)) > 1:
+        arguments["end_token"] = [tokens[token] for token in ends(settings)]
     return arguments
-
-
-def _banned(model: Any) -> list[int]:
-    """The tokens that `generate` never chooses."""
-    settings = model.generation_config
-    single = [ids[0] for ids in settings.bad_words_ids or [] if len(ids) == 1]
-    return sorted({*single, *(settings.suppress_tokens or [])})
 
 
 def register() -> None:
@@ -114,7 +124,7 @@ def register() -> None:
             self.set_encoder(spec.encoder, model.model.encoder)
             self.set_decoder(spec.decoder, model.model.decoder)
             self.set_linear(spec.decoder.projection, model.lm_head)
-            if banned := _banned(model):
+            if banned := banned_tokens(check_search(model, "CTranslate2", APPLIED)):
                 bias = model.lm_head.bias
                 zeros = torch.zeros(model.lm_head.out_features, dtype=model.lm_head.weight.dtype)
                 spec.decoder.projection.bias = (zeros if bias is None else bias.detach()).index_fill(

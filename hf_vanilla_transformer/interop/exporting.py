@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..atomic_write import atomic_file, new_folder
+from ..data.side_tokens import side_tokens
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -71,14 +72,14 @@ def export(
         tokenizers = _load_tokenizers(source)
         if target_format == "ctranslate2":
             module.convert(source, folder, quantization, vmap)
-            arguments = ", ".join(f"{name}={value}" for name, value in module.search_arguments(model).items())
+            tokens = side_tokens(tokenizers[1], model.config.target_vocab_size, "target")
+            arguments = ", ".join(f"{name}={value}" for name, value in module.search_arguments(model, tokens).items())
             note = f"; its search is an argument of translate_batch: {arguments}"
         elif target_format == "marian":
             module.write(model, folder)
             save_tokenizers(folder, *tokenizers)
         else:
             _write_graphs(module.write, model.to(torch.float32), tokenizers, folder)
-        _name_portable_class(folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{output}: {size / 1e6:.1f} MB{note}"
 
@@ -87,7 +88,8 @@ def _write_argos(
     source: str | Path, output: Path, overwrite: bool, languages: Sequence[str] | None, quantization: str | None
 ) -> str:
     module = import_module(".argos", __package__)
-    load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
+    model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
+    check_generation_config(model.generation_config)
     _load_tokenizers(source)
     if output.suffix != ".argosmodel" or output.is_dir():
         raise UserError(f"output {output}: name a file that ends with .argosmodel")
@@ -95,15 +97,8 @@ def _write_argos(
         raise UserError(f"output {output} exists already; name a new file, or give --overwrite")
     output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(output) as temporary:
-        module.write(source, temporary, languages, quantization)
-    return f"{output}: {output.stat().st_size / 1e6:.1f} MB"
-
-
-def _name_portable_class(folder: Path) -> None:
-    """Use the older name of the tokenizer class, for transformers 4 and transformers.js."""
-    for path in folder.rglob("tokenizer_config.json"):
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'), encoding="utf-8")
+        note = module.write(model, source, temporary, languages, quantization)
+    return f"{output}: {output.stat().st_size / 1e6:.1f} MB{note}"
 
 
 def _load_tokenizers(source: str | Path) -> tuple[Any, Any]:

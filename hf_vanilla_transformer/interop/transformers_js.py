@@ -24,11 +24,16 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from .exported_programs import BATCH, PAST, SOURCE, TARGET, decode, example_inputs, export_module, refuse
 from .joint_tokenizer import SourceIds, joint_tokenizer
 from .onnx import AXES, cache_names, require_onnx, to_onnx
-from .translate_exported import UNSUPPORTED
+from .search_settings import check_search, longest
 
 #: dtypes by their names in transformers.js, and the ends of their files' names.
 DTYPES = {"fp32": "", "q8": "_quantized", "fp16": "_fp16"}
 GRAPHS = ("encoder_model", "decoder_model_merged")
+#: Generation settings that the page's search and transformers.js apply.
+APPLIED = {
+    *("min_length", "min_new_tokens", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id"),
+}
 
 _LARGEST = 2**31  # bytes of a file of ONNX
 _END = 1e4  # above every logit, and finite in float16
@@ -61,7 +66,7 @@ def write(
     (folder / "onnx").mkdir(parents=True)
     for name, content in {
         "config.json": _config(model, ids, dtypes[0]),
-        "generation_config.json": _generation_config(model),
+        "generation_config.json": generation_settings(model),
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": tokenizer_config,
     }.items():
@@ -73,12 +78,9 @@ def write(
 def _refuse(model: VanillaTransformerForConditionalGeneration) -> None:
     """Refuse quantised weights, and generation settings that the page's search lacks."""
     refuse(model)
-    settings = model.generation_config.to_diff_dict()
-    for name, neutral in UNSUPPORTED.items():
-        if settings.get(name, neutral) not in (neutral, None):
-            raise UserError(f"generation_config.json: {name}={settings[name]}: the web export has no such setting")
+    settings = check_search(model, "the web export", APPLIED)
     if any(len(ids) > 1 for ids in settings.get("bad_words_ids") or []):
-        raise UserError("generation_config.json: bad_words_ids of several tokens: the web export has no such setting")
+        raise UserError("generation_config.json: bad_words_ids of several tokens: the web export cannot apply it")
     size = sum(weight.numel() * 4 for weight in model.parameters())
     if size >= _LARGEST:
         raise UserError(f"the model has {size / 1e9:.1f} GB: a file of ONNX holds at most 2 GB")
@@ -116,16 +118,18 @@ class _Projections(nn.Module):
 class _Decoder(nn.Module):
     """The decoder and the output layer, with both KV caches as inputs and the cross-attention weights as outputs.
 
-    §6.1 bounds a translation by the length of its source. transformers.js and optimum have no such setting, so the
-    graph ends the translation.
+    §6.1 bounds a translation by the length of its source. transformers.js and optimum have no such setting, and the
+    pipelines of transformers.js ignore `max_new_tokens` of the model, so the graph ends the translation.
     """
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
         self.decoder, self.lm_head = model.model.decoder, model.lm_head
         settings = model.generation_config.to_diff_dict()
-        bounded = settings.get("max_length") is not None or settings.get("max_new_tokens") is not None
-        self.over = None if bounded else settings.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
+        self.over = settings.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
+        self.limit = longest(settings)
+        if self.limit is not None and settings.get("forced_eos_token_id") is not None:
+            self.limit -= 1
         end = torch.zeros(model.config.target_vocab_size)
         end[model.generation_config.eos_token_id] = _END  # added to the logits (V) after the bound
         self.register_buffer("end", end, persistent=False)
@@ -139,11 +143,10 @@ class _Decoder(nn.Module):
             *(self.decoder, input_ids, states, encoder_attention_mask, source, past), output_attentions=True
         )
         logits = self.lm_head(output.last_hidden_state)
-        if self.over is not None:
-            length = past[0].shape[2] + 1 + torch.arange(input_ids.shape[1])  # (T), with the token that is predicted
-            late = length > encoder_attention_mask.sum(dim=-1, keepdim=True) + self.over  # (B, T)
-            logits = logits + late[..., None].float() * self.end
-        return logits, present, list(output.cross_attentions)
+        length = past[0].shape[2] + 1 + torch.arange(input_ids.shape[1])  # (T), with the token that is predicted
+        limit = encoder_attention_mask.sum(dim=-1, keepdim=True) + self.over if self.limit is None else self.limit
+        late = length > limit  # (B, T) or (T)
+        return logits + late[..., None].float() * self.end, present, list(output.cross_attentions)
 
 
 def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceIds) -> dict[str, Any]:
@@ -328,7 +331,7 @@ def _config(model: VanillaTransformerForConditionalGeneration, ids: SourceIds, d
     }
 
 
-def _generation_config(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+def generation_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     """Greedy: transformers.js has no beam search, and would ignore all but the first of several beams."""
     settings, config = model.generation_config, model.config
     given = settings.to_diff_dict()
@@ -338,9 +341,5 @@ def _generation_config(model: VanillaTransformerForConditionalGeneration) -> dic
         "max_length": given.get("max_length") or limit,
         **{name: getattr(settings, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")},
         "decoder_start_token_id": given.get("decoder_start_token_id", config.decoder_start_token_id),
-        **{
-            name: given[name]
-            for name in ("max_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos_token_id")
-            if given.get(name) is not None
-        },
+        **{name: given[name] for name in sorted(APPLIED | {"max_new_tokens"}) if given.get(name) is not None},
     }

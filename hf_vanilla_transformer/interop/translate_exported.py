@@ -10,18 +10,46 @@ Shapes: B batch, S source length, P target tokens in the KV cache, V target voca
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-#: Unsupported settings of generation_config.json that change the arg max, with their neutral values.
-UNSUPPORTED = {
-    **{"min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
-    **{"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "forced_bos_token_id": None},
-    **{"begin_suppress_tokens": None, "sequence_bias": None, "exponential_decay_length_penalty": None},
+#: Settings of generation_config.json that choose between tokens, and that the search here applies.
+APPLIED = {
+    *("min_length", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
 }
+#: Settings that do not change which token is best: of lengths, of a beam search, of sampling, of speed and of outputs.
+HARMLESS = {
+    *("max_length", "max_new_tokens", "max_length_over_source", "decoder_start_token_id", "pad_token_id"),
+    *("bos_token_id", "eos_token_id", "num_beams", "length_penalty", "paper_length_penalty", "early_stopping"),
+    *("num_return_sequences", "renormalize_logits", "remove_invalid_values", "temperature", "top_k", "top_p"),
+    *("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "use_cache", "cache_implementation"),
+    *("cache_config", "max_cache_len", "output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+    *("return_dict_in_generate", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_lookbehind"),
+    *("assistant_confidence_threshold", "target_lookbehind", "max_matching_ngram_size", "compile_config"),
+    *("disable_compile", "low_memory", "prefill_chunk_size", "transformers_version", "_from_model_config"),
+}
+_TOKENS = {name for name in APPLIED if name.endswith(("_ids", "_id", "s_tokens"))}
+_NEUTRAL = {"repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beam_groups": 1, "guidance_scale": 1}
+
+
+def check_settings(settings: dict, vocab_size: int, applied: set[str] = APPLIED) -> None:
+    """Raise a ValueError for a setting that is neither harmless nor applied, or a token that does not exist."""
+    for name, value in settings.items():
+        neutral = (None, []) if name in _TOKENS else (None, False, 0, [], {}, _NEUTRAL.get(name))
+        if value in neutral or name in HARMLESS:
+            continue
+        if name not in applied:
+            raise ValueError(f"{name}={value}")
+        if name in _TOKENS:
+            parts = value if isinstance(value, list) else [value]
+            tokens = [token for part in parts for token in (part if isinstance(part, list) else [part])]
+            if not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
+                raise ValueError(f"{name}={value} (the vocabulary has {vocab_size} tokens)")
 
 
 class OnnxBackend:
@@ -88,13 +116,9 @@ class Translator:
         for name in ("decoder_start_token_id", "eos_token_id"):
             if self.settings.get(name) is None:
                 self.settings[name] = self.config.get(name)
-        for name, neutral in UNSUPPORTED.items():
-            if self.settings.get(name, neutral) not in (neutral, None):
-                raise ValueError(f"generation_config.json: {name}={self.settings[name]} is not supported here")
-        bad = self.settings.get("bad_words_ids") or []
-        if any(len(ids) > 1 for ids in bad):
-            raise ValueError(f"generation_config.json: bad_words_ids={bad} of several tokens are not supported here")
-        self.suppressed = [ids[0] for ids in bad] + (self.settings.get("suppress_tokens") or [])
+        check_settings(self.settings, self.config.get("decoder_vocab_size") or self.config["vocab_size"])
+        ends = self.settings["eos_token_id"]
+        self.ends = ends if isinstance(ends, list) else [ends]
         self.backend = OnnxBackend(folder) if (folder / "encoder.onnx").is_file() else TorchBackend(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
         target = folder / "target_tokenizer"
@@ -104,7 +128,8 @@ class Translator:
         """Translate one batch of lines."""
         batch = self.tokenizer(sentences, padding=True, return_tensors="np")
         ids, mask = (batch[name].astype(np.int64) for name in ("input_ids", "attention_mask"))
-        return [self.target_tokenizer.decode(row, skip_special_tokens=True) for row in self.greedy(ids, mask)]
+        decode = partial(self.target_tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return list(map(decode, self.greedy(ids, mask)))
 
     def greedy(self, ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
         """Greedy search.
@@ -121,8 +146,6 @@ class Translator:
         longest = self.config["max_position_embeddings"]
         if self.config["position_encoding_type"] == "learned" and ids.shape[1] > longest:
             raise ValueError(f"a source of {ids.shape[1]} tokens is longer than max_position_embeddings={longest}")
-        eos = self.settings.get("eos_token_id")
-        eos = eos if isinstance(eos, list) else [eos]
         limits = self.max_lengths(mask)  # (B,)
         source, past = self.backend.encode(ids, mask), self.empty_cache(len(ids))
         tokens = np.full((len(ids), 1), self.settings["decoder_start_token_id"])
@@ -130,16 +153,43 @@ class Translator:
         unfinished = set(range(len(ids)))
         while unfinished:
             logits, past = self.backend.decode(tokens, mask, source, past)
-            logits[..., self.suppressed] = -np.inf
-            tokens = logits[:, -1:].argmax(axis=-1)  # (B, 1)
             for row in list(unfinished):
-                forced = self.settings.get("forced_eos_token_id")
-                if forced is not None and len(translations[row]) + 1 == limits[row]:
-                    tokens[row] = forced
+                tokens[row] = self.best_token(logits[row, -1].copy(), translations[row], limits[row])
                 translations[row].append(int(tokens[row, 0]))
-                if translations[row][-1] in eos or len(translations[row]) == limits[row]:
+                if translations[row][-1] in self.ends or len(translations[row]) == limits[row]:
                     unfinished.remove(row)
         return translations
+
+    def best_token(self, scores: np.ndarray, tokens: list[int], limit: int) -> int:
+        """The best next token, as `generate` of transformers chooses it.
+
+        Args:
+            scores: logits (V), which are changed. tokens: of the translation until now. limit: its maximum length.
+        """
+        settings, first = self.settings, not tokens
+        forced = settings.get("forced_bos_token_id") if first else None
+        if len(tokens) + 1 == limit and settings.get("forced_eos_token_id") is not None:
+            forced = settings["forced_eos_token_id"]
+        if forced is not None:
+            return forced[0] if isinstance(forced, list) else forced
+        written = [settings["decoder_start_token_id"], *tokens]
+        penalty = settings.get("repetition_penalty") or 1
+        seen = np.unique(written)
+        scores[seen] = np.where(scores[seen] < 0, scores[seen] * penalty, scores[seen] / penalty)
+        banned = list(settings.get("suppress_tokens") or [])
+        if first or (len(tokens) == 1 and settings.get("forced_bos_token_id") is not None):
+            banned += settings.get("begin_suppress_tokens") or []
+        if len(tokens) < max(settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1):
+            banned += self.ends
+        for words in settings.get("bad_words_ids") or []:
+            if len(words) <= len(written) and words[:-1] == written[len(written) + 1 - len(words) :]:
+                banned += words[-1:] if words not in [[end] for end in self.ends] else []
+        size = settings.get("no_repeat_ngram_size") or 0
+        for start in range(len(written) + 1 - size if size else 0):
+            if written[start : start + size - 1] == written[len(written) + 1 - size :]:
+                banned.append(written[start + size - 1])
+        scores[banned] = -np.inf
+        return int(scores.argmax())
 
     def max_lengths(self, mask: np.ndarray) -> np.ndarray:
         """The maximum length (B,) of each translation: its source's plus 50, unless the settings limit it."""

@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..hub.space import publish_space, space_changes
 from ..inference.languages import model_languages
+from ..interop.search_settings import banned_tokens, ends, longest, shortest
 from ..interop.transformers_folders import load_peer
 from ..interop.transformers_js import DTYPES, GRAPHS, write
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -155,7 +156,7 @@ def describe(
 def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     """The settings of the page's search, equal to `generate` with the model's generation config."""
     given, config = model.generation_config.to_diff_dict(), model.config
-    ends = given.get("eos_token_id", config.target_eos_token_id)
+    given.setdefault("eos_token_id", config.target_eos_token_id)
     settings: dict[str, Any] = {
         "num_beams": given.get("num_beams", BEAMS),
         "length_penalty": given.get("length_penalty", given.get("paper_length_penalty", ALPHA)),
@@ -163,15 +164,15 @@ def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[s
         "early_stopping": given.get("early_stopping", False),
         "max_length_over_source": given.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE),
         "decoder_start_token_id": given.get("decoder_start_token_id", config.decoder_start_token_id),
-        "eos_token_ids": ends if isinstance(ends, list) else [ends],
-        "suppressed_tokens": sorted(
-            {*(ids[0] for ids in given.get("bad_words_ids") or []), *(given.get("suppress_tokens") or [])}
-        ),
+        "eos_token_ids": ends(given),
+        "suppressed_tokens": banned_tokens(given),
+        "min_new_tokens": shortest(given),
     }
-    if given.get("max_new_tokens") is not None or given.get("max_length") is not None:
-        settings["max_new_tokens"] = given.get("max_new_tokens") or given["max_length"] - 1  # without the start token
-    if given.get("forced_eos_token_id") is not None:
-        settings["forced_eos_token_id"] = given["forced_eos_token_id"]
+    if longest(given) is not None:
+        settings["max_new_tokens"] = longest(given)
+    for name in ("forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens"):
+        if given.get(name) is not None:
+            settings[name] = given[name]
     if config.position_encoding_type == "learned":
         settings["max_positions"] = config.max_position_embeddings
     return settings

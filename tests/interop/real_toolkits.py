@@ -40,7 +40,13 @@ TOOLKITS: dict[str, Callable[[Path], tuple[float | None, int]]] = {
     },
     **{f"transformers {major}, MarianMTModel": partial(compare_transformers, major=major) for major in (4, 5)},
     "optimum 2.1.0, greedy": compare_optimum,
-    **{f"Argos Translate 1.11.0, {beams} beams": partial(compare_argos, beams=beams) for beams in (1, 4)},
+    **{
+        f"{version}, {beams} beams": partial(compare_argos, version=version, beams=beams)
+        for version, beams in (
+            ("argostranslate 1.9.6", 4),
+            *(("argos-translate-lt 1.12.1", beams) for beams in (1, 4)),
+        )
+    },
 }
 
 

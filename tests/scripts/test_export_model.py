@@ -123,10 +123,10 @@ def test_export_help_names_every_format(run):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"no_repeat_ngram_size": 3}, {"bad_words_ids": [[4, 5]]}, {"forced_bos_token_id": 7}], ids=str
+    "settings", [{"encoder_no_repeat_ngram_size": 3}, {"bad_words_ids": [[4, 9]]}, {"do_sample": True}], ids=str
 )
 def test_exported_translator_names_unsupported_settings(settings, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}')
     (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=next(iter(settings))):
         Translator(tmp_path)

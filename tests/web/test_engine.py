@@ -1,5 +1,6 @@
 """In Node: transformers.js's stock pipeline and the page's engine translate a site's model as `generate` does."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -8,10 +9,13 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.interop import transformers_js
+from hf_vanilla_transformer.interop.translate_exported import HARMLESS
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
-from hf_vanilla_transformer.web.site import write_site
+from hf_vanilla_transformer.web.site import search_settings, write_site
 from tests.interop.exports import LINES, require_onnx, write_model
 from tests.interop.foreign import write_two_tokenizers
+from tests.interop.test_search_settings import SETTINGS
 from tests.web.conftest import Site
 from tests.web.tools import require_npm, run_node
 
@@ -36,7 +40,9 @@ def generated(site: Site, line: str, **settings) -> tuple[list[int], torch.Tenso
 def test_stock_pipeline_gives_our_greedy_translations(site: Site) -> None:
     _, target = load_tokenizers(site.source)
     lines = [line for line in TEXTS if "</s>" not in line]  # which the library takes for a special token
-    answer = run_node("stock_pipeline.mjs", str(site.folder / "model"), "fp32", '{"max_new_tokens": 12}', lines=lines)
+    answer = run_node(
+        "stock_pipeline.mjs", str(site.folder / "model"), "fp32", "{}", lines=lines
+    )  # ends after 12 tokens
     expected = [target.decode(generated(site, line, num_beams=1)[0], skip_special_tokens=True) for line in lines]
     assert answer["found"] == expected and len(set(expected)) > 2
 
@@ -70,6 +76,37 @@ def test_engine_gives_our_probabilities_and_attention(site: Site) -> None:
     assert [token["id"] for token in found["source"]] == batch["input_ids"][0].tolist()
     assert "".join(token["text"] for token in found["source"][:-1]) == LINES[2]
     assert found["text"] == target.decode(ids, skip_special_tokens=True).strip()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_engines_apply_generation_settings(settings: dict, beams: int, site: Site, tmp_path: Path) -> None:
+    """The page's engine in a beam search, and transformers.js in a greedy one."""
+    if not settings.keys() <= transformers_js.APPLIED | HARMLESS or any(
+        len(w) > 1 for w in settings.get("bad_words_ids", [])
+    ):
+        pytest.skip("refused")
+    settings = settings | {"max_new_tokens": 7, "num_beams": beams}
+    model = copy.deepcopy(site.model)
+    model.generation_config.update(**settings)
+    shutil.copytree(site.folder, tmp_path / "site")
+    path = tmp_path / "site" / "site.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"search": search_settings(model)}))
+    changed = Site(model, site.source, tmp_path / "site")
+    for line, found in zip(LINES, translate(changed.folder, LINES), strict=True):
+        tokens, score = generated(changed, line)
+        assert [token["id"] for token in found["tokens"]] == tokens, line
+        if score is not None:
+            assert found["hypotheses"][0]["score"] == pytest.approx(float(score), abs=1e-4)
+    if beams == 1:
+        path = tmp_path / "site" / "model" / "generation_config.json"
+        path.write_text(json.dumps(transformers_js.generation_settings(model)))
+        stock = str(tmp_path / "site" / "model"), "fp32", '{"max_new_tokens": 7}'
+        answer = run_node("stock_pipeline.mjs", *stock, lines=LINES)
+        _, target = load_tokenizers(site.source)
+        assert answer["found"] == [
+            target.decode(generated(changed, line)[0], skip_special_tokens=True) for line in LINES
+        ]
 
 
 def test_engine_goes_on_from_a_prefix(site: Site) -> None:

@@ -44,7 +44,6 @@ async function translate(site, tokenizer, model, text, options) {
 
   await model.encode(source);
   const settings = { ...site.search, num_beams, max_new_tokens: limit };
-  settings.suppressed_tokens = new Set(site.search.suppressed_tokens ?? []);
   const start = [site.search.decoder_start_token_id, ...prefix];
   const hooks = { signal, onStep: onStep && ((nodes) => onStep(withText(nodes, tokenizer, prefix))) };
   const { hypotheses, nodes } = await beamSearch(model, start, settings, hooks);

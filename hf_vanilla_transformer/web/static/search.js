@@ -41,8 +41,9 @@ export function topTokens(logits, count, suppressed) {
  * @param decoder `await decoder.step(tokens, parents)` reads tokens of each beam (K arrays of equal length). Beam k
  *   continues beam parents[k] of the previous step. It returns K rows of V logits for the next token.
  * @param prefix token ids, the start token first.
- * @param settings num_beams, length_penalty, formula, early_stopping, eos_token_ids, forced_eos_token_id,
- *   suppressed_tokens, max_new_tokens (after the prefix), num_hypotheses (default 1): the paper's search ends when no
+ * @param settings num_beams, length_penalty, formula, early_stopping, eos_token_ids, forced_bos_token_id (the first
+ *   token), forced_eos_token_id (the last), suppressed_tokens, begin_suppress_tokens (not the first one that is not
+ *   forced), min_new_tokens and max_new_tokens (after the prefix), num_hypotheses (default 1): the paper's search ends when no
  *   running hypothesis can be one of the best num_hypotheses.
  * @param hooks signal: an AbortSignal, onStep(nodes): called and awaited after each step.
  * @returns {hypotheses: [{tokens, score, logProbability}] (without the prefix, the best first), nodes: the tree, a list
@@ -56,7 +57,7 @@ export async function beamSearch(decoder, prefix, settings, { signal, onStep } =
   let ended = [];
   for (let length = 1; ; length++) {
     signal?.throwIfAborted();
-    const candidates = extend(running, logits, length, settings);
+    const candidates = extend(running, logits, length, prefix.length === 1, settings);
     const ends = (each) => length === limit || settings.eos_token_ids.includes(each.tokens.at(-1));
 
     // Only the best K may end. The rest are candidates to continue.
@@ -76,18 +77,35 @@ export async function beamSearch(decoder, prefix, settings, { signal, onStep } =
   return { hypotheses, nodes };
 }
 
+/** The token that must come at this length, or null. `fromStart`: the prefix is the start token alone. */
+function forcedToken(length, fromStart, settings) {
+  const { forced_bos_token_id: bos, forced_eos_token_id: eos, max_new_tokens: limit } = settings;
+  const token = length === limit && eos != null ? eos : length === 1 && fromStart ? bos : null;
+  return (Array.isArray(token) ? token[0] : token) ?? null;
+}
+
+/** The tokens that must not come at this length. */
+function bannedTokens(length, fromStart, settings) {
+  const { suppressed_tokens: always = [], begin_suppress_tokens: atFirst = [], min_new_tokens: least = 0 } = settings;
+  const first = fromStart && settings.forced_bos_token_id != null ? 2 : 1;
+  return new Set([
+    ...always, ...(length === first ? atFirst : []), ...(length <= least ? settings.eos_token_ids : []),
+  ]);
+}
+
 /** The best continuations of all beams by one token, the best first. */
-function extend(running, logits, length, settings) {
-  const { num_beams: beams, eos_token_ids: eos, forced_eos_token_id: forced, max_new_tokens: limit } = settings;
+function extend(running, logits, length, fromStart, settings) {
+  const { num_beams: beams, eos_token_ids: eos } = settings;
+  const forced = forcedToken(length, fromStart, settings);
+  const banned = bannedTokens(length, fromStart, settings);
   // Up to K candidates may end with each end token, and K more must be able to continue.
   const count = beams === 1 ? 1 : beams * Math.max(2, 1 + eos.length);
   const candidates = [];
   running.forEach((parent, beam) => {
-    const mustEnd = length === limit && forced != null;
-    const normalizer = mustEnd ? 0 : logSumExp(logits[beam]);
-    const tokens = mustEnd ? [forced] : topTokens(logits[beam], count, settings.suppressed_tokens);
+    const normalizer = forced !== null ? 0 : logSumExp(logits[beam]);
+    const tokens = forced !== null ? [forced] : topTokens(logits[beam], count, banned);
     for (const id of tokens) {
-      const own = mustEnd ? 0 : logits[beam][id] - normalizer;
+      const own = forced !== null ? 0 : logits[beam][id] - normalizer;
       const logProbability = parent.logProbability + own;
       candidates.push({ tokens: [...parent.tokens, id], logProbability, beam, parent: parent.node });
     }

@@ -16,19 +16,18 @@ from hf_vanilla_transformer.training.run import run_training
 
 from .environment import SENTENCES, install, run
 
-PACKAGES = ["argostranslate==1.11.0", "minisbd==0.9.5", "sacremoses==0.1.1"]
+PACKAGES = {
+    "argostranslate 1.9.6": ["argostranslate==1.9.6", "stanza==1.1.1", "protobuf==6.33.0", "tqdm==4.67.1"],
+    "argos-translate-lt 1.12.1": ["argos-translate-lt==1.12.1", "minisbd==0.9.5", "sacremoses==0.1.1"],
+}
 
-# Its arguments: the package, the sentences, the result. Its sentence splitter is a network that it would download; the
-# sentences are split already.
+# Its arguments: the package, the sentences, the result. It has no network: the package contains the sentence splitter.
 TRANSLATE = """
-import json, sys
+import json, socket, sys
+def refuse(*arguments, **options):
+    raise OSError("no network")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 from argostranslate import package, translate
-class Whole:
-    def __init__(self, package):
-        pass
-    def split_sentences(self, text):
-        return [text]
-translate.MiniSBDSentencizer = translate.StanzaSentencizer = Whole
 file, sentences, result = sys.argv[1:]
 package.install_from_path(file)
 lines = [translate.translate(line, "en", "de") for line in json.load(open(sentences))]
@@ -56,10 +55,11 @@ def train(folder: Path, sentencepiece: bool = True) -> list[str]:
     return list(splits["validation"]["source"])[:SENTENCES]
 
 
-def compare_argos(work: Path, beams: int) -> tuple[None, int]:
+def compare_argos(work: Path, version: str, beams: int) -> tuple[None, int]:
     """Nothing, because Argos has no logits, and the number of equal translations."""
-    install(work, *PACKAGES)
-    folder = work / f"argos-{beams}"
+    packages = PACKAGES[version]
+    install(work, *packages)
+    folder = work / f"argos-{version.split()[0]}-{beams}"
     folder.mkdir(exist_ok=True)
     sentences = train(folder)
     file, given, result = (folder / name for name in ("en_de.argosmodel", "sentences.json", "translations.json"))
@@ -69,7 +69,7 @@ def compare_argos(work: Path, beams: int) -> tuple[None, int]:
     # where it keeps packages and settings; its default computes in int8
     homes = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("DATA", "CONFIG", "CACHE")}
     os.environ.update({**homes, "ARGOS_BEAM_SIZE": str(beams), "ARGOS_COMPUTE_TYPE": "float32"})
-    run(work, PACKAGES, "-c", TRANSLATE, file, given, result)
+    run(work, packages, "-c", TRANSLATE, file, given, result)
     model, same = load_model(folder / "model", "cpu").eval(), 0
     source, target = load_tokenizers(folder / "model")
     theirs = json.loads(result.read_text())

@@ -1,0 +1,137 @@
+"""Generation settings in exports: applied as `generate` does, or refused by name."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import load_tokenizers, side_tokens
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop import argos, ctranslate2, transformers_js
+from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.interop.search_settings import check_search
+from hf_vanilla_transformer.interop.translate_exported import APPLIED, HARMLESS, Translator
+from tests.interop.exports import LINES, write_model
+from tests.model_helpers import EOS, tiny_model
+
+# Tokens that the model of these tests writes: the settings change its translations.
+SETTINGS: list[dict[str, Any]] = [
+    {"min_new_tokens": 1},
+    {"min_new_tokens": 4},
+    {"min_length": 5},
+    {"forced_bos_token_id": 17},
+    {"forced_bos_token_id": 0},
+    {"forced_eos_token_id": 2},
+    {"suppress_tokens": [EOS]},
+    {"begin_suppress_tokens": [EOS, 5]},
+    {"begin_suppress_tokens": [EOS, 5], "forced_bos_token_id": 17},
+    {"bad_words_ids": [[EOS], [5], [8, 9]]},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.6, "min_new_tokens": 3},
+    {"eos_token_id": [EOS, 11], "min_new_tokens": 2},
+    {"num_beams": 4, "length_penalty": 0.2, "early_stopping": True, "temperature": 0.5},
+]
+UNSUPPORTED: list[dict[str, Any]] = [
+    {"encoder_no_repeat_ngram_size": 3},
+    {"encoder_repetition_penalty": 1.3},
+    {"exponential_decay_length_penalty": (5, 1.1)},
+    {"sequence_bias": [[[5], 2.0]]},
+    {"do_sample": True},
+    {"guidance_scale": 1.5},
+    {"stop_strings": ["a"]},
+    {"max_time": 3.0},
+    {"bad_words_ids": [[320]]},
+    {"suppress_tokens": [-1]},
+    {"forced_eos_token_id": 999},
+]
+LIBRARIES = {
+    "graphs": APPLIED,
+    "web": transformers_js.APPLIED,
+    "CTranslate2": ctranslate2.APPLIED,
+    "Argos": argos.APPLIED,
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    model = write_model(folder / "model")
+    with torch.no_grad():  # several tokens are probable, so that a setting can change the choice
+        model.lm_head.weight[[5, 8, 9, 11, EOS]] += model.lm_head.weight[[5]] * 0.7
+    model.save_pretrained(folder / "model")
+    export("torch", folder / "model", folder / "torch")
+    return folder
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_exported_script_applies_settings_like_generate(settings: dict, exported: Path, tmp_path: Path) -> None:
+    shutil.copytree(exported / "torch", tmp_path / "torch")
+    path = tmp_path / "torch" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_new_tokens": 8} | settings))
+    translator = Translator(tmp_path / "torch")
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(exported / "model").eval()
+    source, _ = load_tokenizers(exported / "model")
+    plain = {"max_new_tokens": 8, "num_beams": 1}
+    for line in LINES:
+        batch = source(line, return_tensors="np")
+        (found,) = translator.greedy(batch["input_ids"].astype(int), batch["attention_mask"].astype(int))
+        tensors = source(line, return_tensors="pt")
+        expected = model.generate(**tensors, **plain | settings | {"num_beams": 1})[0, 1:].tolist()
+        assert found == expected, line
+
+
+APPLIED_BY_CTRANSLATE2 = [settings for settings in SETTINGS if settings.keys() <= ctranslate2.APPLIED | HARMLESS]
+
+
+@pytest.mark.parametrize("settings", [{}, *APPLIED_BY_CTRANSLATE2], ids=str)
+def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(
+    settings: dict, exported: Path, tmp_path: Path
+) -> None:
+    engine = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+    settings = settings | {"max_new_tokens": 8, "num_beams": 1}
+    shutil.copytree(exported / "model", tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    line = export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
+    arguments = eval(f"dict({line.partition('translate_batch: ')[2]})")  # as a user copies them
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "model").eval()
+    source, _ = load_tokenizers(tmp_path / "model")
+    tokens = side_tokens(source, 320, "target")
+    translator = engine.Translator(str(tmp_path / "ct2"), "cpu")
+    for text in LINES:
+        batch = source(text, return_tensors="pt")
+        pieces = [tokens[i] for i in batch["input_ids"][0]]
+        (result,) = translator.translate_batch([pieces], **arguments)
+        expected = model.generate(**batch)[0, 1:].tolist()
+        ends = settings.get("eos_token_id", EOS)
+        assert result.hypotheses[0] == [tokens[i] for i in expected if i not in (ends, *np.ravel(ends))], text
+
+
+@pytest.mark.parametrize("settings", SETTINGS + UNSUPPORTED, ids=str)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_settings_that_an_export_does_not_apply_are_refused(library: str, settings: dict) -> None:
+    model = tiny_model(vocab_size=320)
+    model.generation_config.update(**settings)
+    names = {name for name in settings if name not in HARMLESS}
+    if settings in UNSUPPORTED or not names <= LIBRARIES[library]:
+        with pytest.raises(UserError, match="|".join(names)):
+            check_search(model, library, LIBRARIES[library])
+    else:
+        check_search(model, library, LIBRARIES[library])
+
+
+def test_every_setting_of_transformers_is_harmless_applied_or_refused() -> None:
+    """An export that applies none accepts a value that is not the default of the harmless ones only."""
+    for name in GenerationConfig().to_dict().keys() - HARMLESS:
+        model = tiny_model(vocab_size=320)
+        setattr(model.generation_config, name, [5] if name.endswith("_tokens") else 5)
+        with pytest.raises(UserError, match=name):
+            check_search(model, "nothing", set())
