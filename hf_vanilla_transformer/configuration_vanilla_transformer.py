@@ -150,7 +150,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         # Before the base class checks the special tokens, so that users get this plain ValueError.
         self.validate_architecture()
         if self.position_encoding_type == "sinusoidal_fairseq" and self.position_offset is None:
-            self.position_offset = self.pad_token_id + 1  # stays if padding gets another token
+            self.position_offset = (self.pad_token_id or 0) + 1  # stays if padding gets another token
         separate = not self.share_encoder_decoder_embeddings and self.decoder_vocab_size is not None
         self.decoder_pad_token_id = self.target_pad_token_id if separate else None
         self.decoder_eos_token_id = self.target_eos_token_id if separate else None

@@ -330,7 +330,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         layout = self.config.position_encoding_type
         if layout == "sinusoidal_fairseq":
             # fairseq's table has padding in row `pad_token_id`, and the first token in the next one.
-            position_ids = position_ids + self.config.position_offset
+            position_ids = position_ids + (self.config.position_offset or 0)
         if layout == "learned":
             positions = self.embed_positions(position_ids)
         else:

@@ -226,8 +226,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         output_class = VanillaTransformerOutput
         if skips and skip_logits is None:
             logits, output_class = UnreadLogits(states, self.lm_head), VanillaTransformerTrainingOutput
-        nll_loss = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
-        return output_class(loss=loss, logits=logits, nll_loss=nll_loss, **fields)
+        fields["nll_loss"] = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
+        return output_class(loss=loss, logits=logits, **fields)
 
     def _can_skip_logits(self, states: Tensor, skip_logits: bool | None) -> bool:
         # Without a gradient there is no fused backward pass to gain from.

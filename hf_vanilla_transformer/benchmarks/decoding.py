@@ -107,7 +107,7 @@ def _measure(
             outputs = [row for _, row in sorted(zip(order, rows, strict=True))]
             first_outputs = first_outputs or outputs
             same = sum(a == b for a, b in zip(first_outputs, outputs, strict=True)) / len(ids)
-            sizes = {"batch_size": size, "num_beams": beams, "sentences": len(ids)}
+            sizes: dict[str, Any] = {"batch_size": size, "num_beams": beams, "sentences": len(ids)}
             measured[name] = DecodingMeasurement(engine=name, same_output=same, **sizes, **bleu(outputs))
         measured[name].add(seconds, sum(map(len, rows)), peak)
         if is_new:

@@ -84,8 +84,7 @@ def compare(
         vocab_size: the model's vocabulary, and the limit of the tokenizer trained on the text.
         tokens, tokens_per_update: options of `VanillaTransformerTrainingArguments`. The batches and updates of
             transformers' trainer have the same number of pairs on average.
-        updates: updates per turn.
-        rounds: turns of each engine.
+        updates, rounds: updates per turn, and turns of each engine.
         warm_up: updates before the first turn.
         processes: each engine is measured in each number of processes, with `threads` threads each.
         device: "cpu" or "cuda".

@@ -228,8 +228,7 @@ class _Resegment:
         return [*ids[:start], *self.encoders[side](text, dropout, draw), *ids[end:]]
 
     def require_round_trip(self, head: dict[str, list[list[int]]]) -> None:
-        """Refuse tokenizers that do not restore the text (unknown tokens, cleaned spaces), or that `BpeDropout` does
-        not reproduce."""
+        """Refuse tokenizers that do not restore the text, or that `BpeDropout` does not reproduce."""
         for side, tokenizer in self.sides.items():
             if any(self.resegment(side, ids, 0.0) != ids for ids in head[side]):
                 raise UserError(

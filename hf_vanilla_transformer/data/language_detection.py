@@ -16,9 +16,6 @@ def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, flo
 
     Returns:
         (code, probability), the most probable first. A language that py3langid does not know has probability 0.
-
-    Raises:
-        UserError: py3langid is not installed.
     """
     probabilities: Counter[str] = Counter()
     for code, probability in _identifier().rank(text):

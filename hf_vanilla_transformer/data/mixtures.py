@@ -88,20 +88,18 @@ def load_pairs(
     columns = Columns(source_column, target_column, source_lang, target_lang, languages)
     sources = []
     for chosen in parse_inputs(inputs, source_lang, target_lang, field):
+        data: Any = None
         if chosen.dataset == NUMBERS:
-            pairs = number_pairs(numbers_size, seed, source_lang or "en", target_lang or "de")
-            sources.append(Source(chosen, Columns(), pairs[split]))
+            data = number_pairs(numbers_size, seed, source_lang or "en", target_lang or "de")[split]
         elif chosen.dataset is not None:
-            sources.append(Source(chosen, columns, open_dataset(chosen, split, streaming, field)))
-        else:
-            sources.append(Source(chosen, columns))
+            data = open_dataset(chosen, split, streaming, field)
+        sources.append(Source(chosen, Columns() if chosen.dataset == NUMBERS else columns, data))
     counts = _checked_weights(len(sources), weights)
     loaded = [load_source(source, streaming) for source in sources]
     if len(loaded) == 1 and weights is None:
         return loaded[0]
     report = MixtureReport([part for _, part in loaded], counts)
-    combine: Any = _interleaved if streaming else _concatenated
-    pairs: Any = combine([pairs for pairs, _ in loaded], counts)
+    pairs: Any = (_interleaved if streaming else _concatenated)([pairs for pairs, _ in loaded], counts)
     # `datasets` caches the results of `map` under the name of this fingerprint
     return pairs if streaming else Dataset(pairs.data, fingerprint=report.fingerprint), report
 

@@ -118,9 +118,7 @@ def _count(repairs: Repairs, repair: str) -> None:
 
 
 def read_parallel(source_file: Path, target_file: Path, repairs: Repairs) -> Iterator[tuple[int, str, str]]:
-    """Yield (line number from 1, source line, target line) of two files in which line n of one translates line n of
-    the other.
-    """
+    """Yield (line number from 1, source line, target line) of two files with as many lines."""
     sources, targets = repaired_lines(source_file, repairs), repaired_lines(target_file, repairs)
     for line, (source, target) in enumerate(zip_longest(sources, targets), start=1):
         if source is None or target is None:
@@ -214,9 +212,7 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
 
 
 def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
-    """Yield (line number, row), or a `BadRow` for a line with too many tabs. A quotation mark is text, without a
-    meaning.
-    """
+    """Yield (line number, row), or a `BadRow` for a line with too many tabs. A quotation mark is text."""
     lines = enumerate(repaired_lines(path, repairs), start=1)
     return _rows(((line, text.split("\t") if text else []) for line, text in lines), path)
 

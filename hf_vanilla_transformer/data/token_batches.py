@@ -25,9 +25,7 @@ def _without_labels(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class TokenBatchDataset(torch.utils.data.Dataset):
-    """Fetches the pairs of a whole update, given the row numbers of its batches, with `dataset.__getitems__` if it
-    exists.
-    """
+    """Fetches the pairs of a whole update at once, given the row numbers of its batches."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset

@@ -20,16 +20,11 @@ MANIFEST = "files.txt"  # the files of the site in the Space: only these are del
 
 @dataclass(frozen=True)
 class SpaceChanges:
-    """The changes of a commit to a Space.
+    """The changes of a commit to a Space."""
 
-    Attributes:
-        repo_id: with the owner's name. private: of a new Space. None is the owner's default.
-        files: name in the Space -> content. deleted: files of an older site.
-    """
-
-    repo_id: str
+    repo_id: str  #: with the owner's name. private: of a new Space. None is the owner's default.
     private: bool | None
-    files: dict[str, Path | bytes]
+    files: dict[str, Path | bytes]  #: name in the Space -> content. deleted: files of an older site.
     deleted: set[str]
 
 

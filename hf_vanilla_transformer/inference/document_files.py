@@ -84,11 +84,7 @@ def _translate_subtitles(data: bytes, translate: TranslateTexts) -> bytes:
 
 
 def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
-    """The text of a file, with a byte order mark if it has one, and its encoding. `encoding` is that without a mark.
-
-    Raises:
-        UserError: the bytes are not in this encoding.
-    """
+    """The text of a file, with a byte order mark if it has one, and its encoding, `encoding` without a mark."""
     encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(data[:2], encoding)
     try:
         return data.decode(encoding), encoding

@@ -58,9 +58,7 @@ Splitter = Callable[[str], list[str]]  # a line -> its sentences, with the white
 
 
 def sentence_splitter(language: str | None) -> Splitter:
-    """Split a line into sentences, whose concatenation is the line. Languages without rules share the most frequent
-    ones.
-    """
+    """Split a line into sentences, whose concatenation is the line. Languages without rules share some."""
     try:
         from sentencex import segment
     except ImportError as error:

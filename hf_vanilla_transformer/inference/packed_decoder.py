@@ -191,9 +191,7 @@ class PackedWeights(nn.Module):
 
 
 class PackedDecoder:
-    """A `Decoder` of the search with packed weights, and the KV caches of a batch: `states` (B, S, D), `mask` (B,
-    S).
-    """
+    """A `Decoder` with packed weights, and the KV caches of a batch: `states` (B, S, D), `mask` (B, S)."""
 
     initial_beams = 1
 

@@ -52,19 +52,12 @@ def has_words(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Protected:
-    """A sentence without its spans.
+    """A sentence without its spans."""
 
-    Attributes:
-        sentence: with its spans.
-        text: for the model.
-        spans: with the white space that left the sentence with them.
-        lengths: how much shorter each span makes `text`.
-    """
-
-    sentence: str
-    text: str
-    spans: list[Element]
-    lengths: list[int]
+    sentence: str  #: with its spans
+    text: str  #: for the model
+    spans: list[Element]  #: with the white space that left the sentence with them
+    lengths: list[int]  #: how much shorter each span makes `text`
 
     def restore(self, translation: str, links: Sequence[Link] | None) -> tuple[str, list[Link]]:
         """The translation with every span exactly once, and the alignment of its words with those of the sentence.

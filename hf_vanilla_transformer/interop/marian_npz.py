@@ -251,9 +251,7 @@ def _tensor(name: str, array: np.ndarray) -> Tensor:
 
 
 def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Name both embeddings and the output matrix uniformly, and add zero rows up to the padding token. Return the
-    tensors and its id.
-    """
+    """Name embeddings and output matrix uniformly, with zero rows up to the padding token. Return its id too."""
     rest = dict(tensors)
     shared = rest.pop("Wemb", None)
     matrices: dict[str, Tensor] = {}

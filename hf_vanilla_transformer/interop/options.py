@@ -14,9 +14,7 @@ _MAX_BITS = 63  # of a whole number
 
 
 class Options:
-    """Named options. A value that is None counts as missing. Messages put `where`, such as "model.pt: --", before a
-    name.
-    """
+    """Named options. None counts as missing. Messages put `where`, such as "model.pt: --", before a name."""
 
     def __init__(self, values: Any, where: str = ""):
         self.values: Mapping[str, Any] = values if isinstance(values, Mapping) else {}

@@ -102,9 +102,7 @@ def remove_staging_folder(run: Path) -> None:
 
 @contextmanager
 def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
-    """Turn a failed write of any library into a one-line error that ends with `consequence`, and delete the partial
-    checkpoint.
-    """
+    """Turn a failed write into one line that ends with `consequence`, and delete the partial checkpoint."""
     try:
         with report_full_disk(run):
             yield

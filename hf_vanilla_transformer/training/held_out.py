@@ -40,9 +40,6 @@ def hold_out(
 
     Returns:
         Row numbers of the training pairs and of the validation pairs, in the order of `pairs`.
-
-    Raises:
-        UserError: too few sources can be drawn, or nothing would be left to train on.
     """
     sources, targets = (_key_array(pairs, column) for column in ("source", "target"))
     rows = np.flatnonzero(~distilled)

@@ -83,8 +83,8 @@ class ThroughputMeter:
 
 
 def perplexities(logs: dict[str, float], exclude: str | None = None) -> dict[str, float]:
-    """exp(loss) for a log entry: `perplexity` from `nll_loss` or `loss`, `eval_perplexity` from `eval_loss`. `exclude`
-    is a loss with label smoothing.
+    """`perplexity` from `nll_loss` or `loss`, `eval_perplexity` from `eval_loss`, but not from `exclude`, a smoothed
+    loss.
     """
     losses = [name for name in logs if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
     metrics = {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != exclude}

@@ -93,11 +93,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._staging: Path | None = None  # the folder that a checkpoint is being written to
 
     def _set_target_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Let the model pad and end translations with the target's tokens.
-
-        Raises:
-            UserError: the model has no place for them next to the source's.
-        """
+        """Let the model pad and end translations with the target's tokens."""
         model: Any = self.accelerator.unwrap_model(self.model)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         for name in ("pad_token_id", "eos_token_id"):

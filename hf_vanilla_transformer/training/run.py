@@ -189,9 +189,7 @@ def make_trainer(
     facts: dict[str, Any],
     signals: StopSignals,
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
-    """Make the trainer and its time limit. Evaluations score generated translations. `facts` are those of
-    `ResumableTrainer`.
-    """
+    """Make the trainer and its time limit. `facts` are those of `ResumableTrainer`."""
     check_arguments(encoded, args)
     check_optimizer(args)
     check_schedule(args)

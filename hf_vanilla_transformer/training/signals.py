@@ -59,9 +59,7 @@ class StopSignals:
             self._restore()
 
     def agree(self, device: torch.device, *flags: bool) -> list[bool]:
-        """Make `received` the same on all ranks, which must all call it. Return for each of `flags` if it is set on
-        any rank.
-        """
+        """Make `received` the same on all ranks, which must all call it. Return which `flags` any rank has."""
         found = any_rank(*(self.received == each for each in STOPPING), *flags, device=device)
         received = max((each for each, flag in zip(STOPPING, found, strict=False) if flag), default=None)
         first, self.received = self.received is None, received
