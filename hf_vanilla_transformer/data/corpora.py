@@ -24,7 +24,7 @@ from .readers import NEEDS_HEADER, TABLES_WITH_HEADER, BadRow, Repairs, Row, fil
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 
 # part of every cached table's name: increase it when the same input would give a different table
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 _ROWS_PER_WRITE = 10_000
 _LEFTOVER_SECONDS = 3600
 REPORTED_LINES = 5

@@ -4,9 +4,10 @@ The XML is untrusted: entities and DTDs are neither resolved nor fetched. A file
 It is read as a stream, one unit at a time, so that its size does not matter.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import UserError
 from ..untrusted import one_line
@@ -28,6 +29,10 @@ _ELEMENTS = (
 )  # that contain units or name languages, or are units
 #: Inline elements that contain markup of the original document. `hi`, `g`, `pc` and `mrk` contain text.
 _MARKUP = {"bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"}
+_STANDALONE = {"ph", "x", "it", "ut"}  # such as a line break. The others are in pairs, also within a word.
+_UNTRANSLATED = {"new", "needs-translation", "initial"}  # states of XLIFF 1.2 and 2.x
+_REFERENCE = re.compile(rb"&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
+_NOT_ALLOWED = "\U0010fffd"  # for private use: stands for a character that XML does not allow
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 MemoryPair = tuple[int, str | None, str | None]  # number of the unit, source, target
@@ -48,8 +53,9 @@ def language_match(requested: str, code: str | None) -> int:
 def read_memory(path: Path, source_lang: str | None, target_lang: str | None) -> Iterator[MemoryPair]:
     """Read the pairs of a translation memory, plain or `.gz`.
 
-    Inline markup is removed from the text. A unit with several variants of a language gives the variant with the best
-    code, the first of equals. An XLIFF file in the opposite direction is read from target to source.
+    Standalone inline markup becomes a space between words, and so does a line break with its indentation. A unit with
+    several variants of a language gives the variant with the best code, the first of equals, and no variant is both
+    sides. An XLIFF file in the opposite direction is read from target to source.
 
     Args:
         path: `.tmx`, `.xlf` or `.xliff`.
@@ -57,7 +63,8 @@ def read_memory(path: Path, source_lang: str | None, target_lang: str | None) ->
             that a file with two languages has besides. Without both, the file decides what is the source.
 
     Yields:
-        (number of the unit from 1, source, target), with None for a missing side.
+        (number of the unit from 1, source, target), with None for a missing side, and a `BadRow` for text that cannot
+        be read or is not translated.
     """
     if not source_lang or not target_lang:
         source_lang, target_lang = memory_languages(path, source_lang, target_lang)
@@ -65,7 +72,7 @@ def read_memory(path: Path, source_lang: str | None, target_lang: str | None) ->
     number = 0
     for number, texts in enumerate(_units(path), start=1):
         languages.update(dict.fromkeys(code for code, _ in texts))
-        source, target = _best(texts, source_lang), _best(texts, target_lang)
+        source, target = _sides(texts, (source_lang, target_lang))
         occurs = [occurs[0] or source is not None, occurs[1] or target is not None]
         yield number, source, target
     for requested, exists in zip((source_lang, target_lang), occurs, strict=True):
@@ -95,9 +102,16 @@ def _base(code: str) -> str:
     return code.replace("_", "-").split("-")[0].lower()
 
 
-def _best(texts: list[tuple[str, str]], requested: str) -> str | None:
-    fit, text = max(((language_match(requested, code), text) for code, text in texts), key=lambda match: match[0])
-    return text if fit else None
+def _sides(texts: list[tuple[str, str]], languages: tuple[str, str]) -> list[str | None]:
+    """The variants of two languages. The side with the better code chooses first, so that none is taken twice."""
+    fits = [[language_match(requested, code) for code, _ in texts] for requested in languages]
+    sides: list[str | None] = [None, None]
+    taken = -1
+    for side in (0, 1) if max(fits[0]) >= max(fits[1]) else (1, 0):
+        best = max((index for index in range(len(texts)) if index != taken), key=fits[side].__getitem__, default=taken)
+        if best != taken and fits[side][best]:
+            sides[side], taken = texts[best][1], best
+    return sides
 
 
 def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tuple[str, str]]]:
@@ -108,7 +122,7 @@ def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tu
         # `huge_tree` stays off: it would lift the limits on depth and on the length of one text (10 MB)
         safe: dict[str, Any] = {"resolve_entities": False, "load_dtd": False, "no_network": True}
         safe |= {"tag": [f"{{*}}{name}" for name in _ELEMENTS], "remove_comments": True, "remove_pis": True}
-        events = etree.iterparse(handle, events=("start", "end"), **safe)
+        events = etree.iterparse(_AllowedCharacters(handle), events=("start", "end"), **safe)
         kind, defaults = "", dict[str, str]()
         try:
             for event, element in events:
@@ -128,6 +142,35 @@ def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tu
             if getattr(error, "errno", None):
                 raise
             raise UserError(f"{path} is no well-formed XML: {one_line(error)}") from None
+
+
+class _AllowedCharacters:
+    """A file of XML in which references to characters that XML does not allow are replaced, not to lose the file."""
+
+    def __init__(self, handle: IO[bytes]):
+        self.handle, self.rest, self.wide = handle, b"", False
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, at least one before the end of the file."""
+        while block := self.handle.read(size):
+            data = self.rest + block
+            self.wide = (
+                self.wide or data[:1] in (b"\xff", b"\xfe") or b"\0" in data[:4]
+            )  # UTF-16 has two-byte characters
+            start = data.rfind(b"&", max(0, len(data) - 12))  # of a reference that the block may have cut
+            self.rest = b"" if self.wide or start < 0 else data[start:]
+            data = data if self.wide else _REFERENCE.sub(_allowed, data[: len(data) - len(self.rest)])
+            if data:
+                return data
+        data, self.rest = self.rest, b""
+        return _REFERENCE.sub(_allowed, data)
+
+
+def _allowed(reference: re.Match[bytes]) -> bytes:
+    code = reference[1].decode()
+    number = int(code[1:], 16) if code[0] in "xX" else int(code)
+    allowed = number in (9, 10, 13) or 0x20 <= number < 0xD800 or 0xE000 <= number < 0xFFFE or number >= 0x10000
+    return reference[0] if allowed else f"&#{ord(_NOT_ALLOWED)};".encode()
 
 
 def _checked_root(path: Path, root: Any) -> str:
@@ -164,22 +207,41 @@ def _xliff_variants(unit: Any, languages: dict[str, str]) -> list[tuple[str, str
         element = unit.find(f"{{*}}{side}")
         if element is not None:
             variants.append((element.get(_LANGUAGE) or languages.get(side, ""), _segment(element)))
+    if variants and (reason := _not_translated(unit)):
+        variants[-1] = variants[-1][0], BadRow(reason)
     return variants or [("", "")]
 
 
+def _not_translated(unit: Any) -> str | None:
+    """Why the target of an XLIFF unit is no translation: its `state`, or `translate="no"` on it or around it."""
+    translate = (element.get("translate") for element in (unit, *unit.iterancestors()))
+    if next(filter(None, translate), "yes") == "no":
+        return 'not translated (translate="no")'
+    target = unit.find("{*}target")  # 1.2 has the state of the target, 2.x that of the segment
+    for state in (unit.get("state"), None if target is None else target.get("state")):
+        if state in _UNTRANSLATED:
+            return f'not translated (state="{state}")'
+    return None
+
+
 def _segment(element: Any) -> str:
-    """The text of a segment, or a `BadRow` for an entity that is declared nowhere, or only in a DTD."""
+    """The text of a segment, or a `BadRow` for a character that XML does not allow, or an entity that is declared
+    nowhere, or only in a DTD."""
     if any(not isinstance(child.tag, str) for child in element.iter()):
         return BadRow("an entity stands for a part of the text")
-    return _text(element)
+    text = re.sub(r"(?<=\w)\0+(?=\w)", " ", _text(element)).replace("\0", "")
+    if _NOT_ALLOWED in text:
+        return BadRow("a character that XML does not allow")
+    return re.sub(r"[ \t\r\n]+", " ", text).strip() if "\n" in text else text  # the layout of the file
 
 
 def _text(element: Any) -> str:
-    """The text of a segment without the markup of the original document."""
+    """The text of a segment without the markup of the original document. NUL, which XML cannot contain, stands for
+    standalone markup."""
     parts = [element.text or ""]
     for child in element:
-        if child.tag.rpartition("}")[2] not in _MARKUP:
-            parts.append(_text(child))
+        name = child.tag.rpartition("}")[2]
+        parts.append("\0" if name in _STANDALONE else "" if name in _MARKUP else _text(child))
         parts.append(child.tail or "")
     return "".join(parts)
 

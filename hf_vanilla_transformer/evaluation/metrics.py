@@ -131,7 +131,12 @@ def score_test_split(
     beams = trainer.model.generation_config.num_beams or 1
     report = print if trainer.is_world_process_zero() else lambda *_, **__: None
     report(f"{split}: translating {len(dataset):,} sentences, {beams} beam{'s' if beams > 1 else ''}", flush=True)
-    predicted = trainer.predict(dataset, metric_key_prefix=split, num_beams=beams)
+    # The saved model translates without this limit of evaluations while training.
+    limit, trainer.args.generation_max_length = trainer.args.generation_max_length, None
+    try:
+        predicted = trainer.predict(dataset, metric_key_prefix=split, num_beams=beams)
+    finally:
+        trainer.args.generation_max_length = limit
     seconds = time.monotonic() - start
     ids = predicted.predictions
     ids[ids < 0] = tokenizer.pad_token_id

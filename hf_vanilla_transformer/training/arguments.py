@@ -202,7 +202,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
     auto_bf16: bool = HfArg(default=False, help="Train in bf16 if a few timed steps are faster than in float32")
     early_stopping_patience: int | None = _optional("Stop after this many evaluations without improvement")
     max_minutes: float | None = _optional("Stop training after this many minutes")
-    average_last: int = HfArg(default=0, help="Average the last N checkpoints (§6.1), if that scores higher")
+    average_last: int = HfArg(
+        default=0, help="Average the last N checkpoints (§6.1), if that scores higher, or without validation data"
+    )
     test_num_beams: int | None = _optional("Beams for the test split and in the saved generation_config.json")
     test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
 
@@ -223,6 +225,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
         if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"
             self.greater_is_better = True
+        if self.greater_is_better is None and str(self.metric_for_best_model).endswith("perplexity"):
+            self.greater_is_better = False  # the base class knows this of "loss" only
         check_run_arguments(self)
         super().__post_init__()
 
@@ -240,7 +244,12 @@ def bleu_options(data_args: DataArguments) -> dict[str, Any]:
 
 
 def set_decoding(config: GenerationConfig, args: RunArguments) -> None:
-    """Set the beams and length penalty of the test in the generation config that is saved with the model."""
+    """Set the search of the test in the generation config that is saved with the model.
+
+    `generation_max_length` replaces a limit that a base model has. The paper's limit grows with the source and stays.
+    """
+    if args.generation_max_length is not None and config.to_diff_dict().keys() & {"max_length", "max_new_tokens"}:
+        config.max_length, config.max_new_tokens = args.generation_max_length, None
     if args.test_num_beams is not None:
         config.num_beams = args.test_num_beams
     if args.test_length_penalty is not None:

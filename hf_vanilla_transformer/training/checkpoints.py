@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,7 @@ class RunState:
     fixed: dict[str, Any]  #: settings that cannot change within a run, such as the precision
     data: dict[str, Any]  #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
     position: dict[str, Any]  #: the next batch in the data, if the number of updates is not enough to find it
+    objective: dict[str, Any] = field(default_factory=dict)  #: settings of the loss. A resume prints their changes.
 
     def write(self, checkpoint: Path) -> None:
         """Write `run_state.json` into a checkpoint."""

@@ -36,6 +36,7 @@ from .checkpoints import (
 )
 from .corpus import SPLITS, Corpus, Tokenizers, run_languages, split_inputs
 from .distributed import is_main_rank, original_class, print_main
+from .progress import perplexities
 from .run_folder import staged
 from .trainer import VanillaTransformerTrainer
 
@@ -103,36 +104,56 @@ def _scoring(name: str, stop: StopWithCheckpoint, device: torch.device, saved: s
 
 # Selecting the weights
 
+_WEIGHTS = {
+    "single": "the weights of one update",
+    "averaged": "the average of the last checkpoints",
+    "ema": "the exponential moving average",
+}
+
 
 def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArguments) -> dict[str, float]:
-    """Keep the weights with the highest BLEU on the validation split: the current ones (the last, or with
-    `load_best_model_at_end` the best), the average of the last checkpoints, or the exponential moving average."""
-    if trainer.eval_dataset is None:
-        return {}
-    scored = {"single": trainer.evaluate()}
+    """Keep the weights with the best `metric_for_best_model` (default BLEU) on the validation split: the current ones
+    (the last, or with `load_best_model_at_end` the best), the average of the last checkpoints, or the exponential
+    moving average. Without validation data an average is kept unscored, as in §6.1."""
     checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
     candidates: dict[str, dict[str, Any]] = {}
+    facts: dict[str, dict[str, float]] = dict.fromkeys(_WEIGHTS, {"averaged_checkpoints": 0})
     if len(checkpoints) > 1:
         candidates["averaged"] = averaged_weights(checkpoints, run)
+        facts["averaged"] = {"averaged_checkpoints": len(checkpoints)}
     if trainer.ema is not None:
         candidates["ema"] = trainer.ema.average
+        facts["ema"] = {"averaged_checkpoints": 0, "ema_decay": args.ema_decay}
+    if trainer.eval_dataset is None:
+        if not candidates:
+            return {}
+        chosen = next(iter(candidates))
+        load_full_state_dict(trainer.model, candidates[chosen])
+        print_main(f"weights: {_WEIGHTS[chosen]}, unscored, because there is no validation data")
+        return facts[chosen]
+    best = args.load_best_model_at_end and trainer.state.best_model_checkpoint
+    step = trainer.state.best_global_step if best else trainer.state.global_step
+    scored = {"single": trainer.scores.get(step) or trainer.evaluate()}
     if not candidates:
         return scored["single"]
+    metric = (args.metric_for_best_model or "bleu").removeprefix("eval_")
     candidates["single"] = full_state_dict(trainer.model)
-    for name, weights in candidates.items():
-        if name not in scored:
-            load_full_state_dict(trainer.model, weights)
-            wait_for_everyone()
-            scored[name] = trainer.evaluate()
-    scores = {name: metrics["eval_bleu"] for name, metrics in scored.items()}
-    print_main("validation BLEU: " + ", ".join(f"{score:.2f} {name}" for name, score in scores.items()))
-    chosen = max(reversed(scores), key=lambda name: scores[name])  # of equals an average: it generalises better
+    for name in [each for each in candidates if each not in scored]:
+        load_full_state_dict(trainer.model, candidates[name])
+        wait_for_everyone()
+        # Not `evaluate`, whose log and samples are those of the update.
+        metrics = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval").metrics
+        scored[name] = metrics | (perplexities(metrics) if "eval_perplexity" in scored["single"] else {})
+    scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}
+    sign = -1 if args.metric_for_best_model and not args.greater_is_better else 1
+    chosen = max(reversed(scores), key=lambda name: sign * scores[name])  # of equals an average: it generalises better
+    shown = "BLEU" if metric == "bleu" else metric
+    print_main(
+        f"validation {shown}: {', '.join(f'{score:.2f} {name}' for name, score in scores.items())}; "
+        f"kept: {_WEIGHTS[chosen]}"
+    )
     load_full_state_dict(trainer.model, candidates[chosen])
-    return scored[chosen] | {
-        **{f"eval_bleu_{name}": score for name, score in scores.items()},
-        "averaged_checkpoints": len(checkpoints) if chosen == "averaged" else 0,
-        **({"ema_decay": args.ema_decay} if chosen == "ema" else {}),
-    }
+    return scored[chosen] | {f"eval_{metric}_{name}": score for name, score in scores.items()} | facts[chosen]
 
 
 def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@ checkpoint keeps the settings, the position in the data and the counters of its 
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ _OPTIMIZATION = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon"),
 )
+# Arguments of the objective. A run may change them at a checkpoint, as those of Bi-SimCut do.
+_OBJECTIVE = (
+    *("simcut_alpha", "simcut_probability", "r_drop_alpha", "consistency_start", "teacher", "teacher_weight"),
+    *("teacher_top", "ema_decay", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha"),
+)
+_REGULARISATION = "dropout", "attention_dropout", "activation_dropout", "label_smoothing"
 NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
 
 
@@ -151,6 +158,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         saved = read_run_state(checkpoint)
         remedy = "optimizer and model continue with that; set it again, or start a run in a new output_dir"
         require_same(checkpoint, saved.fixed, self._fixed(), remedy)
+        for name, value in self._objective().items():
+            if name in saved.objective and saved.objective[name] != value:
+                print_main(f"resuming with another objective: {name} was {saved.objective[name]}, is now {value}")
         if self.args.ignore_data_skip:
             return
         remedy = "resume with that, or restart the epoch with ignore_data_skip=True"
@@ -162,6 +172,11 @@ class ResumableTrainer(Seq2SeqTrainer):
         """Settings that cannot change within a run."""
         precision = {"no": "float32"}.get(self.accelerator.mixed_precision, self.accelerator.mixed_precision)
         return {**plain_values(self.args, _OPTIMIZATION), "precision": precision, **self.fixed_facts}
+
+    def _objective(self) -> dict[str, Any]:
+        """Settings of the loss and of regularisation."""
+        config = getattr(self.model, "config", None)
+        return {**plain_values(self.args, _OBJECTIVE), **plain_values(config, _REGULARISATION)}
 
     def _data(self) -> dict[str, Any]:
         """Settings and facts that determine the batches."""
@@ -305,12 +320,30 @@ class ResumableTrainer(Seq2SeqTrainer):
             super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep the random state as it is, because a resumed run may evaluate at a different time."""
+        """Keep the random state as it is, because a resumed run may evaluate at a different time, and the weights."""
         device = self.args.device
         # A DataLoader draws a seed from the global generator, even if it shuffles nothing.
         devices = [] if device.type == "cpu" else [device]
-        with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
+        kind = "cuda" if device.type == "cpu" else device.type
+        with self._full_precision_afterwards(), torch.random.fork_rng(devices, device_type=kind):
             return super().evaluation_loop(*args, **kwargs)
+
+    @contextmanager
+    def _full_precision_afterwards(self) -> Iterator[None]:
+        """Restore the weights that `bf16_full_eval` and `fp16_full_eval` round outside of training."""
+        rounds = (self.args.bf16_full_eval or self.args.fp16_full_eval) and not self.is_in_train
+        if not rounds or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            yield
+            return
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        kept = [tensor.data.clone() for tensor in tensors]
+        try:
+            yield
+        finally:
+            for tensor, data in zip(tensors, kept, strict=True):
+                tensor.data = data.to(tensor.device)
+            if isinstance(self.model, VanillaTransformerPreTrainedModel):
+                self.model.inference_engine = None  # packed from the rounded weights
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
         return leave_signals_to_main_process(super().get_eval_dataloader(*args, **kwargs))
@@ -371,7 +404,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             self.model.config.save_pretrained(checkpoint)
             if self.processing_class is not None:
                 save_tokenizers(checkpoint, self.processing_class, self.target_tokenizer)
-        RunState(self._fixed(), self._data(), self._position()).write(checkpoint)
+        RunState(self._fixed(), self._data(), self._position(), self._objective()).write(checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self._staging is None:  # `_save_checkpoint` pushes after the rename

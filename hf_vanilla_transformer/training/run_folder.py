@@ -7,6 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from ..atomic_write import share_files
 from ..errors import UserError
 from .checkpoints import (
     STAGING_FOLDER,
@@ -103,6 +104,7 @@ def staged(run: Path, consequence: str) -> Iterator[Path]:
         with report_failed_save(run, consequence):
             staging.mkdir()
             yield staging
+            share_files(staging)
             for path in sorted(path for path in staging.rglob("*") if path.is_file()):
                 target = run / path.relative_to(staging)
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from ..data.batching import LengthGroupedSampler, TokenBatchSampler, pair_lengths
 from ..data.encoding import BpeDropoutDataset
@@ -57,6 +58,13 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.meter = ThroughputMeter()
+        self.scores: dict[int, dict[str, float]] = {}  # of the evaluations while training, by update
+        collating: Any = getattr(self.data_collator, "tokenizer", None)
+        if getattr(collating, "padding_side", "right") == "left":
+            raise UserError(
+                "data_collator: its tokenizer pads on the left, but labels are shifted right from their first token: "
+                "set tokenizer.padding_side = 'right'"
+            )
         self._warned = False
         self.consistency: ConsistencyObjective | None = consistency_objective(self.args)
         if self.by_tokens:
@@ -67,7 +75,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self.teacher: Teacher | None = None
         if folders := getattr(self.args, "teacher", None):
             self._check_objective(f"teacher={' '.join(folders)}")
-            self.teacher = Teacher(folders, self.args.teacher_weight, self._base_model())
+            source = self.processing_class
+            tokenizers = None if source is None else (source, self.target_tokenizer or source)
+            self.teacher = Teacher(folders, self.args.teacher_weight, self._base_model(), tokenizers)
             changing = isinstance(self.train_dataset, torch.utils.data.IterableDataset | BpeDropoutDataset)
             if self.args.teacher_top and changing:
                 raise UserError(
@@ -76,9 +86,10 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 )
         self.ema = WeightAverage(self.args.ema_decay) if getattr(self.args, "ema_decay", 0) else None
         if self.ema is not None:
-            if self.is_fsdp_enabled:
+            if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():
                 raise UserError(
-                    f"ema_decay={self.args.ema_decay} needs unsharded weights, but FSDP shards them: train with DDP"
+                    f"ema_decay={self.args.ema_decay} needs unsharded weights, but FSDP and ZeRO-3 shard them: train "
+                    "with DDP or ZeRO-2"
                 )
             self.add_callback(self.ema)
         if getattr(self.args, "muon", False) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
@@ -367,6 +378,12 @@ class VanillaTransformerTrainer(ResumableTrainer):
             smoothed = getattr(self.model.config, "label_smoothing", 0) > 0
             logs.update(perplexities(logs, exclude="loss" if smoothed else None))
         super().log(logs, *args, **kwargs)
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        metrics = super().evaluate(eval_dataset, *args, **kwargs)
+        if self.is_in_train and eval_dataset is None:
+            self.scores[self.state.global_step] = metrics
+        return metrics
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Count once the pairs that accelerate repeats to fill the last batch."""

@@ -121,7 +121,7 @@ def test_rounded_shape_is_the_smallest_of_whole_units(shape, unit):
 
 def test_rounded_batch_has_the_same_tokens_and_labels():
     pairs = random_pairs(7)
-    (exact,), (rounded,) = (collate_batches([pairs], collate, unit, PAD) for unit in (1, 64))
+    (exact,), (rounded,) = (collate_batches([pairs], collate, unit, (PAD, PAD)) for unit in (1, 64))
     assert rounded["input_ids"].numel() % 64 == rounded["labels"].numel() % 64 == 0
     for name, fill in (("input_ids", PAD), ("attention_mask", 0), ("labels", -100)):
         rows, columns = exact[name].shape

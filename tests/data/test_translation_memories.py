@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from hf_vanilla_transformer.data import load_pairs
-from hf_vanilla_transformer.data.translation_memories import language_match, read_memory
+from hf_vanilla_transformer.data.translation_memories import _AllowedCharacters, language_match, read_memory
 from hf_vanilla_transformer.errors import UserError
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -181,3 +181,118 @@ def test_memory_use_does_not_grow_with_the_file(tmp_path, kind):
             seen.append(process.memory_info().rss)
     assert number == 50_000 and path.stat().st_size > 10e6
     assert max(seen) - seen[0] < 5e6  # the tree of the whole file takes over 60 MB
+
+
+def write_xliff(folder, version, units):
+    namespace = f'xmlns="urn:oasis:names:tc:xliff:document:{version}"'
+    if version == "1.2":
+        body = f'<file source-language="en" target-language="de" original="x"><body>{units}</body></file>'
+        text = f'<xliff version="1.2" {namespace}>{body}</xliff>'
+    else:
+        text = f'<xliff version="2.0" srcLang="en" trgLang="de" {namespace}><file id="f">{units}</file></xliff>'
+    path = folder / "x.xlf"
+    path.write_text(HEAD + text, encoding="utf-8")
+    return path
+
+
+def unit_1(source, target, unit="", state=""):
+    return f"<trans-unit {unit}><source>{source}</source><target {state}>{target}</target></trans-unit>"
+
+
+def unit_2(source, target, unit="", segment=""):
+    return f"<unit {unit}><segment {segment}><source>{source}</source><target>{target}</target></segment></unit>"
+
+
+@pytest.mark.parametrize(
+    ("version", "units"),
+    [
+        (
+            "1.2",
+            [
+                unit_1("Save", "Save", state='state="new"'),
+                unit_1("Open", "Open", state='state="needs-translation"'),
+                unit_1("Linux", "Linux", unit='translate="no"'),
+                '<group translate="no">'
+                + unit_1("UNIX", "UNIX")
+                + unit_1("dog", "Hund", 'translate="yes"')
+                + "</group>",
+                unit_1("two", "zwei", state='state="translated"'),
+                unit_1("cat", "Katze", state='state="needs-review-translation"'),
+            ],
+        ),
+        (
+            "2.0",
+            [
+                unit_2("Save", "Save", segment='state="initial"'),
+                unit_2("Linux", "Linux", unit='translate="no"'),
+                '<group id="g" translate="no">'
+                + unit_2("UNIX", "UNIX")
+                + unit_2("dog", "Hund", 'translate="yes"')
+                + "</group>",
+                unit_2("two", "zwei", segment='state="final"'),
+                unit_2("cat", "Katze"),
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("languages", [("en", "de"), ("de", "en")])
+def test_units_that_are_not_translated_are_dropped_and_counted(tmp_path, version, units, languages):
+    path = write_xliff(tmp_path, version, "".join(units))
+    pairs, report = load_pairs(path, source_lang=languages[0], target_lang=languages[1])
+    expected = [("dog", "Hund"), ("two", "zwei"), ("cat", "Katze")]
+    assert text_of(pairs) == (expected if languages == ("en", "de") else [pair[::-1] for pair in expected])
+    assert sum(report.dropped.values()) == len(units) + 1 - 3
+    assert all(reason.startswith("not translated") for reason in report.dropped)
+
+
+@pytest.mark.parametrize(
+    ("languages", "expected"),
+    [
+        (("pt", "pt-BR"), ("Portugal", "Brasil")),
+        (("pt-BR", "pt"), ("Brasil", "Portugal")),
+        (("pt-PT", "pt"), ("Portugal", "Brasil")),
+        (("pt", "pt"), ("Brasil", "Portugal")),
+    ],
+)
+def test_no_variant_is_both_sides(tmp_path, languages, expected):
+    path = write_tmx(tmp_path, unit(pt_BR="Brasil", pt_PT="Portugal"), unit(pt_BR="one"))
+    pairs, report = load_pairs(path, source_lang=languages[0], target_lang=languages[1])
+    assert text_of(pairs) == [expected] and sum(report.dropped.values()) == 1
+
+
+def test_layout_of_a_segment_is_white_space(tmp_path):
+    pretty = "\n      first  line\n      goes on\n    "
+    path = write_tmx(
+        tmp_path,
+        unit(en=pretty, de="\n  zwei\n"),
+        unit(en="first<ph><br/></ph>second", de="un<bpt i='1'/>be<ept i='1'/>kannt<it pos='begin'/>."),
+        unit(en=" kept  spaces ", de="so"),
+    )
+    assert text_of(load_pairs(path, **EN_DE)[0]) == [
+        ("first line goes on", "zwei"),
+        ("first second", "unbekannt."),
+        (" kept  spaces ", "so"),
+    ]
+
+
+@pytest.mark.parametrize("reference", ["&#x1F;", "&#31;", "&#xFFFF;", "&#xD800;", "&#x000B;"])
+@pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-1"])
+def test_one_character_that_xml_forbids_costs_one_unit(tmp_path, reference, encoding):
+    units = [unit(en=f"text {number} é", de="Text") for number in range(400)]
+    units[7] = unit(en=f"bad {reference} text", de="Text")
+    units[300] = unit(en="good &#x1F600; &#10;text", de=f"T{reference}")
+    text = f'<?xml version="1.0" encoding="{encoding}"?><tmx version="1.4"><body>{"".join(units)}</body></tmx>'
+    path = tmp_path / "x.tmx"
+    path.write_bytes(text.encode(encoding))
+    pairs, report = load_pairs(path, **EN_DE)
+    assert len(pairs) == 398 and report.first_lines == {"a character that XML does not allow": [8, 301]}
+    handle = _AllowedCharacters(path.open("rb"))
+    read = b"".join(iter(lambda: handle.read(7), b""))  # blocks that cut a reference
+    assert read.count(b"&#1114109;") == 2 and read.count(b"&#x1F600;") == 1
+
+
+def test_utf_16_passes_unchanged(tmp_path):
+    path = tmp_path / "x.tmx"
+    text = '<?xml version="1.0" encoding="UTF-16"?><tmx><body>' + unit(en="two &amp; one", de="zwei") + "</body></tmx>"
+    path.write_text(text, encoding="utf-16")
+    assert text_of(load_pairs(path, **EN_DE)[0]) == [("two & one", "zwei")]

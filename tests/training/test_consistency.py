@@ -311,3 +311,23 @@ def test_consistency_refuses_a_foreign_model(tmp_path: Path) -> None:
 def one_precision() -> Any:
     yield
     accelerate.state.AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5])
+@both
+def test_consistency_masks_padding_without_an_attention_mask(method: str, probability: float) -> None:
+    model = tiny_model().train()
+    batch = translation_batch([5, 2], [6, 4])
+    objective = simcut(probability=probability) if method == "simcut" else r_drop()
+    losses_found = []
+    for given in (batch, {name: each for name, each in batch.items() if name != "attention_mask"}):
+        torch.manual_seed(0)
+        losses_found.append(model(**objective.inputs(model, given)).loss.item())
+    assert losses_found[0] == pytest.approx(losses_found[1], rel=1e-6)
+
+
+def test_simcut_keeps_each_of_several_end_tokens() -> None:
+    model = tiny_model(eos_token_id=[EOS, 7])
+    batch = {"input_ids": torch.tensor([[5, 7, EOS, 1]]), "labels": torch.tensor([[5, EOS]])}
+    embeddings = simcut(probability=0.999).inputs(model, batch)["inputs_embeds"]
+    assert embeddings[1, 1:3].equal(embeddings[0, 1:3]) and not embeddings[1, 0].any()

@@ -10,6 +10,7 @@ import torch
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.objectives import distillation
 from hf_vanilla_transformer.training.objectives.distillation import DistillationObjective, Teacher
@@ -205,3 +206,27 @@ def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
 def test_distillation_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Arguments(output_dir=str(tmp_path), use_cpu=True, **settings)
+
+
+def test_teacher_with_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
+    """The same ids mean other words: of the two runs' tokenizers, either side is compared."""
+    texts = ["one two three four", "eins zwei drei vier"]
+    first, second = (train_tokenizer([text] * 9, 270, min_frequency=1) for text in texts)
+    sizes = {"vocab_size": 270, "decoder_vocab_size": 270, "share_encoder_decoder_embeddings": False}
+    teacher = tiny_model(1, **sizes)
+    teacher.save_pretrained(tmp_path)
+    arguments = Arguments(output_dir=str(tmp_path / "run"), teacher=[str(tmp_path)], teacher_top=0, **QUIET)
+
+    def trainer(source: Any, target: Any) -> Any:
+        return VanillaTransformerTrainer(
+            tiny_model(2, **sizes), arguments, processing_class=source, target_tokenizer=target
+        )
+
+    save_tokenizers(tmp_path, first, second)
+    again = (train_tokenizer([text] * 9, 270, min_frequency=1) for text in texts)
+    trainer(*again)  # other objects with the same effect
+    for pair in ((first, first), (second, second), (second, first)):
+        with pytest.raises(UserError, match="^teacher .* tokenizer"):
+            trainer(*pair)
+    with pytest.raises(UserError, match="^teacher .* tokenizer"):
+        Teacher([tmp_path], 0.5, teacher, (second, second))

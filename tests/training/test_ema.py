@@ -62,11 +62,19 @@ def test_ema_refuses_a_checkpoint_without_it(tmp_path: Path) -> None:
 def test_choose_weights_keeps_the_ema_where_it_scores_best(tmp_path: Path, single: float, ema: float) -> None:
     average = WeightAverage(0.9)
     average.average = {name: each.detach() for name, each in tiny_model(3).named_parameters()}
-    kept, scores = tiny_model(7), iter([single, ema])
+    kept = tiny_model(7)
     trainer: Any = SimpleNamespace(
-        model=kept, eval_dataset=[1], ema=average, evaluate=lambda: {"eval_bleu": next(scores)}
+        model=kept,
+        eval_dataset=[1],
+        ema=average,
+        scores={},
+        state=SimpleNamespace(global_step=1),
+        evaluate=lambda: {"eval_bleu": single},
+        predict=lambda data, metric_key_prefix: SimpleNamespace(metrics={"eval_bleu": ema}),
     )
-    arguments: Any = SimpleNamespace(average_last=0, ema_decay=0.9)
+    arguments: Any = SimpleNamespace(
+        average_last=0, ema_decay=0.9, load_best_model_at_end=False, metric_for_best_model=None
+    )
     results = choose_weights(trainer, tmp_path, arguments)
     expected = tiny_model(3 if ema >= single else 7)
     for name, each in kept.named_parameters():

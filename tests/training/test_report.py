@@ -1,5 +1,6 @@
 """What a user reads while training: lines, sample translations, and a bar that knows the time limit."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -109,3 +110,21 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(
         )
     assert "{'" not in printed and "'loss'" not in errors
     assert not sys.stderr.isatty() and "0/2 [" not in errors
+
+
+def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys):
+    """One validation line for each update that is evaluated. The candidates have one line without samples."""
+    pairs = [f"text {number}" for number in range(12)]
+    for side in ("en", "de"):
+        (tmp_path / f"text.{side}").write_text("\n".join(pairs) + "\n")
+    text = [tmp_path / "text.en", tmp_path / "text.de"]
+    flags = TINY_RUN | {"train": text, "validation": text, "output_dir": tmp_path / "run", "max_steps": 2}
+    flags |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "average_last": 2, "ema_decay": 0.5}
+    run_training(*parse_recipe(as_flags(flags | {"vocab_size": 270})))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines if "  validation  " in line] == ["update 1", "update 2"]
+    assert sum(line.strip().startswith("source ") for line in lines) == 2 * 3
+    (line,) = [line for line in lines if line.startswith("validation BLEU: ")]
+    assert all(name in line for name in ("single", "averaged", "ema", "kept: "))
+    history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in history if "eval_bleu" in entry] == [1, 2]

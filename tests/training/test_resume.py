@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
@@ -442,3 +442,37 @@ def test_weights_of_a_resumed_command_are_those_of_the_whole_run(text_run, tmp_p
     train(tmp_path / "parts", **files, **settings, **resume, max_steps=7)
     whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ({"simcut_alpha": 3.0}, {}, ["simcut_alpha was 3.0, is now 0.0"]),
+        ({"simcut_alpha": 3.0}, {"r_drop_alpha": 5.0}, ["simcut_alpha was 3.0", "r_drop_alpha was 0.0, is now 5.0"]),
+        ({"ema_decay": 0.9}, {"ema_decay": 0.5}, ["ema_decay was 0.9, is now 0.5"]),
+        ({"ema_decay": 0.9}, {}, ["ema_decay was 0.9, is now 0.0"]),
+        ({}, {"max_grad_norm": 5.0}, ["max_grad_norm was 1.0, is now 5.0"]),
+        ({"simcut_alpha": 3.0}, {"simcut_alpha": 3.0}, []),
+    ],
+)
+def test_resume_prints_each_change_of_the_objective(tmp_path, capsys, before, after, lines):
+    trained(tmp_path, max_steps=1, **before)
+    capsys.readouterr()
+    trained(tmp_path, max_steps=2, resume=True, **after)
+    printed = [line for line in capsys.readouterr().out.splitlines() if "objective" in line]
+    assert len(printed) == len(lines) and all(any(part in line for line in printed) for part in lines)
+
+
+def test_resume_prints_a_change_of_the_dropout(tmp_path, capsys):
+    trained(tmp_path, max_steps=1)
+    trained(tmp_path, max_steps=2, resume=True, model=tiny_model(dropout=0.1, encoder_layers=1, decoder_layers=1))
+    assert "dropout was 0.3, is now 0.1" in capsys.readouterr().out
+
+
+def test_collator_that_pads_on_the_left_is_refused(tmp_path):
+    tokenizer = train_tokenizer(["a b"], 260)
+    tokenizer.padding_side = "left"
+    model = tiny_model()
+    args = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), **QUIET)
+    with pytest.raises(UserError, match="padding_side"):
+        VanillaTransformerTrainer(model, args, data_collator=DataCollatorForSeq2Seq(tokenizer, model=model))

@@ -319,6 +319,20 @@ def test_ctrl_c_after_training_keeps_the_checkpoints(tmp_path, parallel, monkeyp
 # 3. Selecting the weights
 
 
+def scored_trainer(model, scores):
+    """What `choose_weights` needs of a trainer that has evaluated its last update, 3."""
+    scored = iter(score if isinstance(score, dict) else {"eval_bleu": score} for score in scores)
+    state = SimpleNamespace(global_step=3)
+    return SimpleNamespace(
+        model=model,
+        eval_dataset=[1],
+        ema=None,
+        state=state,
+        scores={3: next(scored)},
+        predict=lambda data, metric_key_prefix: SimpleNamespace(metrics=next(scored)),
+    )
+
+
 @pytest.mark.parametrize(("single", "average"), [(40.0, 30.0), (30.0, 40.0), (30.0, 30.0)])
 def test_choose_weights_keeps_the_better(tmp_path, single, average):
     for step in (1, 2, 3):
@@ -326,9 +340,8 @@ def test_choose_weights_keeps_the_better(tmp_path, single, average):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
     model, last, before = (tiny_model(seed).state_dict() for seed in (7, 3, 2))
     kept = tiny_model(7)
-    scores = iter([single, average])
-    trainer = SimpleNamespace(model=kept, eval_dataset=[1], ema=None, evaluate=lambda: {"eval_bleu": next(scores)})
-    results = choose_weights(trainer, tmp_path, SimpleNamespace(average_last=2))
+    arguments = SimpleNamespace(average_last=2, load_best_model_at_end=False, metric_for_best_model=None)
+    results = choose_weights(scored_trainer(kept, [single, average]), tmp_path, arguments)
     averaged = average >= single
     for name, tensor in kept.state_dict().items():
         expected = (last[name] + before[name]) / 2 if averaged else model[name]
@@ -343,9 +356,82 @@ def test_choose_weights_keeps_the_better(tmp_path, single, average):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
 
 
-def test_choose_weights_needs_validation_data(tmp_path):
-    trainer = SimpleNamespace(model=None, eval_dataset=None)
-    assert choose_weights(trainer, tmp_path, SimpleNamespace(average_last=5)) == {}
+@pytest.mark.parametrize(
+    ("metric", "greater", "kept"),
+    [("loss", False, "averaged"), ("eval_perplexity", False, "averaged"), ("chrf", True, "single")],
+)
+def test_choose_weights_goes_by_the_metric_for_the_best_model(tmp_path, metric, greater, kept):
+    for step in (1, 2):
+        tiny_model(step).save_pretrained(tmp_path / f"checkpoint-{step}")
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    name = f"eval_{metric.removeprefix('eval_')}"
+    scores = [{name: 3.0, "eval_bleu": 0.0}, {name: 2.0, "eval_bleu": 0.0}]
+    arguments = SimpleNamespace(
+        average_last=2, load_best_model_at_end=False, metric_for_best_model=metric, greater_is_better=greater
+    )
+    results = choose_weights(scored_trainer(tiny_model(7), scores), tmp_path, arguments)
+    assert results["averaged_checkpoints"] == (2 if kept == "averaged" else 0)
+    assert {f"{name}_single", f"{name}_averaged"} <= results.keys()
+
+
+@pytest.mark.parametrize("average", ["average_last", "ema_decay", None])
+def test_averages_without_validation_data_are_kept_and_said(parallel, tmp_path, average, capsys):
+    flags = only_training(parallel) | ({average: 3 if average == "average_last" else 0.5} if average else {})
+    results = train(tmp_path / "run", **flags, max_steps=3, eval_strategy="no", save_strategy="steps", save_steps=1)
+    last = load_file(tmp_path / "run" / "checkpoint-3" / "model.safetensors")
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(saved[name].equal(last[name]) for name in saved) is (average is None)
+    printed = capsys.readouterr().out
+    assert ("no validation data" in printed) is (average is not None)
+    if average == "average_last":
+        checkpoints = [load_file(tmp_path / "run" / f"checkpoint-{n}" / "model.safetensors") for n in (1, 2, 3)]
+        for name, tensor in saved.items():
+            torch.testing.assert_close(tensor, sum(each[name] for each in checkpoints) / 3)
+        assert results["averaged_checkpoints"] == 3
+    elif average:
+        ema = load_file(tmp_path / "run" / "checkpoint-3" / "ema.safetensors")
+        assert all(ema[name].equal(tensor) for name, tensor in saved.items() if name in ema)
+
+
+def test_files_of_a_run_have_the_mode_of_the_umask(parallel, tmp_path):
+    train(tmp_path / "run", **only_training(parallel), max_steps=1, save_strategy="steps", save_steps=1)
+    folders = (tmp_path / "run", tmp_path / "run" / "checkpoint-1")
+    modes = {path.stat().st_mode & 0o777 for folder in folders for path in folder.iterdir() if path.is_file()}
+    assert modes == {(tmp_path / "run" / "config.json").stat().st_mode & 0o777} != {0o600}
+
+
+@pytest.mark.parametrize("flag", ["bf16_full_eval", "fp16_full_eval"])
+def test_full_evaluation_in_half_precision_leaves_the_weights(parallel, tmp_path, flag):
+    """The run with the flag trains and saves the float32 weights of the run without it, also from a base model."""
+    flags = {**parallel, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no"}
+    train(tmp_path / "base", **flags)
+    for name, settings in (("without", {}), ("with", {flag: True})):
+        fine_tuned = {
+            key: value for key, value in flags.items() if key in parallel or key.endswith(("steps", "strategy"))
+        }
+        fine_tuned |= {"model_name_or_path": tmp_path / "base", "disable_tqdm": True, "use_cpu": True}
+        run_training(*parse_recipe(as_flags({**fine_tuned, **settings, "output_dir": tmp_path / name})))
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("without", "with"))
+    for name, tensor in found.items():
+        assert tensor.dtype == torch.float32 and tensor.equal(expected[name])
+
+
+def test_length_limit_of_the_test_score_is_that_of_the_saved_model(parallel, tmp_path):
+    """A base model's limit becomes that of the run. Without one the paper's stays, and the test is scored with it."""
+    train(tmp_path / "base", **parallel, max_steps=1)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
+    for limit in (None, 12):
+        model.generation_config.max_length = limit
+        model.save_pretrained(tmp_path / "base")
+        flags = {
+            "model_name_or_path": tmp_path / "base",
+            "generation_max_length": 7,
+            "output_dir": tmp_path / str(limit),
+        }
+        results = run_training(*parse_recipe(as_flags({**parallel, **flags, "max_steps": 1, "use_cpu": True})))
+        saved = json.loads((tmp_path / str(limit) / "generation_config.json").read_text())
+        assert saved.get("max_length") == (limit and 7)
+        assert (results["test_gen_len"] > 7) is (limit is None)
 
 
 def test_load_full_state_dict_refuses_missing_weights(tmp_path):

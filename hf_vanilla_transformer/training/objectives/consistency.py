@@ -47,9 +47,10 @@ class ConsistencyObjective:
     def inputs(self, model: Any, batch: dict[str, Any]) -> dict[str, Any]:
         """Make the arguments of one forward pass over both versions of a batch, the unchanged one first.
 
-        The batch has `input_ids` and `attention_mask` (B, S), `labels` (B, T), and perhaps `decoder_input_ids` (B, T).
+        The batch has `input_ids` (B, S), `labels` (B, T), and perhaps `attention_mask` (B, S) and `decoder_input_ids`
+        (B, T).
         """
-        batch = dict(batch)
+        batch = {**batch, "attention_mask": model.source_mask(batch["input_ids"], batch.get("attention_mask"))}
         if batch.get("decoder_input_ids") is None:
             batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
         twice = {name: torch.cat([each, each]) for name, each in batch.items() if isinstance(each, Tensor)}

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
 
+from ...data.tokenizer_training import load_tokenizers, tokenizer_digest
 from ...errors import UserError
 from ...inference.loading import load_model
 from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, fused_objective, softmax_and_lse, target_tokens
@@ -36,6 +38,7 @@ class Teacher:
 
     Args:
         folders: model folders. Their source and target vocabularies must be the student's.
+        tokenizers: the student's, of source and target, compared with those in the folders. None compares sizes only.
         weight: λ, from 0 to 1.
         student: the model that is trained.
 
@@ -44,9 +47,13 @@ class Teacher:
     """
 
     def __init__(
-        self, folders: Sequence[str | Path], weight: float, student: VanillaTransformerForConditionalGeneration
+        self,
+        folders: Sequence[str | Path],
+        weight: float,
+        student: VanillaTransformerForConditionalGeneration,
+        tokenizers: Sequence[PreTrainedTokenizerBase] | None = None,
     ):
-        self.models, self.weight = [_load_teacher(folder, student) for folder in folders], weight
+        self.models, self.weight = [_load_teacher(folder, student, tokenizers) for folder in folders], weight
         self.top: TopOfCorpus | None = None
 
     def keep_top(self, count: int, pairs: Any, collator: Callable[[list[dict[str, Any]]], Any]) -> None:
@@ -81,7 +88,9 @@ class Teacher:
 
 
 def _load_teacher(
-    folder: str | Path, student: VanillaTransformerForConditionalGeneration
+    folder: str | Path,
+    student: VanillaTransformerForConditionalGeneration,
+    tokenizers: Sequence[PreTrainedTokenizerBase] | None,
 ) -> VanillaTransformerForConditionalGeneration:
     model = load_model(folder, student.device)
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
@@ -94,6 +103,13 @@ def _load_teacher(
                 f"teacher {folder} has {name}={theirs}, the student {ours}: give the student the teacher's "
                 f"tokenizer (tokenizer_name: {folder}), or use `distil` for its text"
             )
+    if tokenizers is not None and (Path(folder) / "tokenizer_config.json").is_file():
+        for ours, theirs in zip(tokenizers, load_tokenizers(folder), strict=True):
+            if tokenizer_digest([ours]) != tokenizer_digest([theirs]):
+                raise UserError(
+                    f"teacher {folder} has another tokenizer than the student, though of the same size: give the "
+                    f"student the teacher's (tokenizer_name: {folder}), or use `distil` for its text"
+                )
     return model.eval().requires_grad_(False)
 
 
