@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 from .bpe_dropout import BpeDropout, seeded_random
 from .corpora import REPORTED_LINES, describe_dropped
+from .source_text import source_text
 
 _CHECKED_ROWS = 1000
 _COLUMNS = ["input_ids", "labels", "length", "line"]
@@ -99,7 +100,8 @@ class _Encode:
     def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         # not verbose: `model_max_length` does not apply, the caller sets limits
         options = {"return_attention_mask": False, "verbose": False}
-        ids = self.tokenizer(batch["source"], **options)["input_ids"]
+        sources = [source_text(text, self.tokenizer) for text in batch["source"]]
+        ids = self.tokenizer(sources, **options)["input_ids"]
         # `text_target` switches Marian's and other bilingual tokenizers to the target language
         labels = self.target_tokenizer(text_target=batch["target"], **options)["input_ids"]
         return {

@@ -50,7 +50,8 @@ def train_tokenizer(
 
     `decode(ids, skip_special_tokens=True)` restores any text exactly (with `lowercase`: its lower-cased form):
     spaces, line breaks, composed and decomposed accents, every script. Special tokens in a text, such as "</s>", are
-    ordinary text. `</s>` is appended to source and target. The decoder starts with `<s>`.
+    ordinary text. `</s>` is appended to source and target. The decoder starts with `<s>`. Source text is normalised
+    before it is encoded (`data.source_text`).
 
     Args:
         texts: sentences of both languages for a joint vocabulary (§3.4 shares one embedding matrix).

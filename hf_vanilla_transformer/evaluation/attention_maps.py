@@ -11,6 +11,7 @@ from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.side_tokens import Side, side_tokens
+from ..data.source_text import source_text
 from ..errors import UserError
 from ..inference.alignment import decoder_inputs
 from ..inference.shared_copy import shared_copy
@@ -50,7 +51,7 @@ def cross_attention(
     target_tokenizer = target_tokenizer or source_tokenizer
     if translation is None:
         (translation,) = Translator(model, source_tokenizer, target_tokenizer).translate([sentence])
-    source_ids = source_tokenizer(sentence)["input_ids"]
+    source_ids = source_tokenizer(source_text(sentence, source_tokenizer))["input_ids"]
     with TOKENIZER_LOCK:
         target_ids = target_tokenizer(text_target=translation)["input_ids"]
     output = shared_copy(model, attention="eager")(

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..cpu_time import on_fitting_threads
+from ..data.source_text import source_text
 from ..data.tokenizer_training import load_tokenizers, tokenizer_digest
 from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
@@ -347,7 +348,7 @@ class Translator:
     def encode(self, line: str, line_number: int) -> list[int]:
         """Token ids of a source sentence. `line_number` is for the error if learned positions do not suffice."""
         with TOKENIZER_LOCK:
-            ids = self.source_tokenizer(line)["input_ids"]
+            ids = self.source_tokenizer(source_text(line, self.source_tokenizer))["input_ids"]
         limit = self._position_limit()
         if limit is not None and len(ids) > limit:
             raise UserError(

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..data.side_tokens import Decoder, side_decoder
+from ..data.source_text import source_text
 from ..errors import UserError
 from ..inference.alignment import WORD, Link, align, decoder_inputs
 from ..inference.batching import length_batches
@@ -88,7 +89,7 @@ class Inspector:
         if not text.strip():
             names = ("source", "tokens", "probabilities", "attention", "alternatives", "hypotheses")
             return {"text": "", **{name: [] for name in names}}
-        source = self.source_tokenizer(text)["input_ids"]
+        source = self.source_tokenizer(source_text(text, self.source_tokenizer))["input_ids"]
         size = self.model.config.target_vocab_size
         if max(len(source), len(prefix)) > MAX_TOKENS:
             raise UserError(f"This text has {len(source)} tokens, but the page shows at most {MAX_TOKENS}.")

@@ -1,0 +1,55 @@
+"""The normalisation of source text: characters that look the same become the same before they are tokenized.
+
+It applies to the source alone, in training and in translation, if the tokenizer was trained by this package. Target
+text, the stored tokenizers and their decoding do not change. Tokenizers of other origin normalise by their own rules.
+"""
+
+import re
+import unicodedata
+
+from transformers import PreTrainedTokenizerBase
+
+# NFKC would put a space before these spacing accents. SentencePiece keeps the full-width tilde, too.
+_KEPT = re.compile(
+    "([¨¯´¸\u02d8-\u02dd\u037a\u0384\u0385\u1fbd\u1fbf-\u1fc1\u1fcd-\u1fcf\u1fdd-\u1fdf\u1fed\u1fee\u1ffd\u1ffe\u2017"
+    "\u203e\ufc5e-\ufc63\ufdfa\ufdfb\ufe49-\ufe4c\ufe70\ufe72\ufe74\ufe76\ufe78\ufe7a\ufe7c\ufe7e\uff5e\uffe3]+)"
+)
+_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
+_SPACE = re.compile(r"[^\S ]|[\u2581\ufffd]")
+#: Soft hyphens, marks of direction, joiners, and the joiners of other scripts after Latin, Greek and Cyrillic letters.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069]|(?<=[\x00-\u058f])[\u200c\u200d]"
+)
+#: A space of no width, or a byte order mark: a space between letters, nothing next to a space or a sign.
+_ZERO_WIDTH_SPACE, _NO_WIDTH = re.compile(r"(?<=\w)[\u200b\ufeff]+(?=\w)"), re.compile("[\u200b\ufeff]")
+_HYPHEN = re.compile(r"[\u2010-\u2012\u2212]|(?<=\w)\u2013(?=\w)")
+
+
+def normalize(text: str) -> str:
+    """Normalise text like SentencePiece's `nmt_nfkc`, and hyphens and invisible characters in addition.
+
+    - NFKC: composed accents, full-width forms, ligatures, and all Unicode spaces as the space;
+    - hyphens, the minus sign, and dashes between letters or digits are "-";
+    - control characters, soft hyphens and invisible marks are removed. Joiners stay where a script needs them.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    for pattern, replacement in (
+        (_SPACE, " "), (_CONTROLS, ""), (_INVISIBLE, ""), (_ZERO_WIDTH_SPACE, " "), (_NO_WIDTH, ""), (_HYPHEN, "-"),
+    ):  # fmt: skip
+        text = pattern.sub(replacement, text)
+    if not unicodedata.is_normalized("NFKC", text):
+        pieces = _KEPT.split(text)
+        pieces[::2] = [unicodedata.normalize("NFKC", piece) for piece in pieces[::2]]
+        text = _HYPHEN.sub("-", "".join(pieces))
+    return text
+
+
+def source_text(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text to tokenize: normalised if the tokenizer is one of `train_tokenizer`."""
+    if text.isascii() and text.isprintable():
+        return text
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    normalizer, pre_tokenizer = (repr(getattr(backend, name, None)) for name in ("normalizer", "pre_tokenizer"))
+    own = 'Prepend(prepend=" ")' in normalizer and "ByteLevel" in pre_tokenizer
+    return normalize(text) if own else text
