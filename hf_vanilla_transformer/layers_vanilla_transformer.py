@@ -1,7 +1,5 @@
 """Formulas, layers and the two stacks of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762).
 
-Sections, equations and tables are the paper's.
-
 Shapes: B batch, S source length, T target length, P positions already in the cache, K = P + T keys, D d_model,
 H heads, d_k and d_v the widths of a head.
 """
@@ -43,11 +41,9 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
     """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same) (§3.5): (B, T) to (B, T, D), float32.
 
     A formula instead of a table: no last position, and nothing to save, move or cast. The angles are float64, because
-    at position 1,000 a float32 angle is already 6e-5 off.
-
-    Two values of `layout` deviate, for weights that were trained with them: "sinusoidal_split" (Marian) has all sines
-    before all cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT, tensor2tensor), with exponents i / (D/2 - 1)
-    instead of 2i / D and, if D is odd, a 0 at the end.
+    at position 1,000 a float32 angle is already 6e-5 off. Two layouts deviate, for weights trained with them:
+    "sinusoidal_split" (Marian) has all sines before all cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT,
+    tensor2tensor), with exponents i / (D/2 - 1) instead of 2i / D and, if D is odd, a 0 at the end.
     """
     dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64  # MPS has no float64
     half, device = d_model // 2, position_ids.device
@@ -119,10 +115,8 @@ class VanillaTransformerAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention of `hidden_states` (B, T, D) to themselves, or to `key_value_states` (B, S, D).
-
-        Returns the output (B, T, D) and the weights (B, H, T, K or S), None from a backend without them.
-        """
+        """Output (B, T, D) and weights (B, H, T, K or S), None from some backends, of attention of `hidden_states`
+        (B, T, D) to themselves, or to `key_value_states` (B, S, D)."""
         hidden_states = cast_once(hidden_states)
         query = split_heads(self.q_proj(hidden_states), self.head_dim)  # (B, H, T, d_k)
         if key_value_states is None:
@@ -214,9 +208,8 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """The `transformers` tensor-parallel plan of a stack with these attention modules in its layers.
-
-    Each rank has some heads and feed-forward units (Shoeybi et al. 2019, arXiv 1909.08053, §3).
+    """The tensor-parallel plan of a stack with these attention modules in its layers: each rank has some heads and
+    feed-forward units (Shoeybi et al. 2019, arXiv 1909.08053, §3).
     """
     plan = {"layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"}
     for attention in attentions:
@@ -253,9 +246,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Xavier with gain 1/4 for projections, N(0, d_model^-0.5) for embeddings and the output layer.
 
-        The paper does not give it. With this standard deviation (tensor2tensor's), scaled embeddings are as large as
-        positions and the first logits have unit variance. With this gain sub-layers start small compared with the
-        residual path, and a post-LN stack learns at once.
+        The paper does not give it. With this deviation (tensor2tensor's), scaled embeddings are as large as positions
+        and the first logits have unit variance. With this gain, sub-layers start small, and a post-LN stack learns at
+        once.
         """
         output = isinstance(module, nn.Linear) and module is self.get_output_embeddings()
         if output or isinstance(module, nn.Embedding):
@@ -274,18 +267,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         # Without `tie_word_embeddings` the base class ties nothing. Here the two embeddings can still be one.
         return super().get_expanded_tied_weights_keys(True) if all_submodels else self.tied_weights()
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Save as `PreTrainedModel` does, with every weight that the configuration, as it is now, does not tie.
-
-        PEFT sets `tie_word_embeddings` to False when it adds an adapter to a model with separate vocabularies.
-        """
-        untied = self.all_tied_weights_keys.keys() - self.tied_weights().keys()
-        if untied:
-            weights = kwargs.get("state_dict") or self.state_dict()
-            cloned = {name: weights[name].clone() for name in untied & weights.keys()}
-            kwargs["state_dict"] = dict(weights) | cloned
-        return super().save_pretrained(save_directory, *args, **kwargs)
 
     def source_mask(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
         """Return the caller's mask, or 1 for every id (B, S) that is not the pad token."""

@@ -140,6 +140,18 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             pairs["lm_head.weight"] = source if shared else target
         return pairs
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save as `PreTrainedModel` does, with every weight that the configuration, as it is now, does not tie.
+
+        PEFT sets `tie_word_embeddings` to False when it adds an adapter to a model with separate vocabularies.
+        """
+        untied = self.all_tied_weights_keys.keys() - self.tied_weights().keys()
+        if untied:
+            weights = kwargs.get("state_dict") or self.state_dict()
+            cloned = {name: weights[name].clone() for name in untied & weights.keys()}
+            kwargs["state_dict"] = dict(weights) | cloned
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:

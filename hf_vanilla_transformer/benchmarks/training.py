@@ -203,41 +203,27 @@ def serve(pipe: Connection, engine: str, folder: str, sizes: BatchSizes, device:
     """Train an engine in a worker process."""
     logging.set_verbosity_error()
     trainer = make_trainer(engine, Path(folder), sizes, device)
-    trainer.add_callback(TurnCallback(pipe, TokenCounter(trainer), on_gpu=device == "cuda"))
+    trainer.add_callback(TurnCallback(pipe, trainer, on_gpu=device == "cuda"))
     trainer.train()
 
 
-class TokenCounter:
-    """Counts the tokens that a trainer trains on."""
+class TurnCallback(TrainerCallback):
+    """Counts tokens, and pauses a training between updates until the main process requests more or closes the pipe."""
 
-    def __init__(self, trainer: Any):
-        self._step = trainer.training_step
-        trainer.training_step = self._counted_step
-        self.reset()
-
-    def reset(self) -> None:
-        """Start again at 0."""
-        self.target_tokens: Any = 0  # these two become tensors, so that counting does not synchronise the device
-        self.tokens: Any = 0
-        self.padded_tokens = 0
+    def __init__(self, pipe: Connection, trainer: Any, on_gpu: bool):
+        self.pipe, self.on_gpu = pipe, on_gpu
+        self.updates_left, self.start = 0, 0.0
+        self.before_mib: float | None = None
+        self.counts: Any = 0  # a tensor, so that counting does not synchronise the device
+        self.step, trainer.training_step = trainer.training_step, self._counted_step
 
     def _counted_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for batch in inputs if isinstance(inputs, list) else [inputs]:
             labels, mask = batch["labels"], batch["attention_mask"]
-            target_tokens = labels.ne(IGNORED).sum()
-            self.target_tokens = self.target_tokens + target_tokens
-            self.tokens = self.tokens + target_tokens + mask.sum()
-            self.padded_tokens += labels.numel() + mask.numel()
-        return self._step(model, inputs, *args, **kwargs)
-
-
-class TurnCallback(TrainerCallback):
-    """Pauses a training between updates until the main process requests more; ends it if the pipe is closed."""
-
-    def __init__(self, pipe: Connection, counter: TokenCounter, on_gpu: bool):
-        self.pipe, self.counter, self.on_gpu = pipe, counter, on_gpu
-        self.updates_left, self.start = 0, 0.0
-        self.before_mib: float | None = None
+            target_tokens, padded = labels.ne(IGNORED).sum(), torch.tensor(labels.numel() + mask.numel())
+            counts = target_tokens, target_tokens + mask.sum(), padded.to(labels.device)
+            self.counts = self.counts + torch.stack(counts)
+        return self.step(model, inputs, *args, **kwargs)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.pipe.send("ready")
@@ -248,17 +234,16 @@ class TurnCallback(TrainerCallback):
         if self.updates_left:
             return
         self._synchronize()
-        seconds, counts = time.perf_counter() - self.start, self.counter
-        peak = peak_memory_mib(self.on_gpu)
+        seconds, peak = time.perf_counter() - self.start, peak_memory_mib(self.on_gpu)
         step = None if peak is None or self.before_mib is None else peak - self.before_mib
-        self.pipe.send(Turn(seconds, int(counts.target_tokens), int(counts.tokens), counts.padded_tokens, peak, step))
+        self.pipe.send(Turn(seconds, *self.counts.tolist(), peak, step))
         self._wait()
 
     def _wait(self) -> None:
         for request, args in requests(self.pipe):
             if request == "updates":
                 (self.updates_left,) = args
-                self.counter.reset()
+                self.counts = 0
                 self._synchronize()
                 self.start = time.perf_counter()
                 return
