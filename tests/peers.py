@@ -33,9 +33,7 @@ Batch = dict[str, Tensor]
 Location = tuple[str, slice | int | EllipsisType]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # The peers
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Peer(nn.Module):
@@ -165,6 +163,7 @@ class MarianPeer(Peer):
             vocab_size=ours.config.vocab_size,
             decoder_vocab_size=ours.config.target_vocab_size,
             share_encoder_decoder_embeddings=ours.config.share_encoder_decoder_embeddings,
+            forced_eos_token_id=None,
         )
         config._attn_implementation = ours.config._attn_implementation
         network = MarianMTModel(config)
@@ -244,9 +243,7 @@ def common_fields(config: VanillaTransformerConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names} | no_dropout | {"max_position_embeddings": 32}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Random shapes and batches
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def random_fields(seed: int, tying: Sequence[tuple[bool, bool]] = TYING_MODES, **choices: list) -> dict[str, Any]:
@@ -291,9 +288,7 @@ def random_batch(config: VanillaTransformerConfig, seed: int, left: bool = False
     return {"input_ids": source, "attention_mask": source.ne(config.pad_token_id).long(), "labels": labels}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # The comparison
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Numbers(NamedTuple):

@@ -69,9 +69,7 @@ def test_registration_refuses_a_foreign_class(monkeypatch: pytest.MonkeyPatch) -
         importlib.reload(hf_vanilla_transformer)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # From a translator to an encoder
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def expected_states(model: VanillaTransformerForConditionalGeneration, ids: Tensor) -> Tensor:

@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
-from tests.model_helpers import EOS, PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model
-
-BACKENDS = ["eager", "sdpa"]
-AS_DICT = {"return_dict_in_generate": True}
+from tests.model_helpers import EOS, PAD, START, assert_near, tiny_model
+from tests.search_helpers import AS_DICT, source
 
 
 def endless_model(**fields: Any) -> VanillaTransformerForConditionalGeneration:
@@ -25,78 +22,6 @@ def endless_model(**fields: Any) -> VanillaTransformerForConditionalGeneration:
         model.lm_head.bias[EOS] = -1e4
         model.lm_head.bias[PAD] = -1e4
     return model
-
-
-def source(lengths: list[int], left: bool = False) -> dict[str, Tensor]:
-    ids = padded(sentences(lengths), left=left)
-    return {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
-
-
-@torch.no_grad()
-def greedy(model: VanillaTransformerForConditionalGeneration, inputs: dict[str, Tensor], length: int) -> Tensor:
-    """The most probable token, again and again, without a cache or `generate`."""
-    target = torch.full((len(inputs["input_ids"]), 1), START)
-    done = torch.zeros(len(target), dtype=torch.bool)
-    for _ in range(length):
-        following = model(**inputs, decoder_input_ids=target, use_cache=False).logits[:, -1].argmax(dim=-1)
-        following[done] = PAD
-        done |= following.eq(EOS)
-        target = torch.cat([target, following[:, None]], dim=1)
-        if done.all():
-            break
-    return target
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("fields", [{}, {"position_encoding_type": "learned", "lm_head_bias": True}])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_greedy_generate_is_beam_1(backend: str, fields: dict, use_cache: bool) -> None:
-    # with a tied output layer a random model only repeats itself
-    model = tiny_model(attn_implementation=backend, tie_word_embeddings=False, **fields)
-    inputs = source([6, 3, 8])
-    written = model.generate(**inputs, num_beams=1, max_new_tokens=12, use_cache=use_cache)
-    expected = greedy(model, inputs, 12)
-    assert written.tolist() == expected.tolist()
-    assert written.shape[1] > 3
-
-
-@torch.no_grad()
-def test_beam_scores_are_those_of_their_tokens() -> None:
-    # log P / length^0.6, of the tokens that a cached beam search chose, scored without a cache
-    model = tiny_model()
-    inputs = source([6, 3])
-    output = model.generate(**inputs, max_new_tokens=9, output_scores=True, **AS_DICT)
-    logits = model(**inputs, decoder_input_ids=output.sequences[:, :-1]).logits.log_softmax(dim=-1)
-    tokens = output.sequences[:, 1:]
-    real = tokens.ne(PAD)
-    log_p = logits.gather(2, tokens[..., None]).squeeze(2).mul(real).sum(dim=1)
-    assert_near(output.sequences_scores, log_p / real.sum(dim=1) ** 0.6)
-
-
-@torch.no_grad()
-def test_beam_search_finds_what_greedy_search_misses() -> None:
-    inputs = source([6, 3, 8, 5])
-    gains = []
-    for seed in range(5):
-        model = tiny_model(seed=seed)
-        scores = {}
-        for beams in (1, 4):
-            tokens = model.generate(**inputs, num_beams=beams, length_penalty=0.0, max_new_tokens=6, min_new_tokens=6)
-            logits = model(**inputs, decoder_input_ids=tokens[:, :-1]).logits.log_softmax(dim=-1)
-            scores[beams] = logits.gather(2, tokens[:, 1:, None]).sum(dim=(1, 2))
-        gains.append(scores[4] - scores[1])
-    assert torch.cat(gains).mean() > 0.01
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("left", [False, True])
-def test_translation_does_not_depend_on_the_batch(beams: int, left: bool) -> None:
-    model = tiny_model(tie_word_embeddings=False)
-    inputs = source([7, 2, 5], left)
-    together = model.generate(**inputs, num_beams=beams, max_new_tokens=10)
-    for row, ids in zip(together, sentences([7, 2, 5]), strict=True):
-        alone = model.generate(torch.tensor([ids]), num_beams=beams, max_new_tokens=10)[0]
-        assert [token for token in row.tolist() if token != PAD] == [token for token in alone.tolist() if token != PAD]
 
 
 @pytest.mark.parametrize("beams", [1, 4])
@@ -109,18 +34,6 @@ def test_attention_mask_defaults_to_the_pad_token(beams: int) -> None:
         actual = model.generate(**given, num_beams=beams, max_new_tokens=10, output_scores=True, **AS_DICT)
         assert actual.sequences.tolist() == expected.sequences.tolist()
         assert_near(actual.scores[0], expected.scores[0])
-
-
-@pytest.mark.parametrize(("share", "tie"), TYING_MODES)
-def test_greedy_generate_works_in_every_tying_mode(share: bool, tie: bool) -> None:
-    own = {} if share else {"decoder_vocab_size": 31}
-    model = tiny_model(share_encoder_decoder_embeddings=share, tie_word_embeddings=tie, **own)
-    written = model.generate(**source([6, 3]), num_beams=1, max_new_tokens=8)
-    assert written.tolist() == greedy(model, source([6, 3]), 8).tolist()
-    assert written.max() < model.config.target_vocab_size
-
-
-# Settings
 
 
 def test_default_limit_is_source_plus_50() -> None:
@@ -142,34 +55,6 @@ def test_default_limit_counts_encoder_outputs_and_embeddings() -> None:
     embeds = model.get_input_embeddings()(inputs["input_ids"])
     from_embeds = model.generate(inputs_embeds=embeds, attention_mask=mask, num_beams=1)
     assert from_embeds.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_encoder_outputs_give_the_same_tokens(beams: int) -> None:
-    model = tiny_model()
-    inputs = source([5, 3, 6])
-    encoded = model.get_encoder()(**inputs)
-    from_states = model.generate(
-        encoder_outputs=encoded, attention_mask=inputs["attention_mask"], num_beams=beams, max_new_tokens=9
-    )
-    assert from_states.tolist() == model.generate(**inputs, num_beams=beams, max_new_tokens=9).tolist()
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_static_cache_gives_the_same_tokens(backend: str, beams: int) -> None:
-    model = tiny_model(attn_implementation=backend, tie_word_embeddings=False)
-    settings = {**source([6, 3]), "num_beams": beams, "max_new_tokens": 8}
-    expected = model.generate(**settings)
-    assert model.generate(**settings, cache_implementation="static").tolist() == expected.tolist()
-
-
-def test_decoder_input_ids_are_continued() -> None:
-    model = tiny_model(tie_word_embeddings=False)
-    inputs = source([6, 3])
-    whole = model.generate(**inputs, num_beams=1, max_new_tokens=8)
-    rest = model.generate(**inputs, num_beams=1, max_new_tokens=5, decoder_input_ids=whole[:, :4])
-    assert rest.tolist() == whole.tolist()
 
 
 @pytest.mark.parametrize("beams", [1, 4])
@@ -245,35 +130,6 @@ def test_special_tokens_come_from_the_configuration() -> None:
     assert model.generation_config.eos_token_id == [2, 3]
 
 
-def test_sampling_follows_the_seed() -> None:
-    model = tiny_model()
-    inputs = source([6, 3])
-    settings = {"do_sample": True, "num_beams": 1, "max_new_tokens": 8}
-    several = model.generate(**inputs, **settings, num_return_sequences=5)
-    assert several.shape[0] == 10
-    assert len({tuple(row) for row in several.tolist()}) > 2
-    torch.manual_seed(1)
-    first = model.generate(**inputs, **settings)
-    torch.manual_seed(1)
-    assert model.generate(**inputs, **settings).tolist() == first.tolist()
-
-
-def test_output_attentions_of_a_translation() -> None:
-    model = tiny_model(attn_implementation="eager")
-    inputs = source([6, 3])
-    output = model.generate(**inputs, num_beams=1, max_new_tokens=4, output_attentions=True, **AS_DICT)
-    steps = output.sequences.shape[1] - 1
-    assert len(output.cross_attentions) == steps
-    for layers in output.cross_attentions:
-        assert [tuple(weights.shape) for weights in layers] == [(2, 4, 1, 6)] * 2
-        assert_near(layers[0].sum(dim=-1), torch.ones(2, 4, 1), 1e-6)
-        assert layers[0][1, :, :, 3:].abs().max() == 0
-
-
-def test_long_sources_are_translated() -> None:
-    assert endless_model().generate(**source([1100]), num_beams=1, max_new_tokens=3).shape == (1, 4)
-
-
 def test_max_length_of_20_counts_when_the_caller_gives_it() -> None:
     model = endless_model()
     ids = torch.tensor([[5, 6, 7, 8]])
@@ -282,11 +138,6 @@ def test_max_length_of_20_counts_when_the_caller_gives_it() -> None:
     assert given.max_length == 20
     model.generation_config.update(max_length=20, defaults_only=True)  # as the trainer leaves it
     assert model.generate(ids, num_beams=1).shape[1] == 1 + 4 + 50
-
-
-def test_learned_positions_bound_the_default_limit() -> None:
-    model = endless_model(position_encoding_type="learned", max_position_embeddings=12)
-    assert model.generate(torch.tensor([[5, 6, 7, 8]]), num_beams=1).shape[1] == 1 + 12
 
 
 @pytest.mark.parametrize("beams", [1, 4])

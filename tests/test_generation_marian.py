@@ -11,11 +11,12 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor
-from transformers import GenerationConfig, MarianConfig, MarianMTModel
+from transformers import GenerationConfig, MarianMTModel
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import EOS, PAD, START, assert_near, padded, sentences, tiny_model
+from tests.peers import MarianPeer
 
 LIMIT = 12  # new tokens
 LENGTHS = [7, 2, 5, 12, 1, 9]  # of the sources, ends included
@@ -39,25 +40,6 @@ Model = VanillaTransformerForConditionalGeneration | MarianMTModel
 Pair = tuple[VanillaTransformerForConditionalGeneration, MarianMTModel]
 
 
-def marian_with_our_weights(ours: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
-    """`MarianMTModel` of the same shape, with a copy of every weight; it knows only `sinusoidal_split` positions."""
-    fields = ours.config.to_dict()
-    names = [name for name in MarianConfig().to_dict() if name in fields and name != "model_type"]
-    shape = {name: fields[name] for name in names} | {"decoder_vocab_size": ours.config.target_vocab_size}
-    config = MarianConfig(**{**shape, "max_position_embeddings": 64, "forced_eos_token_id": None})
-    config._attn_implementation = ours.config._attn_implementation
-    theirs = MarianMTModel(config)
-    weights = {name.replace("cross_attn", "encoder_attn"): weight for name, weight in ours.state_dict().items()}
-    if "lm_head.bias" in weights:
-        weights["final_logits_bias"] = weights.pop("lm_head.bias")[None]
-    if config.share_encoder_decoder_embeddings:
-        weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
-    missing, unexpected = theirs.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert all("embed_positions" in name or name == "final_logits_bias" for name in missing)
-    return theirs.eval()
-
-
 def our_model(**fields: Any) -> VanillaTransformerForConditionalGeneration:
     """A model whose sentences vary and end. A tied one repeats its last token; a random one repeats a few
     tokens for every source, unless the output bias takes this preference away."""
@@ -78,7 +60,7 @@ def our_model(**fields: Any) -> VanillaTransformerForConditionalGeneration:
 def pair(request: pytest.FixtureRequest) -> Pair:
     attention, activation = request.param.split("-")
     ours = our_model(attn_implementation=attention, activation_function=activation)
-    return ours, marian_with_our_weights(ours)
+    return ours, MarianPeer(ours).network.eval()
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +75,7 @@ def assistants(pair: Pair) -> Pair:
     attention, activation = ours.config._attn_implementation, ours.config.activation_function
     small = our_model(attn_implementation=attention, activation_function=activation, decoder_layers=1)
     small.load_state_dict({name: weight for name, weight in ours.state_dict().items() if name in small.state_dict()})
-    return small, marian_with_our_weights(small)
+    return small, MarianPeer(small).network.eval()
 
 
 def source(lengths: list[int] = LENGTHS) -> dict[str, Tensor]:
@@ -325,7 +307,7 @@ def assert_same_layers(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], row
 @pytest.mark.parametrize("beams", [1, 4])
 def test_attentions_and_states_equal_marian(beams: int) -> None:
     ours = our_model(attn_implementation="eager")
-    pair = ours, marian_with_our_weights(ours)
+    pair = ours, MarianPeer(ours).network.eval()
     wanted = {"output_attentions": True, "output_hidden_states": True, "output_logits": True, "num_beams": beams}
     actual, expected = (written(model, source(), **wanted) for model in pair)
     assert_same_translations(actual, expected)

@@ -43,9 +43,7 @@ def with_own_vocabulary(share: bool, tie: bool, **fields: Any) -> dict[str, Any]
     return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie, **own, **fields}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Cache and masks
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -189,9 +187,7 @@ def test_row_masked_in_both_stacks_is_finite(backend: str, training: bool, half:
     assert_near(first, model(**alone, skip_logits=False).logits)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # What is refused
-# ---------------------------------------------------------------------------------------------------------------------
 
 IDS = torch.tensor([[5, 6, 2]])
 
@@ -241,9 +237,7 @@ def test_learned_positions_skip_padding() -> None:
     assert torch.isfinite(model(input_ids=source, decoder_input_ids=IDS).logits).all()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Training
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_forward_does_not_modify_inputs() -> None:
@@ -303,9 +297,7 @@ def test_bfloat16_autocast_trains() -> None:
     assert error < 0.1 * math.sqrt(sum(g.norm().item() ** 2 for g in expected.values()))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Attentions and hidden states
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -361,9 +353,7 @@ def test_hidden_states_accept_negative_indices_per_stack() -> None:
     assert [state is not None for state in output.decoder_hidden_states] == [False, True]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Initialisation
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
@@ -392,9 +382,7 @@ def test_initial_logits_have_unit_variance() -> None:
     assert model(**batch).logits.std().item() == pytest.approx(1.0, abs=0.35)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Saving and loading
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def saved_names(folder: Path) -> set[str]:
@@ -484,9 +472,7 @@ def test_encoder_model_does_not_modify_its_configuration() -> None:
     assert config.to_dict() == before
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Resizing
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def check_resized(model: VanillaTransformerForConditionalGeneration, source: int, target: int, folder: Path) -> None:

@@ -225,9 +225,7 @@ def test_schedule_of_the_paper_is_inverse_sqrt(d_model: int, warmup: int) -> Non
         assert optimizer.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Dropout, with random numbers of our own
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])

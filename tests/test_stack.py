@@ -53,9 +53,7 @@ def logits_of(model: VanillaTransformerForConditionalGeneration, **changes: Any)
         return model(**batch, skip_logits=False).logits
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Device maps
-# ---------------------------------------------------------------------------------------------------------------------
 
 DEVICE_MAPS = [
     "auto",
@@ -108,9 +106,7 @@ def test_disk_offload_gives_the_same_results(share: bool, tie: bool, device_map:
     check_loaded(loaded, share, tie)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Number formats
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -206,9 +202,7 @@ def test_half_precision_scores_as_in_transformers_own_loop(dtype: torch.dtype) -
     assert_near(ours.sequences_scores.float(), theirs.sequences_scores.float(), ROUNDING[dtype])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Copies
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
@@ -251,9 +245,7 @@ def test_other_models_survive_pickle(model_class: type[VanillaTransformerPreTrai
     assert other(**inputs)[0].equal(model(**inputs)[0])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # PEFT
-# ---------------------------------------------------------------------------------------------------------------------
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
 

@@ -66,9 +66,7 @@ def batch_of(source: int, target: int, size: int = 3) -> dict[str, Tensor]:
     return translation_batch(sources, targets, seed=source)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # torch.compile
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def check_compiled_forward(model: VanillaTransformerForConditionalGeneration, **settings: Any) -> None:
@@ -224,9 +222,7 @@ def test_inductor_equals_eager() -> None:
         assert_same_gradients({name: p.grad for name, p in model.named_parameters()}, expected)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # torch.export
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Logits(nn.Module):

@@ -61,9 +61,7 @@ def logged(trainer: Seq2SeqTrainer, name: str = "loss") -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Training is exact
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -177,9 +175,7 @@ def test_collator_without_the_model_gives_the_same_loss(tokenizer: PreTrainedTok
     assert losses[0] == losses[1]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Evaluation by decoding
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def longest_translation(predictions: np.ndarray) -> int:
