@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import OnnxBackend, TorchBackend, Translator
 from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_model
 
@@ -52,6 +53,17 @@ def write_model(folder: Path, **fields: Any) -> VanillaTransformerForConditional
     model.generation_config.num_beams = 1
     model.save_pretrained(folder)
     save_tokenizers(folder, train_tokenizer(CORPUS, vocab_size=320))
+    return model
+
+
+def assert_exported(folder: Path, target_format: str, case: str) -> VanillaTransformerForConditionalGeneration:
+    """Export a model of a case, and compare its logits and tokens; returns the model."""
+    model = write_model(folder / "model", **CASES[case])
+    export(target_format, folder / "model", folder / "out")
+    translator = Translator(folder / "out")
+    assert_same_logits(translator, model)
+    assert_same_tokens(translator, model)
+    assert_finite_logits(translator)
     return model
 
 

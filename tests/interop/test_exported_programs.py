@@ -19,9 +19,7 @@ from tests.interop.exports import (
     CASES,
     CORPUS,
     LINES,
-    assert_finite_logits,
-    assert_same_logits,
-    assert_same_tokens,
+    assert_exported,
     require_onnx,
     write_model,
 )
@@ -33,12 +31,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:]]
 
 @pytest.mark.parametrize("case", [next(iter(CASES)), *SLOW])
 def test_exported_programs_give_our_logits_and_tokens(case: str, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model", **CASES[case])
-    export("torch", tmp_path / "model", tmp_path / "out")
-    translator = Translator(tmp_path / "out")
-    assert_same_logits(translator, model)
-    assert_same_tokens(translator, model)
-    assert_finite_logits(translator)
+    assert_exported(tmp_path, "torch", case)
 
 
 def test_exported_tokenizers_have_a_class_of_transformers_4(tmp_path: Path) -> None:

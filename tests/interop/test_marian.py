@@ -28,27 +28,21 @@ from tests.interop.foreign import (
 )
 from tests.interop.restatement import assert_restated
 from tests.interop.two_vocabularies import write_separate_opus_folder
-from tests.model_helpers import TYING_MODES, assert_near, tiny_model, translation_batch
+from tests.model_helpers import TYING_MODES, assert_near, tiny_model, translation_batch, tying
 from tests.paper import paper_position
 
 PEER = f"`MarianMTModel`, {installed('transformers')}"
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_split"])
-@pytest.mark.parametrize("fields", [{}, {"d_model": 33, "encoder_attention_heads": 3, "decoder_attention_heads": 11}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"d_model": 33, "encoder_attention_heads": 3, "decoder_attention_heads": 11, "activation_function": "swish"}],
+)
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 @torch.no_grad()
 def test_marian_export_gives_our_logits(share: bool, tie: bool, fields: dict, positions: str) -> None:
-    own = {} if share else {"decoder_vocab_size": 31}
-    ours = tiny_model(
-        share_encoder_decoder_embeddings=share,
-        tie_word_embeddings=tie,
-        position_encoding_type=positions,
-        lm_head_bias=True,
-        activation_function="swish",
-        **own,
-        **fields,
-    )
+    ours = tiny_model(**tying(share, tie, position_encoding_type=positions, lm_head_bias=True, **fields))
     marian = to_marian(ours)
     batch = translation_batch([7, 3, 5], [4, 6, 2], vocab_size=31)
     target = ours.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
@@ -189,12 +183,9 @@ def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
     tensors["model.shared.weight"] = tensors["lm_head.weight"].clone()
     save_file(tensors, tmp_path / "tc" / "model.safetensors")
     found = from_marian(tmp_path / "tc")
-    assert "model.encoder.embed_tokens.weight and model.decoder.embed_tokens.weight, which differ" in "; ".join(
-        found.notes
-    )
-    assert "model.decoder.embed_tokens.weight and lm_head.weight, which differ: each is used as it is" in "; ".join(
-        found.notes
-    )
+    notes = "; ".join(found.notes)
+    assert "model.encoder.embed_tokens.weight and model.decoder.embed_tokens.weight, which differ" in notes
+    assert "model.decoder.embed_tokens.weight and lm_head.weight, which differ: each is used as it is" in notes
     assert not found.model.config.share_encoder_decoder_embeddings and not found.model.config.tie_word_embeddings
 
     def position(index: int, _: str) -> np.ndarray:
@@ -223,14 +214,7 @@ def test_marian_folder_with_separate_vocabularies(tmp_path: Path, record_propert
 def test_marian_export_and_conversion_are_inverse() -> None:
     # here every tying mode
     for share, tie in TYING_MODES:
-        own = {} if share else {"decoder_vocab_size": 31}
-        ours = tiny_model(
-            share_encoder_decoder_embeddings=share,
-            tie_word_embeddings=tie,
-            position_encoding_type="sinusoidal_split",
-            lm_head_bias=True,
-            **own,
-        )
+        ours = tiny_model(**tying(share, tie, position_encoding_type="sinusoidal_split", lm_head_bias=True))
         with TemporaryDirectory() as folder:
             to_marian(ours).save_pretrained(folder)
             back = from_marian(folder).model

@@ -12,9 +12,7 @@ from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.exports import (
     CASES,
     LINES,
-    assert_finite_logits,
-    assert_same_logits,
-    assert_same_tokens,
+    assert_exported,
     require_onnx,
     write_model,
 )
@@ -27,12 +25,7 @@ pytestmark = pytest.mark.slow
 def test_onnx_graphs_give_our_logits_and_tokens(case: str, tmp_path: Path) -> None:
     from onnx import checker
 
-    model = write_model(tmp_path / "model", **CASES[case])
-    export("onnx", tmp_path / "model", tmp_path / "out")
-    translator = Translator(tmp_path / "out")
-    assert_same_logits(translator, model)
-    assert_same_tokens(translator, model)
-    assert_finite_logits(translator)
+    model = assert_exported(tmp_path, "onnx", case)
     for name in ("encoder", "decoder"):
         checker.check_model(str(tmp_path / "out" / f"{name}.onnx"))
     assert_matrices_are_stored_once(tmp_path / "out", model)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.torch_transformer import from_torch
+from tests.interop.checkpoints import attention_names, random_weights, restatement
 from tests.interop.checkpoints.torch_transformer import PEER, PYTORCH_TUTORIAL, SIZES, AroundTorch
 from tests.interop.foreign import Record, assert_same_logits, converted
-from tests.interop.restatement import Restatement, assert_restated
+from tests.interop.restatement import assert_restated
 from tests.model_helpers import randomise
 
 TREVETT = "NumPy restatement of pytorch-seq2seq, tutorial 6"
@@ -146,60 +147,30 @@ def test_torch_surplus_weights_are_refused_or_named() -> None:
         from_torch({"teacher": weights, "student": dict(weights)}, 4)
 
 
-def trevett_weights() -> dict[str, np.ndarray]:
-    """pytorch-seq2seq, tutorial 6: its modules' names; positions are learned."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for stack, size in (("encoder", 23), ("decoder", 29)):
-        shapes[f"{stack}.tok_embedding.weight"], shapes[f"{stack}.pos_embedding.weight"] = (size, 12), (15, 12)
-        attentions = ["self_attention"] + ["encoder_attention"] * (stack == "decoder")
-        norms = ["self_attn_layer_norm", "ff_layer_norm"] + ["enc_attn_layer_norm"] * (stack == "decoder")
-        for i in range(2):
-            layer = f"{stack}.layers.{i}"
-            linear = {f"{layer}.{a}.fc_{part}": (12, 12) for a in attentions for part in "qkvo"}
-            linear[f"{layer}.positionwise_feedforward.fc_1"] = (20, 12)
-            linear[f"{layer}.positionwise_feedforward.fc_2"] = (12, 20)
-            shapes |= with_biases(linear) | {
-                f"{layer}.{n}.{part}": (12,) for n in norms for part in ("weight", "bias")
-            }
-    return drawn(shapes | with_biases({"decoder.fc_out": (29, 12)}))
-
-
-def with_biases(linear: dict[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
-    weights = {f"{name}.weight": shape for name, shape in linear.items()}
-    return weights | {f"{name}.bias": shape[:1] for name, shape in linear.items()}
-
-
-def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(0)
-    return {name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
+# pytorch-seq2seq, tutorial 6. Its positions are learned.
+TREVETT_NAMES = {
+    **{stack: f"{stack}.layers" for stack in ("encoder", "decoder")},
+    **attention_names(
+        {"self": "self_attention.", "cross": "encoder_attention."}, {part: f"fc_{part}" for part in "qkvo"}
+    ),
+    **{"self.norm": "self_attn_layer_norm", "cross.norm": "enc_attn_layer_norm", "ffn.norm": "ff_layer_norm"},
+    **{"ffn.1": "positionwise_feedforward.fc_1", "ffn.2": "positionwise_feedforward.fc_2", "output": "decoder.fc_out"},
+}
 
 
 def test_torch_trevett_tutorial_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
-    weights = trevett_weights()
-    attention = {"self": "self_attention", "cross": "encoder_attention"}
-    norm = {"self": "self_attn_layer_norm", "cross": "enc_attn_layer_norm", "ffn": "ff_layer_norm"}
-
-    def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
-        if name == "output":
-            theirs = "decoder.fc_out"
-        else:
-            stack, layer, kind, part = name.split(".")
-            if part == "norm":
-                theirs = f"{stack}.layers.{layer}.{norm[kind]}"
-                return weights[f"{theirs}.weight"], weights[f"{theirs}.bias"]
-            module = "positionwise_feedforward" if kind == "ffn" else attention[kind]
-            theirs = f"{stack}.layers.{layer}.{module}.fc_{part}"
-        return weights[f"{theirs}.weight"].T.astype(float), weights[f"{theirs}.bias"]
-
+    others: dict[str, tuple[int, ...]] = {"decoder.fc_out.weight": (29, 12), "decoder.fc_out.bias": (29,)}
+    for stack, size in (("encoder", 23), ("decoder", 29)):
+        others |= {f"{stack}.tok_embedding.weight": (size, 12), f"{stack}.pos_embedding.weight": (15, 12)}
+    weights = random_weights(TREVETT_NAMES, others, layers=(2, 2))
     stacks = {"source": "encoder", "target": "decoder"}
-    theirs = Restatement(
-        pair,
-        embedding=lambda side: weights[f"{stacks[side]}.tok_embedding.weight"].astype(float),
-        position=lambda index, side: weights[f"{stacks[side]}.pos_embedding.weight"][index],
-        layers=(2, 2),
-        heads=3,
-    )
-    torch.save({name: torch.from_numpy(weight) for name, weight in weights.items()}, tmp_path / "tut6-model.pt")
+
+    def position(index: int, side: str) -> np.ndarray:
+        return weights[f"{stacks[side]}.pos_embedding.weight"][index].double().numpy()
+
+    embeddings = {side: f"{stack}.tok_embedding" for side, stack in stacks.items()}
+    theirs = restatement(TREVETT_NAMES, weights, embeddings, position, layers=(2, 2))
+    torch.save(weights, tmp_path / "tut6-model.pt")
     ours, _, _ = converted("torch", tmp_path / "tut6-model.pt", tmp_path / "ours", heads=3)
     record_property("logits", (TREVETT, assert_restated(ours, theirs)))
 

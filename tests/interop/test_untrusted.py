@@ -79,74 +79,69 @@ class Format:
             torch.save(whole, path)
 
 
-def write_marian(folder: Path) -> tuple[Path, Path]:
-    write_opus_folder(folder)
-    return folder, folder / "model.safetensors"
+def saved_model(folder: Path, file: str, save: Callable[[Path], object]) -> tuple[Path, Path]:
+    """A checkpoint that is one file."""
+    save(folder / file)
+    return folder / file, folder / file
 
 
-def write_fsmt(folder: Path) -> tuple[Path, Path]:
-    write_fsmt_folder(folder)
-    return folder, folder / "model.safetensors"
+def saved_folder(folder: Path, file: str, save: Callable[[Path], object]) -> tuple[Path, Path]:
+    save(folder)
+    return folder, folder / file
 
 
-def write_state_dict(folder: Path) -> tuple[Path, Path]:
-    model = randomise(torch_transformer.AroundTorch(torch_transformer.PYTORCH_TUTORIAL))
-    torch.save(model.state_dict(), folder / "model.pt")
-    return folder / "model.pt", folder / "model.pt"
+def save_state_dict(path: Path) -> None:
+    torch.save(randomise(torch_transformer.AroundTorch(torch_transformer.PYTORCH_TUTORIAL)).state_dict(), path)
 
 
-def write_fairseq(folder: Path) -> tuple[Path, Path]:
-    fairseq.save(folder / "model.pt", fairseq.weights(23, 29))
-    return folder / "model.pt", folder / "model.pt"
+def save_joeynmt(folder: Path) -> None:
+    joeynmt.save(folder, joeynmt.weights((7, 6)), (joeynmt.named(3, "a"), joeynmt.named(2, "b")))
 
 
-def write_npz(folder: Path) -> tuple[Path, Path]:
-    marian_npz.save(folder / "model.npz", marian_npz.weights((23, 23)))
-    return folder / "model.npz", folder / "model.npz"
-
-
-def write_joeynmt(folder: Path) -> tuple[Path, Path]:
-    tokens = joeynmt.named(3, "a"), joeynmt.named(2, "b")
-    joeynmt.save(folder, joeynmt.weights((7, 6)), tokens)
-    return folder, folder / "best.ckpt"
-
-
-def write_m2m100(folder: Path) -> tuple[Path, Path]:
-    write_m2m100_folder(folder / "m2m", tokenizer=False)
-    return folder / "m2m", folder / "m2m" / "model.safetensors"
-
-
-def write_opennmt(folder: Path) -> tuple[Path, Path]:
-    opennmt.save(folder / "model.pt", *opennmt.weights((9, 8)))
-    return folder / "model.pt", folder / "model.pt"
-
-
-def write_eole(folder: Path) -> tuple[Path, Path]:
-    eole.save(folder, eole.weights())
-    return folder, folder / "model.00.safetensors"
-
-
+SAFETENSORS, FFN = "model.safetensors", "model.encoder.layers.0.fc1.weight"
 CASES = {
-    "marian": Format(write_marian, "model.shared.weight", "model.encoder.layers.0.fc1.weight"),
-    "fsmt": Format(write_fsmt, "model.encoder.embed_tokens.weight", "model.encoder.layers.0.fc1.weight"),
-    "m2m100": Format(write_m2m100, "model.shared.weight", "model.encoder.layers.0.fc1.weight"),
+    "marian": Format(lambda to: saved_folder(to, SAFETENSORS, write_opus_folder), "model.shared.weight", FFN),
+    "fsmt": Format(
+        lambda to: saved_folder(to, SAFETENSORS, write_fsmt_folder), "model.encoder.embed_tokens.weight", FFN
+    ),
+    "m2m100": Format(
+        lambda to: saved_folder(to / "m2m", SAFETENSORS, lambda folder: write_m2m100_folder(folder, tokenizer=False)),
+        "model.shared.weight",
+        FFN,
+    ),
     "opennmt": Format(
-        write_opennmt,
+        lambda to: saved_model(to, "model.pt", lambda path: opennmt.save(path, *opennmt.weights((9, 8)))),
         "encoder.embeddings.make_embedding.emb_luts.0.weight",
         "encoder.transformer.0.feed_forward.w_1.weight",
         "model",
     ),
-    "eole": Format(write_eole, "src_emb.embeddings.weight", "encoder.transformer_layers.0.mlp.gate_up_proj.weight"),
+    "eole": Format(
+        lambda to: saved_folder(to, "model.00.safetensors", lambda folder: eole.save(folder, eole.weights())),
+        "src_emb.embeddings.weight",
+        "encoder.transformer_layers.0.mlp.gate_up_proj.weight",
+    ),
     "torch": Format(
-        write_state_dict,
+        lambda to: saved_model(to, "model.pt", save_state_dict),
         "src_tok_emb.embedding.weight",
         "transformer.encoder.layers.0.linear1.weight",
         options={"heads": 4},
     ),
-    "fairseq": Format(write_fairseq, "encoder.embed_tokens.weight", "encoder.layers.0.fc1.weight", "model"),
-    "marian-npz": Format(write_npz, "Wemb", "encoder_l1_ffn_W1"),
+    "fairseq": Format(
+        lambda to: saved_model(to, "model.pt", lambda path: fairseq.save(path, fairseq.weights(23, 29))),
+        "encoder.embed_tokens.weight",
+        "encoder.layers.0.fc1.weight",
+        "model",
+    ),
+    "marian-npz": Format(
+        lambda to: saved_model(to, "model.npz", lambda path: marian_npz.save(path, marian_npz.weights((23, 23)))),
+        "Wemb",
+        "encoder_l1_ffn_W1",
+    ),
     "joeynmt": Format(
-        write_joeynmt, "src_embed.lut.weight", "encoder.layers.0.feed_forward.pwff_layer.0.weight", "model_state"
+        lambda to: saved_folder(to, "best.ckpt", save_joeynmt),
+        "src_embed.lut.weight",
+        "encoder.layers.0.feed_forward.pwff_layer.0.weight",
+        "model_state",
     ),
 }
 
@@ -219,26 +214,6 @@ def test_untrusted_missing_files(copied: tuple[str, Path, Path], assert_refused:
     assert_refused(name, source)
 
 
-def missing(tensors: Tensors, case: Format) -> None:
-    del tensors[case.linear]
-
-
-def surplus(tensors: Tensors, case: Format) -> None:
-    tensors["encoder.layers.0.adapter.weight"] = torch.ones(3)
-
-
-def transposed(tensors: Tensors, case: Format) -> None:
-    tensors[case.linear] = tensors[case.linear].T.contiguous()
-
-
-def narrower(tensors: Tensors, case: Format) -> None:
-    tensors[case.embedding] = tensors[case.embedding][:, :-1].contiguous()
-
-
-def flat(tensors: Tensors, case: Format) -> None:
-    tensors[case.embedding] = tensors[case.embedding].flatten()
-
-
 def not_finite(tensors: Tensors, case: Format) -> None:
     tensors[case.linear][0, 0] = float("nan")
 
@@ -248,12 +223,23 @@ def quantised(tensors: Tensors, case: Format) -> None:
         tensors[name] = (100 * tensor).to(torch.int8)
 
 
-@pytest.mark.parametrize("change", [missing, surplus, transposed, narrower, flat, not_finite, quantised])
+CHANGES: dict[str, Callable[[Tensors, Format], object]] = {
+    "missing": lambda tensors, case: tensors.pop(case.linear),
+    "surplus": lambda tensors, case: tensors.update({"encoder.layers.0.adapter.weight": torch.ones(3)}),
+    "transposed": lambda tensors, case: tensors.update({case.linear: tensors[case.linear].T.contiguous()}),
+    "narrower": lambda tensors, case: tensors.update({case.embedding: tensors[case.embedding][:, :-1].contiguous()}),
+    "flat": lambda tensors, case: tensors.update({case.embedding: tensors[case.embedding].flatten()}),
+    "not finite": not_finite,
+    "quantised": quantised,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_untrusted_tensors_that_do_not_fit(
-    copied: tuple[str, Path, Path], change: Callable, assert_refused: Refused
+    copied: tuple[str, Path, Path], change: str, assert_refused: Refused
 ) -> None:
     name, source, weights = copied
-    CASES[name].change(weights, lambda tensors: change(tensors, CASES[name]))
+    CASES[name].change(weights, lambda tensors: CHANGES[change](tensors, CASES[name]))
     assert_refused(name, source)
 
 

@@ -4,11 +4,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tests.interop.checkpoints import FFN, HEADS, LAYERS, D
+from tests.interop.checkpoints import FFN, HEADS, D, attention_names, random_weights, restatement
 from tests.interop.restatement import Restatement
 from tests.paper import fairseq_position
 
@@ -34,25 +33,21 @@ OPTIONS = {
     "no_scale_embedding": False,
 }
 
+NAMES = {
+    **{stack: f"{stack}.layers" for stack in ("encoder", "decoder")},
+    **attention_names(
+        {"self": "self_attn.", "cross": "encoder_attn."},
+        {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"},
+    ),
+    **{"self.norm": "self_attn_layer_norm", "cross.norm": "encoder_attn_layer_norm", "ffn.norm": "final_layer_norm"},
+    **{"ffn.1": "fc1", "ffn.2": "fc2", "norm": "layer_norm", "output": "decoder.output_projection"},
+}
+
 
 def weights(source_size: int, target_size: int, shared: bool = False) -> dict[str, Tensor]:
     """Random weights under fairseq's names, as `TransformerModel.state_dict()` of version 0.12 has them."""
-    shapes: dict[str, tuple[int, ...]] = {"encoder.embed_tokens.weight": (source_size, D)}
-    shapes["decoder.embed_tokens.weight"] = (target_size, D)
-    shapes["decoder.output_projection.weight"] = (target_size, D)
-    for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
-        attentions = ["self_attn"] + ["encoder_attn"] * (stack == "decoder")
-        for layer in (f"{stack}.layers.{i}" for i in range(depth)):
-            for attention in attentions:
-                for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                    shapes[f"{layer}.{attention}.{projection}.weight"] = (D, D)
-                    shapes[f"{layer}.{attention}.{projection}.bias"] = (D,)
-            shapes[f"{layer}.fc1.weight"], shapes[f"{layer}.fc1.bias"] = (FFN, D), (FFN,)
-            shapes[f"{layer}.fc2.weight"], shapes[f"{layer}.fc2.bias"] = (D, FFN), (D,)
-            for norm in [f"{attention}_layer_norm" for attention in attentions] + ["final_layer_norm"]:
-                shapes[f"{layer}.{norm}.weight"] = shapes[f"{layer}.{norm}.bias"] = (D,)
-    generator = torch.Generator().manual_seed(3)
-    drawn = {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()}
+    others = {"encoder.embed_tokens.weight": (source_size, D), "decoder.embed_tokens.weight": (target_size, D)}
+    drawn = random_weights(NAMES, others | {"decoder.output_projection.weight": (target_size, D)})
     if shared:
         for name in ("decoder.embed_tokens.weight", "decoder.output_projection.weight"):
             drawn[name] = drawn["encoder.embed_tokens.weight"]
@@ -81,33 +76,10 @@ def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool = Fals
 
 
 def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True, **settings: Any) -> Restatement:
-    arrays = {name: tensor.double().numpy() for name, tensor in model.items()}
-    attention = {"self": "self_attn", "cross": "encoder_attn"}
-
-    def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
-        if name == "output":
-            return arrays["decoder.output_projection.weight"].T, np.zeros(1)
-        if name.endswith("coder.norm"):
-            return arrays[name.replace("norm", "layer_norm.weight")], arrays[name.replace("norm", "layer_norm.bias")]
-        stack, layer, kind, part = name.split(".")
-        theirs = f"{stack}.layers.{layer}."
-        if part == "norm":
-            theirs += "final_layer_norm" if kind == "ffn" else f"{attention[kind]}_layer_norm"
-            return arrays[f"{theirs}.weight"], arrays[f"{theirs}.bias"]
-        theirs += f"fc{part}" if kind == "ffn" else f"{attention[kind]}.{'out' if part == 'o' else part}_proj"
-        return arrays[f"{theirs}.weight"].T, arrays[f"{theirs}.bias"]
-
-    stacks = {"source": "encoder", "target": "decoder"}
-    return Restatement(
-        pair,
-        embedding=lambda side: arrays[f"{stacks[side]}.embed_tokens.weight"],
-        # positions count from the padding's id, which is 1
-        position=position or (lambda index, _: fairseq_position(index + 2, D)),
-        layers=LAYERS,
-        heads=HEADS,
-        scale=scale,
-        **settings,
-    )
+    embeddings = {"source": "encoder.embed_tokens", "target": "decoder.embed_tokens"}
+    # positions count from the padding's id, which is 1
+    position = position or (lambda index, _: fairseq_position(index + 2, D))
+    return restatement(NAMES, model, embeddings, position, scale=scale, **settings)
 
 
 def with_final_norms(model: dict[str, Tensor]) -> dict[str, Tensor]:

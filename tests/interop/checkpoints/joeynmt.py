@@ -8,31 +8,29 @@ import torch
 import yaml
 from torch import Tensor
 
-from tests.interop.checkpoints import FFN, HEADS, LAYERS, D
+from tests.interop.checkpoints import FFN, HEADS, D, attention_names, random_weights, restatement
 from tests.interop.restatement import Restatement
 from tests.paper import paper_position
 
 PEER = "NumPy restatement of JoeyNMT 2.3 and 1.5"
 SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
 
+NAMES = {
+    **{stack: f"{stack}.layers" for stack in ("encoder", "decoder")},
+    **attention_names(
+        {"encoder.self": "src_src_att.", "decoder.self": "trg_trg_att.", "decoder.cross": "src_trg_att."},
+        {"q": "q_layer", "k": "k_layer", "v": "v_layer", "o": "output_layer"},
+    ),
+    **{"encoder.self.norm": "layer_norm", "decoder.self.norm": "x_layer_norm", "cross.norm": "dec_layer_norm"},
+    **{"ffn.1": "feed_forward.pwff_layer.0", "ffn.2": "feed_forward.pwff_layer.3"},
+    **{"ffn.norm": "feed_forward.layer_norm", "norm": "layer_norm", "output": "decoder.output_layer"},
+}
+
 
 def weights(sizes: tuple[int, int], tied: bool = False) -> dict[str, Tensor]:
     """Random weights under JoeyNMT's names (2.3)."""
-    shapes: dict[str, tuple[int, ...]] = {"src_embed.lut.weight": (sizes[0], D), "trg_embed.lut.weight": (sizes[1], D)}
-    shapes["decoder.output_layer.weight"] = (sizes[1], D)
-    for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
-        attentions = ["src_src_att"] if stack == "encoder" else ["trg_trg_att", "src_trg_att"]
-        norms = ["layer_norm"] if stack == "encoder" else ["x_layer_norm", "dec_layer_norm"]
-        for layer in (f"{stack}.layers.{i}" for i in range(depth)):
-            linear = {f"{layer}.{a}.{part}_layer": (D, D) for a in attentions for part in ("q", "k", "v", "output")}
-            linear[f"{layer}.feed_forward.pwff_layer.0"] = (FFN, D)
-            linear[f"{layer}.feed_forward.pwff_layer.3"] = (D, FFN)
-            for name, shape in linear.items():
-                shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-            for norm in [*norms, "feed_forward.layer_norm"]:
-                shapes |= {f"{layer}.{norm}.{part}": (D,) for part in ("weight", "bias")}
-    generator = torch.Generator().manual_seed(6)
-    drawn = {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()}
+    others = {"src_embed.lut.weight": (sizes[0], D), "trg_embed.lut.weight": (sizes[1], D)}
+    drawn = random_weights(NAMES, others | {"decoder.output_layer.weight": (sizes[1], D)})
     if tied:
         drawn["trg_embed.lut.weight"] = drawn["decoder.output_layer.weight"] = drawn["src_embed.lut.weight"]
     table = torch.tensor(np.stack([paper_position(i, D) for i in range(50)])).float()[None]  # (1, P, D)
@@ -72,44 +70,8 @@ def save(
 
 
 def restated(model: dict[str, Tensor], **settings: Any) -> Restatement:
-    arrays = {name: tensor.double().numpy() for name, tensor in model.items()}
-    attention = {
-        ("encoder", "self"): "src_src_att",
-        ("decoder", "self"): "trg_trg_att",
-        ("decoder", "cross"): "src_trg_att",
-    }
-    norm = {
-        ("encoder", "self"): "layer_norm",
-        ("decoder", "self"): "x_layer_norm",
-        ("decoder", "cross"): "dec_layer_norm",
-    }
-
-    def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
-        if name == "output":
-            return arrays["decoder.output_layer.weight"].T, np.zeros(1)
-        if name.endswith("coder.norm"):
-            return arrays[name.replace("norm", "layer_norm.weight")], arrays[name.replace("norm", "layer_norm.bias")]
-        stack, layer, kind, part = name.split(".")
-        theirs = f"{stack}.layers.{layer}."
-        if part == "norm":
-            theirs += "feed_forward.layer_norm" if kind == "ffn" else norm[stack, kind]
-            return arrays[f"{theirs}.weight"], arrays[f"{theirs}.bias"]
-        if kind == "ffn":
-            theirs += f"feed_forward.pwff_layer.{0 if part == '1' else 3}"
-        else:
-            theirs += f"{attention[stack, kind]}.{'output' if part == 'o' else part}_layer"
-        return arrays[f"{theirs}.weight"].T, arrays[f"{theirs}.bias"]
-
-    sides = {"source": "src", "target": "trg"}
-    return Restatement(
-        pair,
-        embedding=lambda side: arrays[f"{sides[side]}_embed.lut.weight"],
-        position=lambda index, _: paper_position(index, D),
-        layers=LAYERS,
-        heads=HEADS,
-        eps=1e-6,
-        **settings,
-    )
+    embeddings = {"source": "src_embed.lut", "target": "trg_embed.lut"}
+    return restatement(NAMES, model, embeddings, lambda index, _: paper_position(index, D), eps=1e-6, **settings)
 
 
 def named(count: int, letter: str) -> list[str]:

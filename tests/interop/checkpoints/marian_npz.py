@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tests.interop.checkpoints import FFN, HEADS, LAYERS, D
+from tests.interop.checkpoints import HEADS, LAYERS, D, pair_shapes
 from tests.interop.restatement import Restatement
 
 PEER = "NumPy restatement of Marian 1.12"
@@ -36,6 +36,19 @@ OPTIONS = {
 }
 
 
+def array_names(name: str) -> tuple[str, str]:
+    """Marian's names of a pair."""
+    if name.endswith("coder.norm"):
+        stack = name.removesuffix(".norm")
+        return f"{stack}_top_ln_scale", f"{stack}_top_ln_bias"
+    stack, layer, kind, part = name.split(".")
+    theirs = f"{stack}_l{int(layer) + 1}_{'context' if kind == 'cross' else kind}"
+    if part == "norm":
+        theirs += "_ffn_ln" if kind == "ffn" else "_Wo_ln"
+        return f"{theirs}_scale", f"{theirs}_bias"
+    return f"{theirs}_W{part}", f"{theirs}_b{part}"
+
+
 def weights(sizes: tuple[int, int], tying: str = "all") -> dict[str, np.ndarray]:
     """Random weights under Marian's names. `tying`: its option, "all", "src" (and not the output) or "none"."""
     shapes: dict[str, tuple[int, ...]] = {"decoder_ff_logit_out_b": (1, sizes[1])}
@@ -46,17 +59,9 @@ def weights(sizes: tuple[int, int], tying: str = "all") -> dict[str, np.ndarray]
         shapes["Wemb"] = (sizes[0], D)
         if tying == "src":  # an old model, with its output matrix transposed
             shapes["decoder_ff_logit_out_W"] = (D, sizes[1])
-    for stack, depth in zip(("encoder", "decoder"), LAYERS, strict=True):
-        for layer in (f"{stack}_l{number}" for number in range(1, depth + 1)):
-            for attention in ["self"] + ["context"] * (stack == "decoder"):
-                for letter in "qkvo":
-                    shapes[f"{layer}_{attention}_W{letter}"] = (D, D)
-                    shapes[f"{layer}_{attention}_b{letter}"] = (1, D)
-                for part in ("scale", "bias"):
-                    shapes[f"{layer}_{attention}_Wo_ln_{part}"] = (1, D)
-            shapes |= {f"{layer}_ffn_W1": (D, FFN), f"{layer}_ffn_b1": (1, FFN)}
-            shapes |= {f"{layer}_ffn_W2": (FFN, D), f"{layer}_ffn_b2": (1, D)}
-            shapes |= {f"{layer}_ffn_ffn_ln_{part}": (1, D) for part in ("scale", "bias")}
+    for name, shape in pair_shapes().items():
+        matrix, bias = array_names(name)
+        shapes |= {matrix: shape[::-1] if len(shape) == 2 else (1, D), bias: (1, shape[0])}
     generator = np.random.default_rng(4)
     return {name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
 
@@ -83,24 +88,16 @@ def marian_position(index: int, _: str = "") -> np.ndarray:
 
 def restated(arrays: dict[str, np.ndarray], **changes: Any) -> Restatement:
     numbers = {name: array.astype(float) for name, array in arrays.items()}
-    attention = {"self": "self", "cross": "context"}
 
     def pair(name: str) -> tuple[np.ndarray, np.ndarray]:
         if name == "output":
             tied = numbers.get("Wemb", numbers.get("decoder_ff_logit_out_Wt"))
             matrix = numbers.get("decoder_ff_logit_out_W", None if tied is None else tied.T)
             return matrix, numbers["decoder_ff_logit_out_b"]
-        if name.endswith("coder.norm"):
-            stack = name.removesuffix(".norm")
-            return numbers[f"{stack}_top_ln_scale"], numbers[f"{stack}_top_ln_bias"]
-        stack, layer, kind, part = name.split(".")
-        theirs = f"{stack}_l{int(layer) + 1}_"
-        theirs += "ffn" if kind == "ffn" else attention[kind]
-        if part == "norm":
-            theirs += "_ffn_ln" if kind == "ffn" else "_Wo_ln"
-            pre = "_pre" if f"{theirs}_scale_pre" in numbers else ""
-            return numbers[f"{theirs}_scale{pre}"], numbers[f"{theirs}_bias{pre}"]
-        return numbers[f"{theirs}_W{part}"], numbers[f"{theirs}_b{part}"]
+        names = array_names(name)
+        if f"{names[0]}_pre" in numbers:
+            names = f"{names[0]}_pre", f"{names[1]}_pre"
+        return numbers[names[0]], numbers[names[1]]
 
     stacks = {"source": "encoder", "target": "decoder"}
     theirs = Restatement(
