@@ -1,13 +1,18 @@
 """Tiny models, batches and comparisons that the tests of the model share."""
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
+from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 
 PAD, EOS, START = 1, 2, 0
+SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
 FIRST_WORD = 4
 
 # share_encoder_decoder_embeddings, tie_word_embeddings
@@ -52,6 +57,45 @@ def tiny_model(seed: int = 0, **fields: Any) -> VanillaTransformerForConditional
     config = tiny_config(**fields)
     config._attn_implementation = attention
     return randomise(VanillaTransformerForConditionalGeneration(config), seed).eval()
+
+
+def save_model(
+    folder: Path,
+    source: list[str],
+    target: list[str] | None = None,
+    vocab_size: int = 320,
+    seed: int = 0,
+    **fields: Any,
+) -> Path:
+    """Save a tiny translator in evaluation mode with a tokenizer of these texts, or one for each language."""
+    tokenizers = [train_tokenizer(texts, vocab_size) for texts in (source, target) if texts is not None]
+    fields["vocab_size"] = len(tokenizers[0])
+    if target is not None:
+        fields |= {"decoder_vocab_size": len(tokenizers[1]), "share_encoder_decoder_embeddings": False}
+    tiny_model(seed, **fields).save_pretrained(folder)
+    save_tokenizers(folder, *tokenizers)
+    return folder
+
+
+def tiny_marian(vocab_size: int) -> MarianMTModel:
+    """transformers' own translator with one layer, for code that must also work with other models."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    ids = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD, "forced_eos_token_id": None}
+    return MarianMTModel(MarianConfig(vocab_size=vocab_size, **sizes, **heads, **ids)).eval()
+
+
+def word_tokenizer(words: list[str], split: Any = None, **special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token for each word, numbered in their order; `<unk>` must be one of them."""
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = split or pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
+
+
+def tying(share: bool, tie: bool, **fields: Any) -> dict[str, Any]:
+    """A tying mode; where nothing forbids it, the target vocabulary is smaller than the source's."""
+    own = {} if share else {"decoder_vocab_size": 31}
+    return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie, **own, **fields}
 
 
 def randomise(model: Module, seed: int = 0) -> Module:

@@ -2,6 +2,7 @@
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
     PreTrainedConfig,
+    Trainer,
+    TrainingArguments,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -24,7 +27,8 @@ from hf_vanilla_transformer import (
     VanillaTransformerForSequenceClassification,
     VanillaTransformerModel,
 )
-from tests.model_helpers import PAD, assert_near, padded, randomise, sentences, tiny_config, tiny_model
+from tests.model_helpers import FIRST_WORD, PAD, assert_near, padded, randomise, sentences, tiny_config, tiny_model
+from tests.trainer_helpers import QUIET
 
 AUTO_CLASSES = {
     AutoModel: VanillaTransformerModel,
@@ -172,3 +176,36 @@ def test_classification_losses_match_their_definitions() -> None:
     wanted = torch.tensor([0.5, -1.0])
     output = regression(ids, labels=wanted)
     assert output.loss.item() == pytest.approx(((output.logits[:, 0] - wanted) ** 2).mean().item(), rel=1e-5)
+
+
+def marked_sentences(count: int, seed: int) -> list[dict[str, Any]]:
+    """Sentences of 3 to 9 tokens; the class is whether a certain token is among them."""
+    rows, sign = [], FIRST_WORD + 1
+    lengths = torch.randint(3, 10, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    for index, ids in enumerate(sentences(lengths, seed=seed)):
+        ids = [token if token != sign else token + 1 for token in ids]
+        if index % 2:
+            ids[(index // 2) % (len(ids) - 1)] = sign
+        rows.append({"input_ids": ids + [PAD] * (10 - len(ids)), "labels": index % 2})
+    return rows
+
+
+def test_pretrained_encoder_learns_to_classify_with_the_trainer_of_transformers(tmp_path: Path) -> None:
+    tiny_model(final_layer_norm=True, lm_head_bias=True).save_pretrained(tmp_path / "translator")
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "translator", num_labels=2)
+    settings = {**QUIET, "max_steps": 80, "per_device_train_batch_size": 16, "learning_rate": 3e-3, "seed": 3}
+    trainer = Trainer(
+        model=classifier,
+        args=TrainingArguments(str(tmp_path / "out"), **settings),
+        train_dataset=marked_sentences(400, seed=1),
+        eval_dataset=marked_sentences(100, seed=2),
+        compute_metrics=lambda each: {"accuracy": float((each.predictions.argmax(-1) == each.label_ids).mean())},
+    )
+    before = trainer.evaluate()["eval_accuracy"]
+    trainer.train()
+    assert before < 0.7 and trainer.evaluate()["eval_accuracy"] >= 0.95
+    trainer.save_model(str(tmp_path / "classifier"))
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "classifier").eval()
+    ids = torch.tensor([row["input_ids"] for row in trainer.eval_dataset[:5]])
+    with torch.no_grad():
+        assert again(ids).logits.equal(classifier.eval()(ids).logits)

@@ -474,26 +474,18 @@ def test_ensemble_refuses_other_vocabularies() -> None:
         EnsembleEngine(varied_model(), [tiny_model(vocab_size=30)])
 
 
-def test_ensemble_refuses_the_loops_of_transformers() -> None:
-    model = varied_model()
-    with (
-        ensemble(model, varied_model(1)),
-        pytest.raises(ValueError, match="ensemble: .* do_sample"),
-    ):
-        model.generate(**source([3]), do_sample=True)
-
-
-@pytest.mark.parametrize("kind", ["encoder_outputs", "inputs_embeds"])
-def test_ensemble_with_encoded_source_is_refused(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["do_sample", "encoder_outputs", "inputs_embeds"])
+def test_ensemble_refuses_sampling_and_encoded_sources(kind: str) -> None:
     model, inputs = varied_model(), source([3])
-    encoded = (
-        model.get_encoder()(**inputs)
-        if kind == "encoder_outputs"
-        else model.get_input_embeddings()(inputs["input_ids"])
-    )
-    refusal = pytest.raises(ValueError, match="ensemble: .*input_ids")
-    with ensemble(model, varied_model(1)), refusal:
-        model.generate(**{kind: encoded}, attention_mask=inputs["attention_mask"])
+    if kind == "do_sample":
+        inputs["do_sample"] = True
+    elif kind == "encoder_outputs":
+        inputs = {kind: model.get_encoder()(**inputs), "attention_mask": inputs["attention_mask"]}
+    else:
+        inputs[kind] = model.get_input_embeddings()(inputs.pop("input_ids"))
+    message = "do_sample" if kind == "do_sample" else "input_ids"
+    with ensemble(model, varied_model(1)), pytest.raises(ValueError, match=f"ensemble: .*{message}"):
+        model.generate(**inputs)
 
 
 REFILLED = {

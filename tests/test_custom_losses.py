@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torch.nn.utils import prune, weight_norm
 from transformers import Seq2SeqTrainer, Trainer
 
-from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from tests import trainer_helpers
 from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
-from tests.trainer_helpers import DESCENT, QUIET, collate, random_pairs
+from tests.trainer_helpers import DESCENT, random_pairs
 
 TEACHER = tiny_model(3)
 
@@ -81,18 +81,8 @@ def token_weights(trainer: Trainer, model: Any, inputs: Any) -> Any:
     return loss + F.cross_entropy(outputs.logits.flatten(0, 1), inputs["labels"].flatten(), weight=weight), outputs
 
 
-LOSSES = [
-    distillation,
-    focal,
-    entropy_bonus,
-    by_index,
-    by_slice,
-    by_get,
-    of_a_dictionary,
-    of_a_tuple,
-    without_labels,
-    token_weights,
-]
+LOSSES = [distillation, focal, entropy_bonus, by_index, by_slice, by_get, of_a_dictionary, of_a_tuple]
+LOSSES += [without_labels, token_weights]
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"gradient_accumulation_steps": 2},
@@ -113,12 +103,8 @@ def trained(base: type, loss: Any, folder: Path, plain_output_layer: bool, **set
     if plain_output_layer:
         # A hook of the output layer makes the model call it.
         model.lm_head.register_forward_hook(lambda module, inputs, output: None)
-    args = VanillaTransformerTrainingArguments(
-        output_dir=str(folder),
-        **{**QUIET, **DESCENT, "learning_rate": 0.1, "max_steps": 2, "per_device_train_batch_size": 3, **settings},
-    )
-    trainer = Custom(model=model, args=args, train_dataset=random_pairs(12), data_collator=collate)
-    trainer.train()
+    settings = DESCENT | {"learning_rate": 0.1, "max_steps": 2, "per_device_train_batch_size": 3} | settings
+    trainer_helpers.trained(folder, random_pairs(12), model, Custom, **settings)
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 

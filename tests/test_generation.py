@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer import generation_vanilla_transformer as generation
-from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from tests.model_helpers import EOS, PAD, START, assert_near, tiny_model
 from tests.search_helpers import AS_DICT, source
 
@@ -148,20 +146,3 @@ def test_labels_do_not_change_the_search(beams: int) -> None:
     assert found.sequences.tolist() == expected.sequences.tolist()
     if beams > 1:  # the paper's score, which transformers' own loop does not know
         assert found.sequences_scores.equal(expected.sequences_scores)
-
-
-def test_trainer_predicts_with_the_search_that_users_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = []
-    original = generation.beam_search
-    monkeypatch.setattr(generation, "beam_search", lambda *args, **kw: searched.append(kw) or original(*args, **kw))
-    model, inputs = tiny_model(tie_word_embeddings=False), source([6, 3])
-    expected = model.generate(**inputs)
-    arguments = Seq2SeqTrainingArguments(
-        tmp_path, predict_with_generate=True, report_to="none", use_cpu=True, disable_tqdm=True
-    )
-    trainer = Seq2SeqTrainer(model, arguments)
-    for _ in range(2):  # after the first batch the trainer has filled in the library's defaults
-        _, found, _ = trainer.prediction_step(model, {**inputs, "labels": torch.full((2, 5), 7)}, False)
-        assert found[:, : expected.shape[1]].tolist() == expected.tolist()
-    assert len(searched) == 3
-    assert {kw["penalty"] for kw in searched} == {LengthPenalty(0.6, "gnmt")}

@@ -14,10 +14,7 @@ from safetensors.torch import load_file, save_file
 from hf_vanilla_transformer import (
     Translator,
     VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTrainer,
-    VanillaTransformerTrainingArguments,
 )
-from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub.model_files import choose_files
 from hf_vanilla_transformer.inference.loading import load_model
@@ -25,8 +22,8 @@ from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.checkpoints import check_model_folder
 from hf_vanilla_transformer.training.fine_tuning import load_base_model
 from hf_vanilla_transformer.training.objectives.distillation import Teacher
-from tests.model_helpers import tiny_config, tiny_model
-from tests.trainer_helpers import QUIET, collate, random_pairs
+from tests.model_helpers import save_model, tiny_config, tiny_model
+from tests.trainer_helpers import random_pairs, trained
 from vanilla_transformer_cli.main import main
 
 WEIGHT = "model.decoder.layers.0.fc1.weight"
@@ -46,11 +43,7 @@ class ScaledTransformer(VanillaTransformerForConditionalGeneration):
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "good"
-    tokenizer = train_tokenizer(["one two three"] * 3, 265)
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
-    save_tokenizers(folder, tokenizer)
-    return folder
+    return save_model(tmp_path_factory.mktemp("models") / "good", ["one two three"] * 3, vocab_size=265)
 
 
 def damaged(good: Path, damage: str) -> Path:
@@ -96,12 +89,8 @@ def teacher(folder: Path, good: Path, scratch: Path) -> None:
 
 def resumed(folder: Path, good: Path, scratch: Path) -> None:
     """Resume from a checkpoint whose weights are those of the folder."""
-    model = tiny_model(vocab_size=265)
-    args = VanillaTransformerTrainingArguments(
-        output_dir=str(scratch / "run"), **{**QUIET, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    )
-    trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=random_pairs(8), data_collator=collate)
-    trainer.train()
+    saving = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = trained(scratch / "run", random_pairs(8), tiny_model(vocab_size=265), **saving)
     checkpoint = scratch / "run" / "checkpoint-2"
     shutil.copy(folder / "model.safetensors", checkpoint / "model.safetensors")
     trainer.train(resume_from_checkpoint=str(checkpoint))

@@ -12,10 +12,8 @@ from hf_vanilla_transformer import (
     TranslationPipeline,
     Translator,
     VanillaTransformerConfig,
-    VanillaTransformerTrainer,
-    VanillaTransformerTrainingArguments,
 )
-from hf_vanilla_transformer.data import load_pairs, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data import load_pairs, train_tokenizer
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import score_translations
@@ -26,8 +24,8 @@ from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.checkpoints import average_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
-from tests.model_helpers import tiny_model
-from tests.trainer_helpers import QUIET, collate, random_pairs
+from tests.model_helpers import save_model, tiny_model
+from tests.trainer_helpers import make_trainer
 from vanilla_transformer_cli.main import SUBCOMMANDS
 
 LONGEST = 300  # characters of a message, without folders and lists of choices
@@ -72,9 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work")
     (folder / "text").write_text("one two\n" * 3, encoding="utf-8")
     (folder / "short").write_text("one two\n", encoding="utf-8")
-    tokenizer = train_tokenizer(["one two"] * 3, 262)
-    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder / "model")
-    save_tokenizers(folder / "model", tokenizer)
+    save_model(folder / "model", ["one two"] * 3, vocab_size=262)
     return folder
 
 
@@ -92,13 +88,6 @@ def test_error_of_a_command_is_one_line_that_names_the_argument(
 
 def test_every_subcommand_has_an_error() -> None:
     assert {line.split()[0] for line, _ in COMMANDS} == SUBCOMMANDS.keys()
-
-
-def trainer(folder: Path, **settings: Any) -> VanillaTransformerTrainer:
-    args = VanillaTransformerTrainingArguments(str(folder / "run"), **{**QUIET, **settings})
-    return VanillaTransformerTrainer(
-        model=tiny_model(), args=args, train_dataset=random_pairs(4), data_collator=collate
-    )
 
 
 def generate(**settings: Any) -> None:
@@ -126,8 +115,8 @@ CALLS: list[tuple[str, Callable[[Path], Any]]] = [
     ("vocab_size", lambda folder: train_tokenizer(["a"], 9)),
     ("none.txt", load_missing_vectors),
     ("hypotheses", lambda folder: score_translations(["a", "b"], ["a"])),
-    ("max_tokens_per_batch", lambda folder: trainer(folder, max_tokens_per_batch=0)),
-    ("simcut_alpha", lambda folder: trainer(folder, simcut_alpha=-1.0)),
+    ("max_tokens_per_batch", lambda folder: make_trainer(folder / "run", max_tokens_per_batch=0)),
+    ("simcut_alpha", lambda folder: make_trainer(folder / "run", simcut_alpha=-1.0)),
     ("max_steps", lambda folder: parse_recipe(["--output_dir", "x", "--max_steps", "many"])),
     ("checkpoint-7", lambda folder: average_weights([folder / "checkpoint-7"], folder / "mean.safetensors")),
     ("none", lambda folder: convert("marian", folder / "none", folder / "out")),

@@ -1,9 +1,7 @@
 """Properties of the model that do not depend on its weights, one by one."""
 
-import copy
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,15 +30,10 @@ from tests.model_helpers import (
     tiny_config,
     tiny_model,
     translation_batch,
+    tying,
 )
 
 BACKENDS = ["eager", "sdpa"]
-
-
-def with_own_vocabulary(share: bool, tie: bool, **fields: Any) -> dict[str, Any]:
-    """A tying mode; where nothing forbids it, the target vocabulary is smaller than the source's."""
-    own = {} if share else {"decoder_vocab_size": 31}
-    return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie, **own, **fields}
 
 
 # Cache and masks
@@ -358,7 +351,7 @@ def test_hidden_states_accept_negative_indices_per_stack() -> None:
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 def test_initialisation_has_documented_scales(share: bool, tie: bool) -> None:
-    fields = with_own_vocabulary(share, tie, vocab_size=300, lm_head_bias=True, position_encoding_type="learned")
+    fields = tying(share, tie, vocab_size=300, lm_head_bias=True, position_encoding_type="learned")
     torch.manual_seed(0)
     model = VanillaTransformerForConditionalGeneration(tiny_config(d_model=64, **fields))
     for name, module in model.named_modules():
@@ -401,7 +394,7 @@ def saved_names(folder: Path) -> set[str]:
 )
 @torch.no_grad()
 def test_save_and_load_keep_the_tied_weights(share: bool, tie: bool, fields: dict, tmp_path: Path) -> None:
-    model = tiny_model(**with_own_vocabulary(share, tie, **fields))
+    model = tiny_model(**tying(share, tie, **fields))
     batch = translation_batch([7, 4], [5, 3], vocab_size=31)
     model.save_pretrained(tmp_path)
     loaded, info = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
@@ -449,22 +442,6 @@ def test_vocab_size_can_be_set_in_from_pretrained(tmp_path: Path) -> None:
     assert VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "again").lm_head.out_features == 50
 
 
-def test_model_copies_stay_tied() -> None:
-    model = tiny_model()
-    other = copy.deepcopy(model)
-    assert other.lm_head.weight is other.model.encoder.embed_tokens.weight is other.model.decoder.embed_tokens.weight
-    assert other.lm_head.weight is not model.lm_head.weight
-
-
-def test_from_pretrained_in_bfloat16(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path)
-    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
-    logits = loaded(input_ids=IDS, decoder_input_ids=IDS).logits
-    assert logits.dtype == torch.bfloat16
-    expected = tiny_model()(input_ids=IDS, decoder_input_ids=IDS).logits
-    assert (logits.float() - expected).abs().max().item() < 0.2
-
-
 def test_encoder_model_does_not_modify_its_configuration() -> None:
     config = tiny_config()
     before = config.to_dict()
@@ -497,33 +474,23 @@ def check_resized(model: VanillaTransformerForConditionalGeneration, source: int
     assert loaded(**batch).logits.equal(model(**batch).logits)
 
 
-@pytest.mark.parametrize(("share", "tie"), TYING_MODES)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("size", [53, 25])
-def test_resize_token_embeddings_resizes_the_source(
-    share: bool, tie: bool, bias: bool, size: int, tmp_path: Path
-) -> None:
-    model = tiny_model(**with_own_vocabulary(share, tie, lm_head_bias=bias))
-    batch = translation_batch([7, 4], [5, 3], vocab_size=25)
-    before = model(**batch).logits.detach()
-    returned = model.resize_token_embeddings(size)
-    assert returned is model.get_input_embeddings()
-    kept = min(size, before.shape[-1])
-    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of tokens that were there")
-    check_resized(model, size, size if share else 31, tmp_path)
+RESIZED = [("resize_token_embeddings", *mode) for mode in TYING_MODES]
+RESIZED += [("resize_decoder_token_embeddings", False, tie) for tie in (True, False)]
 
 
-@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize(("method", "share", "tie"), RESIZED)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("size", [53, 25])
-def test_resize_decoder_token_embeddings_resizes_the_target(tie: bool, bias: bool, size: int, tmp_path: Path) -> None:
-    model = tiny_model(**with_own_vocabulary(False, tie, lm_head_bias=bias))
+def test_resize_token_embeddings(method: str, share: bool, tie: bool, bias: bool, size: int, tmp_path: Path) -> None:
+    model = tiny_model(**tying(share, tie, lm_head_bias=bias))
     batch = translation_batch([7, 4], [5, 3], vocab_size=25)
     before = model(**batch).logits.detach()
-    model.resize_decoder_token_embeddings(size)
-    kept = min(size, 31)
+    resized = getattr(model, method)(size)
+    source, target = (size, size if share else 31) if method == "resize_token_embeddings" else (40, size)
+    assert resized is (model.get_input_embeddings() if source == size else model.model.decoder.embed_tokens)
+    kept = min(target, before.shape[-1])
     assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of tokens that were there")
-    check_resized(model, 40, size, tmp_path)
+    check_resized(model, source, target, tmp_path)
 
 
 def test_resize_decoder_token_embeddings_refuses_a_shared_matrix() -> None:

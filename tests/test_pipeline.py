@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipeli
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
-from tests.model_helpers import tiny_model
+from tests.model_helpers import tiny_marian, tiny_model
 
 SENTENCES = ["one two three", "two", "three three one two", "one", "two one"]
 
@@ -165,17 +165,7 @@ def test_missing_target_tokenizer_is_refused(tmp_path):
 
 
 def test_pipeline_supports_marian(translate):
-    from transformers import MarianConfig, MarianMTModel
-
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    tokens = {
-        "vocab_size": len(translate.tokenizer),
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 0,
-    }
-    marian = MarianMTModel(MarianConfig(**sizes, **heads, **tokens)).eval()
+    marian = tiny_marian(len(translate.tokenizer))
     found = TranslationPipeline(marian, translate.tokenizer, device="cpu")(SENTENCES[0], max_new_tokens=5)
     ids = marian.generate(**translate.tokenizer(SENTENCES[0], return_tensors="pt"), max_new_tokens=5)
     assert texts(found) == translate.tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -471,7 +471,7 @@ FAULTS = {
         "StopWithCheckpoint.on_step_end",
         "control.should_training_stop = control.should_save = True",
         "control.should_training_stop = True",
-        "training/test_callbacks.py -k 'ctrl or limit'",
+        "training/test_callbacks.py -k limit",
     ),
     "interrupted evaluation is not made later": Fault(
         "training/resumable_trainer",

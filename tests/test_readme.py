@@ -1,34 +1,28 @@
 """READMEs, guides and CONTRIBUTING: Python blocks run, commands parse, and files, flags and names in them exist."""
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
 import importlib.util
 import json
-import os
 import re
 import runpy
 import shlex
-import socket
-import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.benchmarks import plan
 from hf_vanilla_transformer.benchmarks.decoding_engines import ENGINES as DECODING_ENGINES
 from hf_vanilla_transformer.benchmarks.training import ENGINES as TRAINING_ENGINES
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.interop.converting import FORMATS as IMPORT_FORMATS
 from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from hf_vanilla_transformer.training.recipes import parse_recipe
+from tests.model_helpers import save_model
+from tests.serving.running_server import running_server
 from vanilla_transformer_cli.installed_recipes import recipe_path
 from vanilla_transformer_cli.main import main as vanilla_transformer
 
@@ -86,28 +80,20 @@ def section(text: str, title: str) -> str:
     return found[1]
 
 
-def test_every_folder_has_a_readme():
-    folders = {
-        "",
-        "hf_vanilla_transformer/interop/",
-        "hf_vanilla_transformer/benchmarks/",
-        "scripts/",
-        "scripts/recipes/",
-    }
-    assert {f"{folder}README.md" for folder in folders | {"tests/"}} <= DOCUMENTS.keys()
+def test_main_folders_have_a_readme():
+    folders = ["", "hf_vanilla_transformer/interop/", "hf_vanilla_transformer/benchmarks/", "scripts/", "tests/"]
+    assert {f"{folder}README.md" for folder in [*folders, "scripts/recipes/"]} <= DOCUMENTS.keys()
 
 
 @pytest.fixture
 def quickstart(tmp_path, monkeypatch):
     """A working directory with the quickstart's model folder, small and untrained."""
-    tokenizer = train_tokenizer(["one million eine Million", "two hundred zweihundert"] * 3, 300)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    torch.manual_seed(0)
-    config = VanillaTransformerConfig(vocab_size=len(tokenizer), **sizes, **heads)
-    folder = tmp_path / "runs" / "quickstart"
-    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder)
-    save_tokenizers(folder, tokenizer)
+    folder = save_model(
+        tmp_path / "runs" / "quickstart",
+        ["one million eine Million", "two hundred zweihundert"] * 3,
+        vocab_size=300,
+        **{"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
+    )
     monkeypatch.chdir(tmp_path)
     return folder
 
@@ -176,26 +162,10 @@ def test_first_screen_trains_translates_and_fine_tunes(tmp_path, monkeypatch, ca
 def test_first_screen_serves(quickstart, tmp_path):
     pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-    command = FIRST_COMMANDS[2]
-    assert command[0] == "serve"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = [sys.executable, "-m", "vanilla_transformer_cli", *command, "--port", str(port)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'scripts'}"}
-    quickstart.rename(quickstart.with_name("en-de"))  # the name of a folder without a card gives the languages
-    code[code.index("runs/quickstart")] = "en-de=runs/en-de"
-    with subprocess.Popen(code, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            for _ in range(120):
-                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
-                    found = json.loads(answer.read())
-                    break
-                assert server.poll() is None, server.stderr.read()
-                time.sleep(1)
-            assert found == {"status": "ok"}
-        finally:
-            server.terminate()
+    assert FIRST_COMMANDS[2][:3] == ["serve", "--model", "runs/quickstart"]
+    # the name of a folder without a card gives the languages
+    with running_server(quickstart.rename(quickstart.with_name("en-de")), tmp_path) as server:
+        assert json.loads(urllib.request.urlopen(f"{server.url}/health").read()) == {"status": "ok"}
 
 
 def test_python_of_package_readme_runs(quickstart, capsys):
@@ -306,10 +276,8 @@ def test_command_parses(command, parse, monkeypatch):
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_links_and_files_exist(name):
-    text, folder = DOCUMENTS[name], (ROOT / name).parent
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
-    assert [link for link in links if not (folder / link).exists()] == []
+def test_files_exist(name):
+    text = DOCUMENTS[name]
     named = re.findall(r"(?<![\w/.])(?:scripts|tests|hf_vanilla_transformer)/[\w/.]+\.(?:py|sh|yaml)", text)
     assert [path for path in named if not (ROOT / path).is_file()] == []
 

@@ -22,16 +22,14 @@ from hf_vanilla_transformer import (
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference.optimize import optimize_for_inference
 from tests.model_helpers import (
-    EOS,
     PAD,
-    START,
     WITHOUT_THE_PACKAGE,
     padded,
     randomise,
     sentences,
     tiny_config,
-    tiny_model,
 )
+from tests.search_helpers import varied_model
 
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
 ROLES = ("configuration", "generation", "layers", "loss", "modeling", "pipeline", "search")
@@ -128,20 +126,8 @@ def put_into_hub_cache(folder: Path, home: Path, name: str) -> None:
 
 
 @torch.no_grad()
-def translator() -> VanillaTransformerForConditionalGeneration:
-    """A model whose translations differ from each other, and end at different lengths."""
-    model = tiny_model(2, vocab_size=320, tie_word_embeddings=False, lm_head_bias=True, label_smoothing=0.1)
-    for name, parameter in model.model.decoder.named_parameters():
-        if name.endswith("proj.weight") or ".fc" in name:
-            parameter *= 2
-    model.lm_head.bias[EOS] += 3
-    model.lm_head.bias[[PAD, START]] = -1e4
-    return model
-
-
-@torch.no_grad()
 def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
-    model = translator()
+    model = varied_model(end=3.0, vocab_size=320, label_smoothing=0.1)
     tokenizer = train_tokenizer(["two hundred and thirty-four", "zweihundertvierunddreißig"] * 9, vocab_size=320)
     folder = tmp_path / "model"
     model.save_pretrained(folder)

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     DataCollatorForSeq2Seq,
     EvalPrediction,
@@ -21,19 +19,24 @@ from transformers import (
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, generation_vanilla_transformer
 from hf_vanilla_transformer.generation_vanilla_transformer import beam_search
 from hf_vanilla_transformer.loss_vanilla_transformer import translation_loss
-from tests.model_helpers import EOS, FIRST_WORD, PAD, sentences, tiny_config, tiny_model
-from tests.trainer_helpers import DESCENT, QUIET, Rows, flat, random_pairs, relative_error
+from tests.model_helpers import (
+    EOS,
+    FIRST_WORD,
+    PAD,
+    SPECIAL_TOKENS,
+    sentences,
+    tiny_config,
+    tiny_model,
+    word_tokenizer,
+)
+from tests.trainer_helpers import DESCENT, QUIET, Rows, assert_same_model, flat, random_pairs, relative_error
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
     """A vocabulary of forty tokens, four of them special."""
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(FIRST_WORD, 40))]
-    backend = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    )
+    return word_tokenizer(tokens, **SPECIAL_TOKENS)
 
 
 def trainer_of(
@@ -129,11 +132,7 @@ def test_training_saves_and_resumes(checkpointing: bool, tokenizer: PreTrainedTo
     resumed = run(tmp_path / "resumed", checkpoint)
     assert len(logged(uninterrupted)) == 6
     assert logged(resumed) == logged(uninterrupted)
-    expected = load_file(tmp_path / "uninterrupted" / "checkpoint-6" / "model.safetensors")
-    actual = load_file(tmp_path / "resumed" / "checkpoint-6" / "model.safetensors")
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.allclose(actual[name], tensor, rtol=0, atol=1e-7), name
+    assert_same_model(tmp_path / "uninterrupted" / "checkpoint-6", tmp_path / "resumed" / "checkpoint-6", atol=1e-7)
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "resumed" / "checkpoint-6")
     assert all(p.equal(dict(resumed.model.named_parameters())[name]) for name, p in loaded.named_parameters())
 
@@ -162,14 +161,8 @@ def test_label_smoothing_of_the_trainer_needs_a_collator_with_the_model(
 def test_collator_without_the_model_gives_the_same_loss(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     losses = []
     for with_model in (True, False):
-        trainer = trainer_of(
-            tiny_model(label_smoothing=0.1),
-            tokenizer,
-            tmp_path,
-            random_pairs(8),
-            max_steps=2,
-            collator_with_model=with_model,
-        )
+        model, settings = tiny_model(label_smoothing=0.1), {"max_steps": 2, "collator_with_model": with_model}
+        trainer = trainer_of(model, tokenizer, tmp_path, random_pairs(8), **settings)
         trainer.train()
         losses.append(logged(trainer))
     assert losses[0] == losses[1]

@@ -8,7 +8,7 @@ import torch
 
 from tests import two_process_worker as worker
 from tests.model_helpers import TYING_MODES
-from tests.trainer_helpers import TORCHRUN, launch, relative_error
+from tests.trainer_helpers import TORCHRUN, consistency_update, launch, relative_error
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def test_update_of_two_processes_equals_that_of_one(smoothing: float, two_proces
 def test_consistency_update_of_two_processes_equals_that_of_one(
     method: str, two_processes: Results, tmp_path: Path
 ) -> None:
-    expected = worker.consistency_update(method, worker.SENTENCES, 1, tmp_path)
+    expected = consistency_update(method, worker.SENTENCES, 1, tmp_path)
     assert expected.norm() > 0.1
     assert relative_error(two_processes["consistency", method], expected) <= 1e-5
 

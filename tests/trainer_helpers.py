@@ -4,20 +4,34 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
+from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.objectives import consistency
-from tests.model_helpers import PAD, padded, sentences
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import run_training
+from tests.model_helpers import PAD, padded, sentences, tiny_model
 
 Rows = list[dict[str, list[int]]]
 
-QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
+QUIET: dict[str, Any] = {
+    "use_cpu": True,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "logging_steps": 1,
+    "save_strategy": "no",
+}
 # Plain gradient descent: Adam would amplify rounding errors, because it normalises the gradients.
 DESCENT = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
 
@@ -37,6 +51,8 @@ TINY_RUN: dict[str, Any] = {
     "use_cpu": True,
 }
 
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
@@ -44,6 +60,36 @@ def as_flags(fields: dict[str, Any]) -> list[str]:
     """Recipe fields as command-line flags."""
     values = {name: value if isinstance(value, list) else [value] for name, value in fields.items()}
     return [part for name, value in values.items() for part in (f"--{name}", *map(str, value))]
+
+
+def run_tiny(folder: Path, *first: Any, **fields: Any) -> dict[str, Any]:
+    """Train a `TINY_RUN` with these fields and flags; return its results."""
+    flags = [*map(str, first), "--output_dir", str(folder), *as_flags({**TINY_RUN, **fields})]
+    return run_training(*parse_recipe(flags), command="train")
+
+
+def write_pairs(folder: Path, pairs: list[tuple[str, str]], *splits: str) -> dict[str, list[Path]]:
+    """Write the sides of these splits (`train` by default) into the folder; return the fields that name the files."""
+    folder.mkdir(exist_ok=True)
+    fields = {split: [folder / f"{split}.{side}" for side in ("source", "target")] for split in splits or ("train",)}
+    for files in fields.values():
+        for file, lines in zip(files, zip(*pairs, strict=True), strict=True):
+            file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return fields
+
+
+def error_of(call: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
+    """The one line of the `UserError` that a call must raise."""
+    with pytest.raises(UserError) as raised:
+        call(*arguments, **settings)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def assert_same_model(first: Path, second: Path, rtol: float = 0, atol: float = 0) -> None:
+    """The saved weights of two folders are equal, or within tolerances."""
+    expected, actual = (load_file(folder / "model.safetensors") for folder in (first, second))
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
 
 
 def random_pairs(count: int, seed: int = 0) -> Rows:
@@ -58,6 +104,30 @@ def collate(rows: Rows) -> dict[str, Tensor]:
     source = padded([row["input_ids"] for row in rows])
     labels = padded([row["labels"] for row in rows], value=-100)
     return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+
+
+def make_trainer(
+    folder: Path, data: Any = None, model: Any = None, kind: Any = VanillaTransformerTrainer, **settings: Any
+) -> Any:
+    """A quiet trainer, by default of a tiny model on 32 random pairs.
+
+    Args:
+        kind: its class.
+        **settings: training arguments, and `data_collator` and `callbacks` of the trainer.
+    """
+    others = {name: settings.pop(name) for name in ("data_collator", "callbacks", "eval_dataset") if name in settings}
+    arguments = Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else VanillaTransformerTrainingArguments
+    args = arguments(output_dir=str(folder), **{**QUIET, **settings})
+    data = random_pairs(32) if data is None else data
+    return kind(model=model or tiny_model(), args=args, train_dataset=data, **{"data_collator": collate, **others})
+
+
+def trained(*arguments: Any, resume: Any = None, **settings: Any) -> Any:
+    """`make_trainer` after its training from a fixed seed, or from a checkpoint."""
+    torch.manual_seed(7)
+    trainer = make_trainer(*arguments, **settings)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -85,6 +155,21 @@ def fixed_second_pass(model: Any, method: str) -> Iterator[None]:
         consistency.random_mask = random_mask
         if hook is not None:
             hook.remove()
+
+
+def consistency_update(method: str, size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
+    """The change of the weights in two updates of gradient descent with SimCut or R-Drop, from 32 pairs each."""
+    model = tiny_model(label_smoothing=0.1)
+    before = flat(model)
+    settings |= {f"{method}_alpha": 3.0, "per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+    with fixed_second_pass(model, method):
+        trained(folder, None, model, **DESCENT | {"learning_rate": 0.2, "max_steps": 2} | settings)
+    return flat(model) - before
+
+
+def numpy_log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

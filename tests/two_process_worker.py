@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTrainer,
-    VanillaTransformerTrainingArguments,
 )
 from tests.model_helpers import TYING_MODES, tiny_model
-from tests.trainer_helpers import DESCENT, QUIET, collate, fixed_second_pass, flat, random_pairs
+from tests.trainer_helpers import DESCENT, collate, consistency_update, flat, random_pairs, trained
 
 SENTENCES = 32
 PROCESSES = 2
@@ -39,17 +37,8 @@ def trained_update(
     """The change of the weights in two updates of `Seq2SeqTrainer` with plain gradient descent, and the losses."""
     model = tiny_model(label_smoothing=smoothing)
     before = flat(model)
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(folder),
-        **QUIET,
-        **DESCENT,
-        max_steps=2,
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=steps,
-        **settings,
-    )
-    trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=random_pairs(SENTENCES), data_collator=collate)
-    trainer.train()
+    split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
+    trainer = trained(folder, random_pairs(SENTENCES), model, Seq2SeqTrainer, **DESCENT, **split, **settings)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return flat(model) - before, losses
 
@@ -82,27 +71,6 @@ def descend(
         (loss * count).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return flat(model) - before
-
-
-def consistency_update(method: str, size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
-    """`trained_update` with SimCut or R-Drop; the second pass differs in a way that does not depend on the batches."""
-    model = tiny_model(label_smoothing=0.1)
-    before = flat(model)
-    arguments = VanillaTransformerTrainingArguments(
-        output_dir=str(folder),
-        **{f"{method}_alpha": 3.0},
-        **QUIET,
-        **{**DESCENT, "learning_rate": 0.2},
-        max_steps=2,
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=steps,
-        **settings,
-    )
-    data: Any = random_pairs(SENTENCES)
-    trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
-    with fixed_second_pass(model, method):
-        trainer.train()
     return flat(model) - before
 
 

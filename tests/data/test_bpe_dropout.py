@@ -5,11 +5,10 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.data.bpe_dropout import BpeDropout, seeded_random
+from tests.model_helpers import word_tokenizer
 
 TEXTS = [
     "der Hund läuft über die Wiese",
@@ -77,7 +76,5 @@ def test_seeded_random_depends_on_its_seeds_alone():
 
 
 def test_tokenizer_without_merges_is_refused():
-    words = Tokenizer(models.WordLevel({"one": 0, "<unk>": 1}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(ValueError, match="bpe_dropout|byte-pair"):
-        BpeDropout(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"))
+        BpeDropout(word_tokenizer(["one", "<unk>"]))

@@ -2,12 +2,13 @@
 
 import pytest
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.data import encode_pairs, load_pairs, train_tokenizer, with_bpe_dropout
 from hf_vanilla_transformer.errors import UserError
+from tests.model_helpers import word_tokenizer
 
 SOURCES = ["one", "twenty-one", " two  hundred and thirty-four", "</s>", "one hundred thousand, two hundred and one"]
 TARGETS = ["eins", "einundzwanzig", "zweihundertvierunddreißig", "x y", "einhunderttausendzweihunderteins "]
@@ -145,9 +146,7 @@ def test_dropout_0_returns_the_input(tokenizer):
 
 def test_dropout_refuses_tokenizers_that_do_not_restore_the_text(tokenizer):
     pairs = Dataset.from_dict({"source": ["one two", "three four"], "target": ["eins", "zwei"]})
-    backend = Tokenizer(models.WordLevel({"one": 0, "two": 1, "<unk>": 2}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    no_bpe = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    no_bpe = word_tokenizer(["one", "two", "<unk>"])
     with pytest.raises(UserError, match="byte-pair"):
         with_bpe_dropout(encode_pairs(pairs, no_bpe, drop_too_long=True)[0], no_bpe, dropout=0.1)
     letters = Tokenizer(models.BPE({"o": 0, "n": 1, "<unk>": 2}, [], unk_token="<unk>"))

@@ -8,7 +8,6 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -156,21 +155,6 @@ def test_save_tokenizers_removes_bpe_dropout(tokenizer, tmp_path):
     save_tokenizers(tmp_path, dropping)
     assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["dropout"] is None
     assert dropping.backend_tokenizer.model.dropout == pytest.approx(0.3)
-
-
-def test_script_trains_and_saves(tmp_path, repository):
-    (tmp_path / "x.en").write_text("two hundred\n" * 30)
-    (tmp_path / "x.de").write_text("zweihundert\n" * 30)
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "tokenizer"]
-    arguments = ["x.en", "x.de", "--vocab_size", "270", "--output_dir", "out"]
-    options: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(repository)}}
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True, **options)
-    assert "270 tokens learned from x.en, x.de; saved in out" in done.stdout
-    assert len(load_tokenizers(tmp_path / "out")[0]) == 270
-    arguments[0] = "none.en"
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, **options)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: none.en: ")
 
 
 def test_cached_tokenizer_does_not_read_the_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

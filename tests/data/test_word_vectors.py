@@ -5,14 +5,13 @@ import gzip
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
 from hf_vanilla_transformer.errors import UserError
-from tests.model_helpers import tiny_model
+from tests.model_helpers import tiny_model, word_tokenizer
 
 D = 8
 WORDS = ["the", "dog", "hotdog", "für", "snow", "New"]
@@ -103,15 +102,9 @@ def test_malformed_lines_are_counted_and_words_may_contain_spaces(tokenizer, emb
 
 def test_word_level_and_sentencepiece_vocabularies(tmp_path):
     path = written(tmp_path / "v.txt")
-    vocabulary = {"<unk>": 0, "the": 1, "dog": 2, "moon": 3}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    words = word_tokenizer(["<unk>", "the", "dog", "moon"])
     assert load_word_vectors(nn.Embedding(4, D), words, path).found == {1: "the", 2: "dog"}
-    vocabulary = {"<unk>": 0, "▁the": 1, "dog": 2, "▁hot": 3, "▁hotdog": 4, "▁": 5}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    marked = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    marked = word_tokenizer(["<unk>", "▁the", "dog", "▁hot", "▁hotdog", "▁"], pre_tokenizers.Metaspace())
     report = load_word_vectors(nn.Embedding(6, D), marked, path)
     assert report.found == {1: "the", 4: "hotdog"} and report.missing == ["hot"] and report.other == 3
 

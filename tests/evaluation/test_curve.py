@@ -1,11 +1,9 @@
 """The training curve, a plot of the logged losses and scores, written atomically."""
 
-import sys
-
 import numpy as np
 import pytest
 
-from hf_vanilla_transformer.errors import DiskFull, UserError
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation.curve import EVAL_COLOR, SCORE_COLOR, TRAIN_COLOR, _during_training, plot_curve
 
 pytest.importorskip("matplotlib", reason="plots need matplotlib")
@@ -84,24 +82,3 @@ def test_curve_refuses_an_empty_log(tmp_path) -> None:
     with pytest.raises(UserError, match="logging_steps"):
         plot_curve([{"train_runtime": 1.0, "step": 0}], tmp_path / "curve.png")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_curve_is_written_atomically(tmp_path, monkeypatch) -> None:
-    (tmp_path / "curve.png").write_bytes(b"earlier")
-
-    def full_disk(figure, part, **options):
-        part.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full_disk)
-    with pytest.raises(DiskFull, match="no space left"):
-        plot_curve(history(), tmp_path / "curve.png")
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("curve.png", b"earlier")]
-
-
-def test_curve_without_matplotlib_names_the_extra(tmp_path, monkeypatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"pip install 'hf_vanilla_transformer\[plot\]'"):
-        plot_curve(history(), tmp_path / "curve.png")

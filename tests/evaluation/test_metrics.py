@@ -6,8 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import sacrebleu
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import EvalPrediction, PreTrainedTokenizerFast
+from transformers import EvalPrediction
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import metrics
@@ -17,6 +16,7 @@ from hf_vanilla_transformer.evaluation.metrics import (
     score_translations,
     translation_metrics,
 )
+from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 
 HYPOTHESES = ["the the the cat sat on the mat", "a dog barks at the old red gate today", "yes it is"]
 REFERENCES = ["the cat sat on the mat by the big door", "a dog barks at the old gate", "yes it is so"]
@@ -117,12 +117,7 @@ def test_examples_are_at_even_distances(sentences, expected):
 
 @pytest.fixture
 def tokenizer():
-    words = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c", "d", "E"]
-    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    )
+    return word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c", "d", "E"], **SPECIAL_TOKENS)
 
 
 def test_ignored_labels_become_padding_in_a_copy(tokenizer):

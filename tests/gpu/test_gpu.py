@@ -14,14 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationMixin
 
-from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_translation_loss, translation_loss
+from tests import trainer_helpers
 from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
 from tests.search_helpers import LENGTHS, batches, source, varied_model
-from tests.trainer_helpers import collate, flat, random_pairs
+from tests.trainer_helpers import flat, random_pairs
 
 NO_GPU = "needs a CUDA GPU, which this machine lacks"
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)])
@@ -152,15 +151,9 @@ def test_gpu_search_rarely_synchronises(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def trained(folder: Path, device: str, steps: int, resume: Path | None = None, **settings: Any) -> Any:
-    arguments = Arguments(
-        output_dir=str(folder), use_cpu=device == "cpu", report_to="none", disable_tqdm=True, logging_steps=1,
-        max_tokens_per_batch=60, max_steps=steps, learning_rate=0.01, seed=3, **settings,
-    )  # fmt: skip
-    data: Any = random_pairs(64)
+    settings |= {"use_cpu": device == "cpu", "max_tokens_per_batch": 60, "max_steps": steps, "learning_rate": 0.01}
     model = tiny_model(dropout=0.3, label_smoothing=0.1)
-    trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return trainer
+    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, seed=3, **settings)
 
 
 @pytest.mark.parametrize("objective", [{}, {"simcut_alpha": 3.0}])

@@ -1,14 +1,17 @@
 """What users do to a model after it was optimized, and how its translations are compared with those of its modules."""
 
 import copy
+import ctypes
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.model_helpers import EOS, assert_near, randomise
+from tests.model_helpers import EOS, assert_near, randomise, tiny_model
 from tests.search_helpers import AS_DICT, Model, source
 
 
@@ -33,6 +36,22 @@ def assert_as_by_modules(model: Model, tolerance: float = 1e-5, **settings: Any)
     assert tokens == expected
     assert_near(scores.float(), its_scores.float(), tolerance)
     return scores
+
+
+@torch.no_grad()
+def aligning_model(tokenizer: Any, seed: int = 0) -> Model:
+    """A model that gives each target token one clearly largest attention weight."""
+    model = tiny_model(seed, vocab_size=len(tokenizer), decoder_layers=3, tie_word_embeddings=False)
+    for layer in model.model.decoder.layers:
+        layer.cross_attn.q_proj.weight *= 4
+    return model
+
+
+def resident_bytes() -> int:
+    """The memory of this process, after all that is free was given back."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
 
 
 # What changes after a model was optimized
@@ -62,55 +81,13 @@ def write_in_place(model: Model) -> None:
     decoder_weight(model)[3] += 1.0
 
 
-def write_through_detach(model: Model) -> None:
-    decoder_weight(model).detach().mul_(1.5)
-
-
-def write_through_flat(model: Model) -> None:
-    nn.utils.vector_to_parameters(
-        1.1 * nn.utils.parameters_to_vector([decoder_weight(model)]), [decoder_weight(model)]
-    )
-
-
-def copy_another(model: Model) -> None:
-    decoder_weight(model).copy_(torch.randn_like(decoder_weight(model)))
-
-
-def assign_data(model: Model) -> None:
-    decoder_weight(model).data = 2 * decoder_weight(model).data
-
-
-def replace_parameter(model: Model) -> None:
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight * 2)
-
-
 def replace_module(model: Model) -> None:
     layer = model.model.decoder.layers[0]
     layer.fc2 = nn.Linear(*layer.fc2.weight.shape[::-1]).to(model.dtype).eval()
 
 
-def write_encoder(model: Model) -> None:
-    model.model.encoder.layers[0].fc1.weight.mul_(3)
-
-
-def load_other_weights(model: Model) -> None:
-    model.load_state_dict(randomise(copy.deepcopy(model), 1).state_dict())
-
-
-def assign_other_weights(model: Model) -> None:
-    model.load_state_dict(randomise(copy.deepcopy(model), 1).state_dict(), assign=True)
-
-
-def round_to_bfloat16(model: Model) -> None:
-    model.to(torch.bfloat16).to(torch.float32)
-
-
-def replace_activation(model: Model) -> None:
-    model.model.decoder.layers[-1].activation = nn.Tanh().eval()
-
-
-def remove_layer(model: Model) -> None:
-    del model.model.decoder.layers[1:]
+def randomised(model: Model) -> dict[str, Tensor]:
+    return randomise(copy.deepcopy(model), 1).state_dict()
 
 
 def exchange_layers(model: Model) -> None:
@@ -150,14 +127,27 @@ CHANGES: dict[str, Change] = {
     "fused AdamW of norms": trained_by(lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=True), "norm"),
 }
 CHANGES |= {
-    change.__name__: change
-    for change in (
-        write_in_place, write_through_detach, write_through_flat, copy_another, assign_data, replace_parameter,
-        replace_module, write_encoder, load_other_weights, assign_other_weights, round_to_bfloat16,
-        replace_activation, remove_layer, exchange_layers, use_transposed_weight, use_sliced_weight,
-        use_weight_at_odd_offset, merge_adapter,
-    )
-}  # fmt: skip
+    "write_in_place": write_in_place,
+    "write_through_detach": lambda model: decoder_weight(model).detach().mul_(1.5),
+    "write_through_flat": lambda model: nn.utils.vector_to_parameters(
+        1.1 * nn.utils.parameters_to_vector([decoder_weight(model)]), [decoder_weight(model)]
+    ),
+    "copy_another": lambda model: decoder_weight(model).copy_(torch.randn_like(decoder_weight(model))),
+    "assign_data": lambda model: setattr(decoder_weight(model), "data", 2 * decoder_weight(model).data),
+    "replace_parameter": lambda model: setattr(model.lm_head, "weight", nn.Parameter(model.lm_head.weight * 2)),
+    "replace_module": replace_module,
+    "write_encoder": lambda model: model.model.encoder.layers[0].fc1.weight.mul_(3),
+    "load_other_weights": lambda model: model.load_state_dict(randomised(model)),
+    "assign_other_weights": lambda model: model.load_state_dict(randomised(model), assign=True),
+    "round_to_bfloat16": lambda model: model.to(torch.bfloat16).to(torch.float32),
+    "replace_activation": lambda model: setattr(model.model.decoder.layers[-1], "activation", nn.Tanh().eval()),
+    "remove_layer": lambda model: model.model.decoder.layers.__delitem__(slice(1, None)),
+    "exchange_layers": exchange_layers,
+    "use_transposed_weight": use_transposed_weight,
+    "use_sliced_weight": use_sliced_weight,
+    "use_weight_at_odd_offset": use_weight_at_odd_offset,
+    "merge_adapter": merge_adapter,
+}
 
 
 # What makes modules compute more; each returns what undoes it

@@ -8,7 +8,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.alignment import align, word_numbers
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.marian import to_marian
-from tests.model_helpers import tiny_model
+from tests.inference.model_changes import aligning_model
 
 PAIRS = [
     ("a small dog runs", "ein kleiner Hund läuft"),
@@ -24,11 +24,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    model = tiny_model(vocab_size=len(tokenizer), decoder_layers=3, tie_word_embeddings=False)
-    with torch.no_grad():
-        for layer in model.model.decoder.layers:
-            layer.cross_attn.q_proj.weight *= 4  # gives each target token one clearly largest attention weight
-    return model
+    return aligning_model(tokenizer)
 
 
 def words_by_hand(tokenizer, text):

@@ -1,6 +1,5 @@
 """Compiled decoding of one sentence at a time: what is compiled when, and that it computes what the modules do."""
 
-import ctypes
 import gc
 import weakref
 from pathlib import Path
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.inference import optimize, optimize_for_inference
+from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.compiled import CompiledModule, CompiledWeights, compile_error
 from hf_vanilla_transformer.inference.linear import int8_error
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder, PackedWeights
+from tests.inference.model_changes import resident_bytes
 from tests.model_helpers import EOS, PAD, START, padded, sentences, tiny_model
 
 Model = VanillaTransformerForConditionalGeneration
@@ -22,20 +22,6 @@ CPU = torch.device("cpu")
 
 # Sources of few tokens and of many, of one token alone too; translations that outgrow theirs.
 LENGTHS, NEW_TOKENS = [7, 1, 3, 30, 18, 16, 40], 40
-
-
-@pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The modules that were compiled; without a compiler, they run as they are."""
-    found: list[str] = []
-
-    def compile_nothing(self: CompiledModule, args: tuple) -> Any:
-        found.append(self.function.__name__)
-        return self.module().forward
-
-    monkeypatch.setattr(CompiledModule, "_compile", compile_nothing)
-    monkeypatch.setattr(optimize, "compile_error", lambda device: None)
-    return found
 
 
 def endless_model(**fields: Any) -> Model:
@@ -139,15 +125,6 @@ def test_default_dtype_does_not_change_what_is_compiled(compilations: list[str])
     assert len(compilations) == 2
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_padding_is_left_out(left: bool, compilations: list[str]) -> None:
-    plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
-    rows = padded(sentences([6, 3]), left=left)
-    mask = rows.ne(PAD).long()
-    expected = plain.generate(rows, attention_mask=mask, max_new_tokens=9)[1:]
-    assert model.generate(rows[1:], attention_mask=mask[1:], max_new_tokens=9).equal(expected)
-
-
 @pytest.mark.parametrize("beams", [1, 3])
 def test_masked_tokens_inside_a_sentence_are_left_out(beams: int, compilations: list[str]) -> None:
     plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
@@ -156,16 +133,8 @@ def test_masked_tokens_inside_a_sentence_are_left_out(beams: int, compilations: 
     assert model.generate(ids, **settings).equal(plain.generate(ids, **settings))
 
 
-def made(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[type]:
-    """The decoders that the model makes from now on."""
-    found, make = list[type](), Model.make_decoder
-    monkeypatch.setattr(Model, "make_decoder", lambda *args: found.append(type(d := make(*args))) or d)
-    return found
-
-
-def test_batches_and_masked_sources_are_not_compiled(compilations: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_masked_sources_are_not_compiled(compilations: list[str], decoders: list[type]) -> None:
     plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
-    decoders = made(model, monkeypatch)
     ids = padded(sentences([5, 9]))
     assert model.generate(ids, max_new_tokens=9).equal(plain.generate(ids, max_new_tokens=9))
     nothing = {"attention_mask": torch.zeros(1, 9, dtype=torch.long), "max_new_tokens": 9}
@@ -194,16 +163,6 @@ def test_sentences_that_come_later_are_compiled_too(compilations: list[str]) -> 
 
     assert run(optimize_for_inference(endless_model(), compile=True)).equal(run(endless_model()))
     assert len(compilations) == 2
-
-
-@pytest.mark.parametrize("given", ["encoder_outputs", "inputs_embeds"])
-def test_encoded_sources_use_the_compiled_decoder(given: str, compilations: list[str]) -> None:
-    plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
-    ids = padded(sentences([5]))
-    encoded = model.get_encoder()(ids) if given == "encoder_outputs" else model.get_input_embeddings()(ids)
-    found = model.generate(**{given: encoded}, attention_mask=torch.ones_like(ids), max_new_tokens=9)
-    assert found.equal(plain.generate(ids, max_new_tokens=9))
-    assert sorted(compilations) == ["step"]
 
 
 def test_ids_outside_the_vocabulary_are_refused(compilations: list[str]) -> None:
@@ -239,13 +198,6 @@ def test_compile_error_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tm
 
 
 # With a compiler
-
-
-def resident_bytes() -> int:
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * 4096
 
 
 @pytest.fixture

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import distilled_text
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET, TRANSLATIONS, distil
 from hf_vanilla_transformer.inference.translator import Translator
-from tests.model_helpers import tiny_model
+from tests.model_helpers import tiny_marian, tiny_model
 
 ALONE = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
 LINES = ["one two three", "", "two two", "three one one two"]
@@ -84,11 +83,8 @@ def test_distilled_text_of_back_translation_has_the_translations_as_source(
 
 def test_distilled_text_takes_a_foreign_teacher(source: Path, tmp_path: Path) -> None:
     tokenizer: Any = train_tokenizer(["one two three"] * 3, 290)
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    ids = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None}
-    model = MarianMTModel(MarianConfig(vocab_size=len(tokenizer), **sizes, **heads, **ids)).eval()
-    model.generation_config = GenerationConfig(**ids, num_beams=2, bad_words_ids=[[1]])
+    model = tiny_marian(len(tokenizer))
+    model.generation_config.update(num_beams=2, bad_words_ids=[[1]])
     assert distil(Translator(model, tokenizer), source, tmp_path / "out", ALONE) <= 3
     assert (tmp_path / "out" / TRANSLATIONS).read_text(encoding="utf-8").count("\n") == len(LINES)
 

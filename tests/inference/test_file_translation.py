@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.file_translation import BATCHES_PER_CHUNK, translate_file, translated_lines
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
 from hf_vanilla_transformer.inference.translator import Translator
-from tests.model_helpers import tiny_model
+from tests.model_helpers import save_model, tiny_model
 
 TRANSLATE = [sys.executable, "-m", "vanilla_transformer_cli", "translate"]
 LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(28)]
@@ -30,10 +30,7 @@ CHUNK = SETTINGS["batch_size"] * BATCHES_PER_CHUNK
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model(vocab_size=300, tie_word_embeddings=False).save_pretrained(folder)
-    save_tokenizers(folder, train_tokenizer(LINES, vocab_size=300))
-    return folder
+    return save_model(tmp_path_factory.mktemp("model"), LINES, vocab_size=300, tie_word_embeddings=False)
 
 
 @pytest.fixture(scope="module")

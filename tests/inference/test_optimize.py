@@ -1,12 +1,12 @@
 """`optimize_for_inference`: what changes under it is noticed, it can be undone, and what it cannot do it refuses."""
 
 import copy
-import ctypes
 import gc
 import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import deoptimize, optimize, optimize_for_inference
-from hf_vanilla_transformer.inference.compiled import CompiledModule
 from hf_vanilla_transformer.inference.linear import int8_error
 from hf_vanilla_transformer.inference.optimize import InferenceEngine, not_optimizable
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder
@@ -29,6 +28,7 @@ from tests.inference.model_changes import (
     decoder_weight,
     hook_module,
     inject_adapter,
+    resident_bytes,
     train_decoder,
     trained_by,
     translate,
@@ -40,25 +40,17 @@ from tests.search_helpers import AS_DICT, Model, varied_model
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def decoders(monkeypatch: pytest.MonkeyPatch) -> list[type]:
-    """The decoders of all searches."""
-    made, make = list[type](), Model.make_decoder
-    monkeypatch.setattr(Model, "make_decoder", lambda *args: made.append(type(d := make(*args))) or d)
-    return made
-
-
-@pytest.fixture
-def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules that would be compiled run as they are."""
-    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module().forward)
-    monkeypatch.setattr(optimize, "compile_error", lambda device: None)
+# A second time they change nothing.
+ONCE = {"load_other_weights", "assign_other_weights", "replace_activation", "replace_module", "round_to_bfloat16"}
+ONCE |= {"remove_layer"}
 
 
 @pytest.mark.parametrize("engine", ["packed", "compiled"])
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
-def test_changes_give_todays_translation(change: str, engine: str, decoders: list[type], not_compiled: None) -> None:
+def test_changes_give_todays_translation(
+    change: str, engine: str, decoders: list[type], compilations: list[str]
+) -> None:
     model = optimize_for_inference(varied_model(), compile=engine == "compiled")
     settings = {"lengths": [5]} if engine == "compiled" else {}
     before = assert_as_by_modules(model, **settings)
@@ -67,15 +59,8 @@ def test_changes_give_todays_translation(change: str, engine: str, decoders: lis
         after = assert_as_by_modules(model, **settings)
         assert not after.allclose(before, atol=1e-4), "the change had no effect"
         before = after
-        if change in (
-            "remove_layer",
-            "load_other_weights",
-            "assign_other_weights",
-            "replace_activation",
-            "replace_module",
-            "round_to_bfloat16",
-        ):
-            break  # a second time is no change
+        if change in ONCE:
+            break
     if change not in ("merge_adapter", "remove_layer"):
         assert ModuleDecoder not in decoders[-2::-2], "the engine still decodes"
 
@@ -114,7 +99,7 @@ def test_unchanged_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("change", TEMPORARY_CHANGES)
 @torch.no_grad()
 def test_modules_that_compute_more_decode_themselves(
-    change: str, engine: str, decoders: list[type], not_compiled: None
+    change: str, engine: str, decoders: list[type], compilations: list[str]
 ) -> None:
     model = optimize_for_inference(varied_model(), compile=engine == "compiled")
     settings = {"lengths": [5]} if engine == "compiled" else {}
@@ -192,7 +177,7 @@ def test_eval_keeps_the_engine(decoders: list[type]) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_copied_and_saved_models_have_no_engine(
-    compiled: bool, tmp_path: Path, decoders: list[type], not_compiled: None
+    compiled: bool, tmp_path: Path, decoders: list[type], compilations: list[str]
 ) -> None:
     model = optimize_for_inference(varied_model(), compile=compiled)
     expected = translate(model)
@@ -228,11 +213,6 @@ def test_writes_to_a_copy_leave_the_model_as_it_was() -> None:
 # Refused
 
 
-def adapted(model: Model) -> Model:
-    inject_adapter(model)
-    return model
-
-
 def wrapped(model: Model) -> Any:
     peft = pytest.importorskip("peft")
     return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2)).eval()
@@ -247,39 +227,22 @@ def on_meta(model: Model) -> Model:
     return model.to("meta")
 
 
-def with_eager_attention(model: Model) -> Model:
-    model.set_attn_implementation("eager")
-    return model
-
-
-def with_hooks(model: Model) -> Model:
-    hook_module(model)
-    return model
+def after(change: Change) -> Change:
+    """The changed model."""
+    return lambda model: [model, change(model)][0]
 
 
 REFUSALS = [
     (Model.train, {}, r"model: .*model\.eval\(\)"),
-    (lambda model: train_decoder(model) and model, {}, r"model\.decoder .*model\.eval\(\)"),
-    (
-        adapted,
-        {},
-        "self_attn.q_proj .*peft.tuners.lora.layer.Linear",
-    ),
+    (after(train_decoder), {}, r"model\.decoder .*model\.eval\(\)"),
+    (after(inject_adapter), {}, "self_attn.q_proj .*peft.tuners.lora.layer.Linear"),
     (wrapped, {}, "model: PeftModel"),
     (on_meta, {}, "model: .*sharded"),
     (offloaded, {}, "hooks.*offloaded"),
-    (with_hooks, {}, "model.decoder.layers.1.fc1 "),
-    (with_eager_attention, {}, "attn_implementation='eager'"),
-    (
-        lambda model: model,
-        {"quantization": "int4"},
-        "quantization: 'int4'",
-    ),
-    (
-        Model.half,
-        {"quantization": "int8"},
-        "quantization: 'int8'.* torch.float16",
-    ),
+    (after(hook_module), {}, "model.decoder.layers.1.fc1 "),
+    (after(lambda model: model.set_attn_implementation("eager")), {}, "attn_implementation='eager'"),
+    (after(Model.eval), {"quantization": "int4"}, "quantization: 'int4'"),
+    (Model.half, {"quantization": "int8"}, "quantization: 'int8'.* torch.float16"),
 ]
 
 
@@ -343,7 +306,7 @@ def test_not_optimizable_accepts_code_loaded_from_a_checkpoint() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_int8_translations_are_as_probable(dtype: torch.dtype, compiled: bool, not_compiled: None) -> None:
+def test_int8_translations_are_as_probable(dtype: torch.dtype, compiled: bool, compilations: list[str]) -> None:
     def model() -> Model:
         model = tiny_model(2, d_model=64, tie_word_embeddings=False, lm_head_bias=True)
         model.lm_head.bias[[PAD, 0, EOS]] = -1e4  # no hypothesis ends: a tiny model's ends hang by a hair
@@ -383,29 +346,18 @@ def test_int8_weights_that_change_are_quantized_again() -> None:
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
     """What `work` returns for each number, all begun at once."""
-    found: list[Any] = [None] * count
     gate = threading.Barrier(count)
 
-    def run(index: int) -> None:
+    def run(index: int) -> Any:
         gate.wait()
-        try:
-            found[index] = work(index)
-        except BaseException as error:
-            found[index] = error
+        return work(index)
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return found
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_threads_translate_with_one_model(compiled: bool, not_compiled: None) -> None:
+def test_threads_translate_with_one_model(compiled: bool, compilations: list[str]) -> None:
     lengths, settings = [9, 2, 6, 4], [{"max_new_tokens": count} for count in (3, 40, 9, 70)]
 
     def work(model: Model, index: int) -> list[Any]:
@@ -435,7 +387,7 @@ def test_two_models_keep_their_weights() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @torch.no_grad()
-def test_deleted_models_are_collected(compiled: bool, not_compiled: None) -> None:
+def test_deleted_models_are_collected(compiled: bool, compilations: list[str]) -> None:
     model = optimize_for_inference(varied_model(), compile=compiled)
     translate(model, [5])
     engine: InferenceEngine = model.inference_engine
@@ -450,13 +402,6 @@ def test_deleted_models_are_collected(compiled: bool, not_compiled: None) -> Non
     del model, engine
     gc.collect()
     assert [each() for each in gone] == [None] * 4
-
-
-def resident_bytes() -> int:
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * 4096
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")

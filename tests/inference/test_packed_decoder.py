@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import linear, optimize_for_inference
-from hf_vanilla_transformer.inference.compiled import CompiledDecoder, CompiledModule, CompiledWeights
+from hf_vanilla_transformer.inference.compiled import CompiledDecoder, CompiledWeights
 from hf_vanilla_transformer.inference.linear import PlainLinear, PrepackedLinear
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder, PackedWeights
 from hf_vanilla_transformer.search_vanilla_transformer import BeamState, Decoder
@@ -251,9 +251,8 @@ def test_packed_weights_hold_no_parameters(compiled: bool, monkeypatch: pytest.M
 @pytest.mark.parametrize("length", [1, 7])
 @torch.no_grad()
 def test_compiled_decoder_computes_every_kind_of_model(
-    length: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    length: int, fields: dict[str, Any], compilations: list[str]
 ) -> None:
-    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module().forward)
     model = tiny_model(3, **fields)
     states, mask = encoded(model, [length])
     for prefix in (1, 3):

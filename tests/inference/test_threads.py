@@ -10,7 +10,7 @@ from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.evaluation.attention_maps import cross_attention
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.translator import Translator
-from tests.model_helpers import tiny_model
+from tests.inference.model_changes import aligning_model
 
 WORDS = ["a", "small", "dog", "runs", "over", "two", "hundred", "green", "hills", "and", "sees", "one", "bird"]
 SETTINGS = {"num_beams": 2, "max_new_tokens": 8, "alignment": True, "probabilities": True}
@@ -26,15 +26,6 @@ def tokenizer():
     return train_tokenizer(lines(50), 300)
 
 
-def new_model(tokenizer, seed: int = 0):
-    torch.manual_seed(seed)
-    model = tiny_model(vocab_size=len(tokenizer), decoder_layers=3, tie_word_embeddings=False).eval()
-    with torch.no_grad():
-        for layer in model.model.decoder.layers:
-            layer.cross_attn.q_proj.weight *= 4  # gives each target token one clearly largest attention weight
-    return model
-
-
 def rounded(results):
     """Texts, links and probabilities, the last rounded, because a batch of another size rounds otherwise."""
     return [
@@ -46,7 +37,7 @@ def rounded(results):
 @pytest.mark.parametrize("members", [1, 2], ids=["one model", "ensemble"])
 @pytest.mark.parametrize("n_best", [1, 2])
 def test_workers_return_the_results_of_one(tokenizer, members, n_best):
-    models = [new_model(tokenizer, seed) for seed in range(members)]
+    models = [aligning_model(tokenizer, seed) for seed in range(members)]
     text = lines(130)  # at least 32 sentences for each worker
     translators = [Translator(models[0], tokenizer, ensemble=models[1:], workers=workers) for workers in (1, 2, 4)]
     expected, *others = (list(translator.translate_nbest(text, n_best, **SETTINGS)) for translator in translators)
@@ -58,8 +49,8 @@ def test_workers_return_the_results_of_one(tokenizer, members, n_best):
 
 @pytest.mark.parametrize("engine", ["modules", "packed", "eager", "training mode", "ensemble"])
 def test_user_threads_get_the_results_of_one_thread(tokenizer, engine):
-    model = new_model(tokenizer)
-    ensemble = [new_model(tokenizer, 1)] if engine == "ensemble" else []
+    model = aligning_model(tokenizer)
+    ensemble = [aligning_model(tokenizer, 1)] if engine == "ensemble" else []
     if engine == "packed":
         optimize_for_inference(model)
     elif engine == "eager":

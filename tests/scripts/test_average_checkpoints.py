@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference.translator import Translator
-from hf_vanilla_transformer.training import checkpoints as checkpoints_module
 from tests.model_helpers import tiny_model
 
 TRAINING_STATE = "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"
@@ -62,18 +61,6 @@ def test_average_of_a_run_is_a_model_that_translates(average, finished, tmp_path
     assert [path.name for path in output.parent.iterdir()] == ["averaged"]
 
 
-def test_average_of_sharded_checkpoints_is_unsharded(average, tmp_path):
-    for seed in range(2):
-        tiny_model(seed).save_pretrained(tmp_path / f"checkpoint-{seed}", max_shard_size="20KB")
-    status, _, errors = average(tmp_path / "checkpoint-0", tmp_path / "checkpoint-1", "--output", tmp_path / "mean")
-    assert status == 0, errors
-    assert sorted(path.name for path in (tmp_path / "mean").glob("*safetensors*")) == ["model.safetensors"]
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "mean")
-    states = [tiny_model(seed).state_dict() for seed in range(2)]
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(tensor, (states[0][name] + states[1][name]) / 2)
-
-
 def test_average_of_named_checkpoints_into_a_file(average, finished, tmp_path):
     named = [finished / "checkpoint-2" / "model.safetensors", finished / "checkpoint-10"]
     assert average(*named, "--output", tmp_path / "mean.safetensors")[0] == 0
@@ -112,17 +99,6 @@ def test_output_is_never_overwritten(average, finished, tmp_path, name):
     status, _, errors = average("--run", finished, "--last", 2, "--output", tmp_path / name)
     assert status == 2 and str(tmp_path / name) in errors
     assert there.read_text() == "mine" and len(list(there.parent.iterdir())) == 1
-
-
-def test_full_disk_leaves_no_partial_model(average, finished, tmp_path, monkeypatch):
-    def full(_, path, **__):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoints_module, "save_file", full)
-    status, _, errors = average("--run", finished, "--last", 2, "--output", tmp_path / "out")
-    assert status == 2 and "no space left" in errors
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "--run", "b", "--last", "1"], ["--run", "b"], ["a", "--last", "1"]])

@@ -1,8 +1,6 @@
 """`vanilla-transformer evaluate`: scores of a model and of an existing translation, and wrong arguments."""
 
 import json
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -30,19 +28,7 @@ def run(command):
     return partial(command, "evaluate")
 
 
-def in_new_process(repository):
-    def run(*arguments):
-        command = [sys.executable, "-m", "vanilla_transformer_cli", "evaluate", *arguments]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        return process.returncode, process.stdout, process.stderr
-
-    return run
-
-
-# a new process takes seconds to import torch
-@pytest.mark.parametrize("new_process", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_existing_translation_is_scored(run, repository, work, new_process):
-    run = in_new_process(repository) if new_process else run
+def test_existing_translation_is_scored(run, work):
     status, printed, errors = run(
         "--bleu_tokenize", "none", "--bleu_lowercase", "--hypothesis", "hypotheses", "--reference", "references",
         "--output", "results.json",

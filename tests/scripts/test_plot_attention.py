@@ -1,9 +1,5 @@
 """`vanilla-transformer attention`: plots without a display, and errors."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.trainer_helpers import as_flags
@@ -28,20 +24,6 @@ def test_plot_without_a_display(run, model_folder, tmp_path, monkeypatch):
     assert (status, printed) == (0, "attention.png\n"), errors
     assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert matplotlib.rcParams["backend"] == "TkAgg"  # the user's plots keep it
-
-
-@pytest.mark.slow  # a separate process that imports torch
-def test_plot_without_a_display_in_a_separate_process(model_folder, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
-    process = subprocess.run(
-        [sys.executable, "-m", "vanilla_transformer_cli", "attention", "--model", model_folder,
-         "--sentence", SENTENCE, "--translation", "zweihunderteins", "--output", "attention.png"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=120,
-        env=environment | {"MPLBACKEND": "TkAgg", "MPLCONFIGDIR": str(tmp_path)},
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
-    assert process.stdout == "attention.png\n"
-    assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_layer_and_default_translation(run, model_folder, tmp_path):

@@ -12,11 +12,9 @@ from torch import Tensor, distributed
 
 from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTrainer,
-    VanillaTransformerTrainingArguments,
 )
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, QUIET, TINY_RUN, as_flags, collate, flat, random_pairs
+from tests.trainer_helpers import DESCENT, TINY_RUN, as_flags, flat, random_pairs, trained
 
 STEPS = 20
 # the flags of a whole run
@@ -38,13 +36,10 @@ def train(
     folder: Path, count: int, resume: Path | None = None, tying: dict[str, bool] | None = None, **settings: Any
 ) -> tuple[Tensor, list[float], VanillaTransformerForConditionalGeneration]:
     """The weights after some updates, the losses with and without smoothing, and the model."""
-    settings = {**QUIET, **DESCENT, "learning_rate": 0.5, "max_steps": STEPS, **settings}
-    args = VanillaTransformerTrainingArguments(output_dir=str(folder), ddp_find_unused_parameters=False, **settings)
+    settings = {**DESCENT, "learning_rate": 0.5, "max_steps": STEPS, **settings}
+    settings |= {"ddp_find_unused_parameters": False}
     model = tiny_model(label_smoothing=0.1, **tying or {})
-    trainer = VanillaTransformerTrainer(
-        model=model, args=args, train_dataset=random_pairs(count), data_collator=collate
-    )
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    trainer = trained(folder, random_pairs(count), model, resume=resume, **settings)
     logged = [entry[name] for entry in trainer.state.log_history if "loss" in entry for name in ("loss", "nll_loss")]
     return flat(model), logged, model
 

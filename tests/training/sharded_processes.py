@@ -32,12 +32,11 @@ PartialState.__init__ = _report_accelerators
 import torch  # noqa: E402
 from torch import Tensor, distributed  # noqa: E402
 
-from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments  # noqa: E402
 from hf_vanilla_transformer.training.finishing import full_state_dict  # noqa: E402
 from hf_vanilla_transformer.training.recipes import parse_recipe  # noqa: E402
 from hf_vanilla_transformer.training.run import run_training  # noqa: E402
 from tests.model_helpers import TYING_MODES, tiny_model  # noqa: E402
-from tests.trainer_helpers import DESCENT, QUIET, collate, random_pairs  # noqa: E402
+from tests.trainer_helpers import DESCENT, make_trainer, random_pairs  # noqa: E402
 
 TOKENS = {"max_tokens_per_batch": 40, "tokens_per_update": 150}
 ADAM = {"learning_rate": 0.01}
@@ -45,10 +44,8 @@ ADAM = {"learning_rate": 0.01}
 
 def train(folder: Path, resume: Path | None = None, tying: dict[str, bool] | None = None, **settings: Any) -> Any:
     """The share of the parameters on this rank, and all weights after some updates of a sharded model."""
-    settings = {**QUIET, **TOKENS, "max_steps": 4, **settings}
-    args = VanillaTransformerTrainingArguments(output_dir=str(folder), **settings)
     model = tiny_model(label_smoothing=0.1, **tying or {})
-    trainer = VanillaTransformerTrainer(model=model, args=args, train_dataset=random_pairs(40), data_collator=collate)
+    trainer = make_trainer(folder, random_pairs(40), model, **{**TOKENS, "max_steps": 4, **settings})
     assert trainer.is_fsdp_enabled and trainer.accelerator.is_fsdp2
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     held = sum(parameter.to_local().numel() for parameter in model.parameters())

@@ -3,10 +3,8 @@
 import pytest
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
-from tests.trainer_helpers import TINY_RUN, as_flags
+from tests.trainer_helpers import error_of, run_tiny, write_pairs
 
 PAIRS = [
     ("One dog", "Ein Hund"),
@@ -14,13 +12,6 @@ PAIRS = [
     ("A cat", "Eine Katze"),
     ("dog dog dog dog dog dog", "Hund Hund Hund Hund Hund"),
 ]
-
-
-def error_of(call, *arguments):
-    with pytest.raises(UserError) as raised:
-        call(*arguments)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -60,19 +51,9 @@ def test_wrong_number_is_refused_when_it_is_given(name, value, reason):
     assert name in message and reason in message
 
 
-def write_text(folder, pairs=PAIRS):
-    flags = {}
-    for split in ("train", "validation", "test"):
-        for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
-            (folder / f"{split}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            flags.setdefault(split, []).append(folder / f"{split}.{side}")
-    return flags
-
-
 def train(folder, **values):
     settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_strategy": "no", "warmup_steps": 2}
-    flags = as_flags({**TINY_RUN, **settings, **write_text(folder), **values})
-    return run_training(*parse_recipe(["--output_dir", str(folder / "run"), *flags]))
+    return run_tiny(folder / "run", **settings, **write_pairs(folder, PAIRS, "train", "validation", "test") | values)
 
 
 @pytest.mark.parametrize(
@@ -80,18 +61,18 @@ def train(folder, **values):
     [{"optim": "adamw_bnb_8bit"}, {"optim": "sgd", "optim_args": "x"}, {"optim": "galore_adamw", "optim_args": "x=1"}],
 )
 def test_optimizer_that_cannot_be_made_is_refused(tmp_path, fields):
-    message = error_of(lambda: train(tmp_path, **fields))
+    message = error_of(train, tmp_path, **fields)
     assert message.startswith(f"optim: {fields['optim']} with optim_args=")
     assert not (tmp_path / "run").exists()
 
 
 def test_model_beyond_the_memory_is_refused(tmp_path):
     for field in ("d_model", "encoder_layers", "value_head_dim"):
-        assert "parameters" in error_of(lambda field=field: train(tmp_path, **{field: 2**31}))
+        assert "parameters" in error_of(train, tmp_path, **{field: 2**31})
 
 
 def test_vocabulary_that_cannot_be_allocated_is_refused(tmp_path):
-    message = error_of(lambda: train(tmp_path, vocab_size=3_000_000_000))
+    message = error_of(train, tmp_path, vocab_size=3_000_000_000)
     assert "vocab_size" in message and "3000000000" in message
 
 
@@ -106,7 +87,7 @@ def test_vocabulary_that_cannot_be_allocated_is_refused(tmp_path):
 )
 def test_schedule_that_cannot_be_made_is_refused(tmp_path, schedule, settings):
     fields = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": str(settings).replace("'", '"')}
-    assert schedule in error_of(lambda: train(tmp_path, **fields))
+    assert schedule in error_of(train, tmp_path, **fields)
     assert not (tmp_path / "run").exists()
 
 
@@ -126,14 +107,14 @@ def test_schedule_that_cannot_be_made_is_refused(tmp_path, schedule, settings):
 )
 def test_sentences_beyond_learned_positions_are_refused_before_training(tmp_path, fields, message):
     learned = {"position_encoding_type": "learned", "max_position_embeddings": 20}
-    assert message in error_of(lambda: train(tmp_path, **learned, **fields))
+    assert message in error_of(train, tmp_path, **learned, **fields)
     assert not (tmp_path / "run").exists()
 
 
 def test_test_line_beyond_learned_positions_is_met_after_the_model_is_saved(tmp_path):
     learned = {"position_encoding_type": "learned", "max_position_embeddings": 20}
     limits = {"max_source_length": 20, "max_target_length": 20, "max_eval_samples": 1}
-    message = error_of(lambda: train(tmp_path, **learned, **limits))
+    message = error_of(train, tmp_path, **learned, **limits)
     assert "test split" in message and str(tmp_path / "run") in message
     assert (tmp_path / "run" / "model.safetensors").is_file() and (tmp_path / "run" / "checkpoint-2").is_dir()
 
@@ -154,5 +135,5 @@ def test_lowercase_treats_validation_and_test_alike(tmp_path, monkeypatch):
 
 def test_lowercase_with_a_tokenizer_that_keeps_capitals_is_refused(tmp_path):
     save_tokenizers(tmp_path / "mine", train_tokenizer(["abc abc"] * 5, 270))
-    message = error_of(lambda: train(tmp_path, lowercase=True, tokenizer_name=tmp_path / "mine"))
+    message = error_of(train, tmp_path, lowercase=True, tokenizer_name=tmp_path / "mine")
     assert message.startswith("lowercase: True: ")

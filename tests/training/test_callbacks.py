@@ -1,9 +1,6 @@
-"""Ctrl-C and the time limit, which save a checkpoint; the bf16 measurement and the default learning rate."""
+"""The time limit, the measurement of bf16 and the default learning rate."""
 
 import math
-import os
-import signal
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -33,19 +30,21 @@ def step(stop, eval_strategy="steps"):
     return stop.on_step_end(args, None, TrainerControl())
 
 
-def test_time_limit_counts_from_the_start_of_training(clock):
-    stop = StopWithCheckpoint(max_minutes=2)
-    assert StopWithCheckpoint().minutes_left() == math.inf
+@pytest.mark.parametrize("strategy", ["steps", "no"])
+def test_time_limit_counts_from_the_start_of_training(clock, strategy):
+    stop, unlimited = StopWithCheckpoint(max_minutes=2), StopWithCheckpoint()
+    assert unlimited.minutes_left() == math.inf
     clock.now += 500
     stop.on_train_begin()
     try:
         clock.now += 119
-        control = step(stop)
+        control = step(stop, strategy)
         assert not (control.should_training_stop or control.should_save or control.should_evaluate)
         clock.now += 2
-        control = step(stop)
-        assert control.should_training_stop and control.should_save and control.should_evaluate
-        assert not stop.interrupted
+        control = step(stop, strategy)
+        assert control.should_training_stop and control.should_save
+        assert control.should_evaluate is (strategy == "steps") and not stop.interrupted
+        assert not step(unlimited).should_training_stop
     finally:
         stop.on_train_end()
 
@@ -66,63 +65,6 @@ def test_time_limit_includes_the_time_before_a_resume(clock):
         assert step(second).should_training_stop and second.seconds() == 121
     finally:
         second.on_train_end()
-
-
-def test_time_limit_does_not_evaluate_without_eval_strategy(clock):
-    stop = StopWithCheckpoint(max_minutes=1)
-    stop.on_train_begin()
-    clock.now += 61
-    control = step(stop, "no")
-    stop.on_train_end()
-    assert control.should_training_stop and control.should_save and not control.should_evaluate
-
-
-def test_time_limit_is_optional(clock):
-    stop = StopWithCheckpoint()
-    stop.on_train_begin()
-    clock.now += 1e9
-    control = step(stop)
-    stop.on_train_end()
-    assert not (control.should_training_stop or control.should_save)
-
-
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.01)  # the handler runs between two instructions of the interpreter
-
-
-@pytest.fixture
-def terminal():
-    """The default handler of Ctrl-C, also where the tests run in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_saves_a_checkpoint_and_the_second_stops_immediately(terminal, capsys):
-    stop = StopWithCheckpoint(max_minutes=60)
-    stop.on_train_begin()
-    try:
-        assert not step(stop).should_training_stop
-        interrupt()
-        assert stop.interrupted and "Ctrl-C again" in capsys.readouterr().out
-        control = step(stop)
-        assert control.should_training_stop and control.should_save
-        assert not control.should_evaluate  # the user wants to leave quickly
-        with pytest.raises(KeyboardInterrupt):
-            interrupt()
-    finally:
-        stop.on_train_end()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_ctrl_c_handler_is_restored_after_training():
-    before = signal.getsignal(signal.SIGINT)
-    stop = StopWithCheckpoint()
-    stop.on_train_begin()
-    assert signal.getsignal(signal.SIGINT) is not before
-    stop.on_train_end()
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("training", [True, False])

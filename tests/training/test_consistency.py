@@ -24,15 +24,20 @@ from tests.model_helpers import (
     tiny_model,
     translation_batch,
 )
-from tests.trainer_helpers import DESCENT, QUIET, collate, fixed_second_pass, flat, random_pairs, relative_error
+from tests.trainer_helpers import (
+    SAVING,
+    consistency_update,
+    fixed_second_pass,
+    flat,
+    make_trainer,
+    numpy_log_softmax,
+    random_pairs,
+    relative_error,
+    trained,
+)
 
 OBJECTIVES = {"simcut": simcut(), "r_drop": r_drop(), "other": ConsistencyObjective(0.7, 0.3, 0.2, 0.9)}
 both = pytest.mark.parametrize("method", ["simcut", "r_drop"])
-
-
-def numpy_log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def numpy_loss(logits: Tensor, labels: Tensor, smoothing: float, objective: ConsistencyObjective) -> float:
@@ -181,33 +186,11 @@ def test_consistency_through_the_model_has_the_gradients_of_the_formula(method: 
     assert_same_gradients(actual, expected)
 
 
-def update(method: str, size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
-    """The change of the weights in two updates of gradient descent."""
-    model = tiny_model(label_smoothing=0.1)
-    before = flat(model)
-    arguments = Arguments(
-        output_dir=str(folder),
-        **{f"{method}_alpha": 3.0},
-        **QUIET,
-        **{**DESCENT, "learning_rate": 0.2},
-        max_steps=2,
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=steps,
-        **settings,
-    )
-    trainer = VanillaTransformerTrainer(
-        model=model, args=arguments, train_dataset=random_pairs(32), data_collator=collate
-    )
-    with fixed_second_pass(model, method):
-        trainer.train()
-    return flat(model) - before
-
-
 @both
 def test_consistency_update_is_the_same_in_1_or_8_batches(method: str, tmp_path: Path) -> None:
-    whole = update(method, 32, 1, tmp_path)
+    whole = consistency_update(method, 32, 1, tmp_path)
     assert whole.norm() > 0.1
-    assert relative_error(update(method, 4, 8, tmp_path), whole) <= 1e-5
+    assert relative_error(consistency_update(method, 4, 8, tmp_path), whole) <= 1e-5
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 5])
@@ -233,40 +216,26 @@ def test_halves_have_the_loss_and_the_gradients_of_the_batch(pairs: int) -> None
 
 
 @both
-def test_trainer_reads_a_batch_in_halves_once_consistency_starts(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, sizes, compute_loss = tiny_model(), [], VanillaTransformerTrainer.compute_loss
+def test_trainer_reads_a_batch_in_halves_once_consistency_starts(method: str, tmp_path: Path) -> None:
+    sizes: list[int] = []
 
-    def record(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        sizes.append(len(inputs["labels"]))
-        return compute_loss(self, model, inputs, *args, **kwargs)
+    class Recording(VanillaTransformerTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            sizes.append(len(inputs["labels"]))
+            return super().compute_loss(model, inputs, *args, **kwargs)
 
-    monkeypatch.setattr(VanillaTransformerTrainer, "compute_loss", record)
-    arguments = Arguments(
-        str(tmp_path),
-        **{f"{method}_alpha": 3.0},
-        **QUIET,
-        consistency_start=1,
-        max_steps=2,
-        per_device_train_batch_size=8,
-    )
-    data: Any = random_pairs(16)
-    VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate).train()
+    settings = {f"{method}_alpha": 3.0, "consistency_start": 1, "max_steps": 2, "per_device_train_batch_size": 8}
+    trained(tmp_path, random_pairs(16), kind=Recording, **settings)
     assert sizes == [8, 4, 4]
 
 
 @both
 def test_consistency_starts_after_the_updates_that_it_is_told(method: str, tmp_path: Path) -> None:
     def weights(steps: int, alpha: float, resume: str | None = None, **settings: Any) -> Tensor:
-        model = tiny_model(dropout=0.1)
+        settings |= {f"{method}_alpha": alpha, "max_steps": steps, **SAVING}
         folder = tmp_path / f"{steps}-{alpha}{resume or ''}"
-        saved = {**QUIET, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
-        arguments = Arguments(str(folder), **{f"{method}_alpha": alpha}, **settings, **saved, max_steps=steps)
-        data: Any = random_pairs(16)
-        trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
-        trainer.train(resume_from_checkpoint=str(tmp_path / resume / "checkpoint-1") if resume else None)
-        return flat(model)
+        checkpoint = str(tmp_path / resume / "checkpoint-1") if resume else None
+        return flat(trained(folder, random_pairs(16), tiny_model(dropout=0.1), resume=checkpoint, **settings).model)
 
     plain, late = weights(2, 0.0), weights(2, 3.0, consistency_start=1)
     assert weights(2, 4.0, consistency_start=2).equal(plain)
@@ -275,13 +244,9 @@ def test_consistency_starts_after_the_updates_that_it_is_told(method: str, tmp_p
 
 
 def test_consistency_is_off_in_evaluation(tmp_path: Path) -> None:
-    arguments = Arguments(output_dir=str(tmp_path), simcut_alpha=3.0, **QUIET)
-    data: Any = random_pairs(8)
-    trainer = VanillaTransformerTrainer(model=tiny_model(), args=arguments, eval_dataset=data, data_collator=collate)
-    plain = VanillaTransformerTrainer(
-        model=tiny_model(), args=Arguments(output_dir=str(tmp_path), **QUIET), eval_dataset=data, data_collator=collate
-    )
-    assert trainer.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]
+    settings = ({"simcut_alpha": 3.0}, {})
+    trainers = [make_trainer(tmp_path, eval_dataset=random_pairs(8), **each) for each in settings]
+    assert trainers[0].evaluate()["eval_loss"] == trainers[1].evaluate()["eval_loss"]
 
 
 @pytest.mark.parametrize(
@@ -302,9 +267,8 @@ def test_consistency_settings_are_refused_by_name(tmp_path: Path, settings: dict
 
 
 def test_consistency_refuses_a_foreign_model(tmp_path: Path) -> None:
-    arguments = Arguments(output_dir=str(tmp_path), simcut_alpha=3.0, **QUIET)
     with pytest.raises(UserError, match="simcut_alpha=3.0"):
-        VanillaTransformerTrainer(model=torch.nn.Linear(2, 2), args=arguments)
+        make_trainer(tmp_path, model=torch.nn.Linear(2, 2), simcut_alpha=3.0)
 
 
 @pytest.fixture(autouse=True)

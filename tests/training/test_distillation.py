@@ -20,12 +20,16 @@ from hf_vanilla_transformer.training.objectives.teacher_distributions import (
     TopOfCorpus,
 )
 from tests.model_helpers import assert_same_gradients, gradients, tiny_model, translation_batch
-from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs, relative_error
-
-
-def numpy_log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+from tests.trainer_helpers import (
+    DESCENT,
+    QUIET,
+    collate,
+    flat,
+    numpy_log_softmax,
+    random_pairs,
+    relative_error,
+    trained,
+)
 
 
 def numpy_loss(
@@ -107,18 +111,8 @@ def test_teacher_that_equals_its_student_leaves_only_the_cross_entropy(tmp_path:
 
 
 def update(teacher: Path, size: int, steps: int, folder: Path, model: Any, **settings: Any) -> Any:
-    arguments = Arguments(
-        output_dir=str(folder),
-        teacher=[str(teacher)],
-        **QUIET,
-        **{**DESCENT, "learning_rate": 0.5, "max_steps": 2, **settings},
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=steps,
-    )
-    data: Any = random_pairs(32)
-    trainer = VanillaTransformerTrainer(model=model, args=arguments, train_dataset=data, data_collator=collate)
-    trainer.train()
-    return trainer
+    split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "teacher": [str(teacher)]}
+    return trained(folder, None, model, **DESCENT | {"learning_rate": 0.5, "max_steps": 2} | split | settings)
 
 
 @pytest.mark.parametrize("top", [0, 3])

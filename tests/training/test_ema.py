@@ -13,21 +13,12 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.callbacks import EMA_WEIGHTS, WeightAverage
 from hf_vanilla_transformer.training.finishing import choose_weights
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, QUIET, collate, random_pairs
+from tests.trainer_helpers import DESCENT, SAVING, trained
 
 
 def run(folder: Path, steps: int, resume: Path | None = None, **settings: Any) -> VanillaTransformerTrainer:
-    arguments = Arguments(
-        output_dir=str(folder),
-        **{**QUIET, **DESCENT, "learning_rate": 0.1, "save_strategy": "steps", "save_steps": 1, "ema_decay": 0.4},
-        **settings,
-        max_steps=steps,
-        per_device_train_batch_size=4,
-    )
-    data: Any = random_pairs(32)
-    trainer = VanillaTransformerTrainer(model=tiny_model(), args=arguments, train_dataset=data, data_collator=collate)
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return trainer
+    settings |= {**SAVING, "learning_rate": 0.1, "ema_decay": 0.4, "per_device_train_batch_size": 4}
+    return trained(folder, resume=resume, max_steps=steps, **DESCENT | settings)
 
 
 def test_ema_follows_its_formula(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import io
 import json
 import shutil
 import zipfile
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,12 @@ from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from tests.interop.foreign import train_sentencepiece, write_opus_folder
 from tests.model_helpers import randomise, tiny_model
-from tests.trainer_helpers import as_flags
+from tests.trainer_helpers import as_flags, assert_same_model, write_pairs
 
 SOURCES = ["one dog", "two dogs", "three cats", "a ball", "one cat", "two cats in the snow", "three dogs", "one ball"]
-TARGETS = [
-    "ein Hund",
-    "zwei Hunde",
-    "drei Katzen",
-    "ein Ball",
-    "eine Katze",
-    "zwei Katzen im Schnee",
-    "drei Hunde",
-    "x",
-]
+TARGETS = ["ein Hund", "zwei Hunde", "drei Katzen", "ein Ball", "eine Katze", "zwei Katzen im Schnee", "drei Hunde"]
+TARGETS += ["x"]
+PAIRS = list(zip(SOURCES, TARGETS, strict=True))
 UNIT = '<tu><tuv xml:lang="en"><seg>{}</seg></tuv><tuv xml:lang="de"><seg>{}</seg></tuv></tu>'
 SETTINGS: dict[str, Any] = {
     "max_steps": 4,
@@ -57,13 +49,8 @@ SETTINGS: dict[str, Any] = {
 def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Flags for training text, a test set and a test set of the base model."""
     folder = tmp_path_factory.mktemp("text")
-    flags = defaultdict(list)
-    for split, rows in (("train", slice(None)), ("test", slice(0, 3)), ("base_test", slice(3, 8))):
-        for side, lines in (("source", SOURCES), ("target", TARGETS)):
-            file = folder / f"{split}.{side}"
-            file.write_text("\n".join(lines[rows]) + "\n", encoding="utf-8")
-            flags[split].append(file)
-    return dict(flags)
+    test, base_test = write_pairs(folder, PAIRS[:3], "test"), write_pairs(folder, PAIRS[3:], "base_test")
+    return write_pairs(folder, PAIRS) | test | base_test
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +178,7 @@ def test_resumed_run_ends_with_the_same_weights_and_scores(base: Path, text: dic
         (tmp_path / "cut" / name).rename(tmp_path / "resumed" / name)
     # The base model is not needed again.
     resumed = fine_tune(tmp_path / "resumed", tmp_path / "gone", text, resume_from_checkpoint=True)
-    expected, actual = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert_same_model(tmp_path / "whole", tmp_path / "resumed")
     scores = {name: value for name, value in whole.items() if "test_" in name and name.endswith(("bleu", "chrf"))}
     assert len(scores) == 8 and scores == {name: resumed[name] for name in scores}
 
@@ -281,16 +267,9 @@ def test_average_and_sample_limits_go_with_fine_tuning(
 # The gain over fresh weights
 
 
-def spelt_out(numbers: range, kind: str) -> tuple[list[str], list[str]]:
-    """English and German number words; `kind` is cardinal or ordinal."""
-    return tuple([num2words(number, to=kind, lang=lang) for number in numbers] for lang in ("en", "de"))  # type: ignore
-
-
-def write_text(folder: Path, split: str, lines: tuple[list[str], list[str]]) -> dict[str, list[Path]]:
-    files = [folder / f"{split}.{side}" for side in ("source", "target")]
-    for file, text in zip(files, lines, strict=True):
-        file.write_text("\n".join(text) + "\n", encoding="utf-8")
-    return {split: files}
+def spelt_out(kind: str) -> tuple[list[str], list[str]]:
+    """3,000 English and German number words; `kind` is cardinal or ordinal."""
+    return tuple([num2words(number, to=kind, lang=lang) for number in range(3000)] for lang in ("en", "de"))  # type: ignore
 
 
 def write_tokenizer(folder: Path, sources: list[str], targets: list[str]) -> None:
@@ -306,14 +285,13 @@ def write_tokenizer(folder: Path, sources: list[str], targets: list[str]) -> Non
 def test_opus_folder_gains_on_new_text_and_on_fresh_weights(tmp_path: Path) -> None:
     """Cardinal numbers, then ordinal ones; the bar is 5 BLEU (of characters) over fresh weights at equal updates."""
     pytest.importorskip("sentencepiece", reason="the extra `convert` is not installed")
-    old, new = spelt_out(range(0, 3000), "cardinal"), spelt_out(range(0, 3000), "ordinal")
+    old, new = spelt_out("cardinal"), spelt_out("ordinal")
     write_tokenizer(tmp_path / "tokenizer", old[0] + new[0], old[1] + new[1])
     texts = {}
     for name, lines in (("old", old), ("new", new)):
-        (tmp_path / name).mkdir()
-        test = tuple([line for row, line in enumerate(side) if row % 30 == 7] for side in lines)
-        train = tuple([line for row, line in enumerate(side) if row % 30 != 7] for side in lines)
-        texts[name] = write_text(tmp_path / name, "train", train) | write_text(tmp_path / name, "test", test)  # type: ignore
+        pairs = list(zip(*lines, strict=True))
+        train = write_pairs(tmp_path / name, [pair for row, pair in enumerate(pairs) if row % 30 != 7])
+        texts[name] = train | write_pairs(tmp_path / name, pairs[7::30], "test")
     sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
              "encoder_attention_heads": 4, "decoder_attention_heads": 4}  # fmt: skip
     marian = {"activation_function": "swish", "position_encoding_type": "sinusoidal_split", "lm_head_bias": True}
@@ -322,18 +300,18 @@ def test_opus_folder_gains_on_new_text_and_on_fresh_weights(tmp_path: Path) -> N
     common: dict[str, Any] = {"per_device_train_batch_size": 64, "logging_steps": 100, "bleu_tokenize": "char",
                               "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}  # fmt: skip
 
-    def train(name: str, text: dict[str, list[Path]], updates: int, **fields: Any) -> dict[str, Any]:
+    def run(name: str, text: dict[str, list[Path]], updates: int, **fields: Any) -> dict[str, Any]:
         flags = as_flags({**common, **text, **fields, "max_steps": updates, "output_dir": tmp_path / name})
         return run_training(*parse_recipe(flags))
 
-    train("base", texts["old"], 700, **fresh)
+    run("base", texts["old"], 700, **fresh)
     export("marian", tmp_path / "base", tmp_path / "opus")
     search = GenerationConfig.from_pretrained(tmp_path / "opus")
     search.bad_words_ids = [[len(MarianTokenizer.from_pretrained(tmp_path / "opus")) - 1]]
     search.save_pretrained(tmp_path / "opus")
     base_test = {f"base_{name}": file for name, file in texts["old"].items() if name.startswith("test")}
-    tuned = train("tuned", texts["new"] | base_test, 150, model_name_or_path=tmp_path / "opus", learning_rate=0.001)
-    new_weights = train("fresh", texts["new"], 150, **fresh)
+    tuned = run("tuned", texts["new"] | base_test, 150, model_name_or_path=tmp_path / "opus", learning_rate=0.001)
+    new_weights = run("fresh", texts["new"], 150, **fresh)
     found = {name: round(value, 1) for name, value in tuned.items() if name.endswith("test_bleu")}
     print(found, "fresh weights:", round(new_weights["test_bleu"], 1))
     assert tuned["test_bleu"] > tuned["before_test_bleu"]

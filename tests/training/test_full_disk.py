@@ -15,10 +15,8 @@ from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.training import finishing
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
-from tests.trainer_helpers import TINY_RUN, as_flags
+from tests.trainer_helpers import run_tiny, write_pairs
 
 NUMBERS = {
     errno.ENOSPC: "no space left",
@@ -122,19 +120,18 @@ def test_quota_in_each_phase_keeps_what_was_saved(tmp_path, monkeypatch, phase):
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
         return original(*arguments)
 
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("source\ttarget\n" + "".join(f"{number}\t{number} und {number}\n" for number in range(6)))
-    settings = {"train": pairs, "max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4}
-    run = tmp_path / "run"
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(UserError, match=f"^{run}: .*quota.*{message}"),
-    ):
+    pairs = write_pairs(tmp_path / "text", [(f"{number}", f"{number} und {number}") for number in range(6)])
+    settings = {**pairs, "max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4}
+    run, handler = tmp_path / "run", signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=f"^{run}: .*quota.*{message}"):
         patch.setattr(owner, name, save)
-        run_training(*parse_recipe(["--output_dir", str(run), *as_flags({**TINY_RUN, **settings})]))
+        run_tiny(run, **settings)
+    assert signal.getsignal(signal.SIGINT) is handler  # Ctrl-C works again
     steps = ["checkpoint-1"] if phase == "checkpoint" else ["checkpoint-1", "checkpoint-2"]
     assert [path.name for path in complete_checkpoints(run)] == steps
     assert (run / "model.safetensors").is_file() is (phase == "card") and not (run / ".saving").exists()
+    if phase == "checkpoint":
+        assert run_tiny(run, **settings, resume_from_checkpoint=True)["train_updates"] == 2
 
 
 @pytest.mark.slow

@@ -9,11 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from tests.trainer_helpers import TINY_RUN, as_flags
+from tests.trainer_helpers import TINY_RUN, as_flags, assert_same_model
 
 KILLS, STEPS = 10, 60
 FLAGS = as_flags(
@@ -77,9 +75,6 @@ def test_killed_and_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> No
     assert in_saving >= 2, "some kills must happen while saving"
     last = start(folder, True)
     assert last.wait(600) == 0, last.stdout.read()
-    expected, found = (load_file(each / "model.safetensors") for each in (tmp_path / "undisturbed", folder))
-    assert expected.keys() == found.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(tensor, found[name]), name
+    assert_same_model(tmp_path / "undisturbed", folder)
     assert not (folder / ".saving").exists()
     assert os.listdir(tmp_path / "undisturbed") and len(complete_checkpoints(folder)) == 1

@@ -12,7 +12,7 @@ from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Argume
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.muon import MuonAdamW, muon_groups, orthogonalized
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import QUIET, collate, flat, random_pairs, relative_error
+from tests.trainer_helpers import SAVING, collate, flat, random_pairs, relative_error, trained
 
 SHAPES = [(6, 6), (10, 4), (4, 10)]
 
@@ -107,24 +107,17 @@ def test_muon_groups_hold_the_matrices_of_the_layers() -> None:
 
 
 def run(folder: Path, steps: int, resume: Path | None = None, **settings: Any) -> VanillaTransformerTrainer:
-    arguments = Arguments(
-        output_dir=str(folder),
-        **QUIET | {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01, "muon": True} | settings,
-        max_steps=steps,
-    )
-    data: Any = random_pairs(32)
-    trainer = VanillaTransformerTrainer(model=tiny_model(), args=arguments, train_dataset=data, data_collator=collate)
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return trainer
+    settings = {"muon": True, **SAVING, "save_steps": 2, "max_steps": steps, **settings}
+    return trained(folder, resume=resume, **settings)
 
 
 def test_trainer_takes_one_step_of_muon(tmp_path: Path) -> None:
     before, data = tiny_model().train(), random_pairs(32)
     before(**collate(data)).loss.backward()
     after = run(tmp_path, 1, per_device_train_batch_size=32, lr_scheduler_type="constant").model
-    for layer, trained in zip(before.model.decoder.layers, after.model.decoder.layers, strict=True):
+    for layer, moved_layer in zip(before.model.decoder.layers, after.model.decoder.layers, strict=True):
         for name in ("cross_attn.q_proj", "fc1", "fc2"):
-            weight, moved = layer.get_submodule(name).weight, trained.get_submodule(name).weight
+            weight, moved = layer.get_submodule(name).weight, moved_layer.get_submodule(name).weight
             step = ((weight - moved) / (0.01 * 0.2 * max(weight.shape) ** 0.5)).detach().numpy()
             np.testing.assert_allclose(step, numpy_orthogonalized(weight.grad.numpy()), atol=1e-3)
 

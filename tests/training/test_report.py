@@ -12,10 +12,8 @@ import pytest
 from transformers import EvalPrediction, TrainerState
 
 from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.report import SampleTranslations, TrainingBar, log_line
-from hf_vanilla_transformer.training.run import run_training
-from tests.trainer_helpers import TINY_RUN, as_flags
+from tests.trainer_helpers import run_tiny, write_pairs
 
 LOG = {
     "loss": 3.2104,
@@ -90,17 +88,9 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(
 ) -> None:
     sources = ["one dog", "two dogs", "three cats", "a ball", "one cat"]
     targets = ["ein Hund", "zwei Hunde", "drei Katzen", "ein Ball", "eine Katze"]
-    fields: dict[str, Any] = {
-        "max_steps": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "output_dir": tmp_path / "run",
-    }
-    for side, lines in (("source", sources), ("target", targets)):
-        (tmp_path / side).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    fields |= dict.fromkeys(("train", "validation"), [tmp_path / "source", tmp_path / "target"])
-    fields = TINY_RUN | fields | {"disable_tqdm": False}
-    run_training(*parse_recipe(as_flags(fields)))
+    files = write_pairs(tmp_path, list(zip(sources, targets, strict=True)), "train", "validation")
+    settings = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "disable_tqdm": False}
+    run_tiny(tmp_path / "run", **files, **settings)
     printed, errors = capfd.readouterr()
     assert re.search(r"^update 1 of 2  loss [\d.]+  nll .* target tokens/s  learning rate ", printed, re.MULTILINE)
     assert re.search(r"^update 2  validation  loss [\d.]+  perplexity .* BLEU [\d.]+ ", printed, re.MULTILINE)
@@ -118,9 +108,8 @@ def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys):
     for side in ("en", "de"):
         (tmp_path / f"text.{side}").write_text("\n".join(pairs) + "\n")
     text = [tmp_path / "text.en", tmp_path / "text.de"]
-    flags = TINY_RUN | {"train": text, "validation": text, "output_dir": tmp_path / "run", "max_steps": 2}
-    flags |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "average_last": 2, "ema_decay": 0.5}
-    run_training(*parse_recipe(as_flags(flags | {"vocab_size": 270})))
+    flags = {"train": text, "validation": text, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
+    run_tiny(tmp_path / "run", **flags, save_steps=1, average_last=2, ema_decay=0.5, vocab_size=270)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines if "  validation  " in line] == ["update 1", "update 2"]
     assert sum(line.strip().startswith("source ") for line in lines) == 2 * 3

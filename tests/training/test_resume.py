@@ -6,47 +6,27 @@ import shutil
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from safetensors.torch import load_file
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, TrainerCallback
 
-from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training import precision
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, read_run_state
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from tests import trainer_helpers
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import QUIET, TINY_RUN, as_flags, collate, flat, random_pairs
+from tests.trainer_helpers import SAVING, error_of, flat, make_trainer, random_pairs, run_tiny, write_pairs
 
-SAVING = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
 TOKENS = {"max_tokens_per_batch": 60, "tokens_per_update": 80}
 
 
-def trained(folder, data=None, model=None, resume=None, callbacks=(), kind=VanillaTransformerTrainer, **settings):
-    torch.manual_seed(7)
-    args = VanillaTransformerTrainingArguments(output_dir=str(folder), **{**QUIET, **SAVING, **settings})
+def trained(folder, data=None, model=None, **settings):
     data = Dataset.from_list(random_pairs(32)) if data is None else data
-    trainer = kind(
-        model=model or tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1),
-        args=args,
-        train_dataset=data,
-        data_collator=collate,
-        callbacks=list(callbacks),
-    )
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+    model = model or tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1)
+    return trainer_helpers.trained(folder, data, model, **SAVING | settings)
 
 
 def steps_of(checkpoints):
     return [int(path.name.removeprefix("checkpoint-")) for path in checkpoints]
-
-
-def error_of(call, *arguments, **settings):
-    with pytest.raises(UserError) as raised:
-        call(*arguments, **settings)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
 
 
 # 1. The last checkpoint of the run
@@ -112,19 +92,11 @@ def test_resume_with_weights_of_another_model_is_refused(run):
 
 
 def test_resume_does_not_report_tied_weights_as_missing(run, caplog):
-    logger = logging.getLogger("transformers")
+    logger, model = logging.getLogger("transformers"), tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1)
+    best = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "eval_dataset": random_pairs(4)}
     logger.addHandler(caplog.handler)
     try:
-        best = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
-        args = VanillaTransformerTrainingArguments(
-            output_dir=str(run), **QUIET | SAVING | TOKENS | best, max_steps=3, per_device_eval_batch_size=4
-        )
-        model = tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1)
-        rows = Dataset.from_list(random_pairs(32))
-        made = VanillaTransformerTrainer(
-            model=model, args=args, train_dataset=rows, eval_dataset=random_pairs(4), data_collator=collate
-        )
-        made.train(resume_from_checkpoint=True)
+        made = trained(run, model=model, max_steps=3, resume=True, per_device_eval_batch_size=4, **TOKENS, **best)
     finally:
         logger.removeHandler(caplog.handler)
     assert made.state.best_model_checkpoint and "missing keys" not in caplog.text
@@ -171,31 +143,23 @@ def test_resume_with_other_batches_is_refused(tmp_path, changed):
 PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei"), ("four hundred", "vierhundert"), ("five", "fünf")]
 
 
-def write_text(folder, pairs=PAIRS, name="train"):
-    folder.mkdir(exist_ok=True)
-    files = [folder / f"{name}.{side}" for side in ("source", "target")]
-    for file, lines in zip(files, zip(*pairs, strict=True), strict=True):
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return {name: files}
-
-
 def train(folder, **values):
     settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_steps": 1, "warmup_steps": 2}
-    return run_training(*parse_recipe(["--output_dir", str(folder), *as_flags({**TINY_RUN, **settings, **values})]))
+    return run_tiny(folder, **settings | values)
 
 
 @pytest.fixture(scope="module")
 def text_run(tmp_path_factory):
     """A whole run on text files, and the flags that name them."""
     folder = tmp_path_factory.mktemp("text")
-    files = write_text(folder)
+    files = write_pairs(folder, PAIRS)
     train(folder / "run", **files)
     return folder / "run", files
 
 
 def test_resume_with_moved_files_goes_on(text_run, tmp_path):
     run = shutil.copytree(text_run[0], tmp_path / "run")
-    results = train(run, **write_text(tmp_path / "moved"), max_steps=3, resume_from_checkpoint=True)
+    results = train(run, **write_pairs(tmp_path / "moved", PAIRS), max_steps=3, resume_from_checkpoint=True)
     assert results["train_updates"] == 3
 
 
@@ -215,7 +179,7 @@ def test_resume_with_moved_files_goes_on(text_run, tmp_path):
 def test_resume_with_other_data_is_refused(text_run, tmp_path, changed, name):
     run, files = shutil.copytree(text_run[0], tmp_path / "run"), text_run[1]
     if "train files" in changed:
-        files, changed = write_text(tmp_path / "others", changed["train files"]), {}
+        files, changed = write_pairs(tmp_path / "others", changed["train files"]), {}
     message = error_of(train, run, **files, **changed, max_steps=3, resume_from_checkpoint=True)
     assert name in message
     assert steps_of(complete_checkpoints(run)) == [1, 2]
@@ -234,7 +198,7 @@ def test_resume_with_another_tokenizer_is_refused(text_run, tmp_path):
 
 @pytest.mark.parametrize("faster", [False, True])
 def test_precision_is_measured_once(tmp_path, monkeypatch, capsys, faster):
-    files, answers = write_text(tmp_path), iter([faster])
+    files, answers = write_pairs(tmp_path, PAIRS), iter([faster])
     monkeypatch.setattr(precision, "bf16_is_faster", lambda model: next(answers))
     train(tmp_path / "run", **files, auto_bf16=True)
     train(tmp_path / "run", **files, auto_bf16=True, max_steps=3, resume_from_checkpoint=True)
@@ -247,7 +211,8 @@ def test_precision_is_measured_once(tmp_path, monkeypatch, capsys, faster):
 # 4. The same course
 
 
-def order_of_pairs(folder, callbacks=()):
+def order_of_pairs(folder, asks=False):
+    """The sources of each batch of three epochs, with a callback that asks for the loader in each update."""
     seen = []
 
     class Watching(VanillaTransformerTrainer):
@@ -255,37 +220,25 @@ def order_of_pairs(folder, callbacks=()):
             seen.append(inputs["input_ids"].tolist())
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    trained(folder, kind=Watching, callbacks=callbacks, num_train_epochs=3, save_strategy="no", **TOKENS)
+    class Asking(TrainerCallback):
+        def on_train_begin(self, *_, **__):
+            trainer.get_train_dataloader()
+
+        on_step_end = on_train_begin
+
+    settings = {"num_train_epochs": 3, "save_strategy": "no", "callbacks": [Asking()] if asks else []}
+    torch.manual_seed(7)
+    data, model = Dataset.from_list(random_pairs(32)), tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1)
+    trainer = make_trainer(folder, data, model, Watching, **TOKENS, **settings)
+    trainer.train()
     return seen
 
 
 def test_callback_that_asks_for_the_loader_keeps_the_order(tmp_path):
-    class Asks(TrainerCallback):
-        trainer = None
-
-        def on_train_begin(self, *_, **__):
-            Asks.trainer.get_train_dataloader()
-
-        on_step_end = on_train_begin
-
-    class Known(VanillaTransformerTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            Asks.trainer = self
-
     expected = order_of_pairs(tmp_path / "plain")
-    seen = []
-
-    class Watching(Known):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            seen.append(inputs["input_ids"].tolist())
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    settings = {"num_train_epochs": 3, "save_strategy": "no", **TOKENS}
-    trained(tmp_path / "asked", kind=Watching, callbacks=[Asks()], **settings)
     third = len(expected) // 3
     assert expected[:third] != expected[third : 2 * third]  # the epochs differ
-    assert seen == expected
+    assert order_of_pairs(tmp_path / "asked", asks=True) == expected
 
 
 def stream():
@@ -348,9 +301,8 @@ def judged(folder, scores, resume=None, patience=2, **settings):
             pass  # there is no evaluation data
 
     best = {"metric_for_best_model": "score", "greater_is_better": True, "eval_strategy": "steps", "eval_steps": 1}
-    return trained(
-        folder, kind=Judged, callbacks=[EarlyStoppingCallback(patience)], resume=resume, **TOKENS, **best, **settings
-    )
+    settings |= {"callbacks": [EarlyStoppingCallback(patience)], **TOKENS, **best}
+    return trained(folder, kind=Judged, resume=resume, **settings)
 
 
 def test_early_stopping_counts_evaluations_before_a_resume(tmp_path):
@@ -418,7 +370,7 @@ def test_lora_run_keeps_to_save_total_limit(tmp_path):
 
 @pytest.mark.parametrize("by_tokens", [True, False])
 def test_stream_without_a_usable_pair_saves_no_model(tmp_path, by_tokens):
-    files = write_text(tmp_path)
+    files = write_pairs(tmp_path, PAIRS)
     batches = {"max_tokens_per_batch": 50} if by_tokens else {}
     message = error_of(train, tmp_path / "run", **files, **batches, streaming=True, max_source_length=1)
     assert "no update" in message
@@ -430,18 +382,6 @@ def test_run_state_is_written_with_each_checkpoint(run):
         state = read_run_state(checkpoint)
         assert {"learning_rate", "optim", "precision"} <= state.fixed.keys()
         assert {"seed", "max_tokens_per_batch"} <= state.data.keys() and state.position == {"batches_per_update": 1}
-
-
-@pytest.mark.slow
-def test_weights_of_a_resumed_command_are_those_of_the_whole_run(text_run, tmp_path):
-    files = text_run[1]
-    settings = {"dropout": 0.2, "bpe_dropout": 0.2, "max_tokens_per_batch": 20, "tokens_per_update": 30}
-    train(tmp_path / "whole", **files, **settings, max_steps=7)
-    train(tmp_path / "parts", **files, **settings, max_steps=4)
-    resume = {"resume_from_checkpoint": tmp_path / "parts" / "checkpoint-4"}
-    train(tmp_path / "parts", **files, **settings, **resume, max_steps=7)
-    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
 
 
 @pytest.mark.parametrize(
@@ -470,9 +410,7 @@ def test_resume_prints_a_change_of_the_dropout(tmp_path, capsys):
 
 
 def test_collator_that_pads_on_the_left_is_refused(tmp_path):
-    tokenizer = train_tokenizer(["a b"], 260)
+    tokenizer, model = train_tokenizer(["a b"], 260), tiny_model()
     tokenizer.padding_side = "left"
-    model = tiny_model()
-    args = VanillaTransformerTrainingArguments(output_dir=str(tmp_path), **QUIET)
-    with pytest.raises(UserError, match="padding_side"):
-        VanillaTransformerTrainer(model, args, data_collator=DataCollatorForSeq2Seq(tokenizer, model=model))
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+    assert "padding_side" in error_of(make_trainer, tmp_path, model=model, data_collator=collator)

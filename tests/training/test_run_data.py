@@ -5,9 +5,7 @@ import json
 import pytest
 
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
-from tests.trainer_helpers import TINY_RUN, as_flags
+from tests.trainer_helpers import run_tiny
 
 PAIRS = [("two hundred", "zweihundert"), ("thirty", "dreißig"), ("seven", "sieben"), ("one", "eins")]
 
@@ -22,9 +20,8 @@ def train(folder, long_side, **values):
         for side, name in enumerate(("en", "de")):
             (folder / f"{split}.{name}").write_text("".join(f"{row[side]}\n" for row in rows), encoding="utf-8")
         flags[split] = folder / split
-    flags |= TINY_RUN | {"source_lang": "en", "target_lang": "de", "max_steps": 2, "save_strategy": "no"}
-    flags |= {"eval_strategy": "steps", "eval_steps": 1, "min_frequency": 1}
-    return run_training(*parse_recipe(["--output_dir", str(folder / "run"), *as_flags(flags)]))
+    flags |= {"source_lang": "en", "target_lang": "de", "max_steps": 2, "save_strategy": "no", "min_frequency": 1}
+    return run_tiny(folder / "run", **flags, eval_strategy="steps", eval_steps=1)
 
 
 @pytest.mark.parametrize("long_side", [0, 1])
@@ -52,11 +49,10 @@ def test_recipe_trains_on_a_mixture(tmp_path, capsys):
     (tmp_path / "mixture.yaml").write_text(
         f"train: [{tmp_path}/one, {tmp_path}/two]\ntrain_weights: [1, 3]\nsource_lang: en\ntarget_lang: de\n"
     )
-    flags = TINY_RUN | {"output_dir": tmp_path / "run", "min_frequency": 1, "save_strategy": "no", "max_steps": 1}
-    run_training(*parse_recipe([str(tmp_path / "mixture.yaml"), *as_flags(flags)]))
+    flags = {"min_frequency": 1, "save_strategy": "no", "max_steps": 1}
+    run_tiny(tmp_path / "run", tmp_path / "mixture.yaml", **flags)
     printed = capsys.readouterr().out
     assert "one.de × 1: kept 4 of 4 pairs; " in printed and "two.de × 3: kept 4 of 4 pairs" in printed
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    one_input = {"train": tmp_path / "one", "output_dir": tmp_path / "other"}
     with pytest.raises(UserError, match="^train_weights: "):
-        run_training(*parse_recipe([str(tmp_path / "mixture.yaml"), *as_flags(flags | one_input)]))
+        run_tiny(tmp_path / "other", tmp_path / "mixture.yaml", **flags, train=tmp_path / "one")

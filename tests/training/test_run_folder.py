@@ -3,37 +3,27 @@
 import errno
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training import finishing, run_folder
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.run_folder import LOCK, find_checkpoint, one_run_at_a_time
-from tests.trainer_helpers import TINY_RUN, as_flags
+from tests.trainer_helpers import run_tiny, write_pairs
 
-TINY = TINY_RUN | {"per_device_train_batch_size": 4, "max_steps": 2, "save_steps": 1, "learning_rate": 0.01}
+TINY: dict[str, Any] = {"per_device_train_batch_size": 4, "max_steps": 2, "save_steps": 1, "learning_rate": 0.01}
+NUMBERS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    file = tmp_path_factory.mktemp("data") / "pairs.tsv"
-    numbers = [
-        ("one", "eins"),
-        ("two", "zwei"),
-        ("three", "drei"),
-        ("four", "vier"),
-        ("five", "fünf"),
-        ("six", "sechs"),
-    ]
-    file.write_text("source\ttarget\n" + "".join(f"{source}\t{target}\n" for source, target in numbers))
-    return {"train": file, "source_column": "source", "target_column": "target"}
+    return write_pairs(tmp_path_factory.mktemp("data"), list(NUMBERS.items()))
 
 
 def train(folder, pairs, **values):
-    return run_training(*parse_recipe(["--output_dir", str(folder), *as_flags({**TINY, **pairs, **values})]))
+    return run_tiny(folder, **{**TINY, **pairs, **values})
 
 
 # 1. A new or empty folder
@@ -62,11 +52,6 @@ def test_finished_run_is_named_with_its_remedy(tmp_path, pairs):
     with pytest.raises(UserError, match="--resume_from_checkpoint true"):
         train(tmp_path, pairs, seed=5)
     assert (tmp_path / "model.safetensors").read_bytes() == weights
-
-
-def test_checkpoint_limit_keeps_the_last(tmp_path, pairs):
-    train(tmp_path, pairs, max_steps=4, save_total_limit=2)
-    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-4"]
 
 
 def test_run_resumes_into_another_folder(tmp_path, pairs):

@@ -6,11 +6,19 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import TINY_RUN, TORCHRUN, as_flags, flat, launch, relative_error
+from tests.trainer_helpers import (
+    TINY_RUN,
+    TORCHRUN,
+    as_flags,
+    assert_same_model,
+    flat,
+    launch,
+    relative_error,
+    write_pairs,
+)
 from tests.training import several_processes as worker
 
 pytestmark = pytest.mark.slow
@@ -71,17 +79,13 @@ def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_pat
     for name in ("eval_bleu", "eval_chrf", "test_chrf", "test_sentences", "averaged_checkpoints", "train_updates"):
         assert two[name] == pytest.approx(one[name], rel=1e-6), name
     assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-3)
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    for name, tensor in first.items():
-        assert torch.allclose(second[name], tensor, rtol=1e-5, atol=1e-6), name
+    assert_same_model(tmp_path / "one", tmp_path / "two", rtol=1e-5, atol=1e-6)
     for line in ("model: ", "trained 4 updates", "test: BLEU", "model card: "):
         assert printed.count(line) == 1, line
     assert len(re.findall(r"^update \d+ of \d+  loss ", printed, re.M)) == 4
     assert [path.name for path in complete_checkpoints(tmp_path / "two")] == ["checkpoint-2", "checkpoint-4"]
-    assert {path.name for path in (tmp_path / "two" / "checkpoint-4").glob("rng_state*")} == {
-        "rng_state_0.pth",
-        "rng_state_1.pth",
-    }
+    states = {path.name for path in (tmp_path / "two" / "checkpoint-4").glob("rng_state*")}
+    assert states == {"rng_state_0.pth", "rng_state_1.pth"}
 
 
 def test_user_errors_are_printed_by_the_main_rank_only(repository, tmp_path):
@@ -94,10 +98,7 @@ def test_user_errors_are_printed_by_the_main_rank_only(repository, tmp_path):
 
 def test_stream_without_token_batches_trains_in_two_processes(repository, tmp_path):
     numbers = [("two hundred", "zweihundert"), ("seven", "sieben"), ("thirty-four thousand", "vierunddreißigtausend")]
-    (tmp_path / "train.tsv").write_text(
-        "source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in numbers * 20), encoding="utf-8"
-    )
-    settings = {"train": tmp_path / "train.tsv", "streaming": True, "max_steps": 3, "save_strategy": "no"}
+    settings = write_pairs(tmp_path, numbers * 20) | {"streaming": True, "max_steps": 3, "save_strategy": "no"}
     settings |= {"per_device_train_batch_size": 2, "optim": "sgd", "learning_rate": 0.5, "warmup_steps": 0}
     settings |= {"train_sampling_strategy": "random", "lr_scheduler_type": "constant", "dropout": 0.0}
     flags = as_flags(TINY_RUN | settings)
@@ -108,6 +109,4 @@ def test_stream_without_token_batches_trains_in_two_processes(repository, tmp_pa
     # the same updates in one process with batches twice as large
     one = [*TRAIN, *flags, "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "one")]
     launch(repository, sys.executable, *one)
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    for name, tensor in first.items():
-        assert torch.allclose(second[name], tensor, rtol=1e-4, atol=1e-5), name
+    assert_same_model(tmp_path / "one", tmp_path / "two", rtol=1e-4, atol=1e-5)

@@ -10,16 +10,12 @@ import threading
 import time
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from hf_vanilla_transformer.errors import Interrupted
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.signals import StopSignals
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
-from tests.trainer_helpers import TINY_RUN, TORCHRUN, as_flags
+from tests.trainer_helpers import TINY_RUN, TORCHRUN, as_flags, assert_same_model, run_tiny, write_pairs
 from vanilla_transformer_cli.main import main
 
 FLAGS = TINY_RUN | {
@@ -50,16 +46,14 @@ def default_handlers():
 def pairs(tmp_path_factory):
     """40 pairs to train on, four to validate on and four to test."""
     folder = tmp_path_factory.mktemp("data")
-    rows = [f"{number} and {number + 1}\t{number} und {number + 1}\n" for number in range(40)]
-    for name, count in (("train", 40), ("validation", 4), ("test", 4)):
-        (folder / f"{name}.tsv").write_text("source\ttarget\n" + "".join(rows[:count]))
-    return {name: folder / f"{name}.tsv" for name in ("train", "validation", "test")}
+    rows = [(f"{number} and {number + 1}", f"{number} und {number + 1}") for number in range(40)]
+    return write_pairs(folder, rows) | write_pairs(folder, rows[:4], "validation", "test")
 
 
 @pytest.fixture
 def train(pairs):
     def train(folder, **values):
-        return run_training(*parse_recipe(["--output_dir", str(folder), *as_flags({**FLAGS, **pairs, **values})]))
+        return run_tiny(folder, **{**FLAGS, **pairs, **values})
 
     return train
 
@@ -76,12 +70,6 @@ def patch(monkeypatch, name, send_at, number):
 
     monkeypatch.setattr(VanillaTransformerTrainer, name, patched)
     return sent
-
-
-def assert_same_model(first, second):
-    expected, found = (load_file(folder / "model.safetensors") for folder in (first, second))
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file
-from transformers import MarianConfig, MarianMTModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainer
 
 import hf_vanilla_transformer
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
@@ -17,23 +17,19 @@ from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_bpe_
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.progress import perplexities
-from tests.model_helpers import PAD, tiny_model
-from tests.trainer_helpers import DESCENT, QUIET, collate, flat, random_pairs, relative_error
+from tests.model_helpers import PAD, tiny_marian, tiny_model
+from tests.trainer_helpers import (
+    DESCENT,
+    SAVING,
+    collate,
+    flat,
+    make_trainer,
+    random_pairs,
+    relative_error,
+    trained,
+)
 
 WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
-
-
-def trainer(folder, data, model=None, kind=VanillaTransformerTrainer, collator=collate, **settings):
-    arguments = Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else VanillaTransformerTrainingArguments
-    args = arguments(output_dir=str(folder), **{**QUIET, **settings})
-    return kind(model=model or tiny_model(), args=args, train_dataset=data, data_collator=collator)
-
-
-def trained(*arguments, resume=None, **settings):
-    torch.manual_seed(7)
-    made = trainer(*arguments, **settings)
-    made.train(resume_from_checkpoint=resume)
-    return made
 
 
 def losses(made):
@@ -66,7 +62,7 @@ def test_update_is_the_same_with_rounded_shapes(tmp_path, monkeypatch):
     for unit in (1, 64):
         rounding = {"row_unit": unit, "pad_token_ids": (PAD, PAD)}
         monkeypatch.setattr(VanillaTransformerTrainer, "_rounding", lambda self, rounding=rounding: rounding)
-        made = trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=5, **DESCENT)
+        made = trained(tmp_path, max_tokens_per_batch=60, max_steps=5, **DESCENT)
         moved.append((flat(made.model) - start, losses(made)))
     (expected, their_losses), (update, each) = moved
     assert relative_error(update, expected) <= 1e-5
@@ -79,7 +75,7 @@ def test_update_is_the_same_with_rounded_shapes(tmp_path, monkeypatch):
 )
 def test_shapes_are_rounded_in_bfloat16_on_a_cpu(tmp_path, bf16, positions, rounded):
     model = tiny_model(position_encoding_type=positions)
-    made = trainer(tmp_path, random_pairs(32), model, max_tokens_per_batch=60, bf16=bf16)
+    made = make_trainer(tmp_path, random_pairs(32), model, max_tokens_per_batch=60, bf16=bf16)
     (batch,), *_ = made.get_train_dataloader()
     assert all((batch[name].numel() % 64 == 0) == rounded for name in ("input_ids", "attention_mask", "labels"))
 
@@ -87,7 +83,7 @@ def test_shapes_are_rounded_in_bfloat16_on_a_cpu(tmp_path, bf16, positions, roun
 def test_update_equals_that_of_seq2seq_trainer(tmp_path):
     """The same 32 sentences in one batch of 32."""
     update = {"max_tokens_per_batch": 60, "tokens_per_update": 1000, "max_steps": 5}
-    ours = trained(tmp_path, random_pairs(32), **update, **DESCENT)
+    ours = trained(tmp_path, **update, **DESCENT)
     theirs = trained(
         tmp_path, random_pairs(32), kind=Seq2SeqTrainer, per_device_train_batch_size=32, max_steps=5, **DESCENT
     )
@@ -156,11 +152,8 @@ def test_contradictory_settings_are_refused(tmp_path, settings, message):
 
 
 def test_model_that_ignores_num_items_in_batch_is_refused(tmp_path):
-    sizes = {"vocab_size": 40, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 1}
-    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-    marian = MarianMTModel(MarianConfig(**sizes, **heads, decoder_start_token_id=1, eos_token_id=2))
     with pytest.raises(UserError, match="MarianMTModel.*compute_loss_func"):
-        trainer(tmp_path, random_pairs(32), marian, max_tokens_per_batch=40)
+        make_trainer(tmp_path, model=tiny_marian(40), max_tokens_per_batch=40)
 
 
 def test_pair_over_the_token_limit_is_reported_and_trained(tmp_path, capsys):
@@ -193,7 +186,7 @@ def test_nan_loss_names_the_lines_of_its_batch(tmp_path, by_tokens):
 
 
 def test_log_has_throughput_padding_and_perplexity(tmp_path):
-    made = trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=3)
+    made = trained(tmp_path, max_tokens_per_batch=60, max_steps=3)
     made.eval_dataset = random_pairs(6)
     made.evaluate()
     first = next(entry for entry in made.state.log_history if "loss" in entry)
@@ -238,7 +231,7 @@ def test_public_names_are_imported_lazily():
 
 def test_evaluation_counts_every_sentence_with_drop_last(tmp_path):
     settings = {"dataloader_drop_last": True, "per_device_eval_batch_size": 4, "per_device_train_batch_size": 4}
-    made = trainer(tmp_path, random_pairs(6), **settings)
+    made = make_trainer(tmp_path, random_pairs(6), **settings)
     assert len(made.predict(random_pairs(6)).label_ids) == 6
     assert len(made.get_eval_dataloader(random_pairs(6))) == 2 and len(made.get_train_dataloader()) == 1
 
@@ -250,7 +243,7 @@ def test_evaluation_computes_no_logits_that_are_dropped(tmp_path, monkeypatch, g
     with torch.no_grad():
         expected = model.eval()(**batch).loss.item()
     monkeypatch.setattr("hf_vanilla_transformer.modeling_vanilla_transformer.translation_loss", None)  # of logits
-    made = trainer(tmp_path, data, model, predict_with_generate=generates, per_device_eval_batch_size=6)
+    made = make_trainer(tmp_path, data, model, predict_with_generate=generates, per_device_eval_batch_size=6)
     assert made.evaluate(data, max_new_tokens=3)["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -260,7 +253,9 @@ def test_predictions_are_those_of_seq2seq_trainer(tmp_path, generates):
     settings = {"predict_with_generate": generates, "per_device_eval_batch_size": 6}
     limits = {"max_new_tokens": 3} if generates else {}
     kinds = VanillaTransformerTrainer, Seq2SeqTrainer
-    results = [trainer(tmp_path, data, model, kind, **settings).predict(data, **limits).predictions for kind in kinds]
+    results = [
+        make_trainer(tmp_path, data, model, kind, **settings).predict(data, **limits).predictions for kind in kinds
+    ]
     actual, expected = results if generates else (each[0] for each in results)  # tokens (B, T), or logits (B, T, V)
     assert actual.shape == expected.shape and (actual == expected).all()
 
@@ -269,7 +264,7 @@ def test_predictions_are_those_of_seq2seq_trainer(tmp_path, generates):
 def test_evaluation_in_bf16_decodes_with_packed_weights(tmp_path, after_training):
     data, model = random_pairs(6), tiny_model()
     settings = {"predict_with_generate": True, "per_device_eval_batch_size": 6, "bf16": True, "learning_rate": 0.0}
-    made = trainer(tmp_path, data, model, max_steps=1, **settings)
+    made = make_trainer(tmp_path, data, model, max_steps=1, **settings)
     if after_training:
         made.train()
     found = made.predict(data, max_new_tokens=3)
@@ -288,7 +283,7 @@ def test_evaluation_loss_of_label_smoothing_factor_is_that_of_seq2seq_trainer(tm
     data, model = random_pairs(6), tiny_model()
 
     def loss(kind, **settings):
-        made = trainer(tmp_path, data, model, kind, predict_with_generate=generates, **settings)
+        made = make_trainer(tmp_path, data, model, kind, predict_with_generate=generates, **settings)
         made.data_collator = lambda rows: {
             **(batch := collate(rows)),
             "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"]),
@@ -309,9 +304,6 @@ def text():
     data = Dataset.from_dict({"source": sources, "target": [each[::-1] for each in sources]})
     tokenizer = train_tokenizer(sources + data["target"][:], 300)
     return encode_pairs(data, tokenizer, drop_too_long=True)[0], tokenizer
-
-
-SAVING = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
 
 
 @pytest.mark.parametrize("kind", ["table", "stream"])
@@ -340,10 +332,10 @@ def test_resumed_run_is_bit_identical(tmp_path, text, kind, step):
 
 def test_resume_with_other_batch_settings_is_refused(tmp_path):
     settings = {"max_tokens_per_batch": 40, "max_steps": 2, **SAVING}
-    trained(tmp_path, random_pairs(32), **settings)
+    trained(tmp_path, **settings)
     checkpoint = str(tmp_path / "checkpoint-2")
     with pytest.raises(UserError, match="max_tokens_per_batch: 50.*checkpoint-2.* 40"):
-        trained(tmp_path, random_pairs(32), **settings | {"max_tokens_per_batch": 50}, resume=checkpoint)
+        trained(tmp_path, **settings | {"max_tokens_per_batch": 50}, resume=checkpoint)
     made = trained(
         tmp_path,
         random_pairs(32),
@@ -368,7 +360,7 @@ def test_resume_does_not_read_skipped_data(tmp_path):
     settings = {"max_tokens_per_batch": 40, "max_steps": 20, "save_strategy": "steps", "save_steps": 19}
     trained(tmp_path, Counted(), **settings)
     data = Counted()
-    made = trainer(tmp_path / "resumed", data, **settings)
+    made = make_trainer(tmp_path / "resumed", data, **settings)
     lengths = made.get_train_dataloader().batch_sampler
     data.read = -len(data)  # they are read resumed
     made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-19"))
@@ -387,7 +379,7 @@ def test_checkpoint_appears_when_complete(tmp_path, monkeypatch):
         original(self, folder)
 
     monkeypatch.setattr(VanillaTransformerTrainer, "_save_rng_state", look)
-    trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=2, **SAVING)
+    trained(tmp_path, max_tokens_per_batch=60, max_steps=2, **SAVING)
     assert seen == [([], ".saving"), (["checkpoint-1"], ".saving")]
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
     assert (tmp_path / "checkpoint-2" / "run_state.json").is_file()
@@ -403,7 +395,7 @@ def test_failed_save_keeps_earlier_checkpoints(tmp_path, monkeypatch):
 
     monkeypatch.setattr(VanillaTransformerTrainer, "_save_optimizer_and_scheduler", full)
     with pytest.raises(OSError, match="No space"):
-        trained(tmp_path, random_pairs(32), max_tokens_per_batch=60, max_steps=3, save_total_limit=1, **SAVING)
+        trained(tmp_path, max_tokens_per_batch=60, max_steps=3, save_total_limit=1, **SAVING)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
     assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
 
@@ -418,7 +410,7 @@ def test_save_total_limit_keeps_the_best_checkpoint(tmp_path, monkeypatch):
     best = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
     steps = {"eval_strategy": "steps", "eval_steps": 1, "save_total_limit": 2, "max_steps": 5}
     monkeypatch.setattr(VanillaTransformerTrainer, "_validate_args", lambda self: None)  # there is no evaluation data
-    made = trained(tmp_path, random_pairs(32), kind=Judged, max_tokens_per_batch=60, **SAVING, **best, **steps)
+    made = trained(tmp_path, kind=Judged, max_tokens_per_batch=60, **SAVING, **best, **steps)
     assert {path.name for path in complete_checkpoints(tmp_path)} == {"checkpoint-2", "checkpoint-5"}
     assert made.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     written = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
@@ -429,7 +421,7 @@ def test_save_total_limit_keeps_the_best_checkpoint(tmp_path, monkeypatch):
 
 def test_checkpoint_of_the_same_step_is_replaced(tmp_path):
     settings = {"max_tokens_per_batch": 60, **SAVING}
-    trained(tmp_path, random_pairs(32), max_steps=2, **settings)
+    trained(tmp_path, max_steps=2, **settings)
     before = (tmp_path / "checkpoint-2" / "model.safetensors").read_bytes()
     trained(tmp_path, random_pairs(32, seed=5), max_steps=2, **settings)
     assert (tmp_path / "checkpoint-2" / "model.safetensors").read_bytes() != before
