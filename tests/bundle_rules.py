@@ -1,6 +1,6 @@
-"""What the code that travels with a checkpoint may not contain: `violations` reads the text of one file.
+"""Rules for the code that travels with a checkpoint: `violations` reads the text of one file.
 
-The rules are those of CONTRIBUTING, "The bundle". They look at syntax, so a determined author can evade them; they are
+The rules are those of CONTRIBUTING, "The bundle". They look at syntax, so a determined author can evade them. They are
 there for the honest one.
 """
 
@@ -204,7 +204,7 @@ def _level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _kept(statement: ast.stmt, in_class: bool) -> Found:
-    """What an assignment at the level of a module or class keeps, if it can change."""
+    """The value that an assignment at the level of a module or class keeps, if it can change."""
     if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
         return
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -256,7 +256,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _chain(node: ast.AST) -> tuple[str | None, list[str]]:
-    """`a.b[0].c` -> ("a", ["b", "c"]); no name where the expression begins with anything but a name."""
+    """`a.b[0].c` -> ("a", ["b", "c"]). No name where the expression begins with anything but a name."""
     attributes: list[str] = []
     while isinstance(node, ast.Attribute | ast.Subscript):
         if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""What every test stands on: no network, a Hugging Face home of its own, few threads, fixed seeds."""
+"""The basis of every test: no network, a Hugging Face home of its own, few threads, fixed seeds."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from typing import Any
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The libraries read these when they are imported, so they are set before the first import; subprocesses inherit them.
+# The libraries read these when they are imported, so they are set before the first import. Subprocesses inherit them.
 _HF_HOME = tempfile.TemporaryDirectory(prefix="hf_home_", ignore_cleanup_errors=True)
 _THREADS = 1  # the models of the tests are too small to gain from more
 os.environ.update(
@@ -57,7 +57,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with the Multi30k files, which lie beside the repository and are not part of it."""
+    """The folder with the Multi30k files, next to the repository and not part of it."""
     folder = REPOSITORY.parent / "shared" / "data" / "multi30k"
     if not folder.is_dir():
         pytest.skip(f"needs the Multi30k files in {folder}")
@@ -66,7 +66,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[Any, str, str]]]:
-    """Runs `vanilla-transformer` in this process; returns exit status, standard output and standard error."""
+    """Runs `vanilla-transformer` in this process. Returns exit status, standard output and standard error."""
     from transformers.utils import logging
 
     from vanilla_transformer_cli.main import main

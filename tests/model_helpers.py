@@ -36,7 +36,7 @@ sys.meta_path.insert(0, HidePackage())
 
 
 def tiny_config(**fields: Any) -> VanillaTransformerConfig:
-    """A configuration with which a forward pass takes a millisecond; no dropout."""
+    """A configuration with which a forward pass takes a millisecond. No dropout."""
     small = {
         "vocab_size": 40,
         "d_model": 32,
@@ -86,14 +86,14 @@ def tiny_marian(vocab_size: int) -> MarianMTModel:
 
 
 def word_tokenizer(words: list[str], split: Any = None, **special: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with one token for each word, numbered in their order; `<unk>` must be one of them."""
+    """A tokenizer with one token for each word, numbered in their order. `<unk>` must be one of them."""
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = split or pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
 
 
 def tying(share: bool, tie: bool, **fields: Any) -> dict[str, Any]:
-    """A tying mode; where nothing forbids it, the target vocabulary is smaller than the source's."""
+    """A tying mode. Where nothing forbids it, the target vocabulary is smaller than the source's."""
     own = {} if share else {"decoder_vocab_size": 31}
     return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie, **own, **fields}
 
@@ -114,7 +114,7 @@ def randomise(model: Module, seed: int = 0) -> Module:
 
 
 def sentences(lengths: list[int], vocab_size: int = 40, seed: int = 0) -> list[list[int]]:
-    """Random tokens; each sentence ends with EOS, which its length counts."""
+    """Random tokens. Each sentence ends with EOS, counted by its length."""
     generator = torch.Generator().manual_seed(seed)
     tokens = [torch.randint(FIRST_WORD, vocab_size, (length - 1,), generator=generator) for length in lengths]
     return [sentence.tolist() + [EOS] for sentence in tokens]
@@ -130,7 +130,7 @@ def padded(rows: list[list[int]], value: int = PAD, left: bool = False) -> Tenso
 def translation_batch(
     source_lengths: list[int], target_lengths: list[int], vocab_size: int = 40, seed: int = 0
 ) -> dict[str, Tensor]:
-    """What a data collator gives: `input_ids`, `attention_mask` and `labels`, padded on the right."""
+    """A batch of a data collator: `input_ids`, `attention_mask` and `labels`, padded on the right."""
     source = padded(sentences(source_lengths, vocab_size, seed))
     labels = padded(sentences(target_lengths, vocab_size, seed + 1000), value=-100)
     return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}

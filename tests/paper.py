@@ -1,7 +1,7 @@
 """The paper's equations restated in NumPy, in float64, one sentence and one head at a time: the judge of every model.
 
-Nothing here is batched, padded or masked unless an equation says so; a model has to give the same numbers with
-its batches. Sections and equations are the paper's (Vaswani et al. 2017); the variants that other implementations
+Nothing here is batched, padded or masked unless an equation says so. A model has to give the same numbers with
+its batches. Sections and equations are the paper's (Vaswani et al. 2017). The variants that other implementations
 have, and our configuration names, are restated from their own definitions.
 """
 
@@ -41,7 +41,7 @@ def paper_position(pos: int, d_model: int, layout: str = "sinusoidal") -> np.nda
 
 
 def fairseq_position(pos: int, d_model: int) -> np.ndarray:
-    """fairseq's `SinusoidalPositionalEmbedding`, row `pos` of its table; undefined where d_model is below 4.
+    """fairseq's `SinusoidalPositionalEmbedding`, row `pos` of its table. Undefined where d_model is below 4.
 
     With half = d_model // 2, the angle of column i is pos · exp(-i · log(10000) / (half - 1)). The sines of all angles
     come first, then their cosines, and a zero where d_model is odd.
@@ -165,7 +165,7 @@ class PaperOutput(NamedTuple):
 
 
 def paper_translation(model: torch.nn.Module, source: list[int], target: list[int]) -> PaperOutput:
-    """Figure 1 for one pair of sentences, with the weights of our model; the loss is without label smoothing."""
+    """Figure 1 for one pair of sentences, with the weights of our model. The loss is without label smoothing."""
     w, config = weights_of(model), model.config
     memory = paper_encoder(w, source, config)
     # the decoder reads the target one position later (§3.1)

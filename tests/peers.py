@@ -78,7 +78,7 @@ class Peer(nn.Module):
 
 
 class TorchPeer(Peer):
-    """`torch.nn.Transformer`, which has no embeddings: they are computed around it.
+    """`torch.nn.Transformer`. It has no embeddings: they are computed around it.
 
     It cannot leave out the biases of its attentions alone, nor free d_k and d_v of d_model.
     """
@@ -167,7 +167,7 @@ class MarianPeer(Peer):
         )
         config._attn_implementation = ours.config._attn_implementation
         network = MarianMTModel(config)
-        # Marian keeps this bias without learning it; asked to, it has a gradient like any other weight.
+        # Marian keeps this bias without learning it. Asked to, it has a gradient like any other weight.
         network.final_logits_bias.requires_grad_(ours.config.lm_head_bias)
         super().__init__(network, ours)
 
@@ -184,7 +184,7 @@ class MarianPeer(Peer):
 
 
 class FSMTPeer(Peer):
-    """`FSMTForConditionalGeneration`, which is fairseq's Transformer.
+    """`FSMTForConditionalGeneration`, fairseq's Transformer.
 
     It has one attention implementation. It ties all three embedding matrices or none, has no output bias and no
     other epsilon, and its positions need a d_model of at least 4.
@@ -197,7 +197,7 @@ class FSMTPeer(Peer):
         vocabularies = {"src_vocab_size": ours.config.vocab_size, "tgt_vocab_size": ours.config.target_vocab_size}
         network = FSMTForConditionalGeneration(FSMTConfig(**fields, **vocabularies))
         for stack in (network.model.encoder, network.model.decoder):
-            # A formula; FSMT does not mark it as not learned.
+            # A formula. FSMT does not mark it as not learned.
             stack.embed_positions.weight.requires_grad_(False)
         super().__init__(network, ours)
 
@@ -212,7 +212,7 @@ class FSMTPeer(Peer):
 
 
 class M2M100Peer(Peer):
-    """`M2M100ForConditionalGeneration`, which also loads NLLB: pre-norm, with fairseq's sinusoids.
+    """`M2M100ForConditionalGeneration`, also the class of NLLB: pre-norm, with fairseq's sinusoids.
 
     It ties all three embedding matrices, and has no output bias and no other epsilon.
     """
@@ -279,7 +279,7 @@ def random_fields(seed: int, tying: Sequence[tuple[bool, bool]] = TYING_MODES, *
 
 
 def random_batch(config: VanillaTransformerConfig, seed: int, left: bool = False) -> Batch:
-    """A few sentences of random lengths; the shortest source is its end alone. Sources are padded left if asked to."""
+    """A few sentences of random lengths. The shortest source is its end alone. Sources are padded left if asked to."""
     dice = random.Random(seed)
     lengths = [dice.randint(2, 9) for _ in range(dice.randint(1, 4))]
     source = padded(sentences([1, *lengths], config.vocab_size, seed), config.pad_token_id, left)
@@ -319,7 +319,7 @@ def peer_numbers(peer: Peer, batch: Batch) -> Numbers:
 
 
 def paper_numbers(ours: VanillaTransformerForConditionalGeneration, batch: Batch) -> Numbers:
-    """The judge's, in float64; it has no gradients."""
+    """The judge's, in float64. It has no gradients."""
     tokens, written = batch["attention_mask"].bool(), batch["labels"].ne(-100)
     pairs = zip(batch["input_ids"], tokens, batch["labels"], written, strict=True)
     outputs = [paper_translation(ours, s[real].tolist(), t[said].tolist()) for s, real, t, said in pairs]

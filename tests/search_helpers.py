@@ -1,4 +1,4 @@
-"""What the tests of decoding share: models whose translations vary, and the searches that ours is compared with."""
+"""Shared by the tests of decoding: models whose translations vary, and the searches that ours is compared with."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,12 +40,12 @@ def source(lengths: list[int], left: bool = False, seed: int = 0) -> dict[str, T
 
 
 def by_transformers(model: Model, **kwargs: Any) -> Any:
-    """transformers' own `generate`, which neither knows our search nor our decoders."""
+    """transformers' own `generate`. It knows neither our search nor our decoders."""
     return GenerationMixin.generate(model, **kwargs)
 
 
 def batches(lengths: list[int], asked: list[int], seed: int = 9, most: int = 100) -> Callable[[int], Any]:
-    """A `next_batch`: sentences of these lengths, at most `most` at a time; `asked` receives the numbers asked for."""
+    """A `next_batch`: sentences of these lengths, at most `most` at a time. `asked` receives the numbers asked for."""
     waiting = sentences(lengths, 24, seed)
 
     def next_batch(count: int) -> tuple[Tensor, Tensor] | None:

@@ -50,7 +50,7 @@ def language_pair(
 
 @contextmanager
 def client_of(*pairs: LanguagePair, **limits: Any) -> Iterator[Any]:
-    """FastAPI's client of a server with these pairs, which is closed at the end."""
+    """FastAPI's client of a server with these pairs. It is closed at the end."""
     from fastapi.testclient import TestClient
 
     from hf_vanilla_transformer.serving.app import create_app

@@ -36,7 +36,7 @@ MODULES = modules()
 
 
 def imports(name: str, tree: ast.AST) -> Iterator[str]:
-    """The dotted names that a module imports, inside functions too; `from a import b` is a.b if that is a module."""
+    """The dotted names that a module imports, inside functions too. `from a import b` is a.b if that is a module."""
     package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

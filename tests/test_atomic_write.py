@@ -1,4 +1,4 @@
-"""Files and folders appear when they are complete; an error leaves the old ones."""
+"""Files and folders appear when they are complete. An error leaves the old ones."""
 
 import os
 import stat

@@ -179,7 +179,7 @@ def test_classification_losses_match_their_definitions() -> None:
 
 
 def marked_sentences(count: int, seed: int) -> list[dict[str, Any]]:
-    """Sentences of 3 to 9 tokens; the class is whether a certain token is among them."""
+    """Sentences of 3 to 9 tokens. The class is whether a certain token is among them."""
     rows, sign = [], FIRST_WORD + 1
     lengths = torch.randint(3, 10, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
     for index, ids in enumerate(sentences(lengths, seed=seed)):

@@ -57,7 +57,7 @@ class Decoding:
         return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in rows]
 
     def assert_same(self, model: Model, inputs: dict[str, Tensor], **settings: Any) -> list[list[int]]:
-        """The same tokens and the same scores as from transformers' own loop; the tokens of all come back."""
+        """The same tokens and the same scores as from transformers' own loop. Returns the tokens of all."""
         self.prepare(model)
         found = []
         for request in self.requests(inputs):
@@ -73,7 +73,7 @@ class Decoding:
 
 @pytest.fixture(params=DECODERS)
 def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoding]:
-    """Each decoder; what a test translates, it must have translated."""
+    """Each decoder. What a test translates, it must have translated."""
     decoding, make = Decoding(request.param), Model.make_decoder
 
     def spy(*args: Any) -> Any:

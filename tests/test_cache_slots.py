@@ -131,7 +131,7 @@ class Synchronisations(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Counts `tolist`, which on a CPU calls no operator."""
+    """Counts `tolist`. On a CPU it calls no operator."""
 
     count = 0
 

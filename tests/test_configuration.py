@@ -14,7 +14,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS
 from tests.model_helpers import tiny_config
 
-# Table 3's last column, in millions; where it is empty, the row has the base model's size.
+# Table 3's last column, in millions. Where it is empty, the row has the base model's size.
 PAPER_MILLIONS = {
     "base": 65,
     "B16": 58,

@@ -1,4 +1,4 @@
-"""torch's flex attention, which transformers compiles: the third backend, the same numbers."""
+"""torch's flex attention, compiled by transformers: the third backend, the same numbers."""
 
 import pytest
 import torch

@@ -41,7 +41,7 @@ Pair = tuple[VanillaTransformerForConditionalGeneration, MarianMTModel]
 
 
 def our_model(**fields: Any) -> VanillaTransformerForConditionalGeneration:
-    """A model whose sentences vary and end. A tied one repeats its last token; a random one repeats a few
+    """A model whose sentences vary and end. A tied one repeats its last token. A random one repeats a few
     tokens for every source, unless the output bias takes this preference away."""
     separate = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True}
     model = tiny_model(seed=3, position_encoding_type="sinusoidal_split", **separate, **fields)
@@ -79,7 +79,7 @@ def assistants(pair: Pair) -> Pair:
 
 
 def source(lengths: list[int] = LENGTHS) -> dict[str, Tensor]:
-    """Padded on the right; Marian numbers its positions from the left, padding included."""
+    """Padded on the right. Marian numbers its positions from the left, padding included."""
     ids = padded(sentences(lengths))
     return {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
 
@@ -113,10 +113,10 @@ def assert_same_translations(ours: ModelOutput, theirs: ModelOutput) -> None:
 
 
 def both(pair: Pair, inputs: dict[str, Any], seed: int = 0, **settings: Any) -> ModelOutput:
-    """What ours writes, compared with what Marian writes."""
+    """The output of our model, compared with Marian's."""
     ours, theirs = (written(model, inputs, seed, **settings) for model in pair)
     assert_same_translations(ours, theirs)
-    # Asked for scores of tokens, transformers' loops run; not asked, greedy and beam search are this package's own.
+    # Asked for scores of tokens, transformers' loops run. Not asked, greedy and beam search are this package's own.
     plain = written(pair[0], inputs, seed, output_scores=False, **settings)
     assert plain.sequences.tolist() == theirs.sequences.tolist()
     if "sequences_scores" in plain:
@@ -228,7 +228,7 @@ def test_encoder_outputs_equal_marian(beams: int, pair: Pair) -> None:
     given = [{"encoder_outputs": BaseModelOutput(states.clone()), "attention_mask": mask} for _ in pair]
     for model, inputs in zip(pair, given, strict=True):
         assert_same_translations(written(model, inputs, num_beams=beams), expected)
-    # Marian has changed what it was given; here it can be used again.
+    # Marian has changed what it was given. Here it can be used again.
     plain = written(pair[0], given[0], num_beams=beams, output_scores=False)
     assert plain.sequences.tolist() == expected.sequences.tolist()
     assert given[0]["encoder_outputs"].last_hidden_state.equal(states)
@@ -236,7 +236,7 @@ def test_encoder_outputs_equal_marian(beams: int, pair: Pair) -> None:
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_inputs_embeds_equal_marian(beams: int, pair: Pair) -> None:
-    # Ours scales what it is given, as its decoder and Marian's decoder do; Marian's encoder does not.
+    # Ours scales what it is given, as its decoder and Marian's decoder do. Marian's encoder does not.
     ours, theirs = pair
     inputs = source()
     mask = inputs["attention_mask"]

@@ -30,7 +30,7 @@ WEIGHT = "model.decoder.layers.0.fc1.weight"
 
 
 class GatedTransformer(VanillaTransformerForConditionalGeneration):
-    """A subclass with a gate, which keeps the configuration and the model type of its base."""
+    """A subclass with a gate. It keeps the configuration and the model type of its base."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -68,7 +68,7 @@ def damaged(good: Path, damage: str) -> Path:
 
 
 def by_command(*arguments: str) -> Callable[[Path, Path, Path], None]:
-    """A subcommand of `vanilla-transformer` in this process; FOLDER, GOOD, TEXT and OUT are replaced by paths."""
+    """A subcommand of `vanilla-transformer` in this process. FOLDER, GOOD, TEXT and OUT are replaced by paths."""
 
     def load(folder: Path, good: Path, scratch: Path) -> None:
         text = scratch / "text"

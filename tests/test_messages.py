@@ -1,4 +1,4 @@
-"""Errors of users: one line that names the argument, from every subcommand and every public entry point."""
+"""Errors of users: one line that names the argument and says what to do, from subcommands and public functions."""
 
 import re
 from collections.abc import Callable
@@ -29,6 +29,8 @@ from tests.trainer_helpers import make_trainer
 from vanilla_transformer_cli.main import SUBCOMMANDS
 
 LONGEST = 300  # characters of a message, without folders and lists of choices
+# A remedy, or the values that are possible. A path that does not exist needs none.
+REMEDY = re.compile(r"\b(give|choose|name|write|did you mean|must be|needs|has|none of|least|no such|there is no)\b")
 
 COMMANDS = [
     ("train --train no.en no.de --output_dir run", "train: no.en"),
@@ -75,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("line", "name"), COMMANDS, ids=[line for line, _ in COMMANDS])
-def test_error_of_a_command_is_one_line_that_names_the_argument(
+def test_error_of_a_command_is_one_line_with_the_argument_and_a_remedy(
     line: str, name: str, folder: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -83,6 +85,7 @@ def test_error_of_a_command_is_one_line_that_names_the_argument(
     status, printed, errors = command(*line.split())
     assert status == 2 and printed == "" and errors.startswith("error: ") and errors.endswith("\n")
     check(errors.removeprefix("error: ").removesuffix("\n"), name, folder)
+    assert REMEDY.search(errors), f"it does not say what to do: {errors}"
     assert sorted(folder.rglob("*")) == before
 
 

@@ -180,7 +180,7 @@ def test_row_masked_in_both_stacks_is_finite(backend: str, training: bool, half:
     assert_near(first, model(**alone, skip_logits=False).logits)
 
 
-# What is refused
+# Refused inputs
 
 IDS = torch.tensor([[5, 6, 2]])
 

@@ -1,6 +1,6 @@
 """Checkpoints of released versions load, and give the numbers that they gave when they were saved.
 
-Frozen numbers prove little elsewhere; here they are the requirement: a trained model must keep its outputs.
+Frozen numbers prove little elsewhere. Here they are the requirement: a trained model must keep its outputs.
 """
 
 import sys

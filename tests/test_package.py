@@ -24,7 +24,7 @@ def test_version_is_the_same_everywhere(repository: Path) -> None:
 
 
 def test_import_needs_only_torch_and_transformers() -> None:
-    # A fresh process; what transformers itself imports is not our doing, so it goes first.
+    # A fresh process. What transformers itself imports is not our doing, so it goes first.
     code = """
 import sys
 import transformers

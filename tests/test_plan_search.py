@@ -51,7 +51,7 @@ def test_length_penalty_of_caller_and_model(own: dict, given: dict, expected: Le
 
 
 def fill_in_defaults(model: Model) -> None:
-    """What `Seq2SeqTrainer.prediction_step` does after each evaluation."""
+    """Do as `Seq2SeqTrainer.prediction_step` does after each evaluation."""
     config = model.generation_config
     config.update(**config._get_default_generation_params(), defaults_only=True)
 
@@ -81,7 +81,7 @@ def test_a_field_that_is_set_after_trainer_filled_it_in_counts() -> None:
     assert (config.max_length, config.length_penalty) == (20, None)
 
 
-# What the search does not cover
+# Cases that the search does not cover
 
 
 class OtherInputs(Model):

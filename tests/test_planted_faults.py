@@ -1,6 +1,6 @@
 """Planted faults: mistakes that a port of this model has had, or easily could have, each of which a test must notice.
 
-A fault replaces a piece of one function in a copy of the package; the tests that it names must then fail. Functions
+A fault replaces a piece of one function in a copy of the package. The tests that it names must then fail. Functions
 are found by their qualified name and compared as `ast.unparse` writes them, so that comments, line breaks and code
 elsewhere may change.
 """
@@ -509,7 +509,7 @@ def file_of(fault: Fault) -> str:
 
 
 def plant(source: str, fault: Fault) -> str:
-    """The text of a module with a fault in it; an AssertionError where its function or text is not there once."""
+    """The text of a module with a fault in it. Its function and its text must be there exactly once."""
     node: Any = ast.parse(source)
     for name in fault.function.split("."):
         found = [each for each in node.body if name in names_of(each)]
@@ -532,7 +532,7 @@ def names_of(statement: ast.AST) -> list[str]:
     return [statement.name] if isinstance(statement, ast.FunctionDef | ast.ClassDef) else []
 
 
-# Imports the libraries, which takes longer than most tests, and forks for each run of pytest.
+# Imports the libraries (this takes longer than most tests), and forks for each run of pytest.
 RUNNER = """
 import json, os, signal, sys
 import accelerate, datasets, hypothesis, pytest, torch
@@ -613,7 +613,7 @@ def test_fault_is_noticed(name: str, copy: Path, run_tests: RunTests) -> None:
 
 @pytest.mark.slow
 def test_right_code_passes(copy: Path, run_tests: RunTests) -> None:
-    selected: dict[str, list[str]] = {}  # file -> expressions; an empty one selects all
+    selected: dict[str, list[str]] = {}  # file -> expressions. An empty one selects all
     for fault in FAULTS.values():
         files, expression = selection(fault)
         for file in files:

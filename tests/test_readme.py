@@ -42,7 +42,7 @@ DOCUMENTS = {
     ]
 }
 README = DOCUMENTS["README.md"]
-# What the exported folder's translate.py is a copy of.
+# The file that the exported folder's translate.py is a copy of.
 EXPORTED = {"runs/quickstart_onnx/translate.py": "hf_vanilla_transformer/interop/translate_exported.py"}
 # Tables with the flags of other toolkits.
 OTHER_TOOLKITS = re.compile(r"^\| (?:refused|recipe) \|.*?(?=^$|\Z)", re.MULTILINE | re.DOTALL)
@@ -99,7 +99,7 @@ def quickstart(tmp_path, monkeypatch):
 
 
 def run_python(name, capsys):
-    """Run the Python blocks of a document in one namespace; return it, and the last line that each block printed."""
+    """Run the Python blocks of a document in one namespace. Return it, and the last line that each block printed."""
     namespace: dict = {"__name__": "__main__"}
     printed = []
     for number, block in enumerate(blocks(DOCUMENTS[name], "python"), start=1):
@@ -119,7 +119,7 @@ def test_python_of_readme_runs(quickstart, tmp_path, capsys):
     assert len(lines) <= 5
 
 
-# What makes the trainings of the first commands short, by the number of the command.
+# Flags that make the trainings of the first commands short, by the number of the command.
 SHORTER = {
     0: "--numbers_size 40 --max_steps 2 --eval_steps 2 --save_steps 2 --d_model 16 --encoder_layers 1 "
     "--decoder_layers 1 --encoder_ffn_dim 16 --decoder_ffn_dim 16 --max_eval_samples 2 --max_test_samples 2",
@@ -175,7 +175,7 @@ def test_python_of_package_readme_runs(quickstart, capsys):
     assert namespace["model"].config.vocab_size == len(namespace["larger"]) > len(namespace["tokenizer"])
 
 
-# Short ones; training takes seconds.
+# Short ones. Training takes seconds.
 GUIDES = ["first_translator", "serving", "your_data", "converting", "extending"]
 
 
@@ -199,7 +199,7 @@ def test_python_of_no_other_document_is_left_out():
 
 
 class Parsed(BaseException):
-    """Ends a script when its arguments are parsed; no `except Exception` catches it."""
+    """Ends a script when its arguments are parsed. No `except Exception` catches it."""
 
 
 @pytest.fixture

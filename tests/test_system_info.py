@@ -1,4 +1,4 @@
-"""What a result states about the machine and the software it was measured with."""
+"""A result states the machine and the software it was measured with."""
 
 import importlib.metadata
 import re

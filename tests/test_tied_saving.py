@@ -1,4 +1,4 @@
-"""What `save_pretrained` leaves out follows the configuration that it writes, in every tying mode."""
+"""The weights that `save_pretrained` leaves out follow the configuration that it writes, in every tying mode."""
 
 from pathlib import Path
 from typing import Any

@@ -63,13 +63,13 @@ def as_flags(fields: dict[str, Any]) -> list[str]:
 
 
 def run_tiny(folder: Path, *first: Any, **fields: Any) -> dict[str, Any]:
-    """Train a `TINY_RUN` with these fields and flags; return its results."""
+    """Train a `TINY_RUN` with these fields and flags. Return its results."""
     flags = [*map(str, first), "--output_dir", str(folder), *as_flags({**TINY_RUN, **fields})]
     return run_training(*parse_recipe(flags), command="train")
 
 
 def write_pairs(folder: Path, pairs: list[tuple[str, str]], *splits: str) -> dict[str, list[Path]]:
-    """Write the sides of these splits (`train` by default) into the folder; return the fields that name the files."""
+    """Write the sides of these splits (`train` by default) into the folder. Return the fields that name the files."""
     folder.mkdir(exist_ok=True)
     fields = {split: [folder / f"{split}.{side}" for side in ("source", "target")] for split in splits or ("train",)}
     for files in fields.values():

@@ -1,4 +1,4 @@
-"""What test_two_processes.py runs in each of two processes: python -m torch.distributed.run … two_process_worker.py D
+"""Run by test_two_processes.py in each of two processes: python -m torch.distributed.run … two_process_worker.py D
 
 It trains the same models on the same sentences as the test does in one process, and rank 0 writes the results into the
 folder D.

@@ -1,4 +1,4 @@
-"""The decoding benchmark: same output of all engines, cache sizes, and what an interrupt keeps; no times."""
+"""The decoding benchmark: same output of all engines, cache sizes, and what an interrupt keeps. No times."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The training benchmark: token counts, and the same work for all engines; no times."""
+"""The training benchmark: token counts, and the same work for all engines. No times."""
 
 from pathlib import Path
 from typing import Any

@@ -14,7 +14,7 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 
 class ReadsItsSource:
-    """The tensor-parallel tests call `model(input_ids)`; here the decoder then gets the same tokens."""
+    """The tensor-parallel tests call `model(input_ids)`. Here the decoder then gets the same tokens."""
 
     _auto_class = None  # this file does not belong into a checkpoint
 

@@ -41,7 +41,7 @@ DOES_NOT_APPLY: dict[str, str] = {
     "*.test_torch_compile_for_training": "the test is for language models that are given position_ids",
 }
 
-# It needs a GPU, several of them, or another library; with these it may run.
+# It needs a GPU, several of them, or another library. With these it may run.
 NEEDS_ANOTHER_MACHINE: dict[str, str] = {
     "*.test_can_load_with_*device*": "a GPU",
     "*.test_cpu_offload": "a GPU",

@@ -78,7 +78,7 @@ def named(name: str, *lists: dict[str, str]) -> bool:
 
 
 def complaints(outcomes: dict[str, Outcomes], complete: bool) -> list[str]:
-    """What is not as it should be; `complete` is whether all tests ran."""
+    """The differences from what should be. `complete` says if all tests ran."""
     marian, ours = outcomes[MARIAN], outcomes[OURS]
     found = []
     for name, outcome in ours.items():

@@ -1,6 +1,6 @@
 """Hugging Face's test mixins, made to fit encoder-decoders: the same for Marian and for the models of this package.
 
-A model's own file derives one class from each of the classes here and names its tester. No test is rewritten; where
+A model's own file derives one class from each of the classes here and names its tester. No test is rewritten. Where
 one is adapted, its docstring explains how.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.testing_utils import torch_device
 
-# Both mixins run their distributed tests for a few models of the library only; None means for every one.
+# Both mixins run their distributed tests for a few models of the library only. None means for every one.
 fsdp_mixin.FSDP_DISTRIBUTED_TEST_MODEL_TYPES = None
 tensor_parallel_mixin.TP_DISTRIBUTED_TEST_MODEL_TYPES = None
 # Four processes of tiny models do not need four cores.
@@ -147,7 +147,7 @@ class TrainingTests(TesterMixin, TrainingTesterMixin):
 
 
 class MemoryTests(MemoryCleanupMixin, TesterMixin):
-    """The mixin frees what a test leaves behind, and on a GPU measures it; here is what must then be gone."""
+    """The mixin frees what a test leaves behind, and on a GPU measures it. Here is what must then be gone."""
 
     def make_model(self) -> tuple[PreTrainedModel, dict[str, Tensor]]:
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()

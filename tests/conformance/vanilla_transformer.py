@@ -60,7 +60,7 @@ class ClassifierTester(suite.EncoderTester):
 
 class ModelTests(suite.ModelTests, TestCase):
     models_tester = TranslatorTester
-    test_can_init_all_missing_weights_before_2023 = True  # our file has no date; ask for the test
+    test_can_init_all_missing_weights_before_2023 = True  # our file has no date: ask for the test
 
 
 class OptionsTests(suite.ModelTests, TestCase):

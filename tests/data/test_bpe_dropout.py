@@ -32,7 +32,7 @@ def test_dropout_0_equals_the_tokenizer(tokenizer):
 
 
 def test_dropout_1_equals_the_tokenizer(tokenizer):
-    """With a dropout of 1, which leaves out every merge, `tokenizers` is deterministic too."""
+    """A dropout of 1 leaves out every merge: `tokenizers` is deterministic too."""
     encoder, backend = BpeDropout(tokenizer), copy.deepcopy(tokenizer).backend_tokenizer
     backend.model.dropout = 1.0
     for text in TEXTS:

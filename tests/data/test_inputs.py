@@ -11,7 +11,7 @@ from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one of each kind of input, which is the working directory."""
+    """A folder with one of each kind of input. It is the working directory."""
     for name in ("a.en", "a.de", "notes", "b.en", "b.de.gz", "c.tsv", "d.tmx", "e.en", "only.en"):
         (tmp_path / name).write_text("x\n")
     for name in ("data", "distilled", "e"):

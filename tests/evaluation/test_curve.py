@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 
 def history(updates: int = 3000) -> list[dict]:
-    """What `Trainer` logs: losses often, evaluations seldom, the summary of training, and an evaluation after it."""
+    """The log of `Trainer`: losses often, evaluations seldom, the summary of training, and an evaluation after it."""
     entries: list[dict] = []
     for step in range(50, updates + 1, 50):
         entries.append({"loss": 1.3 + 6 * np.exp(-step / 500), "learning_rate": 1e-3, "epoch": 0.1, "step": step})

@@ -44,7 +44,7 @@ def test_bleu_equals_the_formula_of_papineni():
     assert brevity_penalty < 1  # so that the example covers it
     assert scores["bleu"] == pytest.approx(bleu, abs=1e-9)
     assert scores["brevity_penalty"] == pytest.approx(brevity_penalty, abs=1e-12)
-    # by hand: 17 of 20 words match; the fourth "the" of the first line has none
+    # by hand: 17 of 20 words match. The fourth "the" of the first line has none
     assert scores["precisions"][0] == pytest.approx(100 * (7 + 7 + 3) / 20)
     assert (scores["hypothesis_length"], scores["reference_length"], scores["sentences"]) == (20, 21, 3)
 

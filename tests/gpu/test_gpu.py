@@ -28,7 +28,7 @@ GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.
 
 @pytest.fixture(params=["cpu", GPU])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Without TF32, which has three digits only."""
+    """Switch off TF32. It has three digits only."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = False

@@ -63,7 +63,7 @@ def saved(tmp_path_factory) -> Model:
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A Hub for one test; the client of this process is logged in there and never sleeps."""
+    """A Hub for one test. The client of this process is logged in there and never sleeps."""
     with LoopbackHub() as running:
         constants = huggingface_hub.constants
         monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)

@@ -46,11 +46,11 @@ class Repository:
 
 
 class LoopbackHub:
-    """`with LoopbackHub() as hub:`; the client must use `hub.endpoint`.
+    """`with LoopbackHub() as hub:`. The client must use `hub.endpoint`.
 
     Attributes:
-        repositories: by name, Spaces with "spaces/" before it; each has branches of commits.
-        requests: (method, kind) of every request; `count(kind)` counts them.
+        repositories: by name, Spaces with "spaces/" before it. Each has branches of commits.
+        requests: (method, kind) of every request. `count(kind)` counts them.
         faults: kind -> faults of the next requests: (status, headers) of an error response, "truncated" to close the
             connection in the middle of the request body, "lost" to close it before the response of a request that
             succeeded.
@@ -96,7 +96,7 @@ class LoopbackHub:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request; faults and counts refer to its `kind`."""
+    """One request. Faults and counts refer to its `kind`."""
 
     protocol_version = "HTTP/1.1"
     hub: LoopbackHub
@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         self.path_parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
-        # the API has models/OWNER/NAME and spaces/OWNER/NAME; a Space's owner is here "spaces/OWNER"
+        # the API has models/OWNER/NAME and spaces/OWNER/NAME. A Space's owner is here "spaces/OWNER"
         if self.path_parts[:2] == ["api", "spaces"]:
             self.path_parts[1:3] = ["models", "/".join(self.path_parts[1:3])]
         elif self.path_parts[0] == "spaces":

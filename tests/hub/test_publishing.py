@@ -283,7 +283,7 @@ def test_large_weights_are_sharded_and_load(hub, saved, tmp_path) -> None:
     folder = written(files, tmp_path / "downloaded")
     loaded = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
     assert all(tensor.equal(loaded[name]) for name, tensor in saved.model.state_dict().items())
-    # a sharded folder is uploaded unchanged; one that lacks a shard is refused
+    # a sharded folder is uploaded unchanged. One that lacks a shard is refused
     publish(folder, "again")
     assert {name for name in hub.files("me/again") if name.startswith("model-")} == set(shards)
     (folder / shards[0]).unlink()

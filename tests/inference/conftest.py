@@ -1,4 +1,4 @@
-"""What the tests of the engine watch: the decoders of searches, and modules that would be compiled."""
+"""Watched by the tests of the engine: the decoders of searches, and modules that would be compiled."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What users do to a model after it was optimized, and how its translations are compared with those of its modules."""
+"""Changes of users to a model after it was optimized, and the comparison of its translations with its modules."""
 
 import copy
 import ctypes
@@ -22,7 +22,7 @@ def translate(model: Model, lengths: list[int] | None = None, **settings: Any) -
 
 
 def by_modules(model: Model, **settings: Any) -> tuple[list[list[int]], Tensor]:
-    """What the model as it is now translates without an engine."""
+    """The translation of the model as it is now, without an engine."""
     engine, model.inference_engine = model.inference_engine, None
     try:
         return translate(model, **settings)
@@ -54,18 +54,18 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
 
 
-# What changes after a model was optimized
+# Changes after a model was optimized
 
 Change = Callable[[Model], Any]
 
 
 def decoder_weight(model: Model) -> nn.Parameter:
-    """One that packing copies, beside those of q and k; a layer of one matrix may share the model's own."""
+    """One that packing copies, beside those of q and k. A layer of one matrix may share the model's own."""
     return model.model.decoder.layers[-1].self_attn.v_proj.weight
 
 
 def trained_by(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], only: str = "") -> Change:
-    """One step of an optimizer; some count no version of what they write."""
+    """One step of an optimizer. Some count no version of what they write."""
 
     def step(model: Model) -> None:
         ids, labels = torch.tensor([[5, 6, EOS]]), torch.tensor([[7, EOS]])
@@ -150,7 +150,7 @@ CHANGES |= {
 }
 
 
-# What makes modules compute more; each returns what undoes it
+# Changes that make modules compute more. Each returns a function that undoes it
 
 
 def train_decoder(model: Model) -> Callable[[], Any]:

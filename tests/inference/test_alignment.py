@@ -28,7 +28,7 @@ def model(tokenizer):
 
 
 def words_by_hand(tokenizer, text):
-    """The word of each token, from the tokenizer's character offsets; spaces end words."""
+    """The word of each token, from the tokenizer's character offsets. Spaces end words."""
     encoded = tokenizer(text, return_offsets_mapping=True)
     numbers = []
     for token, (start, end) in zip(encoded.tokens(), encoded["offset_mapping"], strict=True):

@@ -20,7 +20,7 @@ from tests.model_helpers import EOS, PAD, START, padded, sentences, tiny_model
 Model = VanillaTransformerForConditionalGeneration
 CPU = torch.device("cpu")
 
-# Sources of few tokens and of many, of one token alone too; translations that outgrow theirs.
+# Sources of few tokens and of many, of one token alone too. Translations that outgrow theirs.
 LENGTHS, NEW_TOKENS = [7, 1, 3, 30, 18, 16, 40], 40
 
 

@@ -1,4 +1,4 @@
-"""HTML keeps every tag, comment and entity; inline elements follow their words into the translation."""
+"""HTML keeps every tag, comment and entity. Inline elements follow their words into the translation."""
 
 import html
 import re

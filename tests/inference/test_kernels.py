@@ -20,7 +20,7 @@ from tests.search_helpers import varied_model
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
 CPU = torch.device("cpu")
 
-# What transformers' guides tell models of one's own to read, or have no other name for.
+# Names that transformers' guides tell models to read, or that have no public one.
 OF_MODELS = {"_attn_implementation", "_get_resized_embeddings", "_get_resized_lm_head"}
 OF_TRAINERS = {
     "_load_rng_state",
@@ -47,7 +47,7 @@ def names_of(tree: ast.Module) -> Iterator[str]:
 
 
 def uses_of(tree: ast.Module) -> Iterator[str]:
-    """Private names that a file reads or imports; `torch.ops` has undocumented ones only."""
+    """Private names that a file reads or imports. `torch.ops` has undocumented ones only."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield "_ops" if ast.unparse(node) in ("torch.ops.mkldnn", "torch.ops.onednn") else node.attr

@@ -152,7 +152,7 @@ def test_dynamic_int8_has_a_scale_for_each_row() -> None:
 
 @needs_int8
 def test_dynamic_int8_is_exact_without_vnni() -> None:
-    """There oneDNN adds two products in 16 bits, which saturate: half of a sum was lost."""
+    """There oneDNN adds two products in 16 bits that saturate: half of a sum was lost."""
     code = """
 import torch
 from hf_vanilla_transformer.inference.linear import DynamicInt8Linear

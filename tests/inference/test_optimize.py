@@ -325,7 +325,7 @@ def test_int8_translations_are_as_probable(dtype: torch.dtype, compiled: bool, c
 
 
 def paper_score(model: Model, inputs: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """Of each translation (B, T), by the modules: log P / ((5 + length) / 6)^0.6."""
+    """The score of each translation (B, T), by the modules: log P / ((5 + length) / 6)^0.6."""
     logits = model(**inputs, decoder_input_ids=tokens[:, :-1]).logits.float().log_softmax(dim=-1)
     return logits.gather(-1, tokens[:, 1:, None]).sum(dim=(1, 2)) / ((5 + tokens.shape[1] - 1) / 6) ** 0.6
 
@@ -345,7 +345,7 @@ def test_int8_weights_that_change_are_quantized_again() -> None:
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """What `work` returns for each number, all begun at once."""
+    """The results of `work` for each number. All start at once."""
     gate = threading.Barrier(count)
 
     def run(index: int) -> Any:

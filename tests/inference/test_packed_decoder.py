@@ -76,7 +76,7 @@ class Walk:
         self.decoder.select(torch.tensor(rows))
 
     def replace(self, rows: list[int], other: "Walk") -> None:
-        """Other sentences begin; all beams of a new one go on from its only one."""
+        """Other sentences begin. All beams of a new one go on from its only one."""
         index = torch.tensor(rows)
         self.decoder.replace(index, other.decoder)
         lengths = self.state.lengths.index_copy(0, index, other.state.lengths)

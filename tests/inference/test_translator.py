@@ -53,7 +53,7 @@ def translator(model, tokenizer):
 
 
 def alone(model, tokenizer, sentence, **settings):
-    """What `generate` returns for one sentence, without batching."""
+    """The result of `generate` for one sentence, without batching."""
     ids = torch.tensor([tokenizer(sentence)["input_ids"]])
     return tokenizer.decode(model.generate(input_ids=ids, **settings)[0], skip_special_tokens=True)
 

@@ -48,7 +48,7 @@ def require_onnx() -> None:
 
 
 def write_model(folder: Path, **fields: Any) -> VanillaTransformerForConditionalGeneration:
-    """A tiny model with a tokenizer in `folder`; by default with two decoder layers, so that their order matters."""
+    """A tiny model with a tokenizer in `folder`. It has two decoder layers by default, so that their order matters."""
     model = tiny_model(**{"vocab_size": 320, "encoder_layers": 1, "decoder_layers": 2, **fields})
     model.generation_config.num_beams = 1
     model.save_pretrained(folder)
@@ -57,7 +57,7 @@ def write_model(folder: Path, **fields: Any) -> VanillaTransformerForConditional
 
 
 def assert_exported(folder: Path, target_format: str, case: str) -> VanillaTransformerForConditionalGeneration:
-    """Export a model of a case, and compare its logits and tokens; returns the model."""
+    """Export a model of a case, and compare its logits and tokens. Returns the model."""
     model = write_model(folder / "model", **CASES[case])
     export(target_format, folder / "model", folder / "out")
     translator = Translator(folder / "out")

@@ -1,7 +1,7 @@
 """`python -m tests.interop.exports_table MODEL` exports a quickstart's model and compares every engine with it.
 
 Each engine translates greedily, and computes its logits for this package's translations. The sentences are the 1,000
-held-out numbers of the recipe numbers_en_de; with `--sentences N` the first N of them.
+held-out numbers of the recipe numbers_en_de, or with `--sentences N` the first N of them.
 
 Shapes: B batch, S source length, T target length, V target vocabulary.
 """
@@ -154,7 +154,7 @@ REFUSALS = {
 
 @dataclass
 class Found:
-    """What an engine translated, and the largest difference of its logits from ours."""
+    """The translations of an engine, and the largest difference of its logits from ours."""
 
     lines: list[str] = field(default_factory=list)
     difference: float = 0.0

@@ -69,7 +69,7 @@ def train_sentencepiece(path: Path, lines: list[str], vocab_size: int = 80, **se
 
 
 def write_opus_tokenizer(folder: Path) -> int:
-    """source.spm, target.spm and vocab.json as of OPUS-MT, with the padding last; returns the vocabulary size."""
+    """source.spm, target.spm and vocab.json as of OPUS-MT, with the padding last. Returns the vocabulary size."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = train_sentencepiece(folder / "source.spm", SOURCES) + train_sentencepiece(folder / "target.spm", TARGETS)
     # one piece is left out, so that some text is unknown
@@ -92,7 +92,7 @@ def converted(source_format: str, source: Path, output: Path, **options: Any) ->
 
 @torch.no_grad()
 def assert_same_logits(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e-5) -> float:
-    """On a batch with padding on the right; returns the largest difference."""
+    """On a batch with padding on the right. Returns the largest difference."""
     config = ours.config
     source = random_ids([7, 3, 9], config.vocab_size, config.pad_token_id)
     target = random_ids([4, 8, 5], config.target_vocab_size, config.pad_token_id, seed=1)
@@ -106,7 +106,7 @@ def assert_same_logits(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
 
 
 def random_ids(lengths: list[int], vocab_size: int, pad: int, seed: int = 0) -> Tensor:
-    """(B, S) token ids other than the padding, which is on the right."""
+    """(B, S) token ids other than the padding on the right."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.full((len(lengths), max(lengths)), pad)
     for row, length in zip(ids, lengths, strict=True):

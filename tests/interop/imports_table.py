@@ -21,7 +21,7 @@ from hf_vanilla_transformer.interop.converting import FORMATS
 from hf_vanilla_transformer.markdown import markdown_table
 
 FOLDER = Path(__file__).parent
-# What each format is, and its tests.
+# A description of each format, and its tests.
 TESTS = {
     "marian": ("a `MarianMTModel` folder", "test_marian.py"),
     "fsmt": ("an `FSMTForConditionalGeneration` folder", "test_fsmt.py"),
@@ -55,7 +55,7 @@ class Records:
                 self.found[Path(report.location[0]).name, name].append(value)
 
     def print_failures(self) -> int:
-        """Print the failed tests; return the exit code."""
+        """Print the failed tests. Return the exit code."""
         for failed in self.failed:
             print(f"failed: {failed}", file=sys.stderr)
         return bool(self.failed)

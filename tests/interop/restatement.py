@@ -20,7 +20,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 @dataclass
 class Restatement:
-    """What a toolkit computes.
+    """The computation of a toolkit.
 
     Attributes:
         pair: from a name to its arrays. Names are "encoder.0.self.q" (k, v, o), "decoder.1.cross.q",
@@ -94,7 +94,7 @@ class Restatement:
 
 @torch.no_grad()
 def assert_restated(ours: torch.nn.Module, theirs: Restatement, tolerance: float = 1e-5) -> float:
-    """Compare logits on a batch of sentences of different lengths; returns the largest difference."""
+    """Compare logits on a batch of sentences of different lengths. Returns the largest difference."""
     pad, start, generator = ours.config.pad_token_id, ours.config.decoder_start_token_id, np.random.default_rng(5)
     vocabularies = [len(theirs.embedding(side)) for side in ("source", "target")]
     sources = [drawn(generator, length, vocabularies[0], pad) for length in (5, 1, 8)]

@@ -43,7 +43,7 @@ def installed_package(file: Path, folder: Path) -> Path:
 
 
 def argos_translations(package: Path, texts: list[str], beams: int) -> list[str]:
-    """What argostranslate's tokenizer.py and translate.py do, of version 1.11, without its sentence splitter."""
+    """Translate as argostranslate 1.11's tokenizer.py and translate.py do, without its sentence splitter."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
     engine = ctranslate2.Translator(str(package / "model"), "cpu")
     results = engine.translate_batch(

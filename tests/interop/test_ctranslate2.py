@@ -65,7 +65,7 @@ def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, token
 # transformers forbids the padding after the softmax and CTranslate2 before it: beams are compared with its share
 @pytest.mark.parametrize(("beams", "padding"), [(1, 9.0), (4, -9.0)])
 def test_ctranslate2_export_of_a_converted_opus_model(beams: int, padding: float, tmp_path: Path) -> None:
-    """It has no start token besides the padding, which it must never generate."""
+    """It has no start token besides the padding, and must never generate it."""
     theirs = write_opus_folder(tmp_path / "opus", decoder_attention_heads=4)
     with torch.no_grad():
         theirs.final_logits_bias[0, -1] = padding

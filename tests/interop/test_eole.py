@@ -43,7 +43,7 @@ def test_eole_options_of_the_model_hold_for_its_stacks(tmp_path: Path, record_pr
 
 
 def test_eole_key_without_a_bias(tmp_path: Path, record_property: Record) -> None:
-    """As add_key_bias chooses it; attention has all biases here, or none."""
+    """As add_key_bias chooses it. Attention has all biases here, or none."""
     tensors = {name: tensor for name, tensor in weights(bias=True).items() if not name.endswith("linear_keys.bias")}
     save(tmp_path / "eole", tensors)
     ours, _, _ = converted("eole", tmp_path / "eole", tmp_path / "ours")

@@ -1,4 +1,4 @@
-"""fairseq's checkpoints. fairseq cannot be installed with the tests; the references are FSMT, its port with the same
+"""fairseq's checkpoints. fairseq cannot be installed with the tests. The references are FSMT, its port with the same
 names, and the NumPy restatement; subword-nmt and SentencePiece for the tokens.
 """
 

@@ -1,4 +1,4 @@
-"""JoeyNMT's model folders. JoeyNMT cannot be installed with the tests; the reference is the NumPy restatement."""
+"""JoeyNMT's model folders. JoeyNMT cannot be installed with the tests. The reference is the NumPy restatement."""
 
 from pathlib import Path
 from typing import Any

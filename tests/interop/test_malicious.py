@@ -1,6 +1,6 @@
 """Malicious files of other toolkits: each is refused in one line and at once, with little memory, and nothing is run.
 
-The files of tests/interop/test_untrusted.py are damaged; these are complete, and ask for too much.
+The files of tests/interop/test_untrusted.py are damaged. These are complete, and ask for too much.
 """
 
 import io
@@ -53,7 +53,7 @@ def limited() -> Iterator[None]:
 
 
 def refused(source_format: str, source: Path, **options: Any) -> str:
-    """The one-line error; nothing is written."""
+    """The one-line error. Nothing is written."""
     output = source.parent / "converted" / "model"
     with pytest.raises(UserError) as raised:
         convert(source_format, source, output, **options)
@@ -349,7 +349,7 @@ def test_malicious_files_of_an_opus_folder(file: str, content: str, good: dict[s
 
 
 def not_exported(to: str, good: Path, folder: Path, change: Callable[[Path], object]) -> str:
-    """The one-line error of the export of a changed copy of a model folder; nothing is written."""
+    """The one-line error of the export of a changed copy of a model folder. Nothing is written."""
     change(shutil.copytree(good, folder / "model"))
     with pytest.raises(UserError) as raised:
         export(to, folder / "model", folder / "out")

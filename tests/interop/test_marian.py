@@ -1,4 +1,4 @@
-"""`MarianMTModel`: exported from ours it gives our logits; converted to ours it gives its logits, ids and text."""
+"""`MarianMTModel`: exported from ours it gives our logits. Converted to ours it gives its logits, ids and text."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Marian's own files. Marian cannot be installed with the tests; the references are the NumPy restatement, with the
+"""Marian's own files. Marian cannot be installed with the tests. The references are the NumPy restatement, with the
 formulas of Marian's source, and CTranslate2's converter of the same files.
 """
 
@@ -162,7 +162,7 @@ def test_marian_npz_folder_of_opus(tmp_path: Path) -> None:
 
 
 def write_training_folder(folder: Path, vocabularies: tuple[str, str] = ("vocab.yml", "vocab.yml")) -> None:
-    """What `marian --model model.npz` leaves behind: the model, its optimizer, and options of decoding."""
+    """The files of `marian --model model.npz`: the model, its optimizer, and options of decoding."""
     arrays = weights((len(TOKENS), len(TOKENS)))
     save(folder / "model.npz", arrays)
     write_vocabulary(folder / "vocab.yml", TOKENS)

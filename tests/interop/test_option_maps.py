@@ -18,7 +18,7 @@ HEAD, ROWS = [cell.strip(" `") for cell in TABLE[0]], TABLE[2:]
 
 
 def options(cell: str) -> list[str]:
-    """What stands in backticks."""
+    """The parts in backticks."""
     return re.findall(r"`(.+?)`", cell)
 
 

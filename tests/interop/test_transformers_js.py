@@ -40,7 +40,7 @@ class Graphs:
     def decode(
         self, tokens: Tensor, mask: Tensor, states: np.ndarray, past: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """All outputs after the tokens (B, T); `past` is empty at the first step."""
+        """All outputs after the tokens (B, T). `past` is empty at the first step."""
         feeds = {"input_ids": tokens.numpy(), "encoder_attention_mask": mask.numpy(), "encoder_hidden_states": states}
         feeds["use_cache_branch"] = np.array([bool(past)])
         for given in self.decoder.get_inputs():

@@ -51,7 +51,7 @@ class Format:
     """How a good checkpoint of a format is written, and its tensors changed.
 
     Attributes:
-        write: into a folder; returns what is converted, and the file of the weights.
+        write: into a folder. Returns what is converted, and the file of the weights.
         key: of the tensors in that file.
         embedding: the name of an embedding matrix. linear: of another matrix.
     """

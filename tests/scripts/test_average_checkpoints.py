@@ -34,7 +34,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def average(command):
-    """Run the subcommand; return exit status, standard output and standard error."""
+    """Run the subcommand. Return exit status, standard output and standard error."""
     return partial(command, "average")
 
 

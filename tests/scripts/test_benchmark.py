@@ -29,7 +29,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture
 def run(command, tmp_path, monkeypatch):
-    """Run a benchmark; return exit status, standard output and standard error."""
+    """Run a benchmark. Return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     for name in ("source", "reference"):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")

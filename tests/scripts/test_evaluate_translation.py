@@ -24,7 +24,7 @@ def work(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(command):
-    """Run the subcommand; return exit status, standard output and standard error."""
+    """Run the subcommand. Return exit status, standard output and standard error."""
     return partial(command, "evaluate")
 
 

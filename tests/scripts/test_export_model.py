@@ -15,7 +15,7 @@ from tests.model_helpers import assert_near
 
 @pytest.fixture
 def run(command):
-    """Run the subcommand; return exit status, standard output and standard error."""
+    """Run the subcommand. Return exit status, standard output and standard error."""
     return partial(command, "export")
 
 

@@ -9,7 +9,7 @@ SENTENCE = "two hundred and one"
 
 @pytest.fixture
 def run(command, monkeypatch, tmp_path):
-    """Run the subcommand with flags; return exit status, standard output and standard error."""
+    """Run the subcommand with flags. Return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     return lambda **flags: command("attention", *as_flags(flags))
 

@@ -17,7 +17,7 @@ hub, saved = publishing.hub, publishing.saved  # the fixtures
 
 @pytest.fixture
 def push(command):
-    """Run the subcommand; return exit status, standard output and standard error."""
+    """Run the subcommand. Return exit status, standard output and standard error."""
     return partial(command, "publish")
 
 

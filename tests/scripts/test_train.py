@@ -28,13 +28,13 @@ TINY = as_flags(TINY_RUN | {"per_device_train_batch_size": 4, "max_steps": 2})
 
 @pytest.fixture
 def train(command, monkeypatch, tmp_path):
-    """Run the subcommand in an empty folder; return exit status, standard output and standard error."""
+    """Run the subcommand in an empty folder. Return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     return partial(command, "train")
 
 
 def write_parallel(folder, pairs=PAIRS, name="train"):
-    """Write two text files; return the flag that names them."""
+    """Write two text files. Return the flag that names them."""
     for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
         (folder / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return [f"--{name}", f"{name}.source", f"{name}.target"]
@@ -208,7 +208,7 @@ def start(folder, *arguments):
     )  # fmt: skip
 
 
-@pytest.mark.slow  # imports torch; `test_user_errors_are_one_line` covers the same in this process
+@pytest.mark.slow  # imports torch. `test_user_errors_are_one_line` covers the same in this process
 def test_user_error_in_a_new_process_is_one_line(tmp_path):
     process = start(tmp_path, "--output_dir", "run", *shorter_target(tmp_path))
     _, errors = process.communicate(timeout=300)

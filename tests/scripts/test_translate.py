@@ -41,7 +41,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture
 def run(capfdbinary):
-    """Run the subcommand in this process; return its exit status, standard output and standard error."""
+    """Run the subcommand in this process. Return its exit status, standard output and standard error."""
     verbosity = logging.get_verbosity()
 
     def run(*arguments):

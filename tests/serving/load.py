@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def measure(model: Path, lines: list[str], clients: int, rounds: int, threads: int) -> dict[str, float]:
-    """The figures of a comparison; see the module."""
+    """The figures of a comparison. See the module."""
     import psutil
     import torch
 

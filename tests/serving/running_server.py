@@ -36,7 +36,7 @@ class RunningServer:
 
 @contextmanager
 def running_server(model: Path, folder: Path, *arguments: str, threads: int = 1) -> Iterator[RunningServer]:
-    """Start `vanilla-transformer serve` on a free port; kill it at the end if it still runs.
+    """Start `vanilla-transformer serve` on a free port. Kill it at the end if it still runs.
 
     Args:
         folder: for its output. threads: of torch.

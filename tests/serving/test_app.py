@@ -274,7 +274,7 @@ def test_full_queue_is_503_with_retry_after(translator: Translator, held: thread
             answers.append(client.post("/translate", json=GOOD | {"q": line}))
 
         threads = [threading.Thread(target=ask, args=(line,)) for line in CORPUS[:3]]
-        for thread in threads:  # each worker takes one; one waits
+        for thread in threads:  # each worker takes one, and one waits
             thread.start()
             time.sleep(0.2)
         refused = [answer for answer in answers if answer.status_code == 503]

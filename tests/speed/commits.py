@@ -27,7 +27,7 @@ WORKER = Path(__file__).with_name("worker.py")
 
 @dataclass(frozen=True)
 class Row:
-    """What one row of the table measures.
+    """One row of the table.
 
     Args:
         work: "batches" of 64 sentences, refilled; "one by one"; "update": loss and gradients of 64 pairs.

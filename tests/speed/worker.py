@@ -1,6 +1,6 @@
 """One side of a comparison, run by its path with the package of a checkout on PYTHONPATH: `python worker.py ROW`.
 
-ROW is JSON, the fields of `tests.speed.commits.Row`. The process says that it is ready; for each line that it reads,
+ROW is JSON, the fields of `tests.speed.commits.Row`. The process says that it is ready. For each line that it reads,
 it repeats the row's work and answers with its target tokens, its seconds and its peak memory in MiB.
 """
 
@@ -53,7 +53,7 @@ def engine_arguments(model: Any, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def translate(model: Any, row: dict[str, Any], engine: dict[str, Any], sentences: list[list[int]]) -> int:
-    """Translate in batches that are refilled, or one by one; the number of target tokens."""
+    """Translate in batches that are refilled, or one by one. Returns the number of target tokens."""
     pad, beams = model.config.pad_token_id, row["beams"]
     if row["work"] == "one by one":
         ids = [torch.tensor([each]) for each in sentences[:ONE_BY_ONE]]
@@ -87,7 +87,7 @@ def in_threads(workers: int, work: Callable[[int], int]) -> int:
 
 
 def objective(model: Any, row: dict[str, Any], pairs: list[list[int]]) -> Callable[..., list[dict[str, Any]]]:
-    """What the trainer makes of a batch for the row's objective: the arguments of its forward passes."""
+    """The arguments that the trainer makes of a batch for the row's objective: those of its forward passes."""
     name = row.get("objective")
     if name is None:
         return lambda batch: [batch]
@@ -111,7 +111,7 @@ def collate(model: Any, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
 
 
 def update(model: Any, row: dict[str, Any], passes: Callable[..., Any], pairs: list[list[int]]) -> int:
-    """Loss and gradients of one batch; the number of target tokens."""
+    """Loss and gradients of one batch. Returns the number of target tokens."""
     batch = collate(model, [{"input_ids": each} for each in pairs])
     tokens = int(batch["attention_mask"].sum())
     for inputs in passes(batch):

@@ -1,4 +1,4 @@
-"""What test_several_processes.py runs in each of several processes: python -m torch.distributed.run … D
+"""Run by test_several_processes.py in each of several processes: python -m torch.distributed.run … D
 
 Each job trains a tiny model with token batches, and rank 0 writes the results into the folder D.
 """

@@ -1,4 +1,4 @@
-"""What test_sharded.py runs in each of two processes: python -m torch.distributed.run … sharded_processes.py D
+"""Run by test_sharded.py in each of two processes: python -m torch.distributed.run … sharded_processes.py D
 
 accelerate shards a model (FSDP2) on accelerators only, so the CPU processes report a distributed type of GPUs.
 """

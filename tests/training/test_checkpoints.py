@@ -104,7 +104,7 @@ def test_average_refuses_different_tensors(tmp_path, tensors, name):
 
 
 def sharded_checkpoint(folder, seed):
-    """Save a model as a checkpoint with sharded weights; return the model."""
+    """Save a model as a checkpoint with sharded weights. Return the model."""
     model = tiny_model(seed)
     model.save_pretrained(folder, max_shard_size="20KB")
     assert not (folder / "model.safetensors").exists()

@@ -1,4 +1,4 @@
-"""Fine-tuning: the tokenizer and sizes of the base model are kept; both test sets are scored before and after."""
+"""Fine-tuning: the tokenizer and sizes of the base model are kept. Both test sets are scored before and after."""
 
 import contextlib
 import io
@@ -268,7 +268,7 @@ def test_average_and_sample_limits_go_with_fine_tuning(
 
 
 def spelt_out(kind: str) -> tuple[list[str], list[str]]:
-    """3,000 English and German number words; `kind` is cardinal or ordinal."""
+    """3,000 English and German number words. `kind` is cardinal or ordinal."""
     return tuple([num2words(number, to=kind, lang=lang) for number in range(3000)] for lang in ("en", "de"))  # type: ignore
 
 
@@ -283,7 +283,7 @@ def write_tokenizer(folder: Path, sources: list[str], targets: list[str]) -> Non
 
 @pytest.mark.slow  # trains three small models
 def test_opus_folder_gains_on_new_text_and_on_fresh_weights(tmp_path: Path) -> None:
-    """Cardinal numbers, then ordinal ones; the bar is 5 BLEU (of characters) over fresh weights at equal updates."""
+    """Cardinal numbers, then ordinal ones. The bar is 5 BLEU (of characters) over fresh weights at equal updates."""
     pytest.importorskip("sentencepiece", reason="the extra `convert` is not installed")
     old, new = spelt_out("cardinal"), spelt_out("ordinal")
     write_tokenizer(tmp_path / "tokenizer", old[0] + new[0], old[1] + new[1])

@@ -1,4 +1,4 @@
-"""Recipes and flags are parsed into arguments; mistakes are one-line errors."""
+"""Recipes and flags are parsed into arguments. Mistakes are one-line errors."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,7 @@ RECIPES = sorted(set(FOLDER.glob("*.yaml")) - set(LAUNCHES))
 
 @pytest.fixture
 def recipe(tmp_path):
-    """Write a recipe; return its path."""
+    """Write a recipe. Return its path."""
 
     def write(content):
         path = tmp_path / "recipe.yaml"

@@ -1,4 +1,4 @@
-"""What a user reads while training: lines, sample translations, and a bar that knows the time limit."""
+"""The output of a training: lines, sample translations, and a bar that knows the time limit."""
 
 import json
 import re

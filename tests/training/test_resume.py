@@ -1,4 +1,4 @@
-"""A resumed run is the same run: same settings, data and precision; otherwise one line says why not."""
+"""A resumed run is the same run: same settings, data and precision. Otherwise one line says why not."""
 
 import logging
 import shutil

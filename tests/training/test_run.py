@@ -209,7 +209,7 @@ def test_early_stopping_ends_a_run_without_improvement(tmp_path, parallel):
     assert results["train_updates"] == 3  # the first evaluation is the best so far, then two are no better
 
 
-# What comes up when a disk is full: from Python, from safetensors, from torch.save.
+# Errors of a full disk: from Python, from safetensors, from torch.save.
 FULL = [
     OSError(errno.ENOSPC, "No space left on device"),
     SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),

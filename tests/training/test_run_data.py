@@ -11,7 +11,7 @@ PAIRS = [("two hundred", "zweihundert"), ("thirty", "dreißig"), ("seven", "sieb
 
 
 def train(folder, long_side, **values):
-    """Two updates; line 3 of the validation and of the test data has over 8,000 tokens on one side."""
+    """Two updates. Line 3 of the validation and of the test data has over 8,000 tokens on one side."""
     flags = dict(values)
     for split in ("train", "validation", "test"):
         rows = [list(pair) for pair in PAIRS]

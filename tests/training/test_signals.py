@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: a complete checkpoint, then the exit status 130 or 143; no evaluation is lost or repeated."""
+"""SIGINT and SIGTERM: a complete checkpoint, then the exit status 130 or 143. No evaluation is lost or repeated."""
 
 import json
 import os
@@ -32,7 +32,7 @@ FLAGS = TINY_RUN | {
 
 @pytest.fixture(autouse=True)
 def default_handlers():
-    """Those of a terminal, also where the tests run in the background."""
+    """The handlers of a terminal, also where the tests run in the background."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -289,7 +289,7 @@ def test_ctrl_c_before_training_is_reported_once_by_two_processes(repository, tm
 
 @pytest.mark.slow
 def test_signal_trials(repository):
-    """Four random moments; `python -m tests.trials.signals` has more."""
+    """Four random moments. `python -m tests.trials.signals` has more."""
     command = [sys.executable, "-m", "tests.trials.signals", "--trials", "4", "--processes", "1"]
     run = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0 and "1 processes: 4 trials" in run.stdout, run.stdout[-6000:] + run.stderr[-2000:]

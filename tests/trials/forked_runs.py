@@ -23,7 +23,7 @@ from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.trainer_helpers import TINY_RUN, as_flags
 
-# Each phase, and the function at whose beginning it is reported; it is slowed down there, so that signals hit it.
+# Each phase, and the function at whose beginning it is reported. It is slowed down there, so that signals hit it.
 PHASES: dict[str, tuple[Any, str, float]] = {
     "reading": (run, "load_corpus", 0.1),
     "tokenizer training": (corpus, "train_tokenizer", 0.1),
@@ -67,7 +67,7 @@ class ForkedRun:
         settings: arguments of the run, with `output_dir`.
         cache: the cache of `datasets`.
         log: where all processes write their output.
-        processes: their number; several train in parallel over gloo.
+        processes: their number. Several train in parallel over gloo.
         slow: whether phases are slowed down.
     """
 
@@ -110,10 +110,10 @@ class ForkedRun:
             os.kill(pid, number)
 
     def wait(self, seconds: float = 120) -> list[int]:
-        """The exit statuses; negative numbers are signals. When one process is killed, the others are, as by torchrun.
+        """The exit statuses. Negative numbers are signals. When one process is killed, the others are, as by torchrun.
 
         Raises:
-            TimeoutError: the run hangs; it is killed.
+            TimeoutError: the run hangs. It is killed.
         """
         end, found = time.monotonic() + seconds, dict.fromkeys(self.pids)
         killed = False

@@ -2,7 +2,7 @@
 
     python -m tests.trials.full_disk --trials 20
 
-Each trial mounts a small tmpfs, which needs root, and trains in it until it is full; the size decides in which phase
+Each trial mounts a small tmpfs, which needs root, and trains in it until it is full. The size decides in which phase
 that is. The run must end with status 2 and one line that names the mounted folder, every checkpoint in it must be
 complete, and with more space the run resumed by `--resume_from_checkpoint auto` must end with the weights of an
 undisturbed one. With `--limit` a limit of the size of a file (RLIMIT_FSIZE) takes the place of the tmpfs: this needs
@@ -51,7 +51,7 @@ def why_no_mount(folder: Path) -> str | None:
 
 
 def trial(folder: Path, settings: dict[str, Any], kibibytes: int, limit: bool, expected: Any) -> str:
-    """Train in too little space, then resume with enough. Returns what happened; an AssertionError is a fault."""
+    """Train in too little space, then resume with enough. Returns what happened. An AssertionError is a fault."""
     disk = folder / "disk"
     disk.mkdir()
     settings = settings | {"output_dir": disk / "run"}

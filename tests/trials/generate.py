@@ -38,7 +38,7 @@ from tests.search_helpers import AS_DICT, Model, by_transformers, source, varied
 VOCABULARY = 24  # tokens that `source` draws from
 LONGEST = 9  # tokens of a source
 ENGINES = ["modules", "packed", "prepacked", "compiled"]
-# What scores may differ by, relative to the largest, and what weights are changed by to find ties.
+# The difference allowed of scores, relative to the largest, and the change of weights to find ties.
 # In bfloat16 kernels differ by so much that tokens do: tests/inference/test_packed_decoder.py compares its logits.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -71,7 +71,7 @@ class Case:
 
 @dataclass
 class Tally:
-    """What was tried."""
+    """The case that was tried."""
 
     cases: int = 0
     requests: int = 0
@@ -91,7 +91,7 @@ class Tally:
             self.names.update(request.arguments.keys())
 
 
-# What is drawn
+# The random cases
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ ordinary_tokens = st.integers(FIRST_WORD, VOCABULARY - 1)
 ends = st.one_of(st.just(EOS), st.none(), st.lists(ordinary_tokens, max_size=2).map(lambda more: [EOS, *more]))
 lists_of_tokens = st.lists(ordinary_tokens, min_size=1, max_size=4, unique=True)
 
-# Every documented argument that decides which tokens a search finds; `num_beams`, `length_penalty` and a limit are
+# Every documented argument that decides which tokens a search finds. `num_beams`, `length_penalty` and a limit are
 # always given, since their defaults here are the paper's.
 ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "early_stopping": st.sampled_from([True, False, "never"]),
@@ -162,7 +162,7 @@ LIMITS: dict[str, st.SearchStrategy[int]] = {
 }
 UNCOVERED = ("do_sample", "output_scores", "output_attentions")  # by our search
 CALLABLES = ("prefix_allowed_tokens_fn", "logits_processor")
-READ_IDS = ("encoder_no_repeat_ngram_size", "encoder_repetition_penalty")  # of the source, which must be given as ids
+READ_IDS = ("encoder_no_repeat_ngram_size", "encoder_repetition_penalty")  # of the source, given as ids
 
 
 @st.composite
@@ -385,7 +385,7 @@ def rows_of(output: Any) -> Found:
 
 
 def is_tie(model: Model, request: Request, row: int, both: list[list[int]]) -> bool:
-    """Whether transformers' loop finds both of these translations when numbers are rounded otherwise."""
+    """Check if transformers' loop finds both of these translations when numbers are rounded otherwise."""
     found, weights = list[list[int]](), [weight.clone() for weight in model.parameters()]
     for attempt in range(24):
         noise = torch.Generator().manual_seed(attempt)

@@ -101,7 +101,7 @@ class Outcome:
     """How a case ended.
 
     Attributes:
-        status: of the process; a negative number is a signal.
+        status: of the process. A negative number is a signal.
         output: standard output and error together.
         faults: what must not be.
     """
@@ -265,7 +265,7 @@ def make_template(folder: Path) -> Path:
 
 
 def run_cases(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[tuple[int, dict[str, Any], str, Outcome]]:
-    """Run cases one after another; yields number, recipe, what lay in the output folder, and the outcome."""
+    """Run cases one after another. Yields number, recipe, what lay in the output folder, and the outcome."""
     finished = make_template(folder / "template")
     for number in numbers:
         recipe, before = make_case(number, seed)

@@ -4,7 +4,7 @@
 
 Each trial sends SIGINT, SIGTERM or SIGKILL in a random phase (reading, tokenizer training, training, evaluating,
 saving, testing), to all processes or to one, then resumes with `--resume_from_checkpoint auto`. The weights of the
-model folder must be the same bytes as those of an undisturbed run, and its scores the same; the interrupted run must
+model folder must be the same bytes as those of an undisturbed run, and its scores the same. The interrupted run must
 have printed at most one message and one error, without a traceback, and left no model that looks finished and is not.
 """
 
@@ -61,7 +61,7 @@ def undisturbed(folder: Path, settings: dict[str, Any], processes: int) -> tuple
 def trial(
     folder: Path, settings: dict[str, Any], processes: int, phase: str, dice: random.Random, expected: Any
 ) -> str:
-    """Interrupt a run and resume it. Returns what happened; an AssertionError is a fault."""
+    """Interrupt a run and resume it. Returns what happened. An AssertionError is a fault."""
     number = dice.choice(SIGNALS)
     times, delay = dice.randint(1, TIMES[phase]), dice.uniform(0, 0.15)
     rank = dice.choice([None, *range(processes)]) if processes > 1 else None

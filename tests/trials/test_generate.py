@@ -1,4 +1,4 @@
-"""A part of the trial of `generate`; `python -m tests.trials.generate` runs all of it."""
+"""A part of the trial of `generate`. `python -m tests.trials.generate` runs all of it."""
 
 import pytest
 import torch

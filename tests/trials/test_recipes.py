@@ -1,4 +1,4 @@
-"""A part of the trial with random recipes; `python -m tests.trials.recipes` runs all of it."""
+"""A part of the trial with random recipes. `python -m tests.trials.recipes` runs all of it."""
 
 from pathlib import Path
 

@@ -23,7 +23,7 @@ class Site(NamedTuple):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """With the runtime from npm, so that it works without a network; its translations have at most 12 tokens."""
+    """With the runtime from npm, so that it works without a network. Its translations have at most 12 tokens."""
     require_onnx()
     folder = tmp_path_factory.mktemp("web")
     model = write_model(folder / "model")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def page(site: Site) -> Iterator[Page]:
-    """The loaded page; afterwards, what no use of it may leave."""
+    """The loaded page. Afterwards, what no use of it may leave."""
     with opened(site.folder) as page:
         yield page
         assert page.error == "" and page.console() == []
@@ -180,7 +180,7 @@ def test_page_says_that_a_changed_runtime_is_not_run(site: Site, tmp_path: Path)
 
 
 def test_page_checks_the_hashes_of_another_host(site: Site, tmp_path: Path) -> None:
-    # the runtime at a second address stands for the network's; one of its files has been changed there
+    # the runtime at a second address stands for the network's. One of its files has been changed there
     runtime = tmp_path / "runtime"
     shutil.copytree(site.folder / "runtime", runtime)
     shutil.copytree(site.folder, tmp_path / "site")

@@ -34,7 +34,7 @@ def test_page_files_are_complete(site: dict) -> None:
         assert name.rpartition(".")[2] in web.CONTENT_TYPES
         named = re.findall(rb'(?:from|import|href=|src=|import\() ?"([^"#]+)"', content)
         missing = {each.decode().removeprefix("./") for each in named} - files.keys()
-        # page.js names the engines of both; only one is loaded
+        # page.js names the engines of both. Only one is loaded
         assert missing <= ({"browser_runtime.js", "server_engine.js"} if name == "page.js" else set()), name
     both = {"browser_engine.js", "server_engine.js"} & files.keys()
     assert both == {f"{site['engine']}_engine.js"}

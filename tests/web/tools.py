@@ -1,4 +1,4 @@
-"""Node, Chromium and a file server for the tests of the page; what is missing skips a test with its reason."""
+"""Node, Chromium and a file server for the tests of the page. What is missing skips a test with its reason."""
 
 import functools
 import http.server
@@ -29,7 +29,7 @@ def require_npm() -> Path:
 
 
 def run_node(script: str, *arguments: str, lines: list[str]) -> dict[str, Any]:
-    """What a script beside this file prints, as JSON; the lines are its standard input."""
+    """The output of a script next to this file, as JSON. The lines are its standard input."""
     require_npm()
     command = ["node", str(HERE / script), *arguments]
     done = subprocess.run(command, input=json.dumps(lines), capture_output=True, text=True, timeout=500)

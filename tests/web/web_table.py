@@ -26,7 +26,7 @@ from tests.web.tools import opened, require_npm, run_node
 SIZE, SEED = 20_000, 1  # of the recipe
 DTYPES = ("fp32", "q8")
 
-# In the page: the engine alone, without drawing; the first sentence warms it up.
+# In the page: the engine alone, without drawing. The first sentence warms it up.
 MEASURE = """
 const [lines, dtype, done] = arguments;
 (async () => {
@@ -49,7 +49,7 @@ const [lines, dtype, done] = arguments;
 
 @dataclass
 class Translations:
-    """Of one engine: texts, tokens without the start token where they are known, and seconds for all."""
+    """The results of one engine: texts, tokens without the start token where they are known, and seconds for all."""
 
     texts: list[str]
     tokens: list[list[int]] | None
@@ -92,7 +92,7 @@ def stock_pipeline(site: Path, dtype: str, lines: list[str]) -> Translations:
 
 
 def row(name: str, dtype: str, found: Translations, expected: Translations, references: list[str], tok: str) -> list:
-    """One line of the table; `expected` is this package's with the same search."""
+    """One line of the table. `expected` is this package's with the same search."""
     same = sum(map(str.__eq__, found.texts, expected.texts))
     if found.tokens is not None and expected.tokens is not None:
         same = sum(mine == theirs for mine, theirs in zip(found.tokens, expected.tokens, strict=True))

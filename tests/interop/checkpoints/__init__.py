@@ -71,7 +71,7 @@ def random_weights(
 def restatement(
     names: dict[str, str], tensors: dict[str, Tensor], embeddings: dict[str, str], position: Any, **settings: Any
 ) -> Restatement:
-    """The model of these tensors; a missing bias is 0. `embeddings` names the matrices of "source" and "target"."""
+    """The model of these tensors. A missing bias is 0. `embeddings` names the matrices of "source" and "target"."""
     arrays = {name: tensor.double().numpy() for name, tensor in tensors.items()}
 
     def pair(name: str) -> Pair:

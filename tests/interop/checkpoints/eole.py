@@ -42,7 +42,7 @@ MODEL = {
 
 
 def weights(bias: bool = False, learned: bool = False) -> dict[str, Tensor]:
-    """Random weights under eole's names; `bias` is of add_qkvbias, which final_linear has too, and of add_ffnbias."""
+    """Random weights under eole's names. `bias` is of add_qkvbias, which final_linear has too, and of add_ffnbias."""
     others = {"generator.weight": (SIZES[1], D), "generator.bias": (SIZES[1],)}
     for side, size in zip(EMBEDDINGS.values(), SIZES, strict=True):
         others[f"{side}.embeddings.weight"] = (size, D)
@@ -58,7 +58,7 @@ def tokens(size: int, letter: str) -> list[str]:
 
 
 def save(folder: Path, tensors: dict[str, Tensor], model: dict[str, Any] | None = None, **sections: Any) -> None:
-    """A model_path; `model` overrides options by their path, such as "encoder.layer_norm"."""
+    """A model_path. `model` overrides options by their path, such as "encoder.layer_norm"."""
     folder.mkdir(exist_ok=True)
     config = json.loads(json.dumps(MODEL))
     for path, value in (model or {}).items():

@@ -13,7 +13,7 @@ from tests.paper import fairseq_position
 
 PEER = "NumPy restatement of fairseq 0.12"
 
-# What fairseq writes: the arguments of `transformer_iwslt_de_en`, and of the translation task.
+# fairseq writes the arguments of `transformer_iwslt_de_en`, and of the translation task.
 OPTIONS = {
     "arch": "transformer_iwslt_de_en",
     "task": "translation",

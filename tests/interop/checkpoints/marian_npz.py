@@ -12,7 +12,7 @@ from tests.interop.restatement import Restatement
 
 PEER = "NumPy restatement of Marian 1.12"
 
-# What Marian writes for `--task transformer-base`, as far as it concerns the architecture.
+# Options that Marian writes for `--task transformer-base`, as far as it concerns the architecture.
 OPTIONS = {
     "type": "transformer",
     "enc-depth": LAYERS[0],

@@ -1,4 +1,4 @@
-"""Argos Translate, which gets a model of this package as an .argosmodel."""
+"""Argos Translate gets a model of this package as an .argosmodel."""
 
 import json
 import os
@@ -36,7 +36,7 @@ json.dump(lines, open(result, "w"))
 
 
 def train(folder: Path, sentencepiece: bool = True) -> list[str]:
-    """A model of number words with a tokenizer of SentencePiece or BPE; returns sentences that it has not seen."""
+    """A model of number words with a tokenizer of SentencePiece or BPE. Returns sentences that it has not seen."""
     splits = number_pairs(4000, 1, held_out=SENTENCES)
     texts = [text for side in ("source", "target") for text in splits["train"][side]]
     trained = train_sentencepiece_tokenizer(texts, 400) if sentencepiece else train_tokenizer(texts, 400)
@@ -66,7 +66,7 @@ def compare_argos(work: Path, version: str, beams: int) -> tuple[None, int]:
     file.unlink(missing_ok=True)
     export("argos", folder / "model", file, languages=("en", "de"))
     given.write_text(json.dumps(sentences))
-    # where it keeps packages and settings; its default computes in int8
+    # where it keeps packages and settings. Its default computes in int8
     homes = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("DATA", "CONFIG", "CACHE")}
     os.environ.update({**homes, "ARGOS_BEAM_SIZE": str(beams), "ARGOS_COMPUTE_TYPE": "float32"})
     run(work, packages, "-c", TRANSLATE, file, given, result)

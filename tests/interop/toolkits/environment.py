@@ -1,4 +1,4 @@
-"""What the comparisons share: an environment for old toolkits, a small corpus, and the comparison itself."""
+"""Shared by the comparisons: an environment for old toolkits, a small corpus, and the comparison itself."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from hf_vanilla_transformer.inference.loading import load_model
 
 UPDATES, SENTENCES, BEAMS = 150, 50, 5
 
-# What the toolkits import besides torch and themselves; they are installed without their own requirements.
+# Packages that the toolkits import besides torch and themselves. They are installed without their own requirements.
 SHARED = [
     *("numpy", "pyyaml", "sentencepiece", "sacremoses", "subword-nmt", "sacrebleu", "packaging", "pandas", "plotly"),
     *("tensorboard", "datasets", "matplotlib", "seaborn", "importlib_metadata", "configargparse", "six", "requests"),
@@ -67,7 +67,7 @@ dataclasses.dataclass = hashable
 
 
 def run(work: Path, packages: list[str], *command: object) -> str:
-    """A command of the environment's Python, with the packages on its path; its output."""
+    """A command of the environment's Python, with the packages on its path. Returns its output."""
     paths = [work / "shim", *(work / package for package in packages)]
     # the toolkits load the pickles that they wrote themselves
     trusting = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}

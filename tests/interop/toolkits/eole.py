@@ -13,7 +13,7 @@ from .environment import BEAMS, compare, install, lines_of, run, write_corpus
 PACKAGE = "eole==0.6.4"
 COMMAND = ("-m", "eole.bin.main")
 
-# Of each comparison, the fields of `model` that differ from the smallest configuration.
+# For each comparison, the fields of `model` that differ from the smallest configuration.
 MODELS: dict[str, dict[str, Any]] = {
     "sinusoids": {},
     "learned positions, tied, gelu": {

@@ -7,11 +7,11 @@ from hf_vanilla_transformer.interop.converting import convert
 
 from .environment import BEAMS, UPDATES, compare, install, install_source, run, write_corpus
 
-# The main branch has no release of its own; of the distributions with its code, this one has the source.
+# The main branch has no release of its own. Of the distributions with its code, this one has the source.
 PACKAGES = {version: f"fairseq=={version}" for version in ("0.9.0", "0.10.2", "0.12.2")}
 PACKAGES["main"] = "fairseq-fixed==0.12.3.1"
 # pip cannot read the source distribution of 0.10.2, whose setup.py removes a link that is a folder there. Its wheel
-# for an older Python has the same files; the compiled ones are not used.
+# for an older Python has the same files. The compiled ones are not used.
 WHEELS = {"fairseq==0.10.2": ("--only-binary", ":all:", "--python-version", "3.8", "--platform", "manylinux1_x86_64")}
 
 # Its arguments: the data, the checkpoint, the source and target text, the result.

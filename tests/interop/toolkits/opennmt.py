@@ -1,4 +1,4 @@
-"""OpenNMT-py 1, 2 and 3, which are pre-norm."""
+"""OpenNMT-py 1, 2 and 3. All are pre-norm."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def compare_opennmt(work: Path, version: str) -> tuple[float, int]:
     train(work, version, folder)
     checkpoint, source = folder / f"model_step_{UPDATES}.pt", folder / "test.en"
     given = ("-model", checkpoint, "-src", source, "-output", folder / "out", "-beam_size", BEAMS)
-    # the default of versions 1 and 2; with a penalty version 3 ends its search earlier than `generate`
+    # the default of versions 1 and 2. With a penalty version 3 ends its search earlier than `generate`
     given += ("-length_penalty", "none", "-alpha", 0)
     run(work, PACKAGES[version], "-m", "onmt.bin.translate", *given)
     run(work, PACKAGES[version], "-c", LOGITS, checkpoint, source, folder / "test.de", folder / "dumped.json")

@@ -1,4 +1,4 @@
-"""optimum, which gets a model of this package as the folder that transformers.js loads."""
+"""optimum gets a model of this package as the folder that transformers.js loads."""
 
 import json
 import shutil

@@ -14,7 +14,7 @@ from .argos import train
 from .environment import BEAMS, compare, install, run
 
 PACKAGE = "transformers==4.57.1"
-# What version 4 needs in older versions than this environment has.
+# Packages that version 4 needs in older versions than this environment has.
 REQUIREMENTS = ["tokenizers==0.22.2", "huggingface_hub==0.36.2"]
 
 # Its arguments: the exported folder, the sentences, the result.
@@ -41,7 +41,7 @@ numpy.savez(result.replace(".json", ".npz"), **found)
 
 
 def compare_transformers(work: Path, major: int) -> tuple[float, int]:
-    """See `compare`; the translations are compared by their ids."""
+    """See `compare`. The translations are compared by their ids."""
     folder = work / f"transformers-{major}"
     folder.mkdir(exist_ok=True)
     sentences, given, dumped = train(folder), folder / "sentences.json", folder / "dumped.json"
