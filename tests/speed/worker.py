@@ -4,14 +4,13 @@ ROW is JSON, the fields of `tests.speed.commits.Row`. The process says that it i
 it repeats the row's work and answers with its target tokens, its seconds and its peak memory in MiB.
 """
 
-import inspect
 import json
 import resource
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -41,23 +40,12 @@ def padded(sentences: list[list[int]], pad_token_id: int) -> tuple[Tensor, Tenso
     return ids, ids.ne(pad_token_id).long()
 
 
-def engine_arguments(model: Any, row: dict[str, Any]) -> dict[str, Any]:
-    """Switch the row's engine on; the arguments of `generate` for it in checkouts before `optimize_for_inference`."""
-    try:
-        from hf_vanilla_transformer.inference import optimize_for_inference
-    except ImportError:
-        names = {"decoder_weights": row["quantization"], "compiled": row["compile"]}
-        return {name: value for name, value in names.items() if value}
-    optimize_for_inference(model, quantization=row["quantization"], compile=row["compile"])
-    return {}
-
-
-def translate(model: Any, row: dict[str, Any], engine: dict[str, Any], sentences: list[list[int]]) -> int:
+def translate(model: Any, row: dict[str, Any], sentences: list[list[int]]) -> int:
     """Translate in batches that are refilled, or one by one. Returns the number of target tokens."""
     pad, beams = model.config.pad_token_id, row["beams"]
     if row["work"] == "one by one":
         ids = [torch.tensor([each]) for each in sentences[:ONE_BY_ONE]]
-        return sum(model.generate(each, num_beams=beams, **SEARCH, **engine).shape[1] - 1 for each in ids)
+        return sum(model.generate(each, num_beams=beams, **SEARCH).shape[1] - 1 for each in ids)
     rest = iter(sentences)
 
     def more(count: int) -> tuple[Tensor, Tensor] | None:
@@ -65,25 +53,19 @@ def translate(model: Any, row: dict[str, Any], engine: dict[str, Any], sentences
         return padded(some, pad) if some else None
 
     ids, mask = more(BATCH)
-    refill = "next_batch" if "next_batch" in inspect.signature(model.generate).parameters else "more"
-    output = model.generate(ids, attention_mask=mask, num_beams=beams, **SEARCH, **{refill: more}, **engine)
+    output = model.generate(ids, attention_mask=mask, num_beams=beams, **SEARCH, next_batch=more)
     return int(output.ne(pad).sum())
 
 
 def in_threads(workers: int, work: Callable[[int], int]) -> int:
     """The sum of `work(0)`, `work(1)`, …, each in a thread of its own with one thread of torch."""
-    results = [0] * workers
 
-    def run(number: int) -> None:
+    def run(number: int) -> int:
         torch.set_num_threads(1)
-        results[number] = work(number)
+        return work(number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(workers)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return sum(results)
+    with ThreadPoolExecutor(workers) as pool:
+        return sum(pool.map(run, range(workers)))
 
 
 def objective(model: Any, row: dict[str, Any], pairs: list[list[int]]) -> Callable[..., list[dict[str, Any]]]:
@@ -127,7 +109,7 @@ def prepare(row: dict[str, Any]) -> Callable[[], int]:
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils import logging
 
-    import hf_vanilla_transformer  # noqa: F401  (registers the model)
+    from hf_vanilla_transformer.inference import optimize_for_inference
 
     logging.disable_progress_bar()
     trains = row["work"] == "update"
@@ -138,11 +120,11 @@ def prepare(row: dict[str, Any]) -> Callable[[], int]:
         pairs = sentences[: row.get("pairs", BATCH)]
         passes = objective(model, row, pairs)
         return lambda: update(model, row, passes, pairs)
-    engine = engine_arguments(model, row)
+    optimize_for_inference(model, quantization=row["quantization"], compile=row["compile"])
     workers = row["workers"]
     if workers == 1:
-        return lambda: translate(model, row, engine, sentences)
-    return lambda: in_threads(workers, lambda number: translate(model, row, engine, sentences[number::workers]))
+        return lambda: translate(model, row, sentences)
+    return lambda: in_threads(workers, lambda number: translate(model, row, sentences[number::workers]))
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from hf_vanilla_transformer.errors import run_command
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
-from tests.trainer_helpers import TINY_RUN
+from tests.trainer_helpers import TINY_RUN, write_pairs
 
 SECONDS = 120  # a case that takes longer hangs
 MEMORY = 12 * 2**30
@@ -158,9 +158,9 @@ def make_case(number: int, seed: int) -> tuple[dict[str, Any], str]:
 
 def write_text(folder: Path) -> None:
     """The three splits as parallel text."""
-    for split, rows in (("train", slice(None)), ("validation", slice(0, 3)), ("test", slice(2, 6))):
-        for side, lines in (("source", SOURCES), ("target", TARGETS)):
-            (folder / f"{split}.{side}").write_text("\n".join(lines[rows]) + "\n", encoding="utf-8")
+    pairs = list(zip(SOURCES, TARGETS, strict=True))
+    for split, rows in (("train", pairs), ("validation", pairs[:3]), ("test", pairs[2:6])):
+        write_pairs(folder, rows, split)
 
 
 def prepare(folder: Path, before: str, finished: Path) -> None:
