@@ -14,7 +14,7 @@ from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian, to_marian
-from tests.interop.checkpoints import marian_npz
+from tests.interop.checkpoints import FFN, D, marian_npz
 from tests.interop.foreign import (
     SOURCES,
     TARGETS,
@@ -171,8 +171,8 @@ def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
     """As of opus-mt-tc: config.json ties what Marian's files keep apart. The class itself would tie it again."""
     arrays = marian_npz.weights((23, 23), "none")
     config = MarianConfig(
-        **{"d_model": marian_npz.D, "encoder_layers": 2, "decoder_layers": 1, "vocab_size": 24},
-        **{"encoder_ffn_dim": marian_npz.FFN, "decoder_ffn_dim": marian_npz.FFN},
+        **{"d_model": D, "encoder_layers": 2, "decoder_layers": 1, "vocab_size": 24},
+        **{"encoder_ffn_dim": FFN, "decoder_ffn_dim": FFN},
         **{"encoder_attention_heads": 3, "decoder_attention_heads": 3, "activation_function": "swish"},
         **{"pad_token_id": 23, "decoder_start_token_id": 23, "eos_token_id": 0, "scale_embedding": True},
         **{"share_encoder_decoder_embeddings": True, "tie_word_embeddings": True},
@@ -190,7 +190,7 @@ def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
 
     def position(index: int, _: str) -> np.ndarray:
         """The paper's, sines first, which transformers and CTranslate2 compute for Marian's models."""
-        paper = paper_position(index, marian_npz.D)
+        paper = paper_position(index, D)
         return np.concatenate([paper[0::2], paper[1::2]])
 
     theirs = marian_npz.restated(arrays, position=position, eps=1e-5)
