@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Imported once, in the process from which all others are forked. Otherwise that is most of such a test's time.
+# Imported once, in the process from which all others are forked; otherwise that is most of such a test's time.
 _PRELOADED = ["torch.distributed.tensor", "transformers.testing_utils", "hf_vanilla_transformer"]
 
 
@@ -31,7 +31,7 @@ def _set_rank_device(rank: int) -> None:
 
 
 def _start_rank_processes(function: Callable, args: tuple, nprocs: int) -> None:
-    """Call `function(rank, *args)` in `nprocs` processes and wait. An exception in one of them is raised here."""
+    """Call `function(rank, *args)` in `nprocs` processes and wait; an exception in one of them is raised here."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     torch.multiprocessing.start_processes(function, args=args, nprocs=nprocs, start_method="forkserver")
 

@@ -1,4 +1,4 @@
-"""In the place of Hugging Face's tests of `torch.export` and its like that the distribution does not carry."""
+"""In the place of Hugging Face's tests of `torch.export` and its like, which the distribution does not carry."""
 
 
 class ExportTesterMixin:

@@ -1,4 +1,4 @@
-"""In the place of Hugging Face's tests of `generate` that the distribution does not carry."""
+"""In the place of Hugging Face's tests of `generate`, which the distribution does not carry."""
 
 
 class GenerationTesterMixin:
