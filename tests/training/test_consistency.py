@@ -179,7 +179,7 @@ def test_consistency_through_the_model_has_the_gradients_of_the_formula(method: 
         objective = inputs.pop("objective")
         model.zero_grad()
         states = model.model(**{name: each for name, each in inputs.items() if name != "labels"}).last_hidden_state
-        loss, _ = consistency.consistency_loss(model.lm_head(states), batch["labels"], 0.1, objective)
+        loss, _ = objective.from_logits(model.lm_head(states), batch["labels"], 0.1)
         (loss / batch["labels"].ne(-100).sum()).backward()
         expected = {name: each.grad.clone() for name, each in model.named_parameters()}
         _, actual = gradients(model, **OBJECTIVES[method].inputs(model, batch), skip_logits=skip_logits)

@@ -18,20 +18,20 @@ vocabulary.
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, fused_objective, softmax_and_lse, target_tokens
+from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, softmax_and_lse
+from . import Objective
 
 CPU_CACHE = 2**17  # logits of each pass that are differentiated at once, so that they stay in a core's cache
 
 
 @dataclass(frozen=True)
-class ConsistencyObjective:
+class ConsistencyObjective(Objective):
     """The objective of consistency training, for the argument `objective` of a model's forward pass.
 
     `alpha` is α, the weight of the divergence. `second_cross_entropy`, `forward` and `reverse` are c, f and r.
@@ -43,6 +43,7 @@ class ConsistencyObjective:
     forward: float
     reverse: float
     cutoff: float = 0.0
+    passes: ClassVar[int] = 2
 
     def inputs(self, model: Any, batch: dict[str, Any]) -> dict[str, Any]:
         """Make the arguments of one forward pass over both versions of a batch, the unchanged one first.
@@ -70,39 +71,63 @@ class ConsistencyObjective:
         kept = keep | random_mask(ids, self.cutoff)  # (B, T)
         return torch.cat([embeddings, embeddings * kept[..., None].to(embeddings.dtype)])  # (2 B, T, D)
 
-    def __call__(
-        self,
-        hidden_states: Tensor,
-        logits: Tensor | None,
-        lm_head: nn.Linear,
-        labels: Tensor,
-        label_smoothing: float,
-        num_items_in_batch: Tensor | int | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the loss of both passes and, for the log, the unsmoothed cross-entropy of the first one.
+    def uniform(self, smoothing: float) -> tuple[float, float]:
+        return smoothing, smoothing * self.second_cross_entropy
 
-        Args:
-            hidden_states: (2 B, T, D), the decoder's output.
-            lm_head: the output layer.
-            logits: (2 B, T, V), or None to compute them chunk by chunk from the hidden states.
-            labels: (2 B, T), -100 for padding. Both halves are equal.
-            label_smoothing: ε of the cross-entropies.
-            num_items_in_batch: target tokens of the whole update, counted once. None: the tokens of this batch.
+    def from_logits(self, logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        """Sum the loss of logits (2 B, T, V) and labels (B, T), and the unsmoothed cross-entropy of the first half."""
+        counted = labels.ne(IGNORED)  # (B, T)
+        first, second = (half[counted].float() for half in logits.chunk(2))  # (N', V)
+        targets = labels[counted]  # (N',)
+
+        def cross_entropy(scores: Tensor, smoothing: float) -> Tensor:
+            return F.cross_entropy(scores, targets, label_smoothing=smoothing, reduction="sum")
+
+        log_p, log_q = first.log_softmax(dim=1), second.log_softmax(dim=1)  # (N', V)
+        forward = F.kl_div(log_q, log_p, reduction="sum", log_target=True)  # KL(p ‖ q)
+        reverse = F.kl_div(log_p, log_q, reduction="sum", log_target=True)  # KL(q ‖ p)
+        loss = cross_entropy(first, label_smoothing)
+        if self.second_cross_entropy:
+            loss = loss + self.second_cross_entropy * cross_entropy(second, label_smoothing)
+        loss = loss + self.alpha * (self.forward * forward + self.reverse * reverse)
+        return loss, cross_entropy(first.detach(), 0.0)
+
+    def differentiate(self, logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
+        """Overwrite the logits z and z' of both passes (2, n, V) with the derivatives of the loss. Return its sum and
+        the unsmoothed cross-entropy of the first pass, all without label smoothing's terms of mean(z).
+
+        With d = z - z' and E for means under p and q, KL(p ‖ q) = E_p d - (lse z - lse z'), and without smoothing the
+        derivatives are
+
+          by z:   p (1 + α r + α f (d - E_p d)) - α r q - [label]
+          by z':  q (c + α f - α r (d - E_q d)) - α f p - c [label]
         """
-        labels = labels.chunk(2)[0]  # (B, T)
-        if logits is not None:
-            total, plain = consistency_loss(logits, labels, label_smoothing, self)
-        else:
-            total, plain = fused_objective(
-                hidden_states.unflatten(0, (2, -1)).flatten(1, 2),  # (2, B T, D)
-                lm_head.weight,
-                lm_head.bias,
-                labels.flatten(),  # (B T,)
-                partial(_differentiate, smoothing=label_smoothing, objective=self),
-                uniform=(label_smoothing, label_smoothing * self.second_cross_entropy),
-            )
-        tokens = target_tokens(labels, num_items_in_batch)
-        return total / tokens, plain / tokens
+        sums = torch.zeros(2, device=logits.device)
+        rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]
+        f, r, c = self.alpha * self.forward, self.alpha * self.reverse, self.second_cross_entropy
+        for z, other, label in zip(logits[0].split(rows), logits[1].split(rows), labels.split(rows), strict=True):
+            (p, lse), (q, other_lse) = softmax_and_lse(z), softmax_and_lse(other)  # (rows, V), (rows, 1)
+            difference = z.float() - other  # d (rows, V)
+            weighted = p * difference
+            mean, gap = weighted.sum(dim=1, keepdim=True), lse - other_lse  # E_p d (rows, 1)
+            loss = f * (mean - gap).sum()
+            by_z = weighted.mul_(f).addcmul_(p, 1 + r - f * mean)
+            if r:
+                by_z.sub_(q, alpha=r)
+                torch.mul(q, difference, out=difference)
+                mean = difference.sum(dim=1, keepdim=True)  # E_q d
+                loss += r * (gap - mean).sum()
+                by_other = difference.mul_(-r).addcmul_(q, c + f + r * mean).sub_(p, alpha=f)
+            else:
+                by_other = q.mul_(c + f).sub_(p, alpha=f)
+            cross_entropy, plain = cross_entropy_into(by_z, 1.0, z, lse, label, smoothing)
+            loss += cross_entropy
+            if c:
+                loss += c * cross_entropy_into(by_other, c, other, other_lse, label, smoothing)[0]
+            z.copy_(by_z)
+            other.copy_(by_other)
+            sums += torch.stack([loss, plain])
+        return sums
 
 
 def halves(batch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -141,64 +166,3 @@ def consistency_objective(args: Any) -> ConsistencyObjective | None:
     if getattr(args, "simcut_alpha", 0):
         return simcut(args.simcut_alpha, args.simcut_probability)
     return r_drop(args.r_drop_alpha) if getattr(args, "r_drop_alpha", 0) else None
-
-
-def consistency_loss(
-    logits: Tensor, labels: Tensor, label_smoothing: float, objective: ConsistencyObjective
-) -> tuple[Tensor, Tensor]:
-    """Sum the loss of logits (2 B, T, V) and labels (B, T), and the unsmoothed cross-entropy of the first half."""
-    counted = labels.ne(IGNORED)  # (B, T)
-    first, second = (half[counted].float() for half in logits.chunk(2))  # (N', V)
-    targets = labels[counted]  # (N',)
-
-    def cross_entropy(scores: Tensor, smoothing: float) -> Tensor:
-        return F.cross_entropy(scores, targets, label_smoothing=smoothing, reduction="sum")
-
-    log_p, log_q = first.log_softmax(dim=1), second.log_softmax(dim=1)  # (N', V)
-    forward = F.kl_div(log_q, log_p, reduction="sum", log_target=True)  # KL(p ‖ q)
-    reverse = F.kl_div(log_p, log_q, reduction="sum", log_target=True)  # KL(q ‖ p)
-    loss = cross_entropy(first, label_smoothing)
-    if objective.second_cross_entropy:
-        loss = loss + objective.second_cross_entropy * cross_entropy(second, label_smoothing)
-    loss = loss + objective.alpha * (objective.forward * forward + objective.reverse * reverse)
-    return loss, cross_entropy(first.detach(), 0.0)
-
-
-def _differentiate(
-    logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float, objective: ConsistencyObjective
-) -> Tensor:
-    """Overwrite the logits z and z' of both passes (2, n, V) with the derivatives of the loss. Return the summed loss
-    and the unsmoothed cross-entropy of the first pass, all without label smoothing's terms of mean(z).
-
-    With d = z - z' and E for means under p and q, KL(p ‖ q) = E_p d - (lse z - lse z'), and without smoothing the
-    derivatives are
-
-      by z:   p (1 + α r + α f (d - E_p d)) - α r q - [label]
-      by z':  q (c + α f - α r (d - E_q d)) - α f p - c [label]
-    """
-    sums = torch.zeros(2, device=logits.device)
-    rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]
-    f, r, c = objective.alpha * objective.forward, objective.alpha * objective.reverse, objective.second_cross_entropy
-    for z, other, label in zip(logits[0].split(rows), logits[1].split(rows), labels.split(rows), strict=True):
-        (p, lse), (q, other_lse) = softmax_and_lse(z), softmax_and_lse(other)  # (rows, V), (rows, 1)
-        difference = z.float() - other  # d (rows, V)
-        weighted = p * difference
-        mean, gap = weighted.sum(dim=1, keepdim=True), lse - other_lse  # E_p d (rows, 1)
-        loss = f * (mean - gap).sum()
-        by_z = weighted.mul_(f).addcmul_(p, 1 + r - f * mean)
-        if r:
-            by_z.sub_(q, alpha=r)
-            torch.mul(q, difference, out=difference)
-            mean = difference.sum(dim=1, keepdim=True)  # E_q d
-            loss += r * (gap - mean).sum()
-            by_other = difference.mul_(-r).addcmul_(q, c + f + r * mean).sub_(p, alpha=f)
-        else:
-            by_other = q.mul_(c + f).sub_(p, alpha=f)
-        cross_entropy, plain = cross_entropy_into(by_z, 1.0, z, lse, label, smoothing)
-        loss += cross_entropy
-        if c:
-            loss += c * cross_entropy_into(by_other, c, other, other_lse, label, smoothing)[0]
-        z.copy_(by_z)
-        other.copy_(by_other)
-        sums += torch.stack([loss, plain])
-    return sums

@@ -14,20 +14,20 @@ Shapes: B sentences, S source length, T target length, n positions in a chunk, D
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from ...data.tokenizer_training import load_tokenizers, tokenizer_digest
 from ...errors import UserError
 from ...inference.loading import load_model
-from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, fused_objective, softmax_and_lse, target_tokens
+from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, softmax_and_lse
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from . import Objective
 from .teacher_distributions import FullDistributions, TopDistributions, TopOfCorpus
 
 CPU_CACHE = 2**18  # logits that are differentiated at once, so that they stay in a core's cache
@@ -114,7 +114,7 @@ def _load_teacher(
 
 
 @dataclass
-class DistillationObjective:
+class DistillationObjective(Objective):
     """The objective of word-level distillation of one batch, for the argument `objective` of a model's forward pass.
 
     Args:
@@ -125,40 +125,10 @@ class DistillationObjective:
     taught: FullDistributions | TopDistributions
     weight: float
 
-    def __call__(
-        self,
-        hidden_states: Tensor,
-        logits: Tensor | None,
-        lm_head: nn.Linear,
-        labels: Tensor,
-        label_smoothing: float,
-        num_items_in_batch: Tensor | int | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the loss and, for the log, the unsmoothed cross-entropy.
+    def uniform(self, smoothing: float) -> tuple[float]:
+        return ((1 - self.weight) * smoothing,)
 
-        Args:
-            hidden_states: (B, T, D), the student's decoder output.
-            lm_head: the student's output layer.
-            logits: (B, T, V), or None to compute them chunk by chunk from the hidden states.
-            labels: (B, T), -100 for padding.
-            label_smoothing: ε of the cross-entropy.
-            num_items_in_batch: target tokens of the whole update. None: the tokens of this batch.
-        """
-        if logits is not None:
-            total, plain = self._from_logits(logits, labels, label_smoothing)
-        else:
-            total, plain = fused_objective(
-                hidden_states.flatten(0, 1)[None],  # (1, B T, D)
-                lm_head.weight,
-                lm_head.bias,
-                labels.flatten(),  # (B T,)
-                partial(self._differentiate, smoothing=label_smoothing),
-                uniform=((1 - self.weight) * label_smoothing,),
-            )
-        tokens = target_tokens(labels, num_items_in_batch)
-        return total / tokens, plain / tokens
-
-    def _from_logits(self, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def from_logits(self, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         counted = labels.ne(IGNORED)  # (B, T)
         scores, targets = logits[counted].float(), labels[counted]  # (N', V), (N',)
         positions = counted.flatten().nonzero().squeeze(1)  # (N',)
@@ -170,7 +140,7 @@ class DistillationObjective:
         divergence = taught.rows(slice(None)).divergence(scores, scores.logsumexp(dim=1))
         return (1 - self.weight) * smoothed + self.weight * divergence, plain
 
-    def _differentiate(self, logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
+    def differentiate(self, logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
         """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label]) + λ (p - t). Return the summed loss without
         label smoothing's term of mean(z), and the unsmoothed cross-entropy."""
         taught = self.taught.at(positions, logits.dtype)  # the dtype of the student's products
