@@ -81,11 +81,13 @@ def train_tokenizer(
     return fast_tokenizer(backend, bos_token=bos, pad_token=pad, eos_token=eos, unk_token=unk)
 
 
-def fast_tokenizer(backend: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
-    """A tokenizer that appends `eos_token` and takes special tokens in a text for ordinary text."""
-    eos = special["eos_token"]
+def fast_tokenizer(backend: Tokenizer, ends: bool = True, **special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that appends `eos_token`, if `ends`, and takes special tokens in a text for ordinary text."""
+    eos = special["eos_token"] if ends else ""
     backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A {eos} $B:0 {eos}:0", special_tokens=[(eos, backend.token_to_id(eos))]
+        single=f"$A {eos}".strip(),
+        pair=f"$A {eos} $B:0 {eos}:0" if ends else "$A $B:0",
+        special_tokens=[(eos, backend.token_to_id(eos))] if ends else [],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

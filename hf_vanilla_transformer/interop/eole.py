@@ -106,15 +106,19 @@ _BIASED = re.compile(r".*(_attn\.(linear_\w+|final_linear)|mlp\.\w+_proj)\.weigh
 _NOT_WEIGHTS = re.compile(r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\d+\.layer_scalar")
 
 
-def from_eole(source: str | Path) -> Converted:
+def from_eole(
+    source: str | Path, *, sentencepiece: str | Path | None = None, target_sentencepiece: str | Path | None = None
+) -> Converted:
     """A pre-norm encoder-decoder Transformer that eole trained.
 
     Args:
         source: the model_path of a training, or a step_NUMBER in it: a folder with config.json, vocab.json and
             model.00.safetensors.
+        sentencepiece, target_sentencepiece: models. The tokenizer then takes raw text. One may serve both sides.
 
     Returns:
-        The model with the search of `eole predict`, and a tokenizer for text that is tokenized already.
+        The model with the search of `eole predict`, and a tokenizer: without a SentencePiece model for text that is
+        tokenized already.
     """
     folder = Path(source)
     config = Options(read_json_object(folder / "config.json"), f"{folder / 'config.json'}: ")
@@ -143,8 +147,8 @@ def from_eole(source: str | Path) -> Converted:
     )
     inference = config.section("inference")
     set_generation_config(model, _search(inference, ids["unk_token_id"]) | ids)
-    tokenizers = opennmt.whitespace_tokenizers(sides, special)
-    return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, SEARCH_NOTE, *inference.dropped(DROPPED)])
+    notes = [SEARCH_NOTE, *inference.dropped(DROPPED)]
+    return opennmt.with_tokenizers(model, sides, special, (sentencepiece, target_sentencepiece), notes)
 
 
 def _sections(model: Options) -> dict[str, Options]:

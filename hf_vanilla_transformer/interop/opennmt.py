@@ -3,15 +3,14 @@
 The option `layer_norm` chooses a formula, "standard" or "rms". No option chooses post-norm.
 """
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenizers import processors
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..untrusted import require_file, shown
@@ -21,6 +20,7 @@ from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
+_MAX_NESTING, _MAX_PARTS = 8, 1000  # of the objects around a vocabulary of torchtext
 EPSILON = 1e-6  # of its LayerNorm, unless norm_eps says otherwise
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
 # The order of torchtext's fields in versions 1 and 2.
@@ -74,15 +74,21 @@ RENAMES: Renames = (
 )
 
 
-def from_opennmt(checkpoint: str | Path) -> Converted:
+def from_opennmt(
+    checkpoint: str | Path,
+    *,
+    sentencepiece: str | Path | None = None,
+    target_sentencepiece: str | Path | None = None,
+) -> Converted:
     """A pre-norm Transformer that OpenNMT-py trained.
 
     Args:
         checkpoint: a .pt of `onmt_train`.
+        sentencepiece, target_sentencepiece: models. The tokenizer then takes raw text. One may serve both sides.
 
     Returns:
-        The model with the search of `onmt_translate` and, from version 3 on, a tokenizer for text that is tokenized
-        already. Versions 1 and 2 save their vocabularies as objects. These are not read.
+        The model with the search of `onmt_translate`, and a tokenizer: without a SentencePiece model for text that is
+        tokenized already.
     """
     path = Path(checkpoint)
     state = _read(path)
@@ -110,13 +116,14 @@ def from_opennmt(checkpoint: str | Path) -> Converted:
     model = state_dicts.build_model(
         _fields(options, tensors, epsilon) | tying.fields | sizes | ids, tensors, locate, tying.copies | tables
     )
-    set_generation_config(model, _search(bool(sides)) | ids)
+    is_version_3 = isinstance(state.get("vocab"), Mapping) and isinstance(state["vocab"].get("src"), list)
+    set_generation_config(model, _search(is_version_3) | ids)
     if not sides:
-        return Converted(model, notes=["versions 1 and 2 save their vocabularies as objects, which are not read"])
+        return Converted(model, notes=["the checkpoint contains no vocabularies"])
     for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
         vocabularies.require_size(side, size, path)
-    tokenizers = whitespace_tokenizers(sides, SPECIAL)
-    return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, SEARCH_NOTE])
+    notes = [SEARCH_NOTE] if is_version_3 else []
+    return with_tokenizers(model, sides, SPECIAL, (sentencepiece, target_sentencepiece), notes)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -169,17 +176,34 @@ def first_number(options: Options, name: str, default: float = 0.1) -> float:
     return float(Options({name: first}, options.where).number(name, default, 0.0))
 
 
-def _search(has_vocabularies: bool) -> dict[str, Any]:
+def _search(is_version_3: bool) -> dict[str, Any]:
     """The defaults of `onmt_translate`: 5 beams, ranked by log-probability, from version 3 on by its mean."""
-    penalty, longest = (1.0, 250) if has_vocabularies else (0.0, 100)
+    penalty, longest = (1.0, 250) if is_version_3 else (0.0, 100)
     return {"num_beams": 5, "length_penalty": penalty, "early_stopping": True, "max_new_tokens": longest}
 
 
 def _vocabularies(vocab: Any) -> list[list[str]]:
-    """The tokens of source and target by id, or none before version 3."""
-    if not isinstance(vocab, Mapping) or not all(isinstance(vocab.get(side), list) for side in ("src", "tgt")):
+    """The tokens of source and target by id. Before version 3 they are part of objects of torchtext."""
+    fields = dict(vocab) if isinstance(vocab, list) and all(isinstance(pair, tuple) for pair in vocab) else vocab
+    if not isinstance(fields, Mapping):
         return []
-    return [Options(vocab, "vocab.").texts(side) for side in ("src", "tgt")]
+    sides = [fields.get(side) for side in ("src", "tgt")]
+    lists = [side if isinstance(side, list) else _tokens_of_torchtext(side) for side in sides]
+    return [Options({"tokens": tokens}, "vocab.").texts("tokens") for tokens in lists] if all(lists) else []
+
+
+def _tokens_of_torchtext(field: Any) -> list[str] | None:
+    """The attribute `itos` of a vocabulary, which may be part of a field, or of a list of fields."""
+    parts = [field]
+    for _ in range(_MAX_NESTING):
+        parts = [part.state if isinstance(part, state_dicts.Ignored) else part for part in parts]
+        tokens = next((part["itos"] for part in parts if isinstance(part, Mapping) and "itos" in part), None)
+        if tokens is not None:
+            return tokens
+        children = (part.values() if isinstance(part, Mapping) else part for part in parts)
+        nested = (each for each in children if isinstance(each, Iterable) and not isinstance(each, str))
+        parts = list(itertools.islice((child for each in nested for child in each), _MAX_PARTS))
+    return None
 
 
 def special_ids(sides: list[list[str]], special: Mapping[str, str]) -> dict[str, int]:
@@ -187,6 +211,8 @@ def special_ids(sides: list[list[str]], special: Mapping[str, str]) -> dict[str,
     ids: dict[str, int] = {}
     for side in sides:
         for name, token in special.items():
+            if token not in side and side is sides[0] and name in ("bos_token", "eos_token"):
+                continue  # torchtext's sources have neither
             if token not in side:
                 raise UserError(f"vocab: {shown(token)} is missing there")
             if ids.setdefault(f"{name}_id", side.index(token)) != side.index(token):
@@ -202,13 +228,23 @@ def start_id(vocabulary: Options, target: list[str], special: Mapping[str, str])
     return target.index(start)
 
 
-def whitespace_tokenizers(
-    sides: list[list[str]], special: Mapping[str, str]
-) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """Tokenizers of source and target for text that is tokenized already. Sources do not end with </s>."""
-    source, _ = vocabularies.whitespace_tokenizers(sides, (special,) * 2)
-    _, target = vocabularies.whitespace_tokenizers(sides, (special,) * 2)
-    source.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A", pair="$A $B", special_tokens=[]
-    )
-    return source, target
+def with_tokenizers(
+    model: Any,
+    sides: list[list[str]],
+    special: Mapping[str, str],
+    spm_models: tuple[str | Path | None, str | Path | None],
+    notes: list[str],
+) -> Converted:
+    """The model with tokenizers for raw text or, without SentencePiece models, for text that is tokenized already.
+
+    Sources do not end with </s>.
+    """
+    ends = False, True
+    specials = [{name: token for name, token in special.items() if token in side} for side in sides]
+    if spm_models[0] is None:
+        tokenizers = vocabularies.whitespace_tokenizers(sides, specials, ends=ends)
+        return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, *notes])
+    paths = Path(spm_models[0]), Path(spm_models[1] or spm_models[0])
+    parts = zip(paths, sides, specials, ends, strict=True)
+    source, target = (vocabularies.fast_sentencepiece_tokenizer(*part) for part in parts)
+    return Converted(model, source, target, notes)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -19,6 +20,7 @@ from ..data.tokenizer_training import fast_tokenizer
 from ..errors import UserError
 from ..untrusted import require_file
 
+_PIECES, _NEVER = (1, 4), -1e5  # normal and user-defined pieces; the score of tokens that no text contains
 JOINER = "@@"  # subword-nmt and fastBPE end a token with it if the next one continues the word
 PRETOKENIZED = "it takes text that is tokenized already, with spaces between tokens"  # a note for users
 
@@ -44,6 +46,7 @@ def whitespace_tokenizers(
     special: Sequence[Mapping[str, str]],
     origins: Sequence[object] = ("the vocabulary",) * 2,
     lowercase: Sequence[bool] = (False, False),
+    ends: Sequence[bool] = (True, True),
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
     """Tokenizers of source and target for text that is tokenized already, one object if both are the same.
 
@@ -53,14 +56,14 @@ def whitespace_tokenizers(
         origins: the files of source and target, for messages.
         lowercase: for source and target, lower-case the text.
     """
-    source, target = zip(special, sides, origins, lowercase, strict=True)
+    source, target = zip(special, sides, origins, lowercase, ends, strict=True)
     tokenizer = _whitespace_tokenizer(*source)
-    is_same = list(source[1]) == list(target[1]) and source[::3] == target[::3]
+    is_same = list(source[1]) == list(target[1]) and source[::3] == target[::3] and source[4] == target[4]
     return tokenizer, tokenizer if is_same else _whitespace_tokenizer(*target)
 
 
 def _whitespace_tokenizer(
-    special: Mapping[str, str], tokens: Sequence[str], origin: object, lowercase: bool
+    special: Mapping[str, str], tokens: Sequence[str], origin: object, lowercase: bool, ends: bool
 ) -> PreTrainedTokenizerFast:
     ids = ids_by_token(tokens, origin)
     backend = Tokenizer(models.WordLevel(ids, unk_token=special["unk_token"]))
@@ -71,7 +74,58 @@ def _whitespace_tokenizer(
     backend.decoder = decoders.Sequence(
         [*spaced, decoders.Replace(f"{JOINER} ", ""), decoders.Replace(Regex(" $"), "")]
     )
-    return fast_tokenizer(backend, **special)
+    return fast_tokenizer(backend, ends, **special)
+
+
+def fast_sentencepiece_tokenizer(
+    path: Path, tokens: Sequence[str], special: Mapping[str, str], ends: bool
+) -> PreTrainedTokenizerFast:
+    """A tokenizer for raw text, with the ids of the toolkit. Unlike a `MarianTokenizer` it need not end a sentence."""
+    with _reading_sentencepiece(str(require_file(path))):
+        from sentencepiece import sentencepiece_model_pb2
+
+        proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+        try:
+            proto.ParseFromString(path.read_bytes())
+        except Exception as error:  # DecodeError of protobuf
+            raise RuntimeError("it is damaged") from error
+    ids, trained, normal = ids_by_token(tokens), proto.trainer_spec, proto.normalizer_spec
+    pieces = {piece.piece: piece for piece in proto.pieces if piece.type in _PIECES}
+    missing = [piece for piece in pieces if len(piece) > 1 and piece not in ids]
+    if missing or trained.model_type not in (1, 2) or trained.treat_whitespace_as_suffix:
+        reason = f"the vocabulary lacks {missing[0]!r}" if missing else "it is neither a unigram model nor a BPE"
+        raise UserError(f"{path}: {reason}: tokenize the text first, and leave out sentencepiece")
+    scores = {token: pieces[token].score if token in pieces else _NEVER for token in tokens}
+    settings: dict[str, Any] = {"byte_fallback": trained.byte_fallback}
+    if trained.model_type == 1:
+        model: Any = models.Unigram(list(scores.items()), ids[special["unk_token"]], **settings)
+    else:
+        pairs = ((piece[:i], piece[i:]) for piece in pieces for i in range(1, len(piece)))
+        merges = [pair for pair in pairs if pair[0] in pieces and pair[1] in pieces]
+        merges.sort(key=lambda pair: -scores["".join(pair)])
+        model = models.BPE(ids, merges, unk_token=special["unk_token"], fuse_unk=True, **settings)
+    backend = Tokenizer(model)
+    steps: list[Any] = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
+    if normal.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    # no text contains a special token: its last character becomes another one that is unknown, or is split off
+    others = [token for token in tokens if token not in pieces and len(token) > 1 and trained.model_type == 1]
+    split = [token for token in others if trained.byte_fallback or token[-1] in pieces]
+    hidden = [token for token in others if token not in split]
+    steps += [normalizers.Replace(Regex(_last_characters(hidden)), "\ue000")] if hidden else []
+    backend.normalizer = normalizers.Sequence(steps)
+    prefix = "always" if normal.add_dummy_prefix else "never"
+    steps = [pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)]
+    steps += [pre_tokenizers.Split(Regex(_last_characters(split)), "merged_with_next")] if split else []
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    strip = [decoders.Strip(" ", 1, 0)] if normal.add_dummy_prefix else []
+    steps = [decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse(), *strip]
+    backend.decoder = decoders.Sequence(steps)
+    return fast_tokenizer(backend, ends, **special)
+
+
+def _last_characters(tokens: Sequence[str]) -> str:
+    return "|".join(f"(?<={re.escape(token[:-1])}){re.escape(token[-1])}" for token in tokens)
 
 
 def sentencepiece_tokenizer(
@@ -114,7 +168,7 @@ def _reading_sentencepiece(files: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UserError("SentencePiece models need sentencepiece: pip install sentencepiece") from error
+        raise UserError("SentencePiece models need the extra `convert`: pip install sentencepiece protobuf") from error
     except (RuntimeError, OSError) as error:
         raise UserError(f"{files}: no SentencePiece model ({error})") from None
 

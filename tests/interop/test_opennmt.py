@@ -1,21 +1,27 @@
 """OpenNMT-py's checkpoints. The reference is the NumPy restatement."""
 
+import json
 import math
 import re
+import sys
 from argparse import Namespace
+from collections import defaultdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from safetensors.torch import save_file
 
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
-from tests.interop.checkpoints import D
+from tests.interop.checkpoints import D, eole
 from tests.interop.checkpoints.opennmt import OPTIONS, PEER, SPECIAL, restated, save, weights
-from tests.interop.foreign import Record, converted
+from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, Record, converted, installed, train_sentencepiece
 from tests.interop.restatement import assert_restated
 
 
@@ -66,6 +72,74 @@ def test_opennmt_vocabulary_of_version_3(tmp_path: Path) -> None:
     save(tmp_path / "model.pt", model, head, {**vocab, "src": ["a", "b"]})
     with pytest.raises(UserError, match="<unk>"):
         from_opennmt(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("version", ["0", "1", "2"])
+def test_opennmt_vocabularies_of_torchtext_are_read(version: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Their classes are not installed. Sources have neither <s> nor </s>."""
+    classes = {name: type(name, (), {"__module__": "torchtext.x"}) for name in ("Vocab", "Field", "TextMultiField")}
+    tokens = {"src": ["<unk>", "<blank>", "a", "dog"], "tgt": [*SPECIAL, "ein", "Hund"]}
+
+    def made(name: str, **attributes: Any) -> Any:
+        instance = classes[name]()
+        instance.__dict__.update(attributes)
+        return instance
+
+    vocabs = {side: made("Vocab", freqs={}, itos=itos, stoi=defaultdict(int)) for side, itos in tokens.items()}
+    fields = {side: made("Field", sequential=True, vocab=vocab, tokenize=str.split) for side, vocab in vocabs.items()}
+    multi = {side: made("TextMultiField", fields=[(side, field)]) for side, field in fields.items()}
+    vocab = {"0": list(vocabs.items()), "1": {**fields, "indices": made("Field")}, "2": multi}[version]
+    model, head = weights((4, 6))
+    with monkeypatch.context() as installed:
+        module = ModuleType("torchtext.x")
+        module.__dict__.update(classes)
+        installed.setitem(sys.modules, "torchtext", ModuleType("torchtext"))
+        installed.setitem(sys.modules, "torchtext.x", module)
+        for field in fields.values():
+            del field.tokenize
+        save(tmp_path / "model.pt", model, head, vocab)
+    ours, tokenizer, target = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
+    assert tokenizer("a dog sleeps")["input_ids"] == [2, 3, 0]
+    assert target("ein Hund")["input_ids"] == [4, 5, 3] and target.decode([4, 5]) == "ein Hund"
+    assert ours.generation_config.length_penalty == 0.0
+
+
+RAW = [*SOURCES, *TARGETS, *UNSEEN, "ﬁne ½ ①  \u3000 x\u00a0y ", "…   Ａ１", "<s> </s> <unk>"]
+
+
+@pytest.mark.parametrize("source_format", ["opennmt", "eole"])
+@pytest.mark.parametrize("settings", [{}, {"model_type": "bpe"}, {"byte_fallback": True, "vocab_size": 340}], ids=str)
+def test_opennmt_and_eole_take_raw_text_with_sentencepiece(
+    source_format: str, settings: dict, tmp_path: Path, record_property: Record
+) -> None:
+    spm = tmp_path / "joint.model"
+    pieces = train_sentencepiece(spm, SOURCES + TARGETS, **settings)
+    tokens = [*SPECIAL, *(piece for piece in pieces if piece not in SPECIAL)]
+    if source_format == "opennmt":
+        vocab = {"src": tokens, "tgt": tokens, "data_task": "seq2seq"}
+        save(tmp_path / "in" / "model.pt", *weights((len(tokens),) * 2), vocab)
+    else:
+        eole.save(tmp_path / "in", eole.weights(sizes=(len(tokens),) * 2))
+        (tmp_path / "in" / "vocab.json").write_text(json.dumps({"src": tokens, "tgt": tokens}))
+    source = tmp_path / "in" / ("model.pt" if source_format == "opennmt" else "")
+    _, tokenizer, target = converted(source_format, source, tmp_path / "ours", sentencepiece=spm)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(spm))
+    ids = {token: number for number, token in enumerate(tokens)}
+    for text in RAW:
+        expected = [ids.get(piece, 0) for piece in processor.encode(text, out_type=str)]
+        assert tokenizer(text)["input_ids"] == expected, text
+        assert target(text)["input_ids"] == [*expected, 3]
+    for text in TARGETS:
+        assert target.decode(target(text)["input_ids"], skip_special_tokens=True) == text
+    record_property("tokens", installed("sentencepiece"))
+    if source_format == "opennmt":
+        fewer = sorted(tokens, key=lambda token: (token[0] != "<", len(token)))[:-1]
+        save(source, *weights((len(fewer),) * 2), {**vocab, "src": fewer, "tgt": fewer})
+        with pytest.raises(UserError, match="joint.model"):
+            from_opennmt(source, sentencepiece=spm)
+    spm.write_bytes(b"no model")
+    with pytest.raises(UserError, match="joint.model"):
+        convert(source_format, source, tmp_path / "bad", sentencepiece=spm)
 
 
 def test_opennmt_weights_in_a_file_of_their_own(tmp_path: Path, record_property: Record) -> None:

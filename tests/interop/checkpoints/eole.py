@@ -41,10 +41,10 @@ MODEL = {
 }
 
 
-def weights(bias: bool = False, learned: bool = False) -> dict[str, Tensor]:
+def weights(bias: bool = False, learned: bool = False, sizes: tuple[int, int] = SIZES) -> dict[str, Tensor]:
     """Random weights under eole's names. `bias` is of add_qkvbias, which final_linear has too, and of add_ffnbias."""
-    others = {"generator.weight": (SIZES[1], D), "generator.bias": (SIZES[1],)}
-    for side, size in zip(EMBEDDINGS.values(), SIZES, strict=True):
+    others = {"generator.weight": (sizes[1], D), "generator.bias": (sizes[1],)}
+    for side, size in zip(EMBEDDINGS.values(), sizes, strict=True):
         others[f"{side}.embeddings.weight"] = (size, D)
         others |= {f"{side}.pe.weight": (30, D)} if learned else {}
     tensors = random_weights(NAMES, others, lambda name: bias, final_norms=True)

@@ -48,6 +48,7 @@ def weights(sizes: tuple[int, int], qkv_bias: bool = True) -> tuple[dict[str, Te
 
 def save(path: Path, model: dict[str, Tensor], head: dict[str, Tensor], vocab: Any = None, **options: Any) -> None:
     content = {"model": model, "generator": head, "opt": Namespace(**{**OPTIONS, **options}), "optim": {"step": 7}}
+    path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(content | ({} if vocab is None else {"vocab": vocab}), path)
 
 
