@@ -431,7 +431,7 @@ class Translator:
         alignments, tokens, probabilities = nothing, nothing, nothing
         if request.alignment_layer is not None or request.probabilities:
             repeated = [source for source in sources for _ in range(n_best)]
-            targets = self._targets(sequences.tolist(), given)
+            targets = self.targets(sequences.tolist(), given)
             if request.alignment_layer is not None:
                 tokenizers = self.source_tokenizer, self.target_tokenizer
                 alignments = align(models[0], *tokenizers, repeated, targets, request.alignment_layer, request.words)
@@ -444,13 +444,17 @@ class Translator:
         grouped = [ranked[start : start + n_best] for start in range(0, len(ranked), n_best)]
         return [[one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)] for group in grouped]
 
-    def _targets(self, sequences: list[list[int]], given: int) -> list[list[int]]:
-        """Sequences up to their end-of-sentence tokens. The first `given` tokens were forced."""
+    @property
+    def end_tokens(self) -> set[int]:
+        """The ids of the tokens that end a translation."""
         eos = self.model.generation_config.eos_token_id
-        ends = {eos} if isinstance(eos, int) else set(eos or ())
+        return {eos} if isinstance(eos, int) else set(eos or ())
+
+    def targets(self, sequences: list[list[int]], given: int) -> list[list[int]]:
+        """Sequences up to their end-of-sentence tokens. The first `given` tokens were forced."""
         targets = []
         for row in sequences:
-            end = next((i + 1 for i in range(given, len(row)) if row[i] in ends), len(row))
+            end = next((i + 1 for i in range(given, len(row)) if row[i] in self.end_tokens), len(row))
             targets.append(row[1:end])  # without the start token
         return targets
 

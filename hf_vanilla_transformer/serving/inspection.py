@@ -33,6 +33,8 @@ _MAX_ALTERNATIVES = 50
 
 _ALIGNED_SENTENCES, _ALIGNED_TOKENS = 64, 4096  # a batch, padding included
 
+_CONTEXT = 4  # tokens, since a character has at most 4 bytes
+
 Result = TypeVar("Result")
 
 
@@ -40,7 +42,7 @@ class Inspector:
     """Inspects the model of a translator, whose weights are shared, in one thread. At most `max_queue` calls wait."""
 
     def __init__(self, translator: Translator, max_queue: int = 32):
-        self.model = translator.model
+        self.translator, self.model = translator, translator.model
         self.eager = shared_copy(self.model, attention="eager")
         tokenizers = translator.source_tokenizer, translator.target_tokenizer
         self.source_tokenizer, self.target_tokenizer = copy.deepcopy(tokenizers)
@@ -79,28 +81,30 @@ class Inspector:
         return [links[i] for i in range(len(sources))]
 
     @torch.inference_mode()
-    def page_translation(self, text: str, num_beams: int | None, alternatives: int, prefix: list[int]) -> dict:
-        """A `Translation` of the page, as web/README.md defines it.
+    def picture(self, sentence: str, num_beams: int, alternatives: int, prefix: list[int]) -> dict[str, Any]:
+        """A `Translation` of the page for one sentence, as web/README.md defines it. It is empty if that is too long.
 
         Args:
-            text: one sentence. num_beams: None is the checkpoint's.
-            alternatives: to each token. prefix: token ids that the translation starts with.
+            alternatives: to each token.
+            prefix: token ids that the translation starts with. After an end token nothing follows.
         """
-        if not text.strip():
-            names = ("source", "tokens", "probabilities", "attention", "alternatives", "hypotheses")
-            return {"text": "", **{name: [] for name in names}}
-        source = self.source_tokenizer(source_text(text, self.source_tokenizer))["input_ids"]
+        names = ("source", "tokens", "probabilities", "attention", "alternatives", "hypotheses")
+        empty = {"text": "", **{name: [] for name in names}}
+        if not sentence:
+            return empty
+        source = self.source_tokenizer(source_text(sentence, self.source_tokenizer))["input_ids"]
         size = self.model.config.target_vocab_size
-        if max(len(source), len(prefix)) > MAX_TOKENS:
-            raise UserError(f"This text has {len(source)} tokens, but the page shows at most {MAX_TOKENS}.")
-        if not all(0 <= token < size for token in prefix):
-            raise UserError(f"prefix: token ids lie between 0 and {size - 1}.")
+        if not all(0 <= token < size for token in prefix) or len(prefix) > MAX_TOKENS:
+            raise UserError(f"prefix: must be at most {MAX_TOKENS} token ids from 0 to {size - 1}")
+        if len(source) > MAX_TOKENS:
+            note = f"This sentence has {len(source)} tokens. Only sentences of up to {MAX_TOKENS} are shown in detail."
+            return empty | {"note": note}
         hypotheses = self._search(source, num_beams, prefix)
         best = hypotheses[0]["tokens"]
         probabilities, attention = self._look(source, best)
         chosen = probabilities.gather(1, torch.tensor(best)[:, None])[:, 0]  # (T,)
         top = probabilities.topk(min(alternatives, _MAX_ALTERNATIVES, size))
-        choices = zip([None, *best], top.indices.tolist(), _rounded(top.values, 4), strict=False)
+        choices = zip(top.indices.tolist(), _rounded(top.values, 4), strict=True)
         return {
             "source": _all_shown(self.source_tokenizer, self._decode_source, source),
             "text": hypotheses[0]["text"],
@@ -109,18 +113,19 @@ class Inspector:
             "attention": _rounded(attention, 3),
             "alternatives": [
                 [
-                    {**_shown(self.target_tokenizer, self._decode_target, before, token), "probability": probability}
+                    {**_shown(self.target_tokenizer, self._decode_target, best[:t], token), "probability": probability}
                     for token, probability in zip(tokens, values, strict=True)
                 ]
-                for before, tokens, values in choices
+                for t, (tokens, values) in enumerate(choices)
             ],
             "hypotheses": hypotheses,
         }
 
-    def _search(self, source: list[int], num_beams: int | None, prefix: list[int]) -> list[dict[str, Any]]:
+    def _search(self, source: list[int], beams: int, prefix: list[int]) -> list[dict[str, Any]]:
         """The hypotheses of one sentence by the model's `generate`, the best first."""
-        beams = num_beams or self.model.generation_config.num_beams or 1
-        start = self.model.generation_config.decoder_start_token_id
+        start, ends = self.model.generation_config.decoder_start_token_id, self.translator.end_tokens
+        if prefix and prefix[-1] in ends:
+            return [self._hypothesis(prefix, None)]
         device = self.model.device
         output = self.model.generate(
             torch.tensor([source], device=device),
@@ -130,20 +135,14 @@ class Inspector:
             return_dict_in_generate=True,
         )
         scores = output.sequences_scores.tolist() if beams > 1 else [None]
-        hypotheses = []
-        for row, score in zip(output.sequences.tolist(), scores, strict=True):
-            tokens = row[1 : self._end(row, 1 + len(prefix))]
-            text = self.target_tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            if is_hypothesis(score):
-                shown = [token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, tokens)]
-                hypotheses.append({"text": text, "score": score, "tokens": tokens, "token_texts": shown})
-        return hypotheses
+        targets = self.translator.targets(output.sequences.tolist(), 1 + len(prefix))
+        pairs = zip(targets, scores, strict=True)
+        return [self._hypothesis(tokens, score) for tokens, score in pairs if is_hypothesis(score)]
 
-    def _end(self, row: list[int], first: int) -> int:
-        """The length of a hypothesis with its end token, without padding."""
-        eos = self.model.generation_config.eos_token_id
-        ends = {eos} if isinstance(eos, int) else set(eos or ())
-        return next((i + 1 for i in range(first, len(row)) if row[i] in ends), len(row))
+    def _hypothesis(self, tokens: list[int], score: float | None) -> dict[str, Any]:
+        text = self.target_tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        shown = [token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, tokens)]
+        return {"text": text, "score": score, "tokens": tokens, "token_texts": shown}
 
     def _look(self, source: list[int], target: list[int]) -> tuple[Tensor, Tensor]:
         """Probabilities (T, V) and cross-attention (L, H, T, S) of one pair."""
@@ -159,18 +158,18 @@ def _rounded(numbers: Tensor, decimals: int) -> list:
 
 
 def _all_shown(tokenizer: PreTrainedTokenizerBase, decode: Decoder, ids: Sequence[int]) -> list[dict[str, Any]]:
-    return [_shown(tokenizer, decode, before, token) for before, token in zip([None, *ids], ids, strict=False)]
+    return [_shown(tokenizer, decode, ids[:position], token) for position, token in enumerate(ids)]
 
 
-def _shown(tokenizer: PreTrainedTokenizerBase, decode: Decoder, before: int | None, token: int) -> dict[str, Any]:
-    """A token with its text, white space included, or the name of a special token.
+def _shown(tokenizer: PreTrainedTokenizerBase, decode: Decoder, before: Sequence[int], token: int) -> dict[str, Any]:
+    """A token with the text that it adds to the tokens `before`, white space included. A special token has its name.
 
-    Args:
-        decode: from ids of this side to text.
-        before: the preceding token, or None. Some tokenizers strip the leading space of a token alone.
+    The text is empty for a token that is a part of a character only. `decode` is from ids of this side to text.
     """
+    name = tokenizer.convert_ids_to_tokens(token)
     if token in tokenizer.all_special_ids:
-        return {"id": token, "text": tokenizer.convert_ids_to_tokens(token)}
-    context = [] if before is None or before in tokenizer.all_special_ids else [before]
-    known = len(decode(context)) if context else 0
-    return {"id": token, "text": decode([*context, token])[known:]}
+        return {"id": token, "text": name}
+    context = [other for other in before[-_CONTEXT:] if other not in tokenizer.all_special_ids]
+    text, longer = ((decode(ids) if ids else "").rstrip("\ufffd") for ids in (context, [*context, token]))
+    added = longer.removeprefix(text)
+    return {"id": token, "text": added or (" " if not name.strip("Ġ▁") else "")}  # a space that decoding strips

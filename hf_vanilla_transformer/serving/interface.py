@@ -107,8 +107,8 @@ class Server:
         most = max(16, pair.engine.num_beams)
         if request.num_beams is not None and request.num_beams > most:
             raise HTTPException(400, f"num_beams: at most {most}")
-        return await pair.inspector.run(
-            pair.inspector.page_translation, request.text, request.num_beams, request.alternatives, request.prefix
+        return await pair.page_translation(
+            request.text, request.caret, request.num_beams, request.alternatives, request.prefix
         )
 
     def _check_characters(self, name: str, count: int) -> None:

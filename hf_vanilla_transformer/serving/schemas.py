@@ -41,7 +41,8 @@ class DetectRequest(BaseModel):
 class PageRequest(BaseModel):
     """The body of `POST /page/translate`."""
 
-    text: str = Field(description="one sentence")
+    text: str = Field(description="a text")
+    caret: int | None = Field(None, ge=0, description="position in the text; the answer shows its sentence in detail")
     num_beams: int | None = Field(None, ge=1, description="beam size; the default is the server's")
     alternatives: int = Field(5, ge=1, description="number of alternatives to each token")
     prefix: list[int] = Field([], description="token ids that the translation starts with")

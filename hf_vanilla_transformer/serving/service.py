@@ -7,7 +7,7 @@ free, and a small request does not wait for all of a large one.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 from ..errors import UserError
@@ -101,6 +101,46 @@ class LanguagePair:
             joined = [join_text(of_text, texts, self.source, self.target) for texts in ranked]
             results.append(list(dict.fromkeys(joined)))
         return results
+
+    async def page_translation(
+        self, text: str, caret: int | None, num_beams: int | None, alternatives: int, prefix: list[int]
+    ) -> dict[str, Any]:
+        """A `Translation` of the page, as web/README.md defines it: all sentences, and a picture of one.
+
+        Args:
+            caret: position in the text. The picture is of its sentence. None is the end.
+            num_beams, alternatives, prefix: of the picture. See `Inspector.picture`.
+        """
+        (parts,) = await self._split([text])
+        starts = list(accumulate((len(part.text) for part in parts), initial=0))
+        numbers = [number for number, part in enumerate(parts) if part.is_sentence]
+        before = [number for number in numbers if caret is None or starts[number] <= caret]
+        number = before[-1] if before else next(iter(numbers), None)
+        sentence = "" if number is None else parts[number].text
+        own = protect(sentence)
+        picture = await self.inspector.run(
+            self.inspector.picture,
+            own.text if own else sentence,
+            num_beams or self.engine.num_beams,
+            alternatives,
+            prefix,
+        )
+        shown = number if picture["tokens"] else None
+        (translated,) = await self._search([[part for n, part in enumerate(parts) if n != shown]], [False], 1)
+        texts = [hypotheses[0][0] for hypotheses in translated]
+        if shown is not None:
+            target = picture["text"]
+            if own is not None:
+                ids = ([token["id"] for token in picture[side]] for side in ("source", "tokens"))
+                links = await self.inspector.run(self.inspector.align, *([side] for side in ids))
+                target = own.restore(target, links[0])[0]
+            texts.insert(numbers.index(shown), target)
+        joined = translated_parts(parts, ((text, []) for text in texts), self.source, self.target)
+        pairs = [
+            {"source": part.source, "target": part.target, "is_sentence": part.links is not None} for part in joined
+        ]
+        sentences = [index for index, pair in enumerate(pairs) if pair["is_sentence"]]
+        return {**picture, "parts": pairs, "sentence": None if number is None else sentences[numbers.index(number)]}
 
     async def _translate_html(self, texts: Sequence[str]) -> list[list[str]]:
         documents = await self._map(split_html, texts, at_once=1)

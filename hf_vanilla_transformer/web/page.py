@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..untrusted import read_json_object
 
 #: Content types by suffix, for the files of the page and of a model.
 CONTENT_TYPES = {
@@ -22,6 +24,8 @@ CONTENT_TYPES = {
     "onnx": "application/octet-stream",
     "md": "text/markdown; charset=utf-8",
 }
+
+_EXAMPLES = 3
 
 # Files for only one of the engines
 _OF_ENGINE = {"server": ("server_engine.js",), "browser": ("browser_engine.js", "browser_runtime.js", "search.js")}
@@ -53,7 +57,17 @@ def model_facts(
         "parameters": model.num_parameters(),
         "layers": model.config.decoder_layers,
         "heads": model.config.decoder_attention_heads,
+        "examples": _examples(folder),
     }
+
+
+def _examples(folder: Path) -> list[str]:
+    """Sources of the test translations in the folder of a run."""
+    try:
+        rows = read_json_object(folder / "all_results.json").get("test_examples")
+    except (OSError, UserError):
+        return []
+    return [str(row[0]) for row in rows[:_EXAMPLES] if row] if isinstance(rows, list) else []
 
 
 def _index(html: str, site: dict[str, Any]) -> str:

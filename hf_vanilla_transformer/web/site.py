@@ -66,7 +66,7 @@ def write_site(
         dtypes: of the weights, keys of `interop.transformers_js.DTYPES`. The page starts with the first.
         runtime: folder after `npm install` of `PACKAGES`. The site contains the runtime and works without a network.
             None lets the page load the runtime from a content delivery network and check its hash.
-        examples: sentences that the page offers.
+        examples: sentences that the page offers. Without any, those of the run's test.
 
     Raises:
         UserError: the folder is not empty, the model is damaged, the runtime has a different version, or
@@ -138,7 +138,7 @@ def describe(
     return {
         "engine": "browser",
         **model_facts(model, source, *(model_languages(source) or (None, None))),
-        "examples": examples,
+        **({"examples": examples} if examples else {}),
         "search": search_settings(model),
         "tokenizer": ["model/tokenizer.json", "model/tokenizer_config.json"],
         "dtypes": {

@@ -186,7 +186,6 @@ def test_language_of_a_text_is_detected(translator: Translator) -> None:
         ("/page/translate", {"text": "seven", "prefix": [-1]}, 400, "prefix: "),
         ("/page/translate", {"text": "seven", "num_beams": 0}, 400, "num_beams: "),
         ("/page/translate", {"text": "seven", "num_beams": 1000}, 400, "num_beams: "),
-        ("/page/translate", {"text": "xq" * 200}, 400, "This text"),
     ],
 )
 def test_wrong_requests_are_one_line(client: Any, path: str, fields: Any, status: int, message: str) -> None:
@@ -460,7 +459,7 @@ def test_page_translation_has_every_field(client: Any, translator: Translator) -
     )
     assert found["text"] == expected[0].text and found["source"][-1]["text"] == "</s>"
     assert [each["id"] for each in found["source"]] == translator.encode(CORPUS[0], 1)
-    assert "".join(each["text"] for each in found["tokens"]).removesuffix("</s>") == found["text"]
+    assert "".join(each["text"] for each in found["tokens"]).removesuffix("</s>").strip() == found["text"]
     size = len(found["tokens"])
     assert len(found["probabilities"]) == len(found["alternatives"]) == size
     assert all(len(each) == 3 for each in found["alternatives"])
@@ -472,6 +471,12 @@ def test_page_translation_has_every_field(client: Any, translator: Translator) -
     assert all(sum(row) == pytest.approx(1, abs=0.01) and len(row) == len(found["source"]) for row in rows)
 
 
+def test_tokens_of_one_character_are_shown_together(client: Any, translator: Translator) -> None:
+    found = client.post("/page/translate", json={"text": "a 東ö house"}).json()["source"]
+    texts = [token["text"] for token in found[:-1]]
+    assert "".join(texts).strip() == "a 東ö house" and "東" in texts and "" in texts and "\ufffd" not in "".join(texts)
+
+
 def test_page_translation_begins_with_its_prefix(client: Any, translator: Translator) -> None:
     first = client.post("/page/translate", json={"text": CORPUS[0]}).json()
     other = first["alternatives"][0][1]
@@ -480,6 +485,43 @@ def test_page_translation_begins_with_its_prefix(client: Any, translator: Transl
     assert found["probabilities"][0] == pytest.approx(other["probability"], abs=2e-4)
 
 
-def test_page_translation_of_nothing_is_empty(client: Any) -> None:
-    found = client.post("/page/translate", json={"text": " "}).json()
-    assert found["text"] == "" and found["tokens"] == found["hypotheses"] == []
+def test_page_translation_ends_where_the_end_is_chosen(client: Any, translator: Translator) -> None:
+    first = client.post("/page/translate", json={"text": CORPUS[0]}).json()
+    prefix = [first["tokens"][0]["id"], translator.model.generation_config.eos_token_id]
+    found = client.post("/page/translate", json={"text": CORPUS[0], "prefix": prefix}).json()
+    assert [token["id"] for token in found["tokens"]] == prefix and len(found["hypotheses"]) == 1
+    assert found["parts"][0]["target"] == found["text"] == first["tokens"][0]["text"].strip()
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n", "---"])
+def test_page_translation_of_nothing_is_empty(client: Any, text: str) -> None:
+    found = client.post("/page/translate", json={"text": text}).json()
+    assert found["text"] == "" and found["tokens"] == found["hypotheses"] == [] and found["sentence"] is None
+    assert "".join(part["target"] for part in found["parts"]) == text
+
+
+def test_page_translates_all_sentences_and_shows_the_one_at_the_caret(client: Any, translator: Translator) -> None:
+    text = f" \n{CORPUS[1]}\n{CORPUS[3]}\n\n {CORPUS[2]} {{name}}\n"
+    whole = client.post("/translate", json=GOOD | {"q": text}).json()["translatedText"]
+    for caret in (0, *map(text.index, (CORPUS[1], "house", "the big", "million")), len(text), 10**6, None):
+        found = client.post("/page/translate", json={"text": text, "caret": caret}).json()
+        assert "".join(part["source"] for part in found["parts"]) == text
+        assert "".join(part["target"] for part in found["parts"]) == whole
+        sentence = found["parts"][found["sentence"]]["source"]
+        start = sum(len(part["source"]) for part in found["parts"][: found["sentence"]])
+        assert caret is None or caret > len(text) or start <= caret <= start + len(sentence) + 2 or caret == 0
+        assert "".join(token["text"] for token in found["source"][:-1]).strip() == sentence.replace(" {name}", "")
+        assert found["text"] == best(translator, sentence.replace(" {name}", ""))[0]
+
+
+def test_page_translates_a_sentence_that_is_too_long_for_a_picture(client: Any, translator: Translator) -> None:
+    text = "xq" * 200
+    found = client.post("/page/translate", json={"text": text}).json()
+    assert found["tokens"] == [] and "128" in found["note"]
+    assert found["parts"] == [{"source": text, "target": best(translator, text)[0], "is_sentence": True}]
+
+
+def test_page_searches_with_the_beams_of_the_server(translator: Translator) -> None:
+    with client_of(language_pair(translator, num_beams=2)) as client:
+        assert client.get("/site.json").json()["search"] == {"num_beams": 2}
+        assert len(client.post("/page/translate", json={"text": CORPUS[0]}).json()["hypotheses"]) == 2

@@ -50,7 +50,7 @@ def test_stock_pipeline_gives_our_greedy_translations(site: Site) -> None:
 @pytest.mark.parametrize("beams", [1, 4])
 def test_engine_finds_our_best_hypothesis(site: Site, beams: int) -> None:
     for line, found in zip(TEXTS, translate(site.folder, TEXTS, num_beams=beams), strict=True):
-        tokens, score = generated(site, line, num_beams=beams)
+        tokens, score = generated(site, line.strip(), num_beams=beams)
         assert [token["id"] for token in found["tokens"]] == tokens, line
         if score is not None:
             assert found["hypotheses"][0]["score"] == pytest.approx(float(score), abs=1e-4)
@@ -116,6 +116,25 @@ def test_engine_goes_on_from_a_prefix(site: Site) -> None:
     tokens, score = generated(site, LINES[0], **settings)
     assert [token["id"] for token in found["tokens"]] == tokens and tokens[:3] == prefix
     assert found["hypotheses"][0]["score"] == pytest.approx(float(score), abs=1e-4)
+
+
+def test_engine_ends_at_an_end_token(site: Site) -> None:
+    (found,) = translate(site.folder, LINES[:1], num_beams=4, prefix=[17, 2])
+    assert [token["id"] for token in found["tokens"]] == found["hypotheses"][0]["tokens"] == [17, 2]
+    assert len(found["hypotheses"]) == 1 and found["parts"][0]["target"] == found["text"]
+
+
+def test_engine_keeps_the_layout_of_a_text(site: Site) -> None:
+    text = f"{LINES[0]}\n\n - {LINES[1]}! {LINES[0]}?\r\n---\t{LINES[2]} \n"
+    (found,) = translate(site.folder, [text])
+    single = [LINES[0], f"{LINES[1]}!", f"{LINES[0]}?", LINES[2]]
+    first, second, third, fourth = [each["text"] for each in translate(site.folder, single)]
+    assert "".join(part["source"] for part in found["parts"]) == text
+    expected = f"{first}\n\n - {second} {third}\r\n---\t{fourth} \n"
+    assert "".join(part["target"] for part in found["parts"]) == expected
+    assert found["parts"][found["sentence"]]["source"] == LINES[2]
+    (found,) = translate(site.folder, [text], caret=len(LINES[0]) + 8)
+    assert found["parts"][found["sentence"]]["source"] == f"{LINES[1]}!"
 
 
 def test_engine_tree_holds_the_hypotheses(site: Site) -> None:

@@ -12,7 +12,7 @@ from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.web import page_files
 from tests.interop.exports import LINES
 from tests.web.conftest import EXAMPLES, Site
-from tests.web.tools import Page, QuietHandler, opened, serving
+from tests.web.tools import Page, QuietHandler, chromium, opened, require_npm, serving
 
 pytestmark = pytest.mark.slow
 
@@ -46,21 +46,58 @@ def test_page_translates_while_one_types(page: Page, site: Site) -> None:
     assert page.translation == generated(site, LINES[0], num_beams=4)
     page.type(" cats")
     assert page.translation == generated(site, f"{LINES[0]} cats", num_beams=4)
-    assert "".join(page.tokens()).removesuffix("</s>").strip() in page.translation
+    words = [each.get_attribute("textContent") for each in page.all("#translation .word")]
+    assert "".join("".join(words).split()) == "".join(page.translation.split())
     facts = page.find("#facts").text
     assert "MB (fp32)" in facts and "ms a token" in facts and "parameters" in facts
     assert len(page.all("#hypotheses li")) >= 1 and len(page.all("#tree rect")) >= len(page.tokens())
 
 
+def test_page_translates_every_sentence_and_shows_the_one_at_the_caret(page: Page, site: Site) -> None:
+    choose_fp32(page)
+    first, second = generated(site, LINES[0], num_beams=4), generated(site, LINES[2], num_beams=4)
+    page.type(f"{LINES[0]}\n\n  {LINES[2]} \n")
+    assert page.translation == f"{first}\n\n  {second} \n"
+    sources = "return [...document.querySelectorAll('#source-tokens .token')].map((each) => each.textContent)"
+    assert "".join(page.driver.execute_script(sources)[:-1]) == LINES[2].replace(" ", "")
+    page.driver.execute_script("const field = document.querySelector('#source'); field.setSelectionRange(2, 2)")
+    page.wait(lambda: "".join(page.driver.execute_script(sources)[:-1]) == LINES[0].replace(" ", ""))
+    page.settle()
+    assert page.translation == f"{first}\n\n  {second} \n"
+    page.find("#translation .sentence").click()  # the other one
+    page.wait(lambda: "".join(page.driver.execute_script(sources)[:-1]) == LINES[2].replace(" ", ""))
+
+
+def test_translation_is_copied_as_plain_text(page: Page) -> None:
+    page.type(f"{LINES[0]}. {LINES[2]}\n{LINES[1]}")
+    select = (
+        "getSelection().selectAllChildren(document.querySelector('#translation')); return getSelection().toString()"
+    )
+    assert page.driver.execute_script(select) == page.translation != ""
+    written = "navigator.clipboard.writeText = async (text) => (window.copied = text)"
+    page.driver.execute_script(written)
+    page.find("#copy").click()
+    assert page.driver.execute_script("return window.copied") == page.translation
+
+
 def test_page_shows_where_a_token_looks(page: Page) -> None:
     page.type(LINES[2])
     assert max(page.weights()) == 0 and not page.find("#alternatives").is_displayed()
-    page.point_at(page.all("#tokens .token")[1])
-    mean = page.weights()
-    assert sum(mean) == pytest.approx(1, abs=0.02) and page.find("#alternatives").is_displayed()
-    page.all("#tokens .token")[1].click()  # keeps it while the pointer goes elsewhere
+    places = "return [...document.querySelectorAll('main > :not([popover])')].map((each) => each.offsetTop)"
+    before = page.driver.execute_script(places)
+    word = page.all("#translation .word")[0]
+    for element in (word, page.all("#tokens .token")[int(word.get_attribute("data-token"))]):
+        page.point_at(element)
+        mean = page.weights()
+        assert sum(mean) == pytest.approx(1, abs=0.02)
+        assert len(page.all("#tokens .chosen")) == len(page.all("#translation .chosen")) == 1
+    page.all("#tokens .token")[0].click()
+    assert page.find("#alternatives").is_displayed()
+    assert page.driver.execute_script(places) == before
+    page.driver.execute_script("document.querySelector('#alternatives').hidePopover()")
     head = page.all("#heads button")[3]
     head.click()
+    page.point_at(page.all("#tokens .token")[0])
     assert head.get_attribute("aria-checked") == "true" and page.weights() != mean
     assert sum(page.weights()) == pytest.approx(1, abs=0.02)
     rows = page.all("#weights tbody tr")
@@ -74,12 +111,13 @@ def test_page_goes_on_from_an_alternative(page: Page) -> None:
     choices = page.all("#alternatives button")
     assert len(choices) == 5 and choices[0].find_element("css selector", "span").text.endswith("%")
     other = next(each for each in choices if each.get_attribute("aria-current") is None)
-    chosen = other.find_element("css selector", "bdi").get_attribute("textContent")
+    chosen = other.find_element("css selector", "bdi").get_attribute("textContent").removeprefix("␣")
     other.click()
     page.settle()
     after = page.tokens()
-    assert after[0] == before[0] and after[1] == chosen != before[1]
+    assert after[0] == before[0] and after[1] == chosen
     assert len(page.all("#tokens .fixed")) == 2 and page.find("#prefix").is_displayed()
+    assert page.driver.switch_to.active_element == page.all("#tokens .token")[1]
     page.find("#release").click()
     page.settle()
     assert page.tokens() == before and not page.find("#prefix").is_displayed()
@@ -107,11 +145,15 @@ def test_page_is_used_with_the_keyboard_alone(page: Page) -> None:
     first.send_keys(Keys.ARROW_RIGHT)
     active = page.driver.switch_to.active_element
     assert active == page.all("#tokens .token")[1] and "probability" in active.get_attribute("aria-label")
-    active.send_keys(Keys.ENTER)
+    ActionChains(page.driver).send_keys(Keys.ENTER).perform()
     choice = page.driver.switch_to.active_element
     assert choice in page.all("#alternatives button")
     ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
     assert not page.find("#alternatives").is_displayed()
+    assert page.driver.switch_to.active_element == page.all("#tokens .token")[1]
+    ActionChains(page.driver).send_keys(Keys.ENTER).send_keys(Keys.TAB).send_keys(Keys.ENTER).perform()
+    page.settle()
+    assert page.driver.switch_to.active_element == page.all("#tokens .token")[1]
 
 
 @pytest.mark.parametrize(("dark", "width"), [(True, 1200), (False, 360), (True, 360)])
@@ -219,53 +261,133 @@ def test_page_needs_webassembly_with_simd(site: Site) -> None:
         assert page.console() == [] and not page.find("#source").is_enabled()
 
 
-def test_page_of_a_server_shows_what_it_answers(tmp_path: Path) -> None:
-    description = {
-        **{"engine": "server", "title": "numbers", "source_language": None, "target_language": None},
-        **{"parameters": 1000, "layers": 1, "heads": 1, "dtype": "float32", "bytes": 4000},
-        "search": {"num_beams": 2},
-    }
-    for name, content in page_files(description).items():
-        (tmp_path / name).write_bytes(content)
-    answer = {
-        "source": [{"id": 4, "text": "one"}, {"id": 2, "text": "</s>"}],
-        "text": "eins",
-        "tokens": [{"id": 5, "text": "eins"}, {"id": 2, "text": "</s>"}],
-        "probabilities": [0.75, 1.0],
-        "attention": [[[[0.9, 0.1], [0.2, 0.8]]]],
-        "alternatives": [
-            [{"id": 5, "text": "eins", "probability": 0.75}],
-            [{"id": 2, "text": "</s>", "probability": 1}],
-        ],
-        "hypotheses": [
-            {"text": "eins", "score": -0.25, "tokens": [5, 2], "token_texts": ["eins", "</s>"]},
-            {"text": "eins zwei", "score": -0.5, "tokens": [5, 6, 2], "token_texts": ["eins", " zwei", "</s>"]},
-        ],
-    }
+DESCRIPTION = {
+    **{"engine": "server", "title": "numbers", "source_language": "en", "target_language": "he"},
+    **{"parameters": 1000, "layers": 1, "heads": 1, "dtype": "float32", "bytes": 4000},
+    **{"search": {"num_beams": 2}, "key_required": True, "max_characters": 5000},
+    "pages": [
+        {"source": "en", "target": "he", "path": "../en-he/"},
+        {"source": "he", "target": "en", "path": "../he-en/"},
+        {"source": "en", "target": "en_XX_odd", "path": "../en-odd/"},
+    ],
+}
+SHALOM = ["בוקר", " טוב", " חב", "רים", "!", "</s>"]
+ANSWER = {
+    "source": [{"id": 4, "text": "good morning"}, {"id": 2, "text": "</s>"}],
+    "text": "בוקר טוב חברים!",
+    "tokens": [{"id": 5 + i, "text": text} for i, text in enumerate(SHALOM)],
+    "probabilities": [0.75, 1.0, 0.5, 0.9, 1.0, 1.0],
+    "attention": [[[[0.9, 0.1]] * 6]],
+    "alternatives": [[{"id": 5, "text": "בוקר", "probability": 0.75}, {"id": 7, "text": " ערב", "probability": 1e-5}]]
+    * 6,
+    "hypotheses": [
+        {"text": "בוקר טוב חברים!", "score": -0.25, "tokens": [*range(5, 11)], "token_texts": SHALOM},
+        {"text": "בוקר", "score": -0.5, "tokens": [5, 10], "token_texts": ["בוקר", "</s>"]},
+    ],
+    "parts": [{"source": "good morning", "target": "בוקר טוב חברים!", "is_sentence": True}],
+    "sentence": 0,
+}
 
-    class Server(QuietHandler):
-        asked: list[dict] = []
 
-        def do_POST(self) -> None:
-            assert self.path == "/page/translate"
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.asked.append(asked)
-            wrong = asked["text"] == "wrong"
-            body = json.dumps({"error": "The queue is full: try again."} if wrong else answer).encode()
-            self.send_response(503 if wrong else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+class CannedServer(QuietHandler):
+    """A server of the page with a key and one answer. It ends the connection at the text "silence"."""
 
-    with opened(tmp_path, Server) as page:
-        page.type("one")
-        assert page.translation == "eins" and page.tokens() == ["eins", "</s>"]
-        assert Server.asked[-1] == {"text": "one", "num_beams": 2, "prefix": []}
-        page.point_at(page.all("#tokens .token")[0])
-        assert page.weights() == [0.9, 0.1]
-        labels = [each.text for each in page.all("#tree text")]
-        assert sorted(labels) == ["</s>", "</s>", "eins", "zwei"]  # a tree of the hypotheses
-        assert page.error == "" and page.console() == []
+    asked: list[dict] = []
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(asked)
+        if asked["text"] == "silence":
+            return
+        status, body = 200, ANSWER
+        if self.headers["Authorization"] != "Bearer sesame":
+            status, body = 403, {"error": "Invalid API key"}
+        elif asked["text"] == "wrong":
+            status, body = 503, {"error": "The queue is full: try again."}
+        self.send_response(status)
+        content = json.dumps(body).encode()
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def server_page(tmp_path: Path) -> Iterator[Page]:
+    """The page of that server, with its key."""
+    for name, content in page_files(DESCRIPTION).items():
+        (tmp_path / "en-he" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "en-he" / name).write_bytes(content)
+    with serving(tmp_path, CannedServer) as address, chromium() as driver:
+        page = Page(driver, f"{address}en-he/")
+        page.find("#key-text").send_keys("sesame\n")
+        page.settle()
+        yield page
+
+
+def test_page_of_a_server_shows_what_it_answers(server_page: Page) -> None:
+    page = server_page
+    page.type("good morning")
+    assert page.translation == ANSWER["text"] and page.tokens() == [text.strip() for text in SHALOM]
+    assert CannedServer.asked[-1] == {"text": "good morning", "caret": 12, "num_beams": 2, "prefix": []}
+    page.point_at(page.all("#tokens .token")[0])
+    assert page.weights() == [0.9, 0.1]
+    assert sorted(each.text for each in page.all("#tree text")) == sorted([*map(str.strip, SHALOM), "</s>"])
+    assert page.error == "" and not page.find("#key").is_displayed()
+    page.all("#tokens .token")[0].click()
+    assert [each.text.split()[-2:] for each in page.all("#alternatives button")][1] == ["0.1", "%"]
+
+
+def test_right_to_left_text_is_in_order(server_page: Page) -> None:
+    page = server_page
+    page.type("good morning")
+    for selector in ("#translation .word", "#tokens .token"):
+        places = [each.rect["x"] for each in page.all(selector)]
+        assert len(places) >= 5 and places == sorted(places, reverse=True)
+    assert page.find("#translation").get_attribute("dir") == "rtl"
+    assert page.find("#translation").get_attribute("lang") == "he"
+    page.find("#source").clear()
+    page.type("בוקר")
+    assert page.driver.execute_script("return getComputedStyle(document.querySelector('#source')).direction") == "rtl"
+
+
+def test_answer_of_an_older_text_is_dimmed(server_page: Page) -> None:
+    page = server_page
+    page.type("good morning")
+    for text, message in (("wrong", "The queue is full: try again."), ("silence", "The server does not answer.")):
         page.find("#source").clear()
-        page.type("wrong")
-        assert page.error == "The queue is full: try again."
+        page.find("#source").send_keys(text)
+        page.wait(lambda message=message: page.error == message)
+        assert "stale" in page.find("#translation").get_attribute("class")
+        page.driver.execute_script("document.querySelector('#error').textContent = ''")
+    page.find("#source").clear()
+    page.type("good morning")
+    assert page.error == "" and "stale" not in page.find("#translation").get_attribute("class")
+
+
+def test_languages_are_chosen_and_swapped(server_page: Page) -> None:
+    page = server_page
+    page.type("good morning")
+    assert [each.text for each in page.all("#target-choice option")] == ["Hebrew", "en_XX_odd"]
+    page.find("#swap").click()
+    page.wait(lambda: page.driver.current_url.endswith("/he-en/"))
+    stored = page.driver.execute_script("return [sessionStorage.getItem('text'), sessionStorage.getItem('key')]")
+    assert stored == [ANSWER["text"], "sesame"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_page_has_no_serious_accessibility_fault(site: Site, dark: bool) -> None:
+    script = require_npm() / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.is_file():
+        pytest.skip("needs npm's axe-core")
+    with opened(site.folder, dark=dark) as page:
+        page.driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
+        page.load()
+        for step in ("empty", "typed", "open"):
+            if step == "typed":
+                page.type(f"{LINES[0]}. {LINES[2]}")
+            elif step == "open":
+                page.all("#tokens .token")[0].click()
+            page.driver.execute_script(script.read_text(encoding="utf-8"))
+            found = page.driver.execute_async_script("axe.run().then(arguments[0])")["violations"]
+            grave = [each for each in found if each["impact"] in ("serious", "critical")]
+            assert grave == [], [(each["id"], [node["html"] for node in each["nodes"]]) for each in grave]

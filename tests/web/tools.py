@@ -115,7 +115,7 @@ class Page:
 
     @property
     def translation(self) -> str:
-        return self.find("#spoken").get_attribute("textContent")
+        return self.find("#translation").get_attribute("textContent")
 
     def tokens(self) -> list[str]:
         script = "return [...document.querySelectorAll('#tokens .token')].map((each) => each.textContent)"
@@ -124,7 +124,7 @@ class Page:
     def settle(self) -> None:
         """Wait until what was typed is translated."""
         self.driver.execute_script("return new Promise((resume) => setTimeout(resume, 200))")
-        self.wait(lambda: "busy" not in self.find("#tokens").get_attribute("class"))
+        self.wait(lambda: self.error or "stale" not in self.find("#translation").get_attribute("class"))
 
     def type(self, text: str) -> None:
         self.find("#source").send_keys(text)

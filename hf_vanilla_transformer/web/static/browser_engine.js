@@ -4,6 +4,9 @@
 // Shapes: K beams, S source length, T tokens of the call, P tokens in the KV cache, H heads, V target vocabulary.
 
 import { beamSearch, logSumExp, topTokens } from "./search.js";
+import { sentenceAt, splitText, translatedParts } from "./sentences.js";
+
+const MOST_KNOWN = 500; // translations of sentences that an engine remembers
 
 /**
  * Load a model.
@@ -27,29 +30,63 @@ export async function createEngine({ site, dtype, ort, Tokenizer, read }) {
     );
   }
   const model = new Model(ort, ...sessions, site);
-  return { translate: (text, options) => translate(site, tokenizer, model, text, options ?? {}) };
+  const engine = { site, tokenizer, model, known: new Map() };
+  return { translate: (text, options) => translate(engine, text, options ?? {}) };
 }
 
-async function translate(site, tokenizer, model, text, options) {
-  const { num_beams = site.search.num_beams, alternatives = 5, prefix = [], signal, onStep } = options;
-  const source = tokenizer.encode(text);
-  if (source === null) return emptyTranslation();
+async function translate(engine, text, options) {
+  const { source_language: from, target_language: to } = engine.site;
+  const parts = splitText(text, from);
+  const sentence = sentenceAt(parts, options.caret ?? text.length);
+  const picture = sentence === null ? emptyTranslation() : await pictureOf(engine, parts[sentence].text, options);
+  const translations = [];
+  for (const [i, part] of parts.entries()) {
+    if (part.is_sentence) translations.push(i === sentence ? picture.text : await translateSentence(engine, part.text, options));
+  }
+  const targets = translatedParts(parts, translations, from, to);
+  const pairs = parts.map(({ text: source, is_sentence }, i) => ({ source, target: targets[i], is_sentence }));
+  return { ...picture, parts: pairs, sentence };
+}
+
+/** The translation of a sentence that the page does not show in detail. */
+async function translateSentence(engine, sentence, { num_beams, signal }) {
+  const { known, tokenizer } = engine;
+  const key = `${num_beams} ${sentence}`;
+  if (!known.has(key)) {
+    const { hypotheses } = await search(engine, tokenizer.encode(sentence), { num_beams, signal });
+    if (known.size >= MOST_KNOWN) known.clear();
+    known.set(key, tokenizer.decode(hypotheses[0].tokens).trim());
+  }
+  return known.get(key);
+}
+
+/** The search for the translations of a source. They do not contain the prefix. */
+async function search({ site, tokenizer, model }, source, { num_beams = site.search.num_beams, prefix = [], signal, onStep }) {
   const longest = site.search.max_positions ?? Infinity; // learned positions end
   if (source.length > longest) {
-    throw new Error(`The text has ${source.length} tokens, but the model has positions for ${longest}.`);
+    throw new Error(`A sentence has ${source.length} tokens, but the model has positions for ${longest}.`);
   }
-  const { max_new_tokens: given, max_length_over_source: over } = site.search;
+  const { max_new_tokens: given, max_length_over_source: over, eos_token_ids: ends } = site.search;
+  await model.encode(source);
+  if (ends.includes(prefix.at(-1))) return { hypotheses: [{ tokens: [], score: null }] };
   const limit = Math.min(given ?? Math.max(source.length + over - prefix.length, 1), longest - prefix.length);
   if (limit < 1) throw new Error(`The beginning has ${prefix.length} tokens, but the model has positions for ${longest}.`);
-
-  await model.encode(source);
   const settings = { ...site.search, num_beams, max_new_tokens: limit };
   const start = [site.search.decoder_start_token_id, ...prefix];
-  const hooks = { signal, onStep: onStep && ((nodes) => onStep(withText(nodes, tokenizer, prefix))) };
-  const { hypotheses, nodes } = await beamSearch(model, start, settings, hooks);
+  return beamSearch(model, start, settings, {
+    signal,
+    onStep: onStep && ((nodes) => onStep(withText(nodes, tokenizer, prefix))),
+  });
+}
 
+/** The translation of a sentence in detail. */
+async function pictureOf(engine, sentence, options) {
+  const { site, tokenizer, model } = engine;
+  const { alternatives = 5, prefix = [] } = options;
+  const source = tokenizer.encode(sentence);
+  const { hypotheses, nodes } = await search(engine, source, options);
   const best = [...prefix, ...hypotheses[0].tokens];
-  const { logits, attention } = await model.score([start[0], ...best.slice(0, -1)]);
+  const { logits, attention } = await model.score([site.search.decoder_start_token_id, ...best.slice(0, -1)]);
   const detokenize = (ids) => tokenizer.decode(ids).trim();
   return {
     source: tokenizer.surfaces(source),
@@ -59,14 +96,14 @@ async function translate(site, tokenizer, model, text, options) {
     attention,
     hypotheses: hypotheses.map(({ tokens, score }) => {
       const ids = [...prefix, ...tokens];
-      return { text: detokenize(ids), score, tokens: ids };
+      return { text: detokenize(ids), score, tokens: ids, token_texts: tokenizer.surfaces(ids).map((token) => token.text) };
     }),
-    tree: withText(nodes, tokenizer, prefix),
+    tree: nodes && withText(nodes, tokenizer, prefix),
   };
 }
 
 function emptyTranslation() {
-  return { source: [], text: "", tokens: [], probabilities: [], attention: [], alternatives: [], hypotheses: [], tree: [] };
+  return { source: [], text: "", tokens: [], probabilities: [], attention: [], alternatives: [], hypotheses: [] };
 }
 
 /** The probabilities of each token and of its best alternatives, from the logits at its position. */
@@ -117,10 +154,9 @@ class TextTokenizer {
     this.special = new Map(content.added_tokens.filter((token) => token.special).map(({ id, content }) => [id, content]));
   }
 
-  /** The ids of a text with its end token, or null if there is nothing to translate. */
-  encode(text) {
-    const line = text.replace(/\s*\n\s*/g, " ");
-    return line.trim() === "" ? null : this.encoder.encode(line).ids;
+  /** The ids of a sentence with its end token. */
+  encode(sentence) {
+    return this.encoder.encode(sentence).ids;
   }
 
   decode(ids) {
@@ -133,7 +169,8 @@ class TextTokenizer {
     if (this.special.has(id)) return this.special.get(id);
     const text = whole(this.decode(before));
     const longer = whole(this.decode([...before, id]));
-    return longer.startsWith(text) ? longer.slice(text.length) : longer;
+    const added = longer.startsWith(text) ? longer.slice(text.length) : longer;
+    return added || (/^[Ġ▁]+$/.test(this.decoder.id_to_token(id)) ? " " : ""); // a space that decoding strips
   }
 
   surfaces(ids) {
