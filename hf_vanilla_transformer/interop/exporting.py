@@ -15,6 +15,7 @@ from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line, refuse_special_files
+from .self_test import self_test
 from .transformers_folders import check_generation_config, load_peer
 
 #: The formats, and the modules of this package that write them.
@@ -80,6 +81,8 @@ def export(
             save_tokenizers(folder, *tokenizers)
         else:
             _write_graphs(module.write, model.to(torch.float32), tokenizers, folder)
+        exact = quantization in (None, "float32") and vmap is None
+        note += self_test(target_format, model, tokenizers, folder, exact)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{output}: {size / 1e6:.1f} MB{note}"
 
@@ -90,7 +93,7 @@ def _write_argos(
     module = import_module(".argos", __package__)
     model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
     check_generation_config(model.generation_config)
-    _load_tokenizers(source)
+    tokenizers = _load_tokenizers(source)
     if output.suffix != ".argosmodel" or output.is_dir():
         raise UserError(f"output {output}: name a file that ends with .argosmodel")
     if output.exists() and not overwrite:
@@ -98,6 +101,7 @@ def _write_argos(
     output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(output) as temporary:
         note = module.write(model, source, temporary, languages, quantization)
+        note += self_test("argos", model, tokenizers, temporary, quantization in (None, "float32"))
     return f"{output}: {output.stat().st_size / 1e6:.1f} MB{note}"
 
 

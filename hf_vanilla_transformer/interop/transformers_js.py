@@ -122,6 +122,8 @@ class _Decoder(nn.Module):
     pipelines of transformers.js ignore `max_new_tokens` of the model, so the graph ends the translation.
     """
 
+    end: Tensor
+
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
         self.decoder, self.lm_head = model.model.decoder, model.lm_head

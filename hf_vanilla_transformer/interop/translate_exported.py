@@ -40,7 +40,7 @@ _NEUTRAL = {"repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beam_
 def check_settings(settings: dict, vocab_size: int, applied: set[str] = APPLIED) -> None:
     """Raise a ValueError for a setting that is neither harmless nor applied, or a token that does not exist."""
     for name, value in settings.items():
-        neutral = (None, []) if name in _TOKENS else (None, False, 0, [], {}, _NEUTRAL.get(name))
+        neutral: tuple = (None, []) if name in _TOKENS else (None, False, 0, [], {}, _NEUTRAL.get(name))
         if value in neutral or name in HARMLESS:
             continue
         if name not in applied:
@@ -50,6 +50,40 @@ def check_settings(settings: dict, vocab_size: int, applied: set[str] = APPLIED)
             tokens = [token for part in parts for token in (part if isinstance(part, list) else [part])]
             if not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
                 raise ValueError(f"{name}={value} (the vocabulary has {vocab_size} tokens)")
+
+
+def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict) -> int:
+    """The best next token, as `generate` of transformers chooses it.
+
+    Args:
+        scores: logits (V), which are changed. tokens: of the translation until now. limit: its maximum length.
+        settings: of generation_config.json.
+    """
+    first, eos = not tokens, settings["eos_token_id"]
+    ends = eos if isinstance(eos, list) else [eos]
+    forced = settings.get("forced_bos_token_id") if first else None
+    if len(tokens) + 1 == limit and settings.get("forced_eos_token_id") is not None:
+        forced = settings["forced_eos_token_id"]
+    if forced is not None:
+        return forced[0] if isinstance(forced, list) else forced
+    written = [settings["decoder_start_token_id"], *tokens]
+    penalty = settings.get("repetition_penalty") or 1
+    seen = np.unique(written)
+    scores[seen] = np.where(scores[seen] < 0, scores[seen] * penalty, scores[seen] / penalty)
+    banned = list(settings.get("suppress_tokens") or [])
+    if first or (len(tokens) == 1 and settings.get("forced_bos_token_id") is not None):
+        banned += settings.get("begin_suppress_tokens") or []
+    if len(tokens) < max(settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1):
+        banned += ends
+    for words in settings.get("bad_words_ids") or []:
+        if len(words) <= len(written) and words[:-1] == written[len(written) + 1 - len(words) :]:
+            banned += words[-1:] if words not in [[end] for end in ends] else []
+    size = settings.get("no_repeat_ngram_size") or 0
+    for start in range(len(written) + 1 - size if size else 0):
+        if written[start : start + size - 1] == written[len(written) + 1 - size :]:
+            banned.append(written[start + size - 1])
+    scores[banned] = -np.inf
+    return int(scores.argmax())
 
 
 class OnnxBackend:
@@ -154,42 +188,11 @@ class Translator:
         while unfinished:
             logits, past = self.backend.decode(tokens, mask, source, past)
             for row in list(unfinished):
-                tokens[row] = self.best_token(logits[row, -1].copy(), translations[row], limits[row])
+                tokens[row] = best_token(logits[row, -1].copy(), translations[row], limits[row], self.settings)
                 translations[row].append(int(tokens[row, 0]))
                 if translations[row][-1] in self.ends or len(translations[row]) == limits[row]:
                     unfinished.remove(row)
         return translations
-
-    def best_token(self, scores: np.ndarray, tokens: list[int], limit: int) -> int:
-        """The best next token, as `generate` of transformers chooses it.
-
-        Args:
-            scores: logits (V), which are changed. tokens: of the translation until now. limit: its maximum length.
-        """
-        settings, first = self.settings, not tokens
-        forced = settings.get("forced_bos_token_id") if first else None
-        if len(tokens) + 1 == limit and settings.get("forced_eos_token_id") is not None:
-            forced = settings["forced_eos_token_id"]
-        if forced is not None:
-            return forced[0] if isinstance(forced, list) else forced
-        written = [settings["decoder_start_token_id"], *tokens]
-        penalty = settings.get("repetition_penalty") or 1
-        seen = np.unique(written)
-        scores[seen] = np.where(scores[seen] < 0, scores[seen] * penalty, scores[seen] / penalty)
-        banned = list(settings.get("suppress_tokens") or [])
-        if first or (len(tokens) == 1 and settings.get("forced_bos_token_id") is not None):
-            banned += settings.get("begin_suppress_tokens") or []
-        if len(tokens) < max(settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1):
-            banned += self.ends
-        for words in settings.get("bad_words_ids") or []:
-            if len(words) <= len(written) and words[:-1] == written[len(written) + 1 - len(words) :]:
-                banned += words[-1:] if words not in [[end] for end in self.ends] else []
-        size = settings.get("no_repeat_ngram_size") or 0
-        for start in range(len(written) + 1 - size if size else 0):
-            if written[start : start + size - 1] == written[len(written) + 1 - size :]:
-                banned.append(written[start + size - 1])
-        scores[banned] = -np.inf
-        return int(scores.argmax())
 
     def max_lengths(self, mask: np.ndarray) -> np.ndarray:
         """The maximum length (B,) of each translation: its source's plus 50, unless the settings limit it."""

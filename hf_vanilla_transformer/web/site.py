@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from ..atomic_write import new_folder
+from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..hub.space import publish_space, space_changes
 from ..inference.languages import model_languages
 from ..interop.search_settings import banned_tokens, ends, longest, shortest
+from ..interop.self_test import self_test
 from ..interop.transformers_folders import load_peer
 from ..interop.transformers_js import DTYPES, GRAPHS, write
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -79,6 +81,7 @@ def write_site(
     with new_folder(output, overwrite) as folder:
         model = load_peer(VanillaTransformerForConditionalGeneration, source).to(torch.float32)
         sizes = write(model, source, folder / "model", dtypes)
+        note = self_test("web", model, load_tokenizers(source), folder / "model", exact="fp32" in dtypes)
         site = describe(model, source, sizes, list(examples), local=files is not None)
         for name, content in page_files(site).items():
             (folder / name).write_bytes(content)
@@ -89,7 +92,7 @@ def write_site(
         total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     listed = ", ".join(f"{dtype} {size / 1e6:.1f} MB" for dtype, size in sizes.items())
     return (
-        f"{output}: {total / 1e6:.1f} MB (model: {listed})\n"
+        f"{output}: {total / 1e6:.1f} MB (model: {listed}){note}\n"
         f"to try it: python -m http.server --bind 127.0.0.1 --directory {output} 8000, then http://127.0.0.1:8000/"
     )
 

@@ -42,7 +42,7 @@ def installed_package(file: Path, folder: Path) -> Path:
     return folder / "translate-en_de-1_0"
 
 
-def argos_translations(package: Path, texts: list[str], beams: int) -> list[str]:
+def argos_translations(package: Path, texts: list[str], beams: int, length: int = 12) -> list[str]:
     """Translate as argostranslate 1.11's tokenizer.py and translate.py do, without its sentence splitter."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
     engine = ctranslate2.Translator(str(package / "model"), "cpu")
@@ -51,7 +51,7 @@ def argos_translations(package: Path, texts: list[str], beams: int) -> list[str]
         replace_unknowns=True,
         beam_size=beams,
         length_penalty=0.2,
-        max_decoding_length=12,
+        max_decoding_length=length,
     )
     decoded = (processor.decode_pieces(result.hypotheses[0]) for result in results)
     return [text.replace("▁", " ").replace("_", " ").strip() for text in decoded]

@@ -1,15 +1,20 @@
 """Every kind of converted model, with different tokens on the two sides, in the engine of every export."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.foreign import SOURCES
+from tests.interop.test_argos import argos_translations, installed_package
 from tests.interop.two_vocabularies import MODELS
 
 LENGTH = 9
@@ -35,11 +40,6 @@ class Model:
         return texts
 
 
-@pytest.fixture(params=MODELS)
-def converted_model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
-    return Model(MODELS[request.param](tmp_path))
-
-
 def ctranslate2_pieces(model: Model, folder: Path) -> list[list[str]]:
     ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     engine = ctranslate2.Translator(str(folder), "cpu")
@@ -60,14 +60,73 @@ def ctranslate2_pieces(model: Model, folder: Path) -> list[list[str]]:
     return [result.hypotheses[0] for result in results]
 
 
-def test_ctranslate2_writes_the_text_of_every_converted_model(converted_model: Model, tmp_path: Path) -> None:
-    export("ctranslate2", converted_model.folder, tmp_path / "ct2")
-    config = json.loads((tmp_path / "ct2" / "config.json").read_text())
-    target = converted_model.target
+def ctranslate2_texts(model: Model, folder: Path) -> list[str]:
+    config = json.loads((folder / "config.json").read_text())
     texts = []
-    for pieces in ctranslate2_pieces(converted_model, tmp_path / "ct2"):
-        own = [piece for piece in pieces if piece not in target.all_special_tokens]
+    for pieces in ctranslate2_pieces(model, folder):
+        own = [piece for piece in pieces if piece not in model.target.all_special_tokens]
         assert all(piece not in config.values() for piece in own)
-        texts.append(target.convert_tokens_to_string(own).strip())
-    assert texts == converted_model.translate(min_new_tokens=1)
-    assert any(texts)
+        texts.append(model.target.convert_tokens_to_string(own).strip())
+    return texts
+
+
+def argos_texts(model: Model, file: Path) -> list[str]:
+    package = installed_package(file, file.parent / "packages")
+    length = LENGTH - (model.model.generation_config.forced_eos_token_id is not None)
+    return argos_translations(package, model.lines, 1, length)
+
+
+def graph_texts(model: Model, folder: Path) -> list[str]:
+    translator = Translator(folder)
+    translator.settings["max_new_tokens"] = LENGTH
+    return [text.strip() for line in model.lines for text in translator.translate([line])]
+
+
+def marian_texts(model: Model, folder: Path) -> list[str]:
+    peer: Any = MarianMTModel.from_pretrained(folder).eval()
+    source, target = load_tokenizers(folder)
+    rows = [source(line, return_tensors="pt") for line in model.lines]
+    ids = [peer.generate(**row, num_beams=1, max_new_tokens=LENGTH, max_length=None)[0] for row in rows]
+    return [target.decode(row, skip_special_tokens=True).strip() for row in ids]
+
+
+ENGINES: dict[str, Callable[[Model, Path], list[str]]] = {
+    "ctranslate2": ctranslate2_texts,
+    "argos": argos_texts,
+    "marian": marian_texts,
+    "torch": graph_texts,
+    "onnx": graph_texts,
+}
+# The models that a format refuses, and the reason that it names.
+_NO_SENTENCEPIECE = ("own", "fsmt", "m2m100", "fairseq-codes", "fairseq", "joeynmt", "opennmt", "eole")
+REFUSED: dict[str, dict[str, str]] = {
+    "argos": dict.fromkeys(_NO_SENTENCEPIECE, "SentencePiece") | {"m2m100": "forced_bos_token_id"},
+    "marian": {
+        **dict.fromkeys(("fsmt", "m2m100", "fairseq-spm", "fairseq-codes", "fairseq"), "position_encoding_type"),
+        **{
+            "marian-npz": "position_encoding_type",
+            "joeynmt": "layer_norm_eps",
+            "opennmt": "attention_bias",
+            "eole": "layer_norm",
+        },
+    },
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "onnx")]
+
+
+@pytest.mark.parametrize("target_format", ["ctranslate2", "argos", "marian", *SLOW])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_export_of_every_converted_model_writes_its_text(name: str, target_format: str, tmp_path: Path) -> None:
+    libraries = {"ctranslate2": "ctranslate2", "argos": "ctranslate2", "onnx": "onnxscript"}
+    pytest.importorskip(libraries.get(target_format, "torch"))
+    model = Model(MODELS[name](tmp_path))
+    options: dict[str, Any] = {"languages": ("en", "de")} if target_format == "argos" else {}
+    if name in REFUSED.get(target_format, {}):
+        with pytest.raises(UserError, match=REFUSED[target_format][name]):
+            export(target_format, model.folder, tmp_path / "out.argosmodel", **options)
+        return
+    line = export(target_format, model.folder, tmp_path / "out.argosmodel", **options)
+    assert "2 of 2 lines" in line
+    minimum = {"min_new_tokens": 1} if target_format in ("ctranslate2", "argos") else {}
+    texts = ENGINES[target_format](model, tmp_path / "out.argosmodel")
+    assert texts == model.translate(**minimum) and any(texts)

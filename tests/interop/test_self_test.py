@@ -1,0 +1,84 @@
+"""An export tests itself: faults that are planted in what is written are found, and nothing is left."""
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop import argos, ctranslate2, exporting
+from hf_vanilla_transformer.interop.exporting import export
+from tests.interop.two_vocabularies import MODELS
+
+pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+
+
+def swapped_tokens(tokenizer: Any, size: int, side: str) -> list[str]:
+    """The source's tokens on the target's side: what `get_vocab()` gives."""
+    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
+    return [tokens.get(number, f"<unused_{number}>") for number in range(size)]
+
+
+def without_prefix(model: Any, tokens: Any, arguments: Any = ctranslate2.search_arguments) -> dict[str, Any]:
+    return {name: value for name, value in arguments(model, tokens).items() if name != "target_prefix"}
+
+
+def without_forced_token(write: Any, model: Any, tokenizers: Any, folder: Path, plain: Any) -> None:
+    plain(write, model, tokenizers, folder)
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_text())
+    assert settings.pop("forced_bos_token_id")
+    path.write_text(json.dumps(settings))
+
+
+def test_export_with_a_swapped_vocabulary_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS["marian"](tmp_path)
+    monkeypatch.setattr(ctranslate2, "side_tokens", swapped_tokens)
+    for name, options in (("ctranslate2", {}), ("argos", {"languages": ("en", "de")})):
+        with pytest.raises(UserError, match=name):
+            export(name, model, tmp_path / "out.argosmodel", **options)
+    assert not (tmp_path / "out.argosmodel").exists()
+
+
+@pytest.mark.parametrize("target_format", ["ctranslate2", "torch"])
+def test_export_without_the_forced_token_is_not_used(
+    target_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plain = MODELS["m2m100"](tmp_path), exporting._write_graphs
+    if target_format == "torch":
+        monkeypatch.setattr(exporting, "_write_graphs", lambda *parts: without_forced_token(*parts, plain=plain))
+    else:
+        monkeypatch.setattr(ctranslate2, "search_arguments", without_prefix)
+    with pytest.raises(UserError, match=target_format):
+        export(target_format, model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("missing", ["stanza/", "minisbd/"])
+def test_package_without_a_sentence_splitter_is_not_used(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plain = MODELS["marian-npz"](tmp_path), argos.splitter_files
+
+    def without(language: str) -> dict[str, bytes]:
+        return {name: content for name, content in plain(language).items() if not name.startswith(missing)}
+
+    monkeypatch.setattr(argos, "splitter_files", without)
+    with pytest.raises(UserError, match="splitter"):
+        export("argos", model, tmp_path / "a.argosmodel", languages=("en", "de"))
+    assert not (tmp_path / "a.argosmodel").exists()
+    monkeypatch.undo()
+    assert "2 of 2" in export("argos", model, tmp_path / "a.argosmodel", languages=("en", "de"))
+    assert zipfile.is_zipfile(tmp_path / "a.argosmodel")
+
+
+def test_export_names_the_library_without_which_it_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    model = MODELS["joeynmt"](tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert "not checked, because onnxruntime" in export("onnx", model, tmp_path / "onnx")
