@@ -235,11 +235,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if labels is None:
             return VanillaTransformerOutput(logits=logits, **fields)
         loss, nll_loss = self._losses(states, logits, labels, num_items_in_batch, objective)
-        output_class = VanillaTransformerOutput
-        if skips and skip_logits is None:
-            logits, output_class = UnreadLogits(states, self.lm_head), VanillaTransformerTrainingOutput
         fields["nll_loss"] = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
-        return output_class(loss=loss, logits=logits, **fields)
+        if skips and skip_logits is None:
+            return VanillaTransformerTrainingOutput(loss, UnreadLogits(states, self.lm_head), **fields)
+        return VanillaTransformerOutput(loss, logits, **fields)
 
     def _can_skip_logits(self, states: Tensor, skip_logits: bool | None) -> bool:
         # Without a gradient there is no fused backward pass to gain from.

@@ -236,7 +236,8 @@ class TurnCallback(TrainerCallback):
         self._synchronize()
         seconds, peak = time.perf_counter() - self.start, peak_memory_mib(self.on_gpu)
         step = None if peak is None or self.before_mib is None else peak - self.before_mib
-        self.pipe.send(Turn(seconds, *self.counts.tolist(), peak, step))
+        target_tokens, tokens, padded_tokens = self.counts.tolist()
+        self.pipe.send(Turn(seconds, target_tokens, tokens, padded_tokens, peak, step))
         self._wait()
 
     def _wait(self) -> None:

@@ -6,17 +6,15 @@ models, translates the source text. A student is trained on its translations, al
 back-translation it translates text in the target language, and its translations become the source.
 """
 
-import json
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..atomic_write import atomic_file
 from ..data.corpora import Columns
 from ..data.inputs import DISTILLED
 from ..errors import UserError
-from .file_translation import translate_file
+from .file_translation import claim, translate_file
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .sentences import read_sentence_pairs, read_sentences
 from .text_io import line_writer, read_lines
@@ -43,7 +41,6 @@ def distil(
     """Translate text with a teacher and write parallel text to train a student on. A killed call resumes.
 
     Args:
-        teacher: a translator.
         source: the text to translate, as `path` of `read_sentences`. Blank lines, and translations that are blank,
             are left out.
         output: a folder. It gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
@@ -54,8 +51,7 @@ def distil(
         columns: of files with both languages, such as CSV or TMX.
         progress, settings: as in `translate_file`.
 
-    Returns:
-        The number of pairs.
+    Returns the number of pairs.
 
     Raises:
         UserError: as in `translate_file`, for references that do not match the source line by line, or a folder
@@ -71,7 +67,8 @@ def distil(
         lines, human = read_sentence_pairs(source, references, columns)
     translations = folder / TRANSLATIONS
     job = {"source": text_fingerprint(lines), "teacher": translator_fingerprint(teacher), "n_best": n_best}
-    _claim(folder / JOB, job | settings)
+    other = "a different teacher, of other text or with a different search; name a new folder"
+    claim(folder / JOB, job | settings, f"output_dir: {folder} contains translations by {other}")
     if not translations.exists():
         listed = n_best if n_best > 1 else None
         translate_file(teacher, lines, translations, processes, n_best=listed, progress=progress, **settings)
@@ -88,19 +85,6 @@ def distil(
                 write_translation(translation)
                 count += 1
     return count
-
-
-def _claim(note: Path, job: dict[str, Any]) -> None:
-    """Record model, settings and source of the folder's translations, or check that they are the same."""
-    wanted = json.dumps(job, default=str, sort_keys=True)
-    if not note.exists():
-        with atomic_file(note) as temporary:
-            temporary.write_text(wanted, encoding="utf-8")
-    elif note.read_text(encoding="utf-8") != wanted:
-        raise UserError(
-            f"output_dir: {note.parent} contains translations by a different teacher, of other text or with a "
-            "different search; name a new folder"
-        )
 
 
 def _numbered(translations: Path) -> Iterator[tuple[int, str]]:

@@ -25,6 +25,7 @@ from .translator import Hypothesis, Translator
 BATCHES_PER_CHUNK = 8
 
 _JOB = "job.json"  # model and settings of the chunks
+_OTHER_JOB = "a translation by a different model or with other settings; delete it, or name a new output"
 
 
 def translated_lines(
@@ -97,87 +98,73 @@ def translate_file(
     progress: Any = None,
     **settings: Any,
 ) -> int:
-    """Translate a file.
+    """Translate a file, and return its number of lines.
 
     Args:
-        translator: this process's.
         source: sentences, or a file of text, `.gz` too. None is standard input. Every process reads all of it and
             translates its share.
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
-        processes: `accelerate.PartialState()`.
+        processes: `accelerate.PartialState()`, each with its `translator`.
         prefixes: a file with as many target prefixes as the source has lines.
         batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The two limits may differ when a job
             resumes, since the last one may have run out of memory.
-        progress: called with the number of lines of each finished chunk and the seconds it took, 0 for a chunk
-            of an earlier run.
-
-    Returns:
-        The number of lines of the source.
+        progress: called with the lines of each finished chunk and the seconds it took, 0 if an earlier run did it.
 
     Raises:
-        UserError: a job with another model or other settings has left chunks next to this output, or what
-            `Translator.translate` raises.
+        UserError: chunks of a different job are next to this output, or as in `Translator.translate`.
     """
     limits: dict[str, Any] = {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
     translated_lines(translator, [], **limits, **settings)  # checks the arguments before anything is read
-    target = Path(output).resolve()
+    target, size = Path(output).resolve(), batch_size * BATCHES_PER_CHUNK
     parts = target.with_name(f".{target.name}.parts")
-    size = batch_size * BATCHES_PER_CHUNK
     if processes.process_index == 0:
-        _claim(parts, {"translator": translator_fingerprint(translator)} | settings)
+        job = {"translator": translator_fingerprint(translator)} | settings
+        claim(parts / _JOB, job, f"output: {parts} contains parts of {_OTHER_JOB}")
     processes.wait_for_everyone()
     settings |= limits
-    sentences = read_lines(source) if source is None or isinstance(source, str | Path) else source
-    pairs, lines = with_prefixes(sentences, None if prefixes is None else read_lines(prefixes)), 0
+    text: Any = read_lines(source) if source is None or isinstance(source, str | Path) else source
+    pairs, lines = with_prefixes(text, None if prefixes is None else read_lines(prefixes)), 0
     written: list[Path] = []
     try:
         for number, chunk in enumerate(iter(lambda: list(islice(pairs, size)), [])):
             part = parts / f"{number:09d}-{text_fingerprint([lines, *chunk])}"
             written.append(part)
-            if number % processes.num_processes == processes.process_index:
-                start = time.perf_counter()
-                if not (resumed := part.exists()):
-                    lines_of_chunk, begin = map(list, zip(*chunk, strict=True))
-                    forced = None if prefixes is None else begin
-                    translations = translated_lines(
-                        translator, lines_of_chunk, prefixes=forced, first_line=lines + 1, **settings
-                    )
-                    with line_writer(part) as write:
-                        for line in translations:
-                            write(line)
-                if progress is not None:
-                    progress(len(chunk), 0.0 if resumed else time.perf_counter() - start)
-            lines += len(chunk)
+            first_line, lines = lines + 1, lines + len(chunk)
+            if number % processes.num_processes != processes.process_index:
+                continue
+            start = time.perf_counter()
+            if not (resumed := part.exists()):
+                sentences, begin = map(list, zip(*chunk, strict=True))
+                settings |= {"prefixes": None if prefixes is None else begin, "first_line": first_line}
+                _write_lines(part, translated_lines(translator, sentences, **settings))
+            if progress is not None:
+                progress(len(chunk), 0.0 if resumed else time.perf_counter() - start)
     except UserError:
         if not any(path.name != _JOB for path in parts.glob("*")):
             shutil.rmtree(parts, ignore_errors=True)
         raise
     processes.wait_for_everyone()
     if processes.process_index == 0:
-        _join(written, target)
+        with open_to_write(target) as stream:
+            for part in written:
+                stream.write(part.read_bytes())
         shutil.rmtree(parts)
     processes.wait_for_everyone()
     return lines
 
 
-def _claim(parts: Path, job: dict[str, Any]) -> None:
-    """Create the folder of the chunks, or check that its job had the same arguments."""
-    note = parts / _JOB
-    wanted = json.dumps(job, default=str, sort_keys=True)
-    if note.exists():
-        if note.read_text(encoding="utf-8") != wanted:
-            raise UserError(
-                f"output: {parts} contains parts of a translation by another model or with other settings; delete it, "
-                "or name another output"
-            )
-        return
-    parts.mkdir(exist_ok=True)
-    with atomic_file(note) as temporary:
-        temporary.write_text(wanted, encoding="utf-8")
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    with line_writer(path) as write:
+        for line in lines:
+            write(line)
 
 
-def _join(parts: list[Path], target: Path) -> None:
-    with open_to_write(target) as stream:
-        for part in parts:
-            with open(part, "rb") as file:
-                shutil.copyfileobj(file, stream)
+def claim(note: Path, job: dict[str, Any], refusal: str) -> None:
+    """Record a job in `note`, or raise a UserError, `refusal`, if that has a different one."""
+    text = json.dumps(job, default=str, sort_keys=True)
+    if not note.exists():
+        note.parent.mkdir(exist_ok=True)
+        with atomic_file(note) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    elif note.read_text(encoding="utf-8") != text:
+        raise UserError(refusal)
