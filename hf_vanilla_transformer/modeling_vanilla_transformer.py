@@ -315,6 +315,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         engine, rows = self.inference_engine, len(states) if rows is None else rows
         return ModuleDecoder(self, states, mask) if engine is None else engine.decoder(self, states, mask, beams, rows)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "inference_engine": None}  # a copied or pickled model is not optimized
+
     def train(self, mode: bool = True) -> Any:
         if mode:
             self.inference_engine = None

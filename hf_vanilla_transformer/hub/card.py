@@ -100,6 +100,7 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         results=results,
         config=facts.config,
         search=facts.generation_config,
+        validation=facts.metrics,
         fields=facts.recipe,
         examples=_examples(facts.metrics.get("test_examples") or ()),
         before=any(row["before"] for row in results),

@@ -36,9 +36,6 @@ class EnsembleEngine:
                     f"ensemble: a model with {other} target tokens beside one with {size}; use one tokenizer"
                 )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a copied or pickled model is alone
-
     def _models(self) -> list[tuple[Model, Any]]:
         """All models with their inference engines."""
         models = (self.model, *self.members)

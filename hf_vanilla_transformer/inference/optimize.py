@@ -124,9 +124,6 @@ class InferenceEngine:
         ):
             weakref.finalize(self, handle.remove)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a copied or pickled model is not optimized
-
     def weights(
         self, model: PreTrainedModel, compiled: bool, for_encoder: bool = False
     ) -> PackedWeights | CompiledWeights | None:

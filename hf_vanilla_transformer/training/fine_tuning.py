@@ -98,6 +98,12 @@ def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, d
 def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataArguments) -> None:
     """Check the recipe against the base model, and set its dropout and label smoothing."""
     check_fields(base.name, base.model.config, model_args, data_args)
+    for tokenizer in base.tokenizers:
+        if getattr(tokenizer, "tgt_lang", "") is None:
+            raise UserError(
+                f"model_name_or_path: {base.name} translates into many languages, and its tokenizer names no target "
+                "language: convert it again with --target_language"
+            )
     changes = {name: getattr(model_args, name) for name in _FREE if getattr(model_args, name) is not None}
     if changes:
         # Modules copy their dropout when they are made.

@@ -19,7 +19,7 @@ from ..data import save_tokenizers
 from ..errors import DiskFull, Interrupted, UserError
 from ..evaluation.attention_maps import cross_attention, plot_attention
 from ..evaluation.curve import plot_curve
-from ..evaluation.metrics import score_test_split
+from ..evaluation.metrics import score_test_split, score_translations
 from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..system_info import describe_hardware, versions
@@ -70,6 +70,8 @@ def score_and_save(
     signals.message = f"the scores are left out; {saved}"
     with _scoring("the validation split", stop, args.device, saved):
         results |= choose_weights(trainer, run, args)
+        if trainer.eval_dataset is not None:
+            results |= _validation_facts(trainer, bleu_options(data_args))
         set_decoding(trainer.model.generation_config, args)
     save_model_folder(trainer, tokenizers, run)
     saved = f"the model is saved in {run}, and a resumed run scores it: {resume_hint(run)}"
@@ -100,6 +102,14 @@ def _scoring(name: str, stop: StopWithCheckpoint, device: torch.device, saved: s
         raise UserError(f"{name} cannot be scored: {' '.join(str(error).split())}; {saved}") from error
     if stop.interrupted:
         raise Interrupted(f"interrupted before {name} was scored; {saved}", stop.signals.received or signal.SIGINT)
+
+
+def _validation_facts(trainer: VanillaTransformerTrainer, bleu: dict[str, Any]) -> dict[str, Any]:
+    """How the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
+    beams = trainer.args.generation_num_beams or trainer.model.generation_config.num_beams or 1
+    facts: dict[str, Any] = {"eval_sentences": len(trainer.eval_dataset), "eval_num_beams": beams}
+    signatures = score_translations([""], [""], **bleu).items()
+    return facts | {f"eval_{name}": value for name, value in signatures if name.endswith("_signature")}
 
 
 # Selecting the weights

@@ -392,6 +392,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             self._write_run_state(staged)
             self.state.save_to_json(str(staged / TRAINER_STATE))
             move_into_place(staged, run / name)
+            remove_staging_folder(run)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(str(run.resolve()), self.args.save_total_limit, best and str(Path(best).resolve()))
         wait_for_everyone()

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from datasets.fingerprint import Hasher
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -500,3 +501,15 @@ def test_damaged_folder_is_refused_in_one_line(folder, tmp_path, damage, message
 def test_missing_folder_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(UserError, match="hf download"):
         Translator.from_pretrained(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_hash_of_a_translator_survives_its_use(model, tokenizer, ensemble):
+    """`datasets` names the cached results of `map` by it."""
+    translator = Translator(deoptimize(model), tokenizer, ensemble=[tiny_model(tokenizer)] if ensemble else [])
+    hashes = [Hasher.hash(translator)]
+    for _ in range(2):
+        list(translator.translate(SENTENCES))
+        hashes.append(Hasher.hash(translator))
+    assert len(set(hashes)) == 1 and model.inference_engine is not None
+    assert Hasher.hash(Translator(tiny_model(tokenizer, dropout=0.3), tokenizer)) != hashes[0]

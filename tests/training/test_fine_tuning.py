@@ -20,12 +20,13 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.documents import card_languages
 from hf_vanilla_transformer.inference.languages import model_languages
 from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.serving.languages import model_folders
 from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base_model, prepare_model
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
-from tests.interop.foreign import train_sentencepiece, write_opus_folder
+from tests.interop.foreign import train_sentencepiece, write_m2m100_folder, write_opus_folder
 from tests.model_helpers import randomise, tiny_model
 from tests.trainer_helpers import as_flags, assert_same_model, write_pairs
 
@@ -317,3 +318,18 @@ def test_opus_folder_gains_on_new_text_and_on_fresh_weights(tmp_path: Path) -> N
     assert tuned["test_bleu"] > tuned["before_test_bleu"]
     assert tuned["test_bleu"] >= new_weights["test_bleu"] + 5
     assert {"before_base_test_bleu", "base_test_bleu"} <= tuned.keys()
+
+
+@pytest.mark.parametrize("language", [None, "de"])
+def test_model_of_many_languages_needs_its_target_language(text, tmp_path, language):
+    write_m2m100_folder(tmp_path / "m2m")
+    settings = tmp_path / "m2m" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tgt_lang": None}))
+    convert("m2m100", tmp_path / "m2m", tmp_path / "base", target_language=language)
+    flags = {**text, **SETTINGS, "model_name_or_path": tmp_path / "base", "output_dir": tmp_path / "run"}
+    run = parse_recipe(as_flags(flags | {"max_steps": 1}))
+    if language is None:
+        with pytest.raises(UserError, match="^model_name_or_path: .*target_language"):
+            run_training(*run)
+    else:
+        assert run_training(*run)["train_updates"] == 1

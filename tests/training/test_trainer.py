@@ -382,7 +382,7 @@ def test_checkpoint_appears_when_complete(tmp_path, monkeypatch):
     trained(tmp_path, max_tokens_per_batch=60, max_steps=2, **SAVING)
     assert seen == [([], ".saving"), (["checkpoint-1"], ".saving")]
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
-    assert (tmp_path / "checkpoint-2" / "run_state.json").is_file()
+    assert (tmp_path / "checkpoint-2" / "run_state.json").is_file() and not (tmp_path / ".saving").exists()
 
 
 def test_failed_save_keeps_earlier_checkpoints(tmp_path, monkeypatch):
