@@ -327,22 +327,13 @@ def _tokens(path: Path) -> list[str]:
     if require_file(path).suffix not in (".yml", ".yaml", ".json"):
         return vocabularies.read_lines(path)
     refusal = f"{path}: no vocabulary of Marian"
-    try:
-        text = path.read_bytes().decode("utf-8")
-        # Marian's YAML library writes these characters bare, and others take them for line ends or refuse them
-        bare = sorted({*text} & {*_BARE})
-        unused = (character for character in map(chr, range(0xE000, 0xF900)) if character not in text)
-        replaced = dict(zip(bare, unused, strict=False))
-        ids = parse_yaml_mapping(text.translate(str.maketrans(replaced)).encode(), refusal, as_text=True)
-        original = str.maketrans({new: old for old, new in replaced.items()})
-        by_id = sorted((int(number), str(token).translate(original)) for token, number in ids.items())
-    except UserError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{refusal} ({one_line(error)})") from None
-    if [number for number, _ in by_id] != list(range(len(by_id))):
-        raise UserError(f"{refusal}: its ids do not count from 0")
-    return [token for _, token in by_id]
+    text = "\n".join(vocabularies.read_lines(path))
+    # Marian's YAML library writes these characters bare, and others take them for line ends or refuse them
+    unused = (character for character in map(chr, range(0xE000, 0xF900)) if character not in text)
+    replaced = dict(zip(sorted({*text} & {*_BARE}), unused, strict=False))
+    ids = parse_yaml_mapping(text.translate(str.maketrans(replaced)).encode(), refusal, as_text=True)
+    original = str.maketrans({new: old for old, new in replaced.items()})
+    return [token.translate(original) for token in vocabularies.tokens_by_id(ids, refusal)]
 
 
 def _special_ids(sides: list[list[str]], pad: int) -> dict[str, int | None]:

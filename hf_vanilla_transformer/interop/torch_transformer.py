@@ -16,7 +16,7 @@ from torch import Tensor
 from ..configuration_vanilla_transformer import POSITION_ENCODING_TYPES
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from . import state_dicts
+from . import state_dicts, vocabularies
 from .converting import Converted
 from .state_dicts import STACKS, TensorRef
 from .torch_roles import Around, around_layers, is_transformer, layer_refs
@@ -90,8 +90,10 @@ def from_torch(
     bos_token_id: int | None = None,
     eos_token_id: int | None = None,
     unk_token_id: int | None = None,
+    tokenizer: str | Path | None = None,
+    target_tokenizer: str | Path | None = None,
 ) -> Converted:
-    """A model around `torch.nn.Transformer`, or one of a tutorial, without a tokenizer.
+    """A model around `torch.nn.Transformer`, or one of a tutorial.
 
     Args:
         source: a file of `torch.save` or safetensors, or a state dictionary. It may be part of what a trainer saved,
@@ -105,6 +107,9 @@ def from_torch(
         scale_embedding: multiply embeddings by sqrt(d_model).
         source_embedding, target_embedding, output_layer: names of modules. Default: found by the words in their names.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens; the decoder starts from `bos`.
+        tokenizer, target_tokenizer: a tokenizer.json of the tokenizers library, a folder of one of transformers, or a
+            vocabulary: a JSON object of tokens and ids, or a text with a token in each line. One may serve both sides.
+            As in the tutorials, a source starts with `bos` and ends with `eos`, unless a folder says otherwise.
     """
     state = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)
     where = str(source) if isinstance(source, str | Path) else "the state dictionary"
@@ -135,7 +140,16 @@ def from_torch(
     _check_forward(model)
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
-    return Converted(model, notes=notes)
+    if tokenizer is None:
+        return Converted(model, notes=notes)
+    ids = {name: settings.get(f"{name}_id") for name in ("unk_token", "pad_token", "bos_token", "eos_token")}
+    sizes = model.config.vocab_size, model.config.target_vocab_size
+    paths = Path(tokenizer), Path(target_tokenizer or tokenizer)
+    source_side, target_side = (
+        vocabularies.given_tokenizer(path, size, ids, starts)
+        for path, size, starts in zip(paths, sizes, (True, False), strict=True)
+    )
+    return Converted(model, source_side, target_side, notes)
 
 
 @torch.no_grad()

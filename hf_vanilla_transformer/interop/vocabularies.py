@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..data.tokenizer_training import fast_tokenizer
+from ..data.tokenizer_training import fast_tokenizer, load_tokenizers
 from ..errors import UserError
-from ..untrusted import require_file
+from ..untrusted import one_line, read_json_object, require_file
 
 _PIECES, _NEVER = (1, 4), -1e5  # normal and user-defined pieces; the score of tokens that no text contains
 JOINER = "@@"  # subword-nmt and fastBPE end a token with it if the next one continues the word
@@ -65,16 +65,73 @@ def whitespace_tokenizers(
 def _whitespace_tokenizer(
     special: Mapping[str, str], tokens: Sequence[str], origin: object, lowercase: bool, ends: bool
 ) -> PreTrainedTokenizerFast:
-    ids = ids_by_token(tokens, origin)
-    backend = Tokenizer(models.WordLevel(ids, unk_token=special["unk_token"]))
+    backend = _whitespace_backend(tokens, origin, special["unk_token"])
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
+    return fast_tokenizer(backend, ends, **special)
+
+
+def _whitespace_backend(tokens: Sequence[str], origin: object, unk_token: str = "<unk>") -> Tokenizer:
+    backend = Tokenizer(models.WordLevel(ids_by_token(tokens, origin), unk_token=unk_token))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     spaced = [decoders.Replace(Regex("$"), " "), decoders.Fuse()]
     backend.decoder = decoders.Sequence(
         [*spaced, decoders.Replace(f"{JOINER} ", ""), decoders.Replace(Regex(" $"), "")]
     )
-    return fast_tokenizer(backend, ends, **special)
+    return backend
+
+
+def given_tokenizer(path: Path, size: int, ids: Mapping[str, int | None], starts: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder or a file, or one for text that is tokenized already, from a file of tokens.
+
+    The model has `size` tokens. `ids` are those of special tokens. A text starts with `bos_token` if it `starts`.
+    """
+    if path.is_dir():
+        tokenizer, backend = load_tokenizers(path)[0], None
+    else:
+        backend = _given_backend(path, ids["unk_token"])
+    entries = len(tokenizer) if backend is None else backend.get_vocab_size()
+    if entries > size:
+        raise UserError(f"{path}: {entries} tokens, but the model has {size}")
+    if backend is None:
+        return tokenizer
+    special = {name: backend.id_to_token(number) for name, number in ids.items() if number is not None}
+    if None in special.values():
+        raise UserError(f"{path}: it has no token for one of {', '.join(f'{n}_id={ids[n]}' for n in special)}")
+    tokenizer = fast_tokenizer(backend, **special)
+    if starts:
+        pair = [(special[name], ids[name]) for name in ("bos_token", "eos_token")]
+        template = f"{pair[0][0]} $A {pair[1][0]}"
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=template, pair=f"{template} $B", special_tokens=pair
+        )
+    return tokenizer
+
+
+def _given_backend(path: Path, unk: int | None) -> Tokenizer:
+    tokens = read_lines(path)
+    if path.suffix == ".json":
+        content = read_json_object(path)
+        if isinstance(content.get("model"), dict):
+            try:
+                return Tokenizer.from_str("\n".join(tokens))
+            except Exception as error:  # the library raises nothing more specific
+                raise UserError(f"{path}: no tokenizer ({one_line(error)})") from None
+        tokens = tokens_by_id(content, f"{path}: no vocabulary")
+    if unk is None or not 0 <= unk < len(tokens):
+        raise UserError(f"unk_token_id={unk}: {path} has {len(tokens)} tokens; give the id of the unknown one")
+    return _whitespace_backend(tokens, path, tokens[unk])
+
+
+def tokens_by_id(ids: Mapping[str, Any], refusal: str) -> list[str]:
+    """The tokens in the order of their ids. Raises a UserError unless these count from 0."""
+    try:
+        by_id = sorted((int(number), str(token)) for token, number in ids.items())
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{refusal} ({one_line(error)})") from None
+    if [number for number, _ in by_id] != list(range(len(by_id))):
+        raise UserError(f"{refusal}: its ids do not count from 0")
+    return [token for _, token in by_id]
 
 
 def fast_sentencepiece_tokenizer(

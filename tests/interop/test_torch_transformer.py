@@ -1,5 +1,6 @@
 """State dictionaries of `torch.nn.Transformer` give its logits, under the names of well-known tutorials."""
 
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
+from hf_vanilla_transformer.data.tokenizer_training import fast_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.torch_transformer import from_torch
 from tests.interop.checkpoints import attention_names, random_weights, restatement
 from tests.interop.checkpoints.torch_transformer import PEER, PYTORCH_TUTORIAL, SIZES, AroundTorch
-from tests.interop.foreign import Record, assert_same_logits, converted
+from tests.interop.foreign import SOURCES, TARGETS, Record, assert_same_logits, converted
 from tests.interop.restatement import assert_restated
 from tests.model_helpers import randomise
 
@@ -348,3 +351,53 @@ def test_torch_tutorials_with_another_architecture_are_refused(name: str, record
     with pytest.raises(UserError, match=name.replace(".", r"\.") + ".*normalises") as raised:
         from_torch({name: torch.ones(2)}, 4)
     record_property("refused", str(raised.value).removeprefix(f"{name}: ").partition(" normalises")[0])
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "vocab.txt", "folder"])
+def test_torch_tokenizer_is_given(kind: str, tmp_path: Path) -> None:
+    """As Umar Jamil's tutorial trains and saves one, and as torchtext's vocabularies are."""
+    sides = []
+    for name, lines in (("en", SOURCES), ("de", TARGETS)):
+        backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+        backend.pre_tokenizer = pre_tokenizers.Whitespace()
+        special = ["[UNK]", "[PAD]", "[SOS]", "[EOS]"]
+        backend.train_from_iterator(lines, trainers.WordLevelTrainer(special_tokens=special, vocab_size=30))
+        sides.append(backend)
+        tokens = sorted(backend.get_vocab(), key=backend.token_to_id)
+        (tmp_path / f"{name}.txt").write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
+        (tmp_path / f"{name}.vocab.json").write_text(json.dumps(backend.get_vocab()), encoding="utf-8")
+        backend.save(str(tmp_path / f"{name}.json"))
+        fast_tokenizer(Tokenizer.from_file(str(tmp_path / f"{name}.json")), eos_token="[EOS]").save_pretrained(
+            tmp_path / name
+        )
+    theirs = saved(AroundTorch(PYTORCH_TUTORIAL), tmp_path / "model.pt")
+    suffix = {"tokenizer.json": ".json", "vocab.json": ".vocab.json", "vocab.txt": ".txt", "folder": ""}[kind]
+    files = {name: tmp_path / f"{side}{suffix}" for name, side in (("tokenizer", "en"), ("target_tokenizer", "de"))}
+    ours, source, target = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **files)
+    text = "a cat runs in the snow ."
+    ids = sides[0].encode(text).ids
+    assert source(text)["input_ids"] == ([*ids, 3] if kind == "folder" else [2, *ids, 3])
+    assert target(TARGETS[0])["input_ids"] == [*sides[1].encode(TARGETS[0]).ids, 3]
+    assert target.decode(target(TARGETS[0])["input_ids"], skip_special_tokens=True) == sides[1].decode(
+        sides[1].encode(TARGETS[0]).ids
+    )
+    assert theirs is not None and ours.config.bos_token_id == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.json", "[1]"),
+        ("t.json", "{"),
+        ("t.json", '{"model": {"type": "Evil"}}'),
+        ("t.json", '{"a": 0, "b": 7}'),
+        ("t.txt", "\n".join(map(str, range(99)))),
+        ("t.txt", "a\na\n"),
+        ("t.txt", ""),
+    ],
+)
+def test_torch_bad_tokenizer_gives_one_line(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=name) as raised:
+        from_torch(AroundTorch(PYTORCH_TUTORIAL).state_dict(), 4, tokenizer=tmp_path / name)
+    assert "\n" not in str(raised.value)
