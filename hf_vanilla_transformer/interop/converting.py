@@ -14,7 +14,8 @@ from ..atomic_write import new_folder, require_new
 from ..data.tokenizer_training import save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import refuse_special_files, shown
+from ..untrusted import shown
+from .sources import local_files
 
 #: The module of this package, and its function, that reads each format.
 FORMATS = {
@@ -49,7 +50,8 @@ def convert(
 
     Args:
         source_format: a key of `FORMATS`.
-        source: a file or a folder as the toolkit writes it.
+        source: a file or a folder as the toolkit writes it, a zip archive of them, a name on the Hub, or a folder of a
+            LoRA adapter of PEFT.
         output: a new folder. It appears when it is complete.
         overwrite: replace a folder that exists already.
         **options: keyword arguments of the format's function, for settings that the checkpoint lacks. Text is parsed
@@ -70,15 +72,16 @@ def convert(
         options[name] = _parsed(name, value, get_args(types[name]) or (types[name],))
     output = Path(output)
     require_new(output, overwrite)
-    refuse_special_files(source)
-    try:
-        converted = read(source, **options)
-    except UserError as error:
-        raise error if str(source) in str(error) else UserError(f"{source}: {error}") from None
-    with new_folder(output, overwrite) as folder:
-        converted.model.save_pretrained(folder)
-        if converted.tokenizer is not None:
-            save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
+    with local_files(source) as files:
+        try:
+            converted = read(files, **options)
+        except UserError as error:
+            message = str(error).replace(str(files), str(source))
+            raise UserError(message if str(source) in message else f"{source}: {message}") from None
+        with new_folder(output, overwrite) as folder:
+            converted.model.save_pretrained(folder)
+            if converted.tokenizer is not None:
+                save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
     parameters = sum(parameter.numel() for parameter in converted.model.parameters())
     tokenizer = "with its tokenizer" if converted.tokenizer else "without a tokenizer: the files have none"
     notes = f" ({'; '.join(converted.notes)})" if converted.notes else ""

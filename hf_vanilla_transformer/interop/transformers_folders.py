@@ -18,7 +18,8 @@ from ..inference.loading import check_architecture, check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line, read_json_object, reading_weights, shown
 from .converting import Converted
-from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying, read_torch_file, require_tensors, same
+from .sources import read_weights, weight_files
+from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying, require_tensors, same
 
 #: Configuration fields that these classes have under our names, with our meaning.
 SAME_FIELDS = (
@@ -30,7 +31,6 @@ SAME_FIELDS = (
 #: The names of their tables of positions.
 POSITION_TABLES = {f"model.{stack}.embed_positions.weight" for stack in STACKS}
 
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _SHARED, _EMBEDDINGS = "model.shared.weight", tuple(f"model.{stack}.embed_tokens.weight" for stack in STACKS)
 _MAX_LAYERS = 1000
 # Types of the settings that `generate` uses without checking them.
@@ -60,7 +60,7 @@ def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> Pee
         settings = GenerationConfig.from_model_config({**config.to_dict(), **values}).to_diff_dict()
     if file.is_file():
         settings = read_json_object(file)
-    return PeerFolder(config, require_tensors(_read_weights(folder), str(folder)), settings)
+    return PeerFolder(config, require_tensors(read_weights(folder), str(folder)), settings)
 
 
 def _read_config(folder: Path, model_type: str) -> dict[str, Any]:
@@ -70,30 +70,6 @@ def _read_config(folder: Path, model_type: str) -> dict[str, Any]:
     if (found := values.get("model_type")) != model_type:
         raise UserError(f"{folder}: its config.json has model_type={shown(found)}, not {model_type}")
     return values
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """One file of weights, or those that an index names."""
-    for name in _WEIGHTS:
-        if (folder / name).is_file():
-            return [folder / name]
-        if (folder / f"{name}.index.json").is_file():
-            parts = read_json_object(folder / f"{name}.index.json").get("weight_map")
-            names = set(parts.values()) if isinstance(parts, Mapping) else set()
-            if not names or not all(isinstance(part, str) and Path(part).name == part for part in names):
-                raise UserError(f"{folder / name}.index.json is damaged: file names are needed under weight_map")
-            return [folder / part for part in sorted(names)]
-    raise UserError(f"{folder}: no weights: there is none of {', '.join(_WEIGHTS)}")
-
-
-def _read_weights(folder: Path) -> dict[str, Any]:
-    tensors: dict[str, Any] = {}
-    for file in _weight_files(folder):
-        found = read_torch_file(file)
-        if not isinstance(found, Mapping):
-            raise UserError(f"{file}: a state dictionary is needed there, not {type(found).__name__}")
-        tensors |= found
-    return tensors
 
 
 def from_peer(
@@ -175,7 +151,7 @@ def _check_sizes(config: Any, folder: Path) -> None:
         largest = max(largest, config.d_model * config.max_position_embeddings)
     for stack in STACKS:
         largest = max(largest, config.d_model * getattr(config, f"{stack}_ffn_dim"))
-    available = max(map(_numbers, _weight_files(folder)))
+    available = max(map(_numbers, weight_files(folder)))
     if largest > available:
         reason = f"its sizes need a matrix of {shown(largest)} numbers, and the weights have {available}"
         raise UserError(f"{folder / 'config.json'}: {reason}")

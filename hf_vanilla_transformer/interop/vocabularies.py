@@ -95,10 +95,11 @@ def given_tokenizer(path: Path, size: int, ids: Mapping[str, int | None], starts
         raise UserError(f"{path}: {entries} tokens, but the model has {size}")
     if backend is None:
         return tokenizer
-    special = {name: backend.id_to_token(number) for name, number in ids.items() if number is not None}
+    given = {name: number for name, number in ids.items() if number is not None}
+    special: dict[str, str] = {name: backend.id_to_token(number) for name, number in given.items()}
     if None in special.values():
-        raise UserError(f"{path}: it has no token for one of {', '.join(f'{n}_id={ids[n]}' for n in special)}")
-    tokenizer = fast_tokenizer(backend, **special)
+        raise UserError(f"{path}: no token has one of the ids {', '.join(f'{n}_id={i}' for n, i in given.items())}")
+    tokenizer = fast_tokenizer(backend, True, **special)
     if starts:
         pair = [(special[name], ids[name]) for name in ("bos_token", "eos_token")]
         template = f"{pair[0][0]} $A {pair[1][0]}"

@@ -15,8 +15,9 @@ from ..errors import UserError
 from ..evaluation.metrics import score_test_split
 from ..inference.loading import load_model
 from ..interop.converting import Converted
+from ..interop.sources import from_hub
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line, read_json_object
+from ..untrusted import read_json_object
 from .arguments import DataArguments, RunArguments, bleu_options, set_decoding
 from .corpus import Corpus, Tokenizers
 from .distributed import is_main_rank, print_main
@@ -26,8 +27,6 @@ from .run_folder import SCORES_BEFORE
 _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 # Data fields that describe a new tokenizer, with their defaults.
 _TOKENIZER_FIELDS = {"tokenizer_name": None, "separate_vocabularies": False, "min_frequency": 2, "lowercase": False}
-_WEIGHTS, _OTHER_WEIGHTS = "*.safetensors", "pytorch_model*.bin"
-_MODEL_FILES = ("*.json", "*.txt", "*.spm", "*.model", _WEIGHTS)
 
 
 @dataclass
@@ -44,7 +43,7 @@ def load_base_model(name: str) -> PretrainedTranslator:
 
     It is a model of this package, or a `MarianMTModel` (OPUS-MT) or FSMT model to convert, in a folder or on the Hub.
     """
-    folder = Path(name) if Path(name).exists() else _from_hub(name)
+    folder = Path(name) if Path(name).exists() else from_hub(name, "model_name_or_path: ")
     kind = read_json_object(folder / "config.json").get("model_type")
     if kind == VanillaTransformerConfig.model_type:
         return PretrainedTranslator(name, load_model(folder, device="cpu", dtype="float32"), load_tokenizers(folder))
@@ -64,21 +63,6 @@ def _converted(name: str, kind: object, folder: Path) -> Converted:
         can = "this package's models, marian and fsmt can be fine-tuned; `vanilla-transformer convert` reads others"
         raise UserError(f"model_name_or_path: {name} has model_type={kind!r}; {can}")
     return readers[str(kind)](folder)
-
-
-def _from_hub(name: str) -> Path:
-    """The folder of a model on the Hub, in the cache of `huggingface_hub`."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=list(_MODEL_FILES)))
-        if not any(folder.glob(_WEIGHTS)):
-            snapshot_download(name, allow_patterns=[_OTHER_WEIGHTS])
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = f"there is no such folder, and the Hub has none that can be fetched ({one_line(error)})"
-        raise UserError(f"model_name_or_path: {name}: {reason}") from None
-    return folder
 
 
 def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, data_args: DataArguments) -> None:

@@ -4,9 +4,9 @@
 
 FORMAT is one of:
 @@FORMATS@@
-Give settings that a checkpoint lacks with --set NAME=VALUE, as often as needed. DIR appears when it is complete. If
-this architecture cannot express a model, it is refused with the reason, and nothing is written. No code of a
-checkpoint is run.
+SRC may also be a zip archive of these files, a name on the Hub, or a folder of a LoRA adapter to merge. Give settings
+that a checkpoint lacks with --set NAME=VALUE, as often as needed. DIR appears when it is complete. If this
+architecture cannot express a model, it is refused with the reason. No code of a checkpoint is run.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser = Parser(prog, description)
     names = [line.split()[0] for line in FORMATS.splitlines() if line[2] != " "]
     parser.add_argument("--from", required=True, dest="source_format", choices=names, metavar="FORMAT")
-    parser.add_argument("source", metavar="SRC", help="the checkpoint, a folder or a file")
+    parser.add_argument("source", metavar="SRC", help="the checkpoint: a folder, a file or a name")
     parser.add_argument("output", metavar="DIR", help="new model folder")
     parser.add_argument("--set", action="append", default=[], dest="options", metavar="NAME=VALUE", help="an option")
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")

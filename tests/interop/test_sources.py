@@ -1,0 +1,153 @@
+"""What can be converted besides a toolkit's files: a zip archive, a name on the Hub, a LoRA adapter of PEFT."""
+
+import json
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+import yaml
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import MarianMTModel, MarianTokenizer
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.converting import convert
+from tests.interop.checkpoints import marian_npz
+from tests.interop.foreign import SOURCES, assert_same_logits, converted, train_sentencepiece, write_opus_folder
+
+
+def write_opus_zip(path: Path, top: str = "") -> list[str]:
+    """As the releases of OPUS-MT are downloaded: Marian's files, next to a license."""
+    settings = {"eos_id": 0, "unk_id": 1, "bos_id": -1}
+    folder = path.with_suffix("")
+    folder.mkdir()
+    pieces = train_sentencepiece(folder / "source.spm", SOURCES, 70, **settings)
+    (folder / "target.spm").write_bytes((folder / "source.spm").read_bytes())
+    (folder / "opus.spm32k.vocab.yml").write_text(yaml.safe_dump({piece: i for i, piece in enumerate(pieces)}))
+    marian_npz.save(folder / "opus.npz", marian_npz.weights((len(pieces),) * 2))
+    decoder = {"models": ["opus.npz"], "vocabs": ["opus.spm32k.vocab.yml"] * 2, "beam-size": 6, "normalize": 1}
+    (folder / "decoder.yml").write_text(yaml.safe_dump(decoder))
+    (folder / "LICENSE").write_text("CC-BY")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in folder.iterdir():
+            archive.write(file, f"{top}{file.name}")
+    return pieces
+
+
+@pytest.mark.parametrize("top", ["", "opus-2020/"])
+def test_zip_archive_of_opus_is_converted(top: str, tmp_path: Path) -> None:
+    pieces = write_opus_zip(tmp_path / "opus.zip", top)
+    ours, tokenizer, _ = converted("marian-npz", tmp_path / "opus.zip", tmp_path / "ours")
+    plain, _, _ = converted("marian-npz", tmp_path / "opus", tmp_path / "plain")
+    assert all(a.equal(b) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
+    assert ours.generation_config.num_beams == 6 and len(tokenizer(SOURCES[0])["input_ids"]) > 5
+    assert tokenizer.convert_ids_to_tokens([5]) == [pieces[5]]
+
+
+def link(archive: zipfile.ZipFile) -> None:
+    member = zipfile.ZipInfo("opus.npz")
+    member.external_attr = (stat.S_IFLNK | 0o777) << 16
+    archive.writestr(member, "/etc/passwd")
+
+
+def named(name: str) -> Callable[[zipfile.ZipFile], None]:
+    return lambda archive: archive.writestr(name, "x")
+
+
+def encrypted(archive: zipfile.ZipFile) -> None:
+    archive.writestr("opus.npz", "x")
+    archive.filelist[0].flag_bits |= 1
+
+
+HOSTILE: dict[str, Callable[[zipfile.ZipFile], None]] = {
+    **{name: named(name) for name in ("../out.npz", "a/../../out.npz", "/out.npz", "..\\out.npz", "c:out.npz")},
+    "link": link,
+    "encrypted": encrypted,
+    "bomb": lambda archive: archive.writestr("opus.npz", bytes(50_000_000)),
+    "many": lambda archive: [archive.writestr(f"{number}", "") for number in range(1500)] and None,
+    "twice": lambda archive: [archive.writestr("opus.npz", "x") for _ in range(2)] and None,
+    "file as folder": lambda archive: [archive.writestr(name, "x") for name in ("a", "a/b")] and None,
+    "no model": named("readme.txt"),
+    "damaged": lambda archive: archive.fp.write(b"x" * 100) and None,  # type: ignore[union-attr]
+}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_zip_archives_give_one_line(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with zipfile.ZipFile(tmp_path / "in" / "opus.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        HOSTILE[kind](archive)
+    with pytest.raises(UserError, match="opus.zip") as raised:
+        convert("marian-npz", tmp_path / "in" / "opus.zip", tmp_path / "ours")
+    message = str(raised.value)
+    assert "\n" not in message and len(message) < 400
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["in", "opus.zip"]
+
+
+def write_adapter(folder: Path, base: Path, **settings: Any) -> PeftModel:
+    config = LoraConfig(**{"r": 3, "lora_alpha": 5, "init_lora_weights": False, **settings})
+    model: Any = get_peft_model(MarianMTModel.from_pretrained(base), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name or "modules_to_save" in name:
+                parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["q_proj", "v_proj"]},
+        {"target_modules": ["fc1", "out_proj"], "use_rslora": True, "rank_pattern": {"fc1": 2}},
+        {"target_modules": ["k_proj"], "alpha_pattern": {"encoder.layers.0.self_attn.k_proj": 9}, "bias": "none"},
+    ],
+    ids=["attention", "rslora", "alpha"],
+)
+def test_lora_adapter_is_merged_into_its_base(settings: dict, tmp_path: Path) -> None:
+    write_opus_folder(tmp_path / "opus")
+    theirs: Any = write_adapter(tmp_path / "adapter", tmp_path / "opus", **settings).merge_and_unload()
+    ours, tokenizer, _ = converted("marian", tmp_path / "adapter", tmp_path / "ours")
+    assert_same_logits(ours, theirs.eval())
+    assert tokenizer(SOURCES)["input_ids"] == MarianTokenizer.from_pretrained(tmp_path / "opus")(SOURCES)["input_ids"]
+    assert ours.generation_config.num_beams == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"use_dora": True}, "use_dora"),
+        ({"r": "x"}, "r="),
+        ({"r": 0}, "r="),
+        ({"base_model_name_or_path": "no/such"}, "no/such"),
+        ({"base_model_name_or_path": ["x"]}, "base_model_name_or_path"),
+        ({"lora_alpha": float("inf")}, "lora_alpha"),
+    ],
+)
+def test_hostile_adapters_give_one_line(change: dict, name: str, tmp_path: Path) -> None:
+    write_opus_folder(tmp_path / "opus")
+    write_adapter(tmp_path / "adapter", tmp_path / "opus", target_modules=["q_proj"])
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError, match=name) as raised:
+        convert("marian", tmp_path / "adapter", tmp_path / "ours")
+    assert "\n" not in str(raised.value) and not (tmp_path / "ours").exists()
+
+
+def test_name_on_the_hub_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = write_opus_folder(tmp_path / "opus")
+    with pytest.raises(UserError, match="Helsinki-NLP/opus-mt-en-xx") as raised:
+        convert("marian", "Helsinki-NLP/opus-mt-en-xx", tmp_path / "ours")
+    assert "\n" not in str(raised.value)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(tmp_path / name.split("/")[1]))
+    ours, tokenizer, _ = converted("marian", Path("Helsinki-NLP/opus"), tmp_path / "ours")
+    assert_same_logits(ours, theirs)
+    assert tokenizer is not None
