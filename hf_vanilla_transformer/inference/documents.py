@@ -230,9 +230,10 @@ def card_languages(folder: Path) -> list[str]:
     """
     try:
         text = (folder / "README.md").read_text(encoding="utf-8")
-        metadata = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
+        # all values as strings: `no` is Norwegian, not false
+        metadata = yaml.load(text.split("---")[1], yaml.BaseLoader) if text.startswith("---") else {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
     metadata = metadata if isinstance(metadata, dict) else {}
     languages = metadata.get("language_bcp47") or metadata.get("language")
-    return [str(code) for code in languages] if isinstance(languages, list) else []
+    return [str(code).replace("_", "-") for code in languages] if isinstance(languages, list) else []

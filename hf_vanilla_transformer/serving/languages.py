@@ -7,8 +7,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..inference.languages import model_languages
 
-_CODE = r"[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*"
-_PAIR = re.compile(rf"(?P<source>{_CODE}?)-(?P<target>{_CODE})=(?P<folder>.+)")
+_CODE = re.compile(r"[a-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
 
 
 def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
@@ -20,13 +19,28 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
     """
     folders: dict[tuple[str, str], Path] = {}
     for argument in arguments:
-        match = _PAIR.fullmatch(argument)
-        folder = Path(match["folder"] if match else argument)
-        pair = (match["source"], match["target"]) if match else _pair_of(folder)
+        name, _, rest = argument.partition("=")
+        pairs = _pairs_in(name) if rest else []
+        if len(pairs) > 1:
+            listed = " or ".join(f"{source} to {target}" for source, target in pairs)
+            raise UserError(f"--model: {name}= may be {listed}: write subtags in capitals, as in pt-BR-en={rest}")
+        folder = Path(rest if pairs else argument)
+        pair = pairs[0] if pairs else _pair_of(folder)
         if pair in folders:
             raise UserError(f"--model: {folders[pair]} and {folder} both translate {'-'.join(pair)}: give one of them")
         folders[pair] = folder
     return folders
+
+
+def _pairs_in(name: str) -> list[tuple[str, str]]:
+    """The pairs of codes that a name such as `en-de` can mean."""
+    hyphens = [index for index, character in enumerate(name) if character == "-"]
+    pairs = [(name[:index], name[index + 1 :]) for index in hyphens]
+    return [
+        (source.replace("_", "-"), target.replace("_", "-"))
+        for source, target in pairs
+        if _CODE.fullmatch(source) and _CODE.fullmatch(target)
+    ]
 
 
 def _pair_of(folder: Path) -> tuple[str, str]:

@@ -15,6 +15,9 @@ from hf_vanilla_transformer.serving.languages import model_folders
         ("en-de=runs/x", ("en", "de"), "runs/x"),
         ("en-de=x=y-z", ("en", "de"), "x=y-z"),
         ("runs/numbers_en_de", ("en", "de"), "runs/numbers_en_de"),
+        ("en-pt-BR=x", ("en", "pt-BR"), "x"),
+        ("pt_BR-en_US=x", ("pt-BR", "en-US"), "x"),
+        ("zh-Hans-en=x", ("zh-Hans", "en"), "x"),
         ("opus-mt-en-fra/", ("en", "fra"), "opus-mt-en-fra"),
         ("de-en", ("de", "en"), "de-en"),
     ],
@@ -23,11 +26,20 @@ def test_languages_are_given_or_in_the_name(argument: str, pair: tuple[str, str]
     assert model_folders([argument]) == {pair: Path(folder)}
 
 
-def test_card_wins_over_the_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("languages", "pair"),
+    [
+        ("[en, de]", ("en", "de")),
+        ("[no, en]", ("no", "en")),  # a boolean of YAML 1.1
+        ("[on, off]", ("on", "off")),
+        ("[en_US, pt_BR]", ("en-US", "pt-BR")),
+    ],
+)
+def test_card_wins_over_the_name(tmp_path: Path, languages: str, pair: tuple[str, str]) -> None:
     folder = tmp_path / "copy_of_it"
     folder.mkdir()
-    (folder / "README.md").write_text("---\nlanguage:\n- en\n- de\n---\n# x\n", encoding="utf-8")
-    assert model_folders([str(folder)]) == {("en", "de"): folder}
+    (folder / "README.md").write_text(f"---\nlanguage: {languages}\n---\n# x\n", encoding="utf-8")
+    assert model_folders([str(folder)]) == {pair: folder}
 
 
 @pytest.mark.parametrize("card", ["", "---", "---\nlanguage: en\n---", "---\n- [\n---", "---\nlanguage: [en]\n---\n"])
@@ -42,6 +54,7 @@ def test_card_without_two_languages_is_passed_over(tmp_path: Path, card: str) ->
     ("arguments", "message"),
     [
         (["runs/quick"], "--model: runs/quick: .* en-de=runs/quick"),
+        (["pt-br-en=x"], "--model: pt-br-en= .* pt-BR-en=x"),
         (["en-de=a", "en-de=b"], "--model: a and b .*en-de"),
     ],
 )
