@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.middleware.cors import CORSMiddleware
@@ -25,6 +26,7 @@ from .schemas import (
     DetectedLanguage,
     DetectRequest,
     ErrorAnswer,
+    FileRequest,
     Language,
     PageRequest,
     TranslateAnswer,
@@ -38,6 +40,7 @@ _RETRY_AFTER = "1"  # seconds, because a full queue moves on with every batch
 
 #: A character needs at most 12 bytes, as two JSON escapes or percent-encoded.
 _BYTES_PER_CHARACTER, _OTHER_FIELDS = 12, 4096
+_MOST_FILE_BYTES = 10_000_000
 
 # The page loads its files from this server alone, and no other page may frame it. index.html has a stricter policy.
 # Browsers apply both.
@@ -99,13 +102,10 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         """Detect the language of a text, among those of the server."""
         return await _in_time(request, server.detect(validate(DetectRequest, fields)), server.limits.timeout)
 
-    @app.post("/suggest", include_in_schema=False)
-    @app.post("/translate_file", include_in_schema=False)
-    async def disabled(request: Request) -> Response:
-        async for _ in request.stream():  # some clients fail if the answer precedes the end of their file
-            pass
-        name = "Suggestions" if request.url.path.endswith("suggest") else "Files translation"
-        raise HTTPException(403, f"{name} are disabled on this server.")
+    if server.limits.translate_files:
+        _add_files(app, server)
+    for path, name in (("/suggest", "Suggestions"), ("/translate_file", "Files translation")):
+        _add_disabled(app, path, f"{name} are disabled on this server.")
 
     @app.get("/frontend/settings", include_in_schema=False)
     async def settings() -> dict[str, Any]:
@@ -141,6 +141,32 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         @app.get("/", include_in_schema=False)
         async def index() -> Response:
             return RedirectResponse(f"{server.pairs[0].name}/")
+
+
+def _add_disabled(app: FastAPI, path: str, message: str) -> None:
+    """Answer a path as LibreTranslate does if it is off. A route that was added earlier replaces it."""
+
+    @app.post(path, include_in_schema=False)
+    async def disabled(request: Request) -> Response:
+        async for _ in request.stream():  # some clients fail if the answer precedes the end of their file
+            pass
+        raise HTTPException(403, message)
+
+
+def _add_files(app: FastAPI, server: Server) -> None:
+    @app.post("/translate_file", include_in_schema=False)
+    async def translate_file(request: Request, fields: _Fields) -> dict[str, str]:
+        work = server.translate_file(validate(FileRequest, fields))
+        name = await _in_time(request, work, server.limits.timeout)
+        return {"translatedFileUrl": str(request.url_for("download_file", name=name))}
+
+    @app.get("/download_file/{name}", include_in_schema=False)
+    async def download_file(name: str) -> Response:
+        if name not in server.files:
+            raise HTTPException(404, "there is no such file, or no longer")
+        original = quote(name.partition(".")[2])
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{original}"}
+        return Response(server.files[name], headers=headers, media_type="application/octet-stream")
 
 
 def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> None:
@@ -198,6 +224,8 @@ async def _read_fields(
     """The fields of a body within the limits, with the right key."""
     limits: Limits = request.app.state.limits
     most = limits.max_characters * _BYTES_PER_CHARACTER + _OTHER_FIELDS
+    if request.url.path.endswith("/translate_file"):
+        most += _MOST_FILE_BYTES
     reading = read_body(request.stream(), request.headers.get("content-length"), most)
     try:
         body = await asyncio.wait_for(reading, limits.timeout)

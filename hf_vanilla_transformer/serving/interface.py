@@ -1,21 +1,36 @@
 """The answers of a server: those of LibreTranslate's interface, and those of the page."""
 
 import asyncio
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from fastapi import HTTPException
 
 from ..data.language_detection import detect_languages
 from ..data.translation_memories import language_match
+from ..inference.document_files import SUFFIXES, translate_document
 from ..inference.languages import NAMES
+from ..inference.placement import TranslatedPart
 from .metrics import Metrics
 from .options import Limits
-from .schemas import DetectedLanguage, DetectRequest, Language, PageRequest, TranslateAnswer, TranslateRequest
+from .request_body import UploadedFile
+from .schemas import (
+    DetectedLanguage,
+    DetectRequest,
+    FileRequest,
+    Language,
+    PageRequest,
+    TranslateAnswer,
+    TranslateRequest,
+)
 from .service import LanguagePair
 
 #: A shorter text is not taken for one in the target language.
 _SURE_CHARACTERS = 40
+
+_KEPT_FILES = 32  # translated documents
 
 
 class Server:
@@ -25,6 +40,7 @@ class Server:
         self.pairs = list(pairs)
         self.limits = limits
         self.metrics = Metrics()
+        self.files: dict[str, bytes] = {}  # translated documents, the oldest first
         self.codes = list(dict.fromkeys(code for pair in self.pairs for code in (pair.source, pair.target)))
 
     def close(self) -> None:
@@ -102,6 +118,29 @@ class Server:
         ranked = await asyncio.to_thread(detect_languages, text, codes)
         return [DetectedLanguage(confidence=round(100 * share, 1), language=code) for code, share in ranked]
 
+    async def translate_file(self, request: FileRequest) -> str:
+        """Translate a document, keep it for some time, and return its name for `GET /download_file`."""
+        file, loop = request.file, asyncio.get_running_loop()
+        name = PurePath(file.name).name if isinstance(file, UploadedFile) else ""
+        suffix = PurePath(name).suffix
+        if suffix.lower() not in SUFFIXES:
+            raise HTTPException(400, f"Invalid request: file format not supported ({', '.join(SUFFIXES)})")
+        pair = self._pair(request.source, request.target)
+
+        def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
+            self._check_characters("file", sum(map(len, texts)))
+            if pair is None:
+                return [[TranslatedPart(text, text)] for text in texts]
+            work = pair.translate_aligned(texts, [True] * len(texts))
+            return asyncio.run_coroutine_threadsafe(work, loop).result(self.limits.timeout)
+
+        content = await asyncio.to_thread(translate_document, file.content, suffix, translate)
+        for oldest in list(self.files)[: len(self.files) + 1 - _KEPT_FILES]:
+            del self.files[oldest]
+        key = f"{secrets.token_urlsafe(16)}.{name}"
+        self.files[key] = content
+        return key
+
     async def page_translation(self, pair: LanguagePair, request: PageRequest) -> dict[str, Any]:
         self._check_characters("text", len(request.text))
         most = max(16, pair.engine.num_beams)
@@ -129,7 +168,7 @@ class Server:
         return {
             "apiKeys": has_key,
             "charLimit": self.limits.max_characters,
-            "filesTranslation": False,
+            "filesTranslation": self.limits.translate_files,
             "frontendTimeout": 500,
             "keyRequired": has_key,
             "language": {
@@ -137,7 +176,7 @@ class Server:
                 for side, code in (("source", first.source), ("target", first.target))
             },
             "suggestions": False,
-            "supportedFilesFormat": [],
+            "supportedFilesFormat": list(SUFFIXES) if self.limits.translate_files else [],
         }
 
     def metrics_text(self) -> str:

@@ -16,6 +16,7 @@ class Limits:
     #: Names under which the server is reached, such as behind a proxy. Others are refused if there are any, and on a
     #: loopback address.
     allowed_hosts: tuple[str, ...] = ()
+    translate_files: bool = False  #: whether `POST /translate_file` takes documents
 
 
 @dataclass(frozen=True)

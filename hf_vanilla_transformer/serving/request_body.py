@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import HTTPException
@@ -15,6 +15,13 @@ from python_multipart.multipart import File
 Model = TypeVar("Model", bound=BaseModel)
 
 _MOST_FIELDS = 100
+
+
+class UploadedFile(NamedTuple):
+    """A file of a form."""
+
+    name: str
+    content: bytes
 
 
 async def read_body(stream: AsyncIterator[bytes], declared: str | None, limit: int) -> bytes:
@@ -37,7 +44,7 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
     """Parse JSON, or a form as LibreTranslate's clients send it, and the query string.
 
     If a field is repeated, the first one counts, and that of the query before that of a form. A field of JSON replaces
-    one of the query. An uploaded file is bytes.
+    one of the query. An uploaded file is an `UploadedFile`.
     """
     kind = content_type.partition(";")[0].strip().lower()
     try:
@@ -68,14 +75,15 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
 def _multipart(body: bytes, content_type: str) -> dict[str, Any]:
     fields: list[tuple[str, Any]] = []
 
-    def add(name: bytes | None, value: str | bytes) -> None:
+    def add(name: bytes | None, value: str | UploadedFile) -> None:
         fields.append(((name or b"").decode("utf-8"), value))
         if len(fields) > _MOST_FIELDS:
             raise ValueError(f"more than {_MOST_FIELDS} fields")
 
     def add_file(file: File) -> None:
         file.file_object.seek(0)
-        add(file.field_name, file.file_object.read())
+        name = (file.file_name or b"").decode("utf-8", "replace")
+        add(file.field_name, UploadedFile(name, file.file_object.read()))
 
     parse_form(
         {"Content-Type": content_type.encode()},

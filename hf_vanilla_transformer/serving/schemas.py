@@ -38,6 +38,15 @@ class DetectRequest(BaseModel):
     api_key: Any = Field(None, description="as in POST /translate")
 
 
+class FileRequest(BaseModel):
+    """The form of `POST /translate_file`."""
+
+    file: Any = Field(description="a document, with the suffix of its format")
+    source: str = Field(min_length=1, description="a language code of GET /languages")
+    target: str = Field(min_length=1, description="a language code of GET /languages")
+    api_key: Any = Field(None, description="as in POST /translate")
+
+
 class PageRequest(BaseModel):
     """The body of `POST /page/translate`."""
 

@@ -145,18 +145,24 @@ class LanguagePair:
     async def _translate_html(self, texts: Sequence[str]) -> list[list[str]]:
         documents = await self._map(split_html, texts, at_once=1)
         passages = [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
-        parts = await self._split([passage.text for passage in passages])
-        translated = await self._search(parts, [bool(passage.elements) for passage in passages], 1)
+        of_passages = await self.translate_aligned(
+            [passage.text for passage in passages], [bool(passage.elements) for passage in passages]
+        )
 
         def joined(pair: tuple[Passage, list[TranslatedPart]]) -> str:
             return pair[0].html(pair[1])
 
-        of_passages = [
+        following = iter(await self._map(joined, list(zip(passages, of_passages, strict=True))))
+        return [[join_html(pieces, following)] for pieces in documents]
+
+    async def translate_aligned(self, texts: Sequence[str], aligned: list[bool]) -> list[list[TranslatedPart]]:
+        """The parts of each text with their translations. `aligned`: whether its words are linked."""
+        parts = await self._split(texts)
+        translated = await self._search(parts, aligned, 1)
+        return [
             translated_parts(own, (hypotheses[0] for hypotheses in of_text), self.source, self.target)
             for own, of_text in zip(parts, translated, strict=True)
         ]
-        following = iter(await self._map(joined, list(zip(passages, of_passages, strict=True))))
-        return [[join_html(pieces, following)] for pieces in documents]
 
     async def _split(self, texts: Sequence[str]) -> list[list[Part]]:
         """The sentences and the layout of each text."""

@@ -35,6 +35,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--allowed_host", nargs="+", default=[], metavar="NAME",
         help="names of this server behind a proxy; on 127.0.0.1 requests for other names are refused",
     )  # fmt: skip
+    add("--translate_files", action="store_true", help="translate documents by POST /translate_file")
     add = parser.add_argument_group("limits").add_argument
     add("--max_characters", type=int, default=10_000, metavar="N", help="of a request (default: %(default)s)")
     add("--max_queue", type=int, default=1024, metavar="N", help="sentences that may wait (default: %(default)s)")
@@ -68,6 +69,7 @@ def main(arguments: argparse.Namespace) -> None:
                 api_key=key,
                 cors_origins=tuple(arguments.cors_origin),
                 allowed_hosts=tuple(arguments.allowed_host),
+                translate_files=arguments.translate_files,
             ),
             engine=given_values(arguments, "batch_size", "max_tokens_per_batch", "max_queue", "num_beams"),
         )
