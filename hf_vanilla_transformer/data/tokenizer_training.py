@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from ..atomic_write import atomic_file, report_full_disk
 from ..errors import UserError, check_at_least_one
+from ..untrusted import one_line
 from .corpora import cache_file, remove_leftovers
 from .side_tokens import target_vocabulary
 
@@ -237,9 +238,8 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
 def _load(directory: str | Path) -> PreTrainedTokenizerBase:
     try:
         return _recognising_added_tokens(AutoTokenizer.from_pretrained(str(Path(directory).expanduser())))
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"no tokenizer in {str(directory)!r}: {reason}") from error
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        raise UserError(f"{directory}: cannot load the tokenizer ({one_line(error)})") from error
 
 
 def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:

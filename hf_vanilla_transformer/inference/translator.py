@@ -21,7 +21,6 @@ from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import is_hypothesis
-from ..untrusted import one_line
 from .alignment import WHITE_SPACE_WORD, WORD, Link, align, chosen_layer
 from .batching import BATCHES_AHEAD, MAX_TOKENS, EncodedSentence, SearchJob, search_jobs, with_prefixes
 from .ensemble import EnsembleEngine
@@ -123,10 +122,10 @@ class Translator:
             UserError: as in `load_model`, or for tokenizers that differ.
         """
         model = load_model(directory, device, dtype)
-        source, target = _load_tokenizers(directory)
+        source, target = load_tokenizers(Path(directory))
         members = []
         for other in ensemble:
-            if tokenizer_digest(_load_tokenizers(other)) != tokenizer_digest((source, target)):
+            if tokenizer_digest(load_tokenizers(Path(other))) != tokenizer_digest((source, target)):
                 raise UserError(f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one")
             members.append(load_model(other, model.device, model.dtype))
         return cls(model, source, target, members, workers)
@@ -467,12 +466,3 @@ def _check_string(line: str) -> None:
 def _blank(line: str) -> bool:
     _check_string(line)
     return not line.strip()
-
-
-def _load_tokenizers(folder: str | os.PathLike) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    try:
-        return load_tokenizers(Path(folder))
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: cannot load the tokenizer ({one_line(error)})") from error

@@ -14,7 +14,7 @@ from ..data.side_tokens import side_tokens
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line, refuse_special_files
+from ..untrusted import refuse_special_files
 from .self_test import self_test
 from .transformers_folders import check_generation_config, load_peer
 
@@ -70,7 +70,7 @@ def export(
     with new_folder(Path(output), overwrite) as folder:
         model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
         check_generation_config(model.generation_config)
-        tokenizers = _load_tokenizers(source)
+        tokenizers = load_tokenizers(source)
         if target_format == "ctranslate2":
             module.convert(source, folder, quantization, vmap)
             tokens = side_tokens(tokenizers[1], model.config.target_vocab_size, "target")
@@ -93,7 +93,7 @@ def _write_argos(
     module = import_module(".argos", __package__)
     model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
     check_generation_config(model.generation_config)
-    tokenizers = _load_tokenizers(source)
+    tokenizers = load_tokenizers(source)
     if output.suffix != ".argosmodel" or output.is_dir():
         raise UserError(f"output {output}: name a file that ends with .argosmodel")
     if output.exists() and not overwrite:
@@ -103,15 +103,6 @@ def _write_argos(
         note = module.write(model, source, temporary, languages, quantization)
         note += self_test("argos", model, tokenizers, temporary, quantization in (None, "float32"))
     return f"{output}: {output.stat().st_size / 1e6:.1f} MB{note}"
-
-
-def _load_tokenizers(source: str | Path) -> tuple[Any, Any]:
-    try:
-        return load_tokenizers(source)
-    except UserError:
-        raise
-    except Exception as error:  # the tokenizers library raises nothing more specific
-        raise UserError(f"{source}: cannot load the tokenizer ({one_line(error)})") from None
 
 
 def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: Path) -> None:
