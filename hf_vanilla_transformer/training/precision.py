@@ -22,19 +22,19 @@ def resolve_precision(
 
     A resumed run keeps the precision of its checkpoint: a new measurement could differ.
     """
-    reason = "as set"
+    reason = " (as set)" if args.bf16 or args.fp16 else ""
     if args.auto_bf16 and not (args.bf16 or args.fp16):
         if checkpoint is not None:
             precision = read_run_state(checkpoint).fixed.get("precision")
-            faster, reason = precision == "bf16", f"as in {checkpoint}"
+            faster, reason = precision == "bf16", f" (as in {checkpoint})"
         else:
             with on_fitting_threads():
                 faster = broadcast_from_main(lambda: bf16_is_faster(model.to(args.device)))
-            reason = "the faster one in a measurement"
+            reason = " (the faster one in a measurement)"
         if faster:
             args.bf16, args.mixed_precision = True, "bf16"
     args.auto_bf16 = False  # the model card names the precision, for repeating the run elsewhere
-    print_main(f"precision: {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'} ({reason})")
+    print_main(f"precision: {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'}{reason}")
 
 
 def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences: int = 64, length: int = 16) -> bool:

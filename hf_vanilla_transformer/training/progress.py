@@ -74,7 +74,7 @@ class ThroughputMeter:
             metrics["padding"] = round(1 - float(self._tokens) / self._positions, 4)
         if updates and state.max_steps > 0:
             left = (state.max_steps - state.global_step) * seconds / updates / 60
-            metrics["minutes_left"] = round(min(left, limit), 1)
+            metrics["minutes_left"] = round(min(left, limit), 3)
         if self._nll is not None and updates:
             metrics["nll_loss"] = float(mean(self._nll)) / updates
         self.reset()

@@ -26,7 +26,6 @@ _TRAINING = {
     "perplexity": "perplexity {:.2f}",
     "tokens_per_second": "{:,.0f} target tokens/s",
     "learning_rate": "learning rate {:.2e}",
-    "minutes_left": "{:,.1f} min left",
 }
 _EVALUATION = {
     "eval_loss": "loss {:.3f}",
@@ -87,6 +86,24 @@ class TrainingReport(TrainerCallback):
 
     def __init__(self, samples: SampleTranslations | None = None):
         self.samples = samples
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            limit = f", at most {args.max_minutes:g} minutes" if getattr(args, "max_minutes", None) else ""
+            _write(f"training on {args.device}: {state.max_steps:,} updates{limit}, into {args.output_dir}")
+            self._warn_of_warmup(args, state.max_steps)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero and state.global_step < state.max_steps and getattr(args, "max_minutes", None):
+            self._warn_of_warmup(args, state.global_step)
+
+    @staticmethod
+    def _warn_of_warmup(args: Any, updates: int) -> None:
+        if updates <= (warmup := args.get_warmup_steps(updates)):
+            _write(
+                f"warning: {updates:,} updates end inside the warm-up of warmup_steps={warmup:,}: the learning rate "
+                "does not reach its peak; train longer, or lower warmup_steps"
+            )
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
@@ -149,7 +166,12 @@ def log_line(logs: dict[str, Any], state: TrainerState) -> str:
     if "loss" not in logs:
         return ""
     total = f" of {state.max_steps:,}" if state.max_steps > 0 else ""
-    return f"update {state.global_step:,}{total}  {_fields(logs, _TRAINING)}"
+    left = f"  {duration(60 * logs['minutes_left'])} left" if logs.get("minutes_left") else ""
+    return f"update {state.global_step:,}{total}  {_fields(logs, _TRAINING)}{left}"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:,.1f} min"
 
 
 def _write(line: str) -> None:

@@ -35,7 +35,7 @@ from .corpus import (
 from .distributed import broadcast_from_main, errors_on_main_rank_only, print_main, silence_other_ranks
 from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
 from .precision import resolve_precision
-from .report import show_progress
+from .report import duration, show_progress
 from .run_folder import find_checkpoint, one_run_at_a_time
 from .signals import StopSignals
 from .trainer import VanillaTransformerTrainer
@@ -238,6 +238,6 @@ def train(
             raise Interrupted(
                 f"interrupted at step {step}; {resume_hint(run)}", stop.signals.received or signal.SIGINT
             )
-    print_main(f"trained {step:,} updates in {seconds / 60:.1f} minutes")
+    print_main(f"trained {step:,} updates in {duration(seconds)}")
     metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}

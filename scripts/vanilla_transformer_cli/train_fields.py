@@ -3,13 +3,17 @@
 # title of a group -> field: (placeholder, help)
 COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
     "data": {
-        "train": ("INPUT", "text to train on: train.en train.de, a TSV, TMX or other file, a prefix, a dataset"),
+        "train": (
+            "INPUT",
+            "text to train on: train.en train.de, a CSV, TMX or other file, a prefix, a dataset, or several",
+        ),
         "validation": ("INPUT", "text that selects the best checkpoint"),
         "held_out_pairs": ("N", "without validation: hold out N training pairs"),
         "test": ("INPUT", "text that is scored once, at the end"),
         "train_weights": ("N", "how often the pairs of each input occur in an epoch"),
         "source_lang": ("CODE", "source language, such as en"),
         "target_lang": ("CODE", "target language, such as de"),
+        "source_column": ("NAME", "column of the source in a table (target_column: of the target)"),
         "max_train_samples": ("N", "only the first N pairs (max_eval_samples, max_test_samples)"),
     },
     "model": {

@@ -36,6 +36,13 @@ def test_log_line_has_units_and_no_dictionary() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("minutes", "text"), [(23.04, "23.0 min left"), (1.0, "1.0 min left"), (0.2, "12 s left"), (0.0, "e-03")]
+)
+def test_log_line_ends_with_the_time_that_is_left(minutes: float, text: str) -> None:
+    assert log_line(LOG | {"minutes_left": minutes}, TrainerState(global_step=1, max_steps=2)).endswith(text)
+
+
 def test_log_line_of_an_evaluation_has_the_scores() -> None:
     logs = {"eval_loss": 2.5, "eval_bleu": 23.456, "eval_chrf": 50.0, "eval_exact_match": 1.25, "eval_runtime": 12.34}
     line = log_line(logs, TrainerState(global_step=500, max_steps=8000))
@@ -109,8 +116,15 @@ def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys):
         (tmp_path / f"text.{side}").write_text("\n".join(pairs) + "\n")
     text = [tmp_path / "text.en", tmp_path / "text.de"]
     flags = {"train": text, "validation": text, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
-    run_tiny(tmp_path / "run", **flags, save_steps=1, average_last=2, ema_decay=0.5, vocab_size=270)
-    lines = capsys.readouterr().out.splitlines()
+    averages = {"save_steps": 1, "average_last": 2, "ema_decay": 0.5}
+    run_tiny(tmp_path / "run", **flags, **averages, warmup_steps=9, vocab_size=270)
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line.startswith("training on cpu: 2 updates"))
+    assert str(tmp_path / "run") in lines[start] and "warmup_steps=9" in lines[start + 1]
+    assert re.search(r"^update 1 of 2", printed.split("warmup_steps=9")[1], re.MULTILINE)
+    assert re.search(r"^trained 2 updates in \d+ s$", printed, re.MULTILINE)
+    assert "precision: float32" in lines, "nobody set it"
     assert [line.split("  ")[0] for line in lines if "  validation  " in line] == ["update 1", "update 2"]
     assert sum(line.strip().startswith("source ") for line in lines) == 2 * 3
     (line,) = [line for line in lines if line.startswith("validation BLEU: ")]
