@@ -3,9 +3,11 @@
 import difflib
 import errno
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -26,6 +28,36 @@ class Interrupted(UserError):
 
 class DiskFull(UserError):
     """A file was not written because of a full disk, a quota or a limit. The message names the folder."""
+
+
+#: optional library -> the extra of pyproject.toml that installs it
+EXTRAS = {
+    **{"sentencepiece": "convert", "sacremoses": "convert", "protobuf": "convert", "ctranslate2": "ctranslate2"},
+    **{"sentencex": "documents", "py3langid": "detect", "python_multipart": "serve"},
+    **{"onnxscript": "onnx", "onnxruntime": "onnx", "onnx": "onnx", "matplotlib": "plot", "torchao": "int8"},
+    **{"fastapi": "serve", "uvicorn": "serve", "pydantic": "serve", "tensorboard": "tensorboard"},
+}
+
+
+def missing_extra(error: Exception) -> UserError | None:
+    """The error of a library that is not installed, as one line that names its extra, or None for other errors."""
+    # transformers raises errors without a name
+    text = f"{getattr(error, 'name', '')} {error}".lower().replace("-", "_")
+    library = next((library for library in EXTRAS if library in text), None)
+    if library is None or not re.search(r"no module|requires|not (been )?installed|pip install|import", text):
+        return None
+    return UserError(
+        f'{library} is not installed: from the folder of hf_vanilla_transformer run pip install ".[{EXTRAS[library]}]"'
+    )
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Turn the ImportError of an optional library into the `UserError` of `missing_extra`."""
+    try:
+        yield
+    except ImportError as error:
+        raise missing_extra(error) or error from error
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -55,6 +87,10 @@ def run_command(main: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         # Ctrl-C reaches every process of a distributed run, and one message is enough.
         status = 130 if int(os.environ.get("RANK", "0")) else _report("interrupted", 130)
+    except ImportError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        status = _report(str(missing), 2)
     except BrokenPipeError:  # the reader closed the pipe (`… | head`): no error
         sys.stderr.close()
         status = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .atomic_write import atomic_file
-from .errors import UserError
+from .errors import UserError, naming_extras
 
 # For scripts that matplotlib's default font lacks. The installed ones are used.
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Arial Unicode MS", "Noto Sans")
@@ -41,8 +41,6 @@ def figure_file(path: str | os.PathLike, **settings: Any) -> Iterator[Any]:
 
 
 def _figure_class() -> Any:
-    try:
+    with naming_extras():
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("a figure needs matplotlib: pip install 'hf_vanilla_transformer[plot]'") from error
     return Figure

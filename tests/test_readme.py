@@ -253,12 +253,18 @@ def test_command_parses(command, parse, monkeypatch):
         assert arguments == [".venv/bin/activate"]
     elif executable == "git":
         assert arguments[0] == "clone"
-    elif executable == "cd":
-        assert arguments == ["hf_vanilla_transformer"]
+    elif executable in ("cd", "printf"):
+        assert executable == "printf" or arguments == ["hf_vanilla_transformer"]
+    elif executable == "python3":
+        assert arguments == ["-m", "venv", ".venv", "&&", "source", ".venv/bin/activate"]
+    elif executable == "pip" and arguments[1].startswith("torch"):
+        assert arguments[1] in Path("scripts/constraints.txt").read_text("utf-8").splitlines()
+        assert arguments[2:] == ["--index-url", "https://download.pytorch.org/whl/cpu"]
     elif executable == "pip":
-        extra = re.fullmatch(r"\.(?:\[(\w+)\])?", arguments[-1])
-        assert arguments[0] == "install" and extra is not None
-        assert extra[1] is None or re.search(rf"^{extra[1]} = \[", Path("pyproject.toml").read_text("utf-8"), re.M)
+        extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", arguments[-1])
+        assert arguments[:3] == ["install", "-c", "scripts/constraints.txt"] and extras is not None
+        for extra in (extras[1] or "").split(","):
+            assert not extra or re.search(rf"^{extra} = \[", Path("pyproject.toml").read_text("utf-8"), re.M)
     elif executable == "vanilla-transformer":
         parse_subcommand(arguments, parse)
     elif executable == "accelerate":

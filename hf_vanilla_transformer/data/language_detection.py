@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from ..errors import UserError
+from ..errors import naming_extras
 
 
 def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, float]]:
@@ -28,8 +28,6 @@ def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, flo
 
 @cache
 def _identifier() -> Any:
-    try:
+    with naming_extras():
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        raise UserError("py3langid, which detects languages, is missing: install the extra `detect`") from error
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import MarianTokenizer, PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import UserError, naming_extras
 from .tokenizer_training import SPECIAL_TOKENS
 
 
@@ -28,10 +28,8 @@ def train_sentencepiece_tokenizer(
     Raises:
         UserError: sentencepiece is not installed, or cannot train `vocab_size` tokens.
     """
-    try:
+    with naming_extras():
         import sentencepiece
-    except ImportError as error:
-        raise UserError("sentencepiece is needed: pip install sentencepiece") from error
     bos, pad, eos, unk = SPECIAL_TOKENS
     ids: dict[str, Any] = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}
     pieces: dict[str, Any] = {"bos_piece": bos, "pad_piece": pad, "eos_piece": eos, "unk_piece": unk}

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..atomic_write import atomic_file, report_full_disk
-from ..errors import UserError, check_at_least_one
+from ..errors import UserError, check_at_least_one, missing_extra
 from ..untrusted import one_line
 from .corpora import cache_file, remove_leftovers
 from .side_tokens import target_vocabulary
@@ -239,7 +239,8 @@ def _load(directory: str | Path) -> PreTrainedTokenizerBase:
     try:
         return _recognising_added_tokens(AutoTokenizer.from_pretrained(str(Path(directory).expanduser())))
     except Exception as error:  # the tokenizers library raises nothing more specific
-        raise UserError(f"{directory}: cannot load the tokenizer ({one_line(error)})") from error
+        refusal = UserError(f"{directory}: cannot load the tokenizer ({one_line(error)})")
+        raise missing_extra(error) or refusal from error
 
 
 def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import naming_extras
 from .alignment import Link
 from .placement import TranslatedPart
 from .protected import has_words
@@ -59,10 +59,8 @@ Splitter = Callable[[str], list[str]]  # a line -> its sentences, with the white
 
 def sentence_splitter(language: str | None) -> Splitter:
     """Split a line into sentences, whose concatenation is the line. Languages without rules share some."""
-    try:
+    with naming_extras():
         from sentencex import segment
-    except ImportError as error:
-        raise UserError("sentencex, which splits sentences, is missing; install the extra `documents`") from error
     return partial(_segment, segment, language or "en")
 
 

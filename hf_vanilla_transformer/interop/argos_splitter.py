@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import UserError
+from ..errors import naming_extras
 
 _NAME = "rules"  # the language and the package of the network, the same for every language
 _LABELS = 3  # of a character: within a token, last of a token, last of a sentence
@@ -92,10 +92,8 @@ def _stanza_model(vocabulary: dict[str, Any], embedding: np.ndarray, weight: np.
 
 
 def _onnx_model(vocabulary: dict[str, Any], embedding: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> bytes:
-    try:
+    with naming_extras():
         from onnx import TensorProto, helper, numpy_helper
-    except ImportError as error:
-        raise UserError("the sentence splitter of an .argosmodel needs onnx: pip install onnx") from error
     output = np.zeros((_LABELS, len(weight), 1), np.float32)
     output[2] = _CERTAIN
     arrays = {"embedding": embedding, "weight": weight, "bias": bias, "output": output}

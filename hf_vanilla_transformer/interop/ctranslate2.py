@@ -13,7 +13,7 @@ from ..atomic_write import new_folder
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.side_tokens import side_tokens
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
-from ..errors import UserError
+from ..errors import UserError, naming_extras
 from ..untrusted import require_file
 from .search_settings import banned_tokens, check_search, ends, longest, shortest
 
@@ -95,11 +95,9 @@ def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
 
 def register() -> None:
     """Register `VanillaTransformerConfig` with CTranslate2's converter of transformers' models."""
-    try:
+    with naming_extras():
         from ctranslate2.converters import transformers as converter
         from ctranslate2.specs import TransformerSpec
-    except ImportError as error:
-        raise UserError("ctranslate2 is needed: pip install ctranslate2") from error
 
     class VanillaTransformerLoader(converter.BartLoader):
         """Bart's loader with our module names, either position of LayerNorm, and a table of our positions."""

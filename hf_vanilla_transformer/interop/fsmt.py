@@ -22,7 +22,7 @@ def from_fsmt(folder: str | Path) -> Converted:
     return from_peer(
         read_folder(FSMTConfig, folder),
         output=_OUTPUT,
-        tokenizer=load_tokenizer("FSMTTokenizer", folder, files, "sacremoses"),
+        tokenizer=load_tokenizer("FSMTTokenizer", folder, files),
         other_fields={"position_encoding_type": "sinusoidal_fairseq"},
         locate=lambda name: _OUTPUT if name == "lm_head.weight" else name.replace("cross_attn", "encoder_attn"),
         unused=set(),

@@ -66,7 +66,7 @@ def _tokenizer(folder: Path, vocab_size: int) -> Any:
     class_name, files = next(complete, known[0])
     # a SentencePiece model contains no languages. They follow its pieces, before a mask
     codes: dict[str, Any] = {"mask_token": None, "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"]}
-    tokenizer = load_tokenizer(class_name, folder, files, "sentencepiece", **(codes if files == _NLLB_PIECES else {}))
+    tokenizer = load_tokenizer(class_name, folder, files, **(codes if files == _NLLB_PIECES else {}))
     if tokenizer is not None and len(tokenizer) > vocab_size:
         raise UserError(f"{folder}: {', '.join(files)}: {len(tokenizer)} tokens, but the model has {vocab_size}")
     return tokenizer

@@ -79,7 +79,7 @@ def from_marian(folder: str | Path) -> Converted:
     tables = [peer.tensors[name] for name in sorted(POSITION_TABLES) if name in peer.tensors]
     positions = position_layout(tables) if tables else "sinusoidal_split"
     bias = peer.tensors.get("final_logits_bias")
-    tokenizer, target_tokenizer = load_tokenizer("MarianTokenizer", folder, files, "sentencepiece"), None
+    tokenizer, target_tokenizer = load_tokenizer("MarianTokenizer", folder, files), None
     if tokenizer is None and (Path(folder) / "tokenizer.json").is_file():
         tokenizer, target_tokenizer = load_tokenizers(folder)
     converted = from_peer(

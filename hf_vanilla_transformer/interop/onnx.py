@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 from torch.export import ExportedProgram
 
-from ..errors import UserError
+from ..errors import UserError, naming_extras
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line
 from .exported_programs import export_programs
@@ -45,11 +45,9 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
 
 def require_onnx() -> Any:
     """Return the library onnx_ir, or raise a UserError if it or onnxscript is not installed."""
-    try:
+    with naming_extras():
         import onnx_ir
         import onnxscript  # noqa: F401 torch's exporter needs it
-    except ImportError as error:
-        raise UserError("onnx and onnxscript are needed: pip install onnx onnxscript onnxruntime") from error
     return onnx_ir
 
 

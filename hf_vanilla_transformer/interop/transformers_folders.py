@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import UserError, naming_extras
 from ..inference.loading import check_architecture, check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line, read_json_object, reading_weights, shown
@@ -166,10 +166,10 @@ def _numbers(file: Path) -> int:
 
 
 def load_tokenizer(
-    class_name: str, source: str | Path, files: tuple[str, ...], library: str, **settings: Any
+    class_name: str, source: str | Path, files: tuple[str, ...], **settings: Any
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder, of a class of transformers that needs `files` and `library`. None if no file
-    exists. `settings` are arguments of the class.
+    """The tokenizer in a folder, of a class of transformers that needs `files`. None if no file exists. `settings`
+    are arguments of the class.
     """
     missing = [name for name in files if not (Path(source) / name).is_file()]
     if len(missing) == len(files):
@@ -178,9 +178,10 @@ def load_tokenizer(
         raise UserError(f"{source}: the tokenizer needs {', '.join(files)}; there is no {missing[0]}")
     try:
         # without the library, transformers has a placeholder class, or the class raises
-        return getattr(transformers, class_name).from_pretrained(str(source), local_files_only=True, **settings)
-    except ImportError as error:
-        raise UserError(f"{class_name} needs {library}: pip install {library}") from error
+        with naming_extras():
+            return getattr(transformers, class_name).from_pretrained(str(source), local_files_only=True, **settings)
+    except UserError:
+        raise
     except Exception as error:  # the tokenizers library raises nothing more specific
         raise UserError(f"{source}: cannot load the tokenizer ({one_line(error)})") from None
 

@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.tokenizer_training import fast_tokenizer, load_tokenizers
-from ..errors import UserError
+from ..errors import UserError, naming_extras
 from ..untrusted import one_line, read_json_object, require_file
 
 _PIECES, _NEVER = (1, 4), -1e5  # normal and user-defined pieces; the score of tokens that no text contains
@@ -224,9 +224,10 @@ def sentencepiece_pieces(path: Path) -> list[str]:
 @contextmanager
 def _reading_sentencepiece(files: str) -> Iterator[None]:
     try:
-        yield
-    except ImportError as error:
-        raise UserError("SentencePiece models need the extra `convert`: pip install sentencepiece protobuf") from error
+        with naming_extras():
+            yield
+    except UserError:
+        raise
     except (RuntimeError, OSError) as error:
         raise UserError(f"{files}: no SentencePiece model ({error})") from None
 
@@ -247,10 +248,8 @@ def bpe_tokenizer(codes: Path, sides: Sequence[Sequence[str]], languages: tuple[
             ids = ids_by_token([*tokens[:4], *map(_with_end, tokens[4:])])
             Path(files[name]).write_text(json.dumps(ids), encoding="utf-8")
         Path(files["merges_file"]).write_text("".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8")
-        try:
+        with naming_extras():
             return transformers.FSMTTokenizer(langs=list(languages), model_max_length=int(1e9), **files)
-        except ImportError as error:
-            raise UserError("byte-pair codes need sacremoses: pip install sacremoses") from error
 
 
 def _with_end(token: str) -> str:

@@ -1,6 +1,6 @@
 """A translation server for LibreTranslate's clients and for the page. See README.md in this folder."""
 
-from ..errors import UserError
+from ..errors import naming_extras
 from .options import Limits, ServeOptions
 
 __all__ = ["Limits", "ServeOptions", "serve"]
@@ -12,8 +12,6 @@ def serve(options: ServeOptions) -> None:
     Raises:
         UserError: the extra `serve` is not installed, the address is taken, or an error of `load_server`.
     """
-    try:
+    with naming_extras():
         from .server import run
-    except ImportError as error:
-        raise UserError(f"{error.name} is missing: install the extra `serve`") from error
     run(options)

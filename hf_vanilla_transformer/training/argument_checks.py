@@ -12,7 +12,7 @@ from transformers import Trainer, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, missing_extra
 
 _AT_LEAST_1 = (
     *("max_tokens_per_batch", "tokens_per_update", "stream_window"),
@@ -81,7 +81,8 @@ def check_training_arguments(arguments: Any) -> None:
     available = [*get_available_reporting_integrations(), "none", "all"]
     for name in requested:
         if name not in available:
-            raise UserError(f"report_to: {name!r} is not installed here: choose among {', '.join(sorted(available))}")
+            error = UserError(f"report_to: {name!r} is not installed: choose among {', '.join(sorted(available))}")
+            raise missing_extra(error) or error
 
 
 def check_run_arguments(arguments: Any) -> None:
@@ -128,7 +129,8 @@ def refused_as_one_line(settings: str) -> Iterator[None]:
     except UserError:
         raise
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, ImportError, RuntimeError) as error:
-        raise UserError(f"{settings}: {' '.join(str(error).split()) or repr(error)}") from None
+        refusal = UserError(f"{settings}: {' '.join(str(error).split()) or repr(error)}")
+        raise missing_extra(error) or refusal from None
 
 
 def check_optimizer(arguments: Any) -> None:

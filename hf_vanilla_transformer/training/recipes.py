@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 import yaml
 from transformers import HfArgumentParser
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, missing_extra
 from .arguments import DataArguments, ModelArguments, RunArguments
 
 _ARGUMENTS = (ModelArguments, DataArguments, RunArguments)
@@ -123,7 +123,7 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
         model, data, run = parser.parse_args_into_dataclasses(args=from_file + arguments, look_for_args_file=False)
     # The argument classes of transformers raise these for contradicting values or a missing package.
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError, OSError) as error:
-        raise UserError(" ".join(str(error).split()) or repr(error)) from None
+        raise missing_extra(error) or UserError(" ".join(str(error).split()) or repr(error)) from None
     return model, data, run
 
 

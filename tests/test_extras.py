@@ -1,0 +1,96 @@
+"""Optional libraries: each is in one extra, and a command without it says which in one line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import EXTRAS
+from tests.interop.foreign import write_fsmt_folder, write_opus_folder
+from tests.model_helpers import tiny_model
+from vanilla_transformer_cli.main import SUBCOMMANDS
+
+TRAIN = (
+    "train --train {0}/a.en {0}/a.de --test {0}/a.en {0}/a.de --max_steps 1 --use_cpu true --generation_max_length 4"
+    " --output_dir {0}/"
+)
+SMALL = (
+    " --vocab_size 280 --d_model 16 --encoder_layers 1 --decoder_layers 1 --encoder_ffn_dim 16 --decoder_ffn_dim 16"
+)
+HEADS = " --encoder_attention_heads 2 --decoder_attention_heads 2"
+COMMANDS = [
+    *(TRAIN + "run" + SMALL, TRAIN + "board --report_to tensorboard" + SMALL),
+    *(TRAIN + "opus_tuned --model_name_or_path {0}/opus", TRAIN + "fsmt_tuned --model_name_or_path {0}/fsmt"),
+    *("translate --model {0}/model --input {0}/a.en", "translate --model {0}/model --input {0}/a.en --paragraphs"),
+    *("translate --model {0}/opus --input {0}/a.en --max_new_tokens 2", "serve --model en-de={0}/none"),
+    "distil --teacher {0}/opus --source_file {0}/a.en --output_dir {0}/distilled --batch_size 2",
+    "evaluate --model {0}/opus --source {0}/a.en --reference {0}/a.de",
+    *("convert --from marian {0}/opus {0}/from_marian", "convert --from fsmt {0}/fsmt {0}/from_fsmt"),
+    *(f"export --to {name} {{0}}/model {{0}}/{name}" for name in ("ctranslate2", "marian", "onnx", "torch", "web")),
+    "export --to argos {0}/from_marian {0}/x.argosmodel --languages en de",
+    *("publish {0}/model --repo-id me/x --dry-run", "average {0}/model {0}/model --output {0}/averaged"),
+    "attention --model {0}/model --sentence one --output {0}/attention.png",
+    "benchmark decode --model {0}/model --source {0}/a.en --engines ours_fp32 ctranslate2_fp32 --rounds 1",
+    *("tokenizer {0}/a.en --vocab_size 280 --output_dir {0}/t", "recipes"),
+    "tokenizer {0}/a.en --vocab_size 270 --output_dir {0}/t2 --sentencepiece",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hidden")
+    write_opus_folder(folder / "opus")
+    write_fsmt_folder(folder / "fsmt")
+    tokenizer = train_tokenizer(["one two three"] * 3, 280)
+    tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder / "model")
+    save_tokenizers(folder / "model", tokenizer)
+    for name in ("a.en", "a.de"):
+        (folder / name).write_text("one two\nthree\n" * 5)
+    return folder
+
+
+def test_every_subcommand_is_tried() -> None:
+    assert {command.split()[0] for command in COMMANDS} == set(SUBCOMMANDS)
+
+
+def test_extras_are_those_of_the_project(repository: Path) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="of Python 3.11")
+    project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    optional = {
+        name.replace("-", "_"): extra
+        for extra, requirements in extras.items()
+        if extra not in ("dev", "docs")
+        for name in re.findall(r"^([\w-]+)>=", "\n".join(requirements), re.MULTILINE)
+    }
+    assert optional == EXTRAS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", sorted(EXTRAS))
+def test_hidden_library_is_named_as_its_extra(library: str, folder: Path, repository: Path, tmp_path: Path) -> None:
+    link = tmp_path / "work"  # each library writes into folders of its own
+    link.mkdir()
+    for path in folder.iterdir():
+        (link / path.name).symlink_to(path)
+    commands = [command.format(link).split() for command in COMMANDS]
+    script = [sys.executable, "-m", "tests.hidden_library", library, json.dumps(commands)]
+    environment = os.environ | {"PYTHONPATH": f"{repository}:{repository / 'scripts'}"}
+    process = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=repository, timeout=900)
+    results: list[Any] = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")]
+    assert len(results) == len(commands), process.stderr
+    refused = 0
+    for command, (status, errors) in zip(commands, results, strict=True):
+        if status == 0 or "no such f" in errors:  # serve, and argos after a refused conversion
+            continue
+        error = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert status == 2 and "Traceback" not in errors, (command, status, errors)
+        assert len(error) == 1 and f'pip install ".[{EXTRAS[library]}]"' in error[0], (command, errors)
+        refused += 1
+    print(library, refused, "of", len(commands), "refused")
