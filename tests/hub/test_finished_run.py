@@ -17,28 +17,16 @@ from transformers import (
 import hf_vanilla_transformer
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
 from tests.hub.loopback_hub import TOKEN
 from tests.model_helpers import tiny_model
+from tests.trainer_helpers import run_tiny, write_pairs
 
-FLAGS = {
-    **dict.fromkeys(["d_model", "encoder_ffn_dim", "decoder_ffn_dim"], 16),
-    **dict.fromkeys(["encoder_layers", "decoder_layers"], 1),
-    **dict.fromkeys(["encoder_attention_heads", "decoder_attention_heads"], 2),
-    **{"vocab_size": 280, "per_device_train_batch_size": 2, "max_steps": 2, "save_steps": 1, "save_strategy": "steps"},
-    **{"generation_max_length": 5, "use_cpu": True, "disable_tqdm": True, "push_to_hub": True},
-}
-TEXT = {"source": ["one", "two", "twenty-one"], "target": ["eins", "zwei", "einundzwanzig"]}
+PAIRS = [("one", "eins"), ("two", "zwei"), ("twenty-one", "einundzwanzig")]
 
 
 def train(folder, **flags):
-    files = [folder.parent / f"text.{side}" for side in TEXT]
-    for file, lines in zip(files, TEXT.values(), strict=True):
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    arguments = [part for name, value in {**FLAGS, **flags}.items() for part in (f"--{name}", str(value))]
-    arguments += [part for split in ("--train", "--test") for part in (split, *map(str, files))]
-    return run_training(*parse_recipe(["--output_dir", str(folder), *arguments]), command="train --push_to_hub true")
+    settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_steps": 1, "push_to_hub": True}
+    return run_tiny(folder, **settings, **write_pairs(folder.parent, PAIRS, "train", "test"), **flags)
 
 
 def test_run_is_published_at_its_end(hub, tmp_path, capfd) -> None:
@@ -54,7 +42,7 @@ def test_run_is_published_at_its_end(hub, tmp_path, capfd) -> None:
     for name in weights:
         assert files[name] == (tmp_path / "numbers" / name).read_bytes(), name
     card = files["README.md"].decode()
-    assert 'name = "me/numbers"' in card and "| test | text.source, text.target | BLEU |" in card
+    assert 'name = "me/numbers"' in card and "| test | test.source, test.target | BLEU |" in card
     assert "![Cross-attention](attention.png)" in card and files["attention.png"][1:4] == b"PNG"
     printed, errors = capfd.readouterr()
     assert f"{hub.endpoint}/me/numbers/commit/{only.oid}" in printed
@@ -88,9 +76,9 @@ def test_token_and_checkpoint_uploads_are_refused(hub, tmp_path, flags, message)
 
 
 def test_stock_trainer_uploads_a_model_that_loads(hub, tmp_path) -> None:
-    tokenizer = train_tokenizer([*TEXT["source"], *TEXT["target"]] * 3, 280)
+    tokenizer = train_tokenizer([text for pair in PAIRS for text in pair] * 3, 280)
     model = tiny_model(vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1)
-    rows = [dict(tokenizer(en, text_target=de)) for en, de in zip(*TEXT.values(), strict=True)]
+    rows = [dict(tokenizer(en, text_target=de)) for en, de in PAIRS]
     settings = {"max_steps": 2, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
     settings |= {"push_to_hub": True, "hub_strategy": "end", "save_steps": 1}
     trainer = Seq2SeqTrainer(

@@ -54,14 +54,6 @@ def test_exported_marian_generates_our_tokens(run, tmp_path, beams):
     assert marian.generate(**batch, **limit).equal(model.generate(**batch, **limit))
 
 
-def test_exported_ctranslate2_folder_has_its_tokenizer(run, tmp_path):
-    ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
-    write_model(tmp_path / "model")
-    status, _, err = run("--to", "ctranslate2", "--quantization", "int8", tmp_path / "model", tmp_path / "out")
-    assert (status, err) == (0, "")
-    assert ctranslate2.contains_model(str(tmp_path / "out")) and (tmp_path / "out" / "tokenizer.json").is_file()
-
-
 def test_export_overwrites_only_when_asked(run, tmp_path):
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     write_model(tmp_path / "model")

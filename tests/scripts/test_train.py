@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from tests.trainer_helpers import TINY_RUN, as_flags
+from tests.trainer_helpers import TINY_RUN, as_flags, write_pairs
 
 PAIRS = [
     ("One dog", "Ein Hund"),
@@ -33,11 +33,9 @@ def train(command, monkeypatch, tmp_path):
     return partial(command, "train")
 
 
-def write_parallel(folder, pairs=PAIRS, name="train"):
+def parallel(folder, pairs=PAIRS, name="train"):
     """Write two text files. Return the flag that names them."""
-    for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
-        (folder / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [f"--{name}", f"{name}.source", f"{name}.target"]
+    return as_flags(write_pairs(folder, pairs, name))
 
 
 # 1. Input formats
@@ -69,18 +67,11 @@ def test_files_with_columns(train, tmp_path, name, write):
     assert len(tokenizer.tokenize("cats")) < 4 and len(tokenizer.tokenize("Katze")) < 5
 
 
-def test_dropped_rows_are_reported_with_line_numbers(train, tmp_path):
-    pairs = [*PAIRS, ("Nothing", ""), ("long " * 300, "lang")]
-    status, printed, errors = train(*TINY, *write_parallel(tmp_path, pairs), "--output_dir", "run")
-    assert status == 0, errors
-    assert "train: kept 7 of 8 pairs; dropped 1: empty target (line 7)" in printed
-    assert "train: encoded 6 of 7 pairs; dropped 1: too long (line 8)" in printed
-
-
 def test_separate_vocabularies_are_trained_and_resumed(train, tmp_path):
-    files = [*write_parallel(tmp_path), *write_parallel(tmp_path, PAIRS[:3], "test")]
-    flags = [*files, "--separate_vocabularies", "true", "--min_frequency", "1"]
-    status, printed, errors = train(*TINY, *flags, "--output_dir", "run")
+    files = [*parallel(tmp_path), *parallel(tmp_path, PAIRS[:3], "test")]
+    flags = [*files, "--separate_vocabularies", "true", "--min_frequency", "1", "--save_steps", "1"]
+    flags += ["--output_dir", "run"]
+    status, printed, errors = train(*TINY, *flags)
     assert status == 0, errors
     run = tmp_path / "run"
     source, target = AutoTokenizer.from_pretrained(run), AutoTokenizer.from_pretrained(run / "target_tokenizer")
@@ -91,19 +82,15 @@ def test_separate_vocabularies_are_trained_and_resumed(train, tmp_path):
     assert not config.share_encoder_decoder_embeddings
     translations = list(Translator.from_pretrained(run, device="cpu").translate(["One dog", ""], max_new_tokens=4))
     assert len(translations) == 2 and translations[1] == ""
-    run = tmp_path / "again"
-    status, _, errors = train(*TINY, *flags, "--output_dir", "again", "--max_steps", "3", "--save_steps", "1")
-    assert status == 0, errors
     # a resumed run keeps its two tokenizers
-    again = ["--output_dir", "again", "--max_steps", "4", "--resume_from_checkpoint", "true"]
-    status, _, errors = train(*TINY, *flags, *again)
+    status, _, errors = train(*TINY, *flags, "--max_steps", "3", "--resume_from_checkpoint", "true")
     assert status == 0, errors
-    assert json.loads((run / "all_results.json").read_text())["train_updates"] == 4
+    assert json.loads((run / "all_results.json").read_text())["train_updates"] == 3
     assert (run / "target_tokenizer").is_dir()
 
 
 def test_lowercase_is_saved_and_bpe_dropout_is_not(train, tmp_path):
-    flags = [*write_parallel(tmp_path), "--lowercase", "true", "--bpe_dropout", "0.1"]
+    flags = [*parallel(tmp_path), "--lowercase", "true", "--bpe_dropout", "0.1"]
     status, _, errors = train(*TINY, *flags, "--output_dir", "run")
     assert status == 0, errors
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
@@ -116,67 +103,30 @@ def test_lowercase_is_saved_and_bpe_dropout_is_not(train, tmp_path):
 # 2. User errors
 
 
-def shorter_target(folder):
-    (folder / "train.source").write_text("a\n" * 1000)
-    (folder / "train.target").write_text("b\n" * 999)
-    return ["--train", "train.source", "train.target"]
-
-
-def latin1(folder):
-    flags = write_parallel(folder)
-    (folder / "train.target").write_bytes("\n".join(["Käse"] * len(PAIRS)).encode("latin-1"))
-    return flags
-
-
-def earlier_run(folder):
-    (folder / "run" / "checkpoint-5").mkdir(parents=True)
-    (folder / "run" / "checkpoint-5" / "model.safetensors").write_bytes(b"precious")
-    return write_parallel(folder)
+def output_is_a_file(folder):
+    (folder / "run").write_text("precious")
+    return parallel(folder)
 
 
 def finished_run(folder):
     (folder / "run").mkdir()
     (folder / "run" / "model.safetensors").write_bytes(b"precious")
     (folder / "run" / "trainer_state.json").write_text("{}")
-    return write_parallel(folder)
-
-
-def card_of_the_user(folder):
-    (folder / "run").mkdir()
-    (folder / "run" / "README.md").write_text("my notes")
-    return write_parallel(folder)
-
-
-def checkpoint_elsewhere(folder):
-    """Resume from another folder's checkpoint into the folder of a finished run."""
-    (folder / "other" / "checkpoint-4").mkdir(parents=True)
-    (folder / "other" / "checkpoint-4" / "model.safetensors").write_bytes(b"precious")
-    (folder / "other" / "checkpoint-4" / "trainer_state.json").write_text("{}")
-    return [*finished_run(folder), "--resume_from_checkpoint", "other/checkpoint-4"]
-
-
-def output_is_a_file(folder):
-    (folder / "run").write_text("precious")
-    return write_parallel(folder)
+    return parallel(folder)
 
 
 def and_flags(*flags):
-    return lambda folder: [*write_parallel(folder), *flags]
+    return lambda folder: [*parallel(folder), *flags]
 
 
 USER_ERRORS = [
     (lambda _: ["--train", "no.en", "no.de"], "train: no.en"),
-    (shorter_target, "999"),
-    (latin1, "UTF-8 (lines 1, 2, 3"),
-    (earlier_run, "output_dir run"),
-    (finished_run, "output_dir run"),
-    (card_of_the_user, "README.md"),
-    (checkpoint_elsewhere, "output_dir run"),
     (output_is_a_file, "output_dir run"),
+    (finished_run, "output_dir run"),
     (lambda _: [], "train: "),
     (and_flags("--resume_from_checkpoint", "true"), "checkpoint"),
     (and_flags("--resume_from_checkpoint", "elsewhere"), "resume_from_checkpoint elsewhere"),
-    (lambda folder: write_parallel(folder)[:2], "train: train.source "),
+    (lambda folder: parallel(folder)[:2], "train.source is plain text"),
     (and_flags("--vocab_size", "99"), "vocab_size"),
     (and_flags("--bleu_tokenize", "moses"), "'moses'"),
     (and_flags("--bpe_dropout", "1.5"), "bpe_dropout"),
@@ -208,20 +158,11 @@ def start(folder, *arguments):
     )  # fmt: skip
 
 
-@pytest.mark.slow  # imports torch. `test_user_errors_are_one_line` covers the same in this process
-def test_user_error_in_a_new_process_is_one_line(tmp_path):
-    process = start(tmp_path, "--output_dir", "run", *shorter_target(tmp_path))
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 2 and "Traceback" not in errors
-    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "1,000" in lines[0] and "999" in lines[0]
-
-
 # 3. Ctrl-C
 
 
 def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(train, tmp_path):
-    flags = ["--output_dir", "run", *write_parallel(tmp_path)]
+    flags = ["--output_dir", "run", *parallel(tmp_path)]
     process = start(tmp_path, *flags, "--max_steps", "1000000")
     try:
         for line in process.stdout:
