@@ -8,6 +8,7 @@ Shapes: S source tokens, T target tokens, L decoder layers, H heads, V target vo
 
 import asyncio
 import copy
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from ..errors import UserError
 from ..inference.alignment import WORD, Link, align, decoder_inputs
 from ..inference.batching import length_batches
 from ..inference.shared_copy import shared_copy
+from ..inference.token_probabilities import token_log_probabilities
 from ..inference.translator import Translator
 from ..search_vanilla_transformer import is_hypothesis
 from .engine import QueueFull
@@ -79,6 +81,19 @@ class Inspector:
             aligned = align(self.model, self.source_tokenizer, self.target_tokenizer, *pairs, words=WORD)
             links |= zip(batch, aligned, strict=True)
         return [links[i] for i in range(len(sources))]
+
+    def token_probabilities(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[list[dict]]:
+        """For each pair {"text", "probability"} of every target token."""
+        rows = token_log_probabilities([self.model], self.source_tokenizer, sources, targets)
+        return [
+            [
+                {"text": token["text"], "probability": round(math.exp(log_p), 4)}
+                for token, log_p in zip(
+                    _all_shown(self.target_tokenizer, self._decode_target, target), row, strict=True
+                )
+            ]
+            for target, row in zip(targets, rows, strict=True)
+        ]
 
     @torch.inference_mode()
     def picture(self, sentence: str, num_beams: int, alternatives: int, prefix: list[int]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .schemas import (
     TranslateAnswer,
     TranslateRequest,
 )
-from .service import LanguagePair
+from .service import LanguagePair, Record
 
 #: A shorter text is not taken for one in the target language.
 _SURE_CHARACTERS = 40
@@ -56,6 +56,7 @@ class Server:
         detected = await self._detected(texts, target) if request.source == "auto" else None
         sources = [request.source] * len(texts) if detected is None else [found.language for found in detected]
         translations: list[list[str]] = [[text] for text in texts]
+        records: list[Record] = [[] for _ in texts]
         for source in dict.fromkeys(sources) or {request.source} - {"auto"}:
             pair = self._pair(source, request.target)
             if pair is None:
@@ -63,12 +64,18 @@ class Server:
             rows = [row for row, other in enumerate(sources) if other == source]
             n_best = pair.engine.num_beams if request.alternatives else 1
             html = request.format == "html"
-            own = await pair.translate([texts[row] for row in rows], html=html, n_best=n_best)
+            if request.probabilities:
+                work = [pair.translate([texts[row]], html=html, n_best=n_best, record=records[row]) for row in rows]
+                own = [of_text for (of_text,) in await asyncio.gather(*work)]
+            else:
+                own = await pair.translate([texts[row] for row in rows], html=html, n_best=n_best)
             for row, found in zip(rows, own, strict=True):
                 translations[row] = found
         answer: dict[str, Any] = {"translatedText": [of_text[0] for of_text in translations]}
         if request.alternatives:
             answer["alternatives"] = [of_text[1 : 1 + request.alternatives] for of_text in translations]
+        if request.probabilities:
+            answer["probabilities"] = records
         if detected is not None:
             answer["detectedLanguage"] = detected
         if isinstance(request.q, str):

@@ -13,6 +13,7 @@ class TranslateRequest(BaseModel):
     target: str = Field(min_length=1, description="a language code of GET /languages")
     format: Literal["text", "html"] = Field("text", description="text or html; HTML keeps its tags")
     alternatives: int = Field(0, ge=0, description="most further translations; the server's beams may give fewer")
+    probabilities: bool = Field(False, description="whether to return the probability of every token")
     api_key: Any = Field(None, description="the key of the server, if it has one and the request has no bearer token")
 
 
@@ -23,12 +24,22 @@ class DetectedLanguage(BaseModel):
     language: str
 
 
+class TokenProbability(BaseModel):
+    """A token of a translation, and its probability after the tokens before it."""
+
+    text: str
+    probability: float
+
+
 class TranslateAnswer(BaseModel):
     """Translations: strings if `q` is a string, lists if it is a list."""
 
     translatedText: str | list[str]
     alternatives: list[str] | list[list[str]] | None = Field(None, description="the next best translations, if asked")
     detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = Field(None, description="if source is auto")
+    probabilities: list[list[TokenProbability]] | list[list[list[TokenProbability]]] | None = Field(
+        None, description="the tokens of each sentence, if asked"
+    )
 
 
 class DetectRequest(BaseModel):

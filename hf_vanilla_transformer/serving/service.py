@@ -34,6 +34,10 @@ _ITEMS_AT_ONCE = 32
 Translated = list[list[tuple[str, list[Link]]]]
 
 
+#: For each sentence the tokens of its translation, as `Inspector.token_probabilities` returns them.
+Record = list[list[dict[str, Any]]]
+
+
 class TooLong(UserError):
     """A request that is larger than the server takes."""
 
@@ -74,13 +78,16 @@ class LanguagePair:
         self.inspector.close()
         self._text_thread.shutdown()
 
-    async def translate(self, texts: Sequence[str], *, html: bool = False, n_best: int = 1) -> list[list[str]]:
+    async def translate(
+        self, texts: Sequence[str], *, html: bool = False, n_best: int = 1, record: Record | None = None
+    ) -> list[list[str]]:
         """Translate texts. All their sentences wait in the queue together.
 
         Args:
             texts: their line feeds, blank lines and list marks stay.
             html: the texts are HTML, and their tags stay.
             n_best: translations of each text, at most `engine.num_beams`. An HTML text has one.
+            record: receives the tokens and probabilities of the best translation of each sentence.
 
         Returns:
             For each text its different translations, the best first.
@@ -91,10 +98,11 @@ class LanguagePair:
             QueueFull: the sentences do not fit into the queue at present.
         """
         if html:
-            return await self._translate_html(texts)
+            return await self._translate_html(texts, record)
         parts = await self._split(texts)
         results = []
-        for of_text, translated in zip(parts, await self._search(parts, [False] * len(parts), n_best), strict=True):
+        found = await self._search(parts, [False] * len(parts), n_best, record)
+        for of_text, translated in zip(parts, found, strict=True):
             ranks = range(max(map(len, translated), default=1))
             # a sentence with fewer hypotheses repeats its last one
             ranked = [[hypotheses[: rank + 1][-1][0] for hypotheses in translated] for rank in ranks]
@@ -142,11 +150,11 @@ class LanguagePair:
         sentences = [index for index, pair in enumerate(pairs) if pair["is_sentence"]]
         return {**picture, "parts": pairs, "sentence": None if number is None else sentences[numbers.index(number)]}
 
-    async def _translate_html(self, texts: Sequence[str]) -> list[list[str]]:
+    async def _translate_html(self, texts: Sequence[str], record: Record | None) -> list[list[str]]:
         documents = await self._map(split_html, texts, at_once=1)
         passages = [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
         of_passages = await self.translate_aligned(
-            [passage.text for passage in passages], [bool(passage.elements) for passage in passages]
+            [passage.text for passage in passages], [bool(passage.elements) for passage in passages], record
         )
 
         def joined(pair: tuple[Passage, list[TranslatedPart]]) -> str:
@@ -155,10 +163,12 @@ class LanguagePair:
         following = iter(await self._map(joined, list(zip(passages, of_passages, strict=True))))
         return [[join_html(pieces, following)] for pieces in documents]
 
-    async def translate_aligned(self, texts: Sequence[str], aligned: list[bool]) -> list[list[TranslatedPart]]:
+    async def translate_aligned(
+        self, texts: Sequence[str], aligned: list[bool], record: Record | None = None
+    ) -> list[list[TranslatedPart]]:
         """The parts of each text with their translations. `aligned`: whether its words are linked."""
         parts = await self._split(texts)
-        translated = await self._search(parts, aligned, 1)
+        translated = await self._search(parts, aligned, 1, record)
         return [
             translated_parts(own, (hypotheses[0] for hypotheses in of_text), self.source, self.target)
             for own, of_text in zip(parts, translated, strict=True)
@@ -173,11 +183,14 @@ class LanguagePair:
             parts[number] += of_line
         return parts
 
-    async def _search(self, texts: list[list[Part]], aligned: list[bool], n_best: int) -> list[Translated]:
+    async def _search(
+        self, texts: list[list[Part]], aligned: list[bool], n_best: int, record: Record | None = None
+    ) -> list[Translated]:
         """Translate the sentences of texts.
 
         Args:
             aligned: for each text whether its alignment is needed. Sentences with protected spans are always aligned.
+            record: as in `translate`.
         """
         sentences = [sentence for parts in texts for sentence in sentences_of(parts)]
         if len(sentences) > self.engine.max_queue:
@@ -188,6 +201,9 @@ class LanguagePair:
         futures = self.engine.submit(sources, n_best)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        if record is not None and sources:
+            best = [ranked[0].tokens for ranked in hypotheses]
+            record += await self.inspector.run(self.inspector.token_probabilities, sources, best)
         decoded = await self._map(self._decode_all, hypotheses)
         with_links = [align for parts, align in zip(texts, aligned, strict=True) for _ in sentences_of(parts)]
         needed = [number for number, own in enumerate(spans) if own or with_links[number]]

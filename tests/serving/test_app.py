@@ -67,6 +67,19 @@ def test_alternatives_are_the_next_hypotheses(client: Any, translator: Translato
     assert found["alternatives"] == [each.text for each in expected[1:]]  # as many as there are beams
 
 
+def test_probabilities_are_those_of_the_translator(client: Any, translator: Translator) -> None:
+    fields = GOOD | {"q": [f"{CORPUS[0]}\n{CORPUS[1]}", "", CORPUS[2]], "probabilities": True}
+    found = client.post("/translate", json=fields).json()
+    expected = [one for (one,) in translator.translate_nbest(CORPUS[:3], 1, probabilities=True)]
+    assert found["translatedText"] == [f"{expected[0].text}\n{expected[1].text}", "", expected[2].text]
+    assert [len(sentences) for sentences in found["probabilities"]] == [2, 0, 1]
+    for sentence, one in zip([s for of_text in found["probabilities"] for s in of_text], expected, strict=True):
+        assert [token["probability"] for token in sentence] == pytest.approx(one.probabilities, abs=1e-4)
+        assert "".join(token["text"] for token in sentence).removesuffix("</s>").strip() == one.text
+    html = client.post("/translate", json=GOOD | {"q": "<b>seven</b>", "format": "html", "probabilities": True}).json()
+    assert len(html["probabilities"]) == 1 and html["translatedText"].startswith("<b>")
+
+
 def test_alternatives_differ(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = iter([["one", "one", "two", "one"]])
     monkeypatch.setattr(translator.target_tokenizer, "batch_decode", lambda *_, **__: next(texts))
