@@ -25,6 +25,7 @@ class EncodingReport:
     dropped: bool  #: whether pairs over a limit were dropped (training) or kept (evaluation)
     seen: int = 0  #: numbers of pairs
     too_long: int = 0
+    longest_source: int | None = None  #: tokens of the longest source that is not dropped. None for a stream
     #: the first few line (or row) numbers of pairs over a limit, from 1
     first_lines: list[int] = field(default_factory=list)
 
@@ -84,6 +85,8 @@ def encode_pairs(
     lengths = encoded.select_columns(["source_length", "target_length", "line"]).with_format("numpy")[:]
     too_long = over(lengths["source_length"], lengths["target_length"])
     report.count(lengths["line"], too_long)
+    kept = lengths["source_length"][~too_long] if drop_too_long else lengths["source_length"]
+    report.longest_source = int(kept.max()) if len(kept) else None
     if drop_too_long and too_long.any():
         if too_long.all():
             raise UserError(f"every pair is longer than the limits: {report.summary()}")

@@ -8,6 +8,7 @@ languages.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from tokenizers import decoders
 from transformers import PreTrainedTokenizerBase
 
 Side = Literal["source", "target"]
@@ -40,6 +41,21 @@ def side_decoder(tokenizer: PreTrainedTokenizerBase, side: Side) -> Decoder:
         tokens = _vocabulary(tokenizer, side)
         return lambda ids: tokenizer.convert_tokens_to_string([tokens.get(i, str(tokenizer.unk_token)) for i in ids])
     return lambda ids: tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+
+
+def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """The target's tokens, with the letters of a byte-level BPE instead of its bytes: "ĠfÃ¼r" becomes "Ġfür".
+
+    Tokens with incomplete or unprintable characters stay as they are.
+    """
+    tokens = tokenizer.convert_ids_to_tokens(list(ids))
+    if "Ġ" not in tokenizer.get_vocab():
+        return tokens
+    texts = [token if token.isascii() else decoders.ByteLevel().decode([token]).replace(" ", "Ġ") for token in tokens]
+    return [
+        text if text.isprintable() and "\ufffd" not in text else token
+        for token, text in zip(tokens, texts, strict=True)
+    ]
 
 
 def target_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[int, str] | None:

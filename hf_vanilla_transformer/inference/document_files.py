@@ -7,7 +7,7 @@ from pathlib import Path
 from ..data.readers import is_readable
 from ..errors import UserError
 from .alignment import WORD
-from .documents import sentence_splitter, sentences_of, split_text, translated_parts
+from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
 from .html_text import Passage, join_html, split_html
 from .placement import TranslatedPart
 from .subtitles import translate_subtitles
@@ -53,10 +53,10 @@ def text_translator(
         source, target: languages of the texts and the translations, or None.
         settings: as in `Translator.translate`.
     """
-    split = sentence_splitter(source)
+    split, cut = sentence_splitter(source), SentenceCutter(translator)
 
     def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
-        parts = [split_text(text, split, source) for text in texts]
+        parts = [split_text(text, split, source, cut) for text in texts]
         sentences = [sentence for of_text in parts for sentence in sentences_of(of_text)]
         aligned: dict[str, object] = {"alignment": True, "alignment_words": WORD, "protect": True}
         best = (one[0] for one in translator.translate_nbest(sentences, **(aligned | settings)))  # type: ignore[arg-type]

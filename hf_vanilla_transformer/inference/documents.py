@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import PreTrainedTokenizerBase
 
+from ..data.source_text import source_text
 from ..errors import naming_extras
-from .alignment import Link
+from .alignment import UNSPACED, Link
 from .placement import TranslatedPart
 from .protected import has_words
-from .translator import Translator
+from .translator import TOKENIZER_LOCK, Translator
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ _NUMBER_MARK, _ENDS_WITH_ORDINAL = re.compile(r"\d{1,3}\."), re.compile(r"(?:^|\
 
 #: Languages without a space between sentences.
 _UNSPACED = frozenset(["zh", "ja", "yue", "wuu", "lzh"])
+
+#: Marks that end a clause, and places between words.
+_CLAUSE_END = re.compile(r"[;:,.!?—–][\"'”’»)\]]*\s+|\s+(?=[—–(])|[，；：、。！？]")
+_WORD_END = re.compile(rf"\s+|(?<=[{UNSPACED}])(?=[{UNSPACED}])")
 
 #: Without a limit in the tokenizer: the default of the recipes' `max_source_length`.
 _TRAINED_TOKENS = 256
@@ -74,7 +78,9 @@ def _segment(segment: Callable[[str, str], list[str]], language: str, line: str)
         return [line]
 
 
-def split_text(text: str, split: Splitter, language: str | None = None) -> list[Part]:
+def split_text(
+    text: str, split: Splitter, language: str | None = None, cut: Splitter = lambda sentence: [sentence]
+) -> list[Part]:
     """Split a text into sentences and layout. Their concatenation is the text.
 
     Layout is what a model must not translate: line and cell ends, white space, list marks, and pieces without a letter
@@ -82,6 +88,7 @@ def split_text(text: str, split: Splitter, language: str | None = None) -> list[
 
     Args:
         language: of the text. In German, for example, "3. Oktober" does not start with a list mark.
+        cut: cuts a sentence that is too long (`SentenceCutter`).
     """
     parts: list[Part] = []
     ordinals = _base(language) in _DOTTED_ORDINALS
@@ -95,8 +102,67 @@ def split_text(text: str, split: Splitter, language: str | None = None) -> list[
         for sentence in _rejoined(sentences) if ordinals else sentences:
             stripped = sentence.strip()
             before, _, after = sentence.partition(stripped) if stripped else (sentence, "", "")
-            parts += [Part(before, False), Part(stripped, has_words(stripped)), Part(after, False)]
+            parts.append(Part(before, False))
+            for piece in cut(stripped):
+                kept = piece.rstrip()
+                parts += [Part(kept, has_words(kept)), Part(piece[len(kept) :], False)]
+            parts.append(Part(after, False))
     return [part for part in parts if part.text]
+
+
+class SentenceCutter:
+    """Cuts sentences that are longer than any in training, at a clause mark near the middle or between two words.
+
+    Attributes:
+        limit: the tokens of the longest sentence in training. Without a record of it, the tokenizer's limit or the
+            default of the recipes' `max_source_length`.
+        lengths: tokens of the sentences that were cut, or that cannot be cut.
+    """
+
+    def __init__(self, translator: Translator):
+        self._tokenizer = translator.source_tokenizer
+        trained = getattr(translator.model.config, "trained_source_length", None)
+        self.limit = trained or min(getattr(self._tokenizer, "model_max_length", _TRAINED_TOKENS), _TRAINED_TOKENS)
+        self.lengths: list[int] = []
+
+    def __call__(self, sentence: str) -> list[str]:
+        """The pieces of a sentence. Their concatenation is the sentence."""
+        if (length := self._length(sentence)) <= self.limit:
+            return [sentence]
+        self.lengths.append(length)
+        return self._pieces(sentence)
+
+    def _pieces(self, sentence: str) -> list[str]:
+        if self._length(sentence) <= self.limit:
+            return [sentence]
+        for pattern, margin in ((_CLAUSE_END, len(sentence) // 4), (_WORD_END, 0)):
+            ends = [match.end() for match in pattern.finditer(sentence, margin, len(sentence) - margin)]
+            if ends := [end for end in ends if 0 < end < len(sentence)]:
+                middle = min(ends, key=lambda end: abs(end - len(sentence) / 2))
+                return self._pieces(sentence[:middle]) + self._pieces(sentence[middle:])
+        return [sentence]
+
+    def _length(self, sentence: str) -> int:
+        if len(sentence.encode()) < self.limit:  # a token has at least one byte
+            return 0
+        with TOKENIZER_LOCK:
+            return len(self._tokenizer(source_text(sentence, self._tokenizer), verbose=False)["input_ids"])
+
+
+def unwrapped(lines: Iterable[str], language: str | None = None) -> Iterator[str]:
+    """Join the lines of hard-wrapped text to paragraphs. A blank line, a list mark, a heading or a rule ends one."""
+    space, paragraph = "" if _base(language) in _UNSPACED else " ", ""
+    for line in lines:
+        starts = not line.strip() or not has_words(line) or _LIST_MARK.match(line)[0].strip()  # type: ignore[index]
+        if paragraph and (starts or paragraph.lstrip().startswith("#")):
+            yield paragraph
+            paragraph = ""
+        if not has_words(line):
+            yield line
+        else:
+            paragraph = f"{paragraph.rstrip()}{space}{line.strip()}" if paragraph else line
+    if paragraph:
+        yield paragraph
 
 
 def _rejoined(sentences: Iterable[str]) -> list[str]:
@@ -161,7 +227,7 @@ def translate_documents(
 ) -> Iterator[str]:
     """Translate paragraphs, one per line. Blank lines, indentation, list marks and the space between sentences stay.
 
-    A sentence that is longer than any in training is logged as a warning.
+    A sentence that is longer than any in training is cut, and a warning is logged.
 
     Args:
         language: of the text. Its rules split the sentences (`sentence_splitter`).
@@ -191,14 +257,16 @@ def _translate_windows(
     languages: tuple[str | None, str | None],
     settings: dict[str, Any],
 ) -> Iterator[str]:
+    cut = SentenceCutter(translator)
     for window in windows:
-        paragraphs = [split_text(line, split, languages[0]) for line in window]
-        sentences: list[str] = []
-        for line_number, parts in enumerate(paragraphs, start=number):
-            sentences += sentences_of(parts)
-            for tokens in too_long(translator.source_tokenizer, sentences_of(parts)):
-                logger.warning("line %d: a sentence of %d tokens is longer than any in training", line_number, tokens)
-        number += len(window)
+        paragraphs: list[list[Part]] = []
+        for line in window:
+            paragraphs.append(split_text(line, split, languages[0], cut))
+            for tokens in cut.lengths:
+                logger.warning("line %d: a sentence of %d tokens is longer than any in training: cut", number, tokens)
+            cut.lengths.clear()
+            number += 1
+        sentences = [sentence for parts in paragraphs for sentence in sentences_of(parts)]
         translations = translator.translate(sentences, **settings)
         for parts in paragraphs:
             following = islice(translations, len(sentences_of(parts)))
@@ -207,15 +275,6 @@ def _translate_windows(
 
 def sentences_of(parts: Sequence[Part]) -> list[str]:
     return [part.text for part in parts if part.is_sentence]
-
-
-def too_long(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[int]:
-    """Lengths in tokens of the sentences that are longer than those in training."""
-    limit = min(tokenizer.model_max_length, _TRAINED_TOKENS)
-    # a token has at least one byte, so that short sentences need not be tokenized here
-    long = [sentence for sentence in sentences if len(sentence.encode()) >= limit]
-    lengths = [len(tokenizer(sentence)["input_ids"]) for sentence in long]
-    return [length for length in lengths if length > limit]
 
 
 def card_languages(folder: Path) -> list[str]:

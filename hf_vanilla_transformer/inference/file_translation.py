@@ -44,7 +44,7 @@ def translated_lines(
     Args:
         n_best: None gives one line per sentence: the translation, then " ||| " and its alignment if asked for. A
             number gives one line per hypothesis: `i ||| text ||| score`, or `i ||| text ||| score ||| alignment`,
-            where i counts the sentences from 0.
+            where i counts the sentences from 0. Of hypotheses with the same text, only the best is written.
         probabilities: adds " ||| " and each token with its probability, as in `Ġhouse:0.9876 </s>:0.9912`.
         paragraphs: the language of lines that are paragraphs. `translate_documents` splits them into sentences.
             None takes each line as one sentence.
@@ -68,8 +68,15 @@ def translated_lines(
     return (
         _line(None if n_best is None else number, one)
         for number, hypotheses in enumerate(found, start=first_line - 1)
-        for one in hypotheses
+        for one in _distinct(hypotheses)
     )
+
+
+def _distinct(hypotheses: list[Hypothesis]) -> Iterable[Hypothesis]:
+    best: dict[str, Hypothesis] = {}
+    for one in hypotheses:
+        best.setdefault(one.text, one)
+    return best.values()
 
 
 def _line(number: int | None, one: Hypothesis) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from ..data.side_tokens import readable_tokens
 from ..errors import check_at_least_one
 from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
 from .token_probabilities import token_log_probabilities
@@ -59,5 +60,5 @@ def _score_window(
         pairs = [sources[i] for i in batch], [targets[i] for i in batch]
         rows = token_log_probabilities(translator.models, translator.source_tokenizer, *pairs)
         for i, row in zip(batch, rows, strict=True):
-            scored[i] = ScoredTranslation(translator.target_tokenizer.convert_ids_to_tokens(targets[i]), row)
+            scored[i] = ScoredTranslation(readable_tokens(translator.target_tokenizer, targets[i]), row)
     return [scored[i] for i in range(len(window))]

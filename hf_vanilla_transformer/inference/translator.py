@@ -1,12 +1,13 @@
 """Translate sentences with a trained model, in their order, in batches of similar length."""
 
+import logging
 import math
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..cpu_time import on_fitting_threads
+from ..data.side_tokens import readable_tokens
 from ..data.source_text import source_text
 from ..data.tokenizer_training import load_tokenizers, tokenizer_digest
 from ..errors import UserError, check_at_least_one
@@ -30,6 +32,10 @@ from .protected import has_words, protect, white_space_links
 from .shared_copy import in_evaluation_mode, shared_copy
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
+
+logger = logging.getLogger(__name__)
+
+_ENDLESS = "the translation did not end before the length limit; no_repeat_ngram_size or repetition_penalty may help"
 
 #: "We set the maximum output length during inference to input length + 50" (§6.1).
 EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
@@ -53,6 +59,8 @@ class Hypothesis:
     alignment: list[Link] | None = None
     tokens: list[str] | None = None
     probabilities: list[float] | None = None
+    #: whether it ends by itself and not at the length limit
+    ended: bool = field(default=True, repr=False, compare=False)
 
     @property
     def pharaoh(self) -> str:
@@ -209,6 +217,7 @@ class Translator:
         )  # fmt: skip
         given = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
         settings = {name: value for name, value in given.items() if value is not None} | generate_kwargs
+        check_repetition(settings)
         settings, refill = self._search_settings(settings, n_best, scores)
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
         request = _Request(
@@ -328,6 +337,10 @@ class Translator:
         for job, translations in zip(jobs, map_in_threads(search, jobs, workers, stop), strict=True):
             for i, hypotheses in zip(job.indices, translations, strict=True):
                 results[i] = hypotheses
+        set_here = {"max_new_tokens", "max_length"} & request.settings.keys()
+        for i in () if set_here or self.model.generation_config.max_new_tokens else sentences:
+            if not results[i][0].ended:
+                logger.warning("line %d: %s", line_number + i, _ENDLESS)
         return results
 
     def _searched_models(self) -> list[Any]:
@@ -435,11 +448,13 @@ class Translator:
                 tokenizers = self.source_tokenizer, self.target_tokenizer
                 alignments = align(models[0], *tokenizers, repeated, targets, request.alignment_layer, request.words)
             if request.probabilities:
-                tokens = [self.target_tokenizer.convert_ids_to_tokens(target) for target in targets]
+                tokens = [readable_tokens(self.target_tokenizer, target) for target in targets]
                 rows = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
                 probabilities = [[math.exp(log_p) for log_p in row] for row in rows]
         all_scores: list[Any] = [None] * len(texts) if scores is None else scores.tolist()
-        ranked = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities))
+        ends = torch.tensor(sorted(self.end_tokens), device=sequences.device)
+        ended = torch.isin(sequences[:, given:], ends).any(dim=1).tolist()
+        ranked = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities, ended))
         grouped = [ranked[start : start + n_best] for start in range(0, len(ranked), n_best)]
         return [[one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)] for group in grouped]
 
@@ -456,6 +471,15 @@ class Translator:
             end = next((i + 1 for i in range(given, len(row)) if row[i] in self.end_tokens), len(row))
             targets.append(row[1:end])  # without the start token
         return targets
+
+
+def check_repetition(settings: Mapping[str, Any]) -> None:
+    """Refuse arguments of `generate` against repetition that are out of range, with a `UserError`."""
+    size, penalty = settings.get("no_repeat_ngram_size"), settings.get("repetition_penalty")
+    if size is not None and size < 0:
+        raise UserError(f"no_repeat_ngram_size: must be at least 0, not {size}")
+    if penalty is not None and not penalty > 0:
+        raise UserError(f"repetition_penalty: must be more than 0, not {penalty}")
 
 
 def _check_string(line: str) -> None:

@@ -18,7 +18,7 @@ from ..errors import check_at_least_one
 from ..inference.batching import MAX_TOKENS
 from ..inference.continuous import ContinuousSearch, FoundHypothesis
 from ..inference.optimize import optimize_if_possible
-from ..inference.translator import Translator
+from ..inference.translator import Translator, check_repetition
 from ..inference.workers import worker_count
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class Engine:
         **settings: Any,
     ):
         check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, max_queue=max_queue)
+        check_repetition(settings)
         self.model = translator.model.eval()
         self.max_queue = max_queue
         optimize_if_possible(self.model)

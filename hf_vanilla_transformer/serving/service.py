@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..errors import UserError
 from ..inference.alignment import Link
 from ..inference.continuous import FoundHypothesis
-from ..inference.documents import Part, Splitter, join_text, sentences_of, split_text, translated_parts
+from ..inference.documents import Part, SentenceCutter, Splitter, join_text, sentences_of, split_text, translated_parts
 from ..inference.html_text import Passage, join_html, split_html
 from ..inference.placement import TranslatedPart
 from ..inference.protected import protect
@@ -67,6 +67,7 @@ class LanguagePair:
         self.name = f"{source}-{target}"
         self.translator = translator
         self.split: Splitter = split or (lambda line: [line])
+        self.cut = SentenceCutter(translator)
         self.engine = Engine(translator, **engine)
         self.site = {**(site or {}), "search": {"num_beams": self.engine.num_beams}}
         self.inspector = Inspector(translator)
@@ -178,7 +179,7 @@ class LanguagePair:
         """The sentences and the layout of each text."""
         lines = [(number, line) for number, text in enumerate(texts) for line in text.splitlines(keepends=True)]
         parts: list[list[Part]] = [[] for _ in texts]
-        split = await self._map(lambda line: split_text(line[1], self.split, self.source), lines)
+        split = await self._map(lambda line: split_text(line[1], self.split, self.source, self.cut), lines)
         for (number, _), of_line in zip(lines, split, strict=True):
             parts[number] += of_line
         return parts

@@ -70,6 +70,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
             published = destination(args)
             resolve_arguments(model, args, checkpoint)
             check_positions(model.config, encoded, tokenizers, data_args)
+            _record_length(model.config, encoding["train"].longest_source or data_args.max_source_length, args)
             fixed = {"fine-tuning": args.model_name_or_path is not None}
             facts = {
                 "data_facts": data_facts(corpus, data_args, args),
@@ -121,6 +122,13 @@ def load_data_and_model(
     else:
         model = build_model(model_args, tokenizers, checkpoint)
     return corpus, tokenizers, encoded, encoding, model
+
+
+def _record_length(config: Any, length: int | None, args: RunArguments) -> None:
+    """Record the longest source that the model was trained on, for translation. An unknown base model stays one."""
+    trained = getattr(config, "trained_source_length", None)
+    if length and (trained or not args.model_name_or_path):
+        config.trained_source_length = max(length, trained or 0)
 
 
 # 1. Model and trainer

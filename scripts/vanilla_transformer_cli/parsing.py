@@ -28,7 +28,8 @@ _HINTS = {
 
 
 COLUMNS = "source_lang", "target_lang", "source_column", "target_column"
-DECODING = "num_beams", "length_penalty", "max_new_tokens", "batch_size", "max_tokens_per_batch"
+REPETITION = "no_repeat_ngram_size", "repetition_penalty"
+DECODING = "num_beams", "length_penalty", "max_new_tokens", *REPETITION, "batch_size", "max_tokens_per_batch"
 
 COLUMNS_TITLE = "files with both languages: CSV, TSV, JSON lines, Parquet, TMX, XLIFF"
 
@@ -37,6 +38,8 @@ _SHARED: dict[str, dict[str, Any]] = {
     "num_beams": {"type": int, "metavar": "N", "help": "beam size; 1 is greedy decoding"},
     "length_penalty": {"type": float, "metavar": "A", "help": "score log P / length^A (default: the paper's)"},
     "max_new_tokens": {"type": int, "metavar": "N", "help": "(default: longest source of the batch + 50)"},
+    "no_repeat_ngram_size": {"type": int, "metavar": "N", "help": "no N tokens occur twice in a translation"},
+    "repetition_penalty": {"type": float, "metavar": "P", "help": "above 1, tokens rarely repeat"},
     "batch_size": {"type": int, "metavar": "N", "help": "sentences per batch, at most (default: 64)"},
     "max_tokens_per_batch": {
         **{"type": int, "metavar": "N"},

@@ -13,7 +13,9 @@ and answers the open ones.
 import argparse
 from pathlib import Path
 
-from .parsing import Parser, add_shared_flags, given_values
+from .parsing import REPETITION, Parser, add_shared_flags, given_values
+
+_ENGINE = "num_beams", *REPETITION, "batch_size", "max_tokens_per_batch"
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -42,7 +44,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds until an answer (default: %(default)g)")
     group = parser.add_argument_group("translation (defaults: the model's generation_config.json)")
     group.add_argument("--lines", action="store_true", help="take each line as one sentence, instead of splitting it")
-    add_shared_flags(group, "num_beams", "batch_size", "max_tokens_per_batch", "workers", "device", "dtype")
+    add_shared_flags(group, *_ENGINE, "workers", "device", "dtype")
     return parser.parse_args(arguments)
 
 
@@ -71,6 +73,6 @@ def main(arguments: argparse.Namespace) -> None:
                 allowed_hosts=tuple(arguments.allowed_host),
                 translate_files=arguments.translate_files,
             ),
-            engine=given_values(arguments, "batch_size", "max_tokens_per_batch", "max_queue", "num_beams"),
+            engine=given_values(arguments, "max_queue", *_ENGINE),
         )
     )

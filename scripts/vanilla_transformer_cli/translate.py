@@ -53,6 +53,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="documents: split each line into sentences; blank lines, indentation and list marks stay, and sentences "
         "longer than any in training are named (extra: documents)",
     )  # fmt: skip
+    add("--unwrap", action="store_true", help="with --paragraphs: only a blank line or a list mark ends a paragraph")
     add(
         "--raw", action="store_true",
         help="give the model every line as it is; by default addresses, placeholders such as {name} and %%s, markup, "
@@ -78,6 +79,8 @@ def check_combination(arguments: argparse.Namespace) -> None:
     if not arguments.paragraphs:
         columns_of(arguments, None, arguments.input, arguments.score)
     requested += ["paragraphs"] if arguments.paragraphs else []
+    if arguments.unwrap and not arguments.paragraphs:
+        raise UserError("--unwrap needs --paragraphs: give both, or neither")
     if arguments.score and requested:
         raise UserError(f"--score is for existing translations, --{requested[0]} is for new ones")
     if arguments.alignment_layer is not None and not arguments.alignment:
@@ -110,9 +113,11 @@ def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def sentences_to_translate(arguments: argparse.Namespace) -> Iterator[str]:
     """The sentences of --input."""
+    from hf_vanilla_transformer.inference.documents import unwrapped
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
-    return read_sentences(arguments.input, "source", columns_of(arguments, arguments.model[0], arguments.input))
+    lines = read_sentences(arguments.input, "source", columns_of(arguments, arguments.model[0], arguments.input))
+    return unwrapped(lines, output_settings(arguments)["paragraphs"]) if arguments.unwrap else lines
 
 
 def translate_to_file(arguments: argparse.Namespace) -> None:

@@ -46,6 +46,8 @@ def test_rows_have_ids_labels_length_and_line(pairs, tokenizer):
         assert row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id
         assert row["length"] == max(len(row["input_ids"]), len(row["labels"]))
     assert report.summary() == "encoded 5 of 5 pairs"
+    if isinstance(pairs, Dataset):
+        assert report.longest_source == max(len(tokenizer(text)["input_ids"]) for text in pairs["source"])
 
 
 def test_separate_tokenizers_encode_their_side(pairs, tokenizer, german):

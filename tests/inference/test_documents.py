@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from hf_vanilla_transformer.inference.documents import (
     Part,
+    SentenceCutter,
     join_text,
     sentence_splitter,
     sentences_of,
     split_text,
-    too_long,
     translate_documents,
+    unwrapped,
 )
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.serving_helpers import echo_translator
@@ -157,19 +158,52 @@ def _split(line: str) -> list[Part]:
     return split_text(line, sentence_splitter("en"))
 
 
-def test_long_sentences_are_named_with_their_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_sentences_are_cut_and_named_with_their_lines(caplog: pytest.LogCaptureFixture) -> None:
     translator = echo_translator()
-    long = "seven " * 300 + "seven."
+    long = "seven " * 150 + "one, " + "seven " * 150 + "seven."
     tokens = len(translator.source_tokenizer(long)["input_ids"])
     lines = ["seven."] * 300 + [f"seven. {long}", "seven."]
-    list(translate_documents(translator, lines, "en", first_line=11, max_new_tokens=2))
-    assert caplog.messages == [f"line 311: a sentence of {tokens} tokens is longer than any in training"]
+    translations = list(translate_documents(translator, lines, "en", first_line=11, max_new_tokens=2))
+    (message,) = caplog.messages
+    assert "line 311" in message and str(tokens) in message
+    pieces = ["seven.", long[: long.index("one") + 4], long[long.index("one") + 5 :]]
+    assert translations[300] == " ".join(translator.translate(pieces, max_new_tokens=2)) and len(translations) == 302
 
 
-def test_limit_of_the_tokenizer_wins_over_the_default() -> None:
-    tokenizer = echo_translator().source_tokenizer
-    tokenizer.model_max_length = 6
-    assert too_long(tokenizer, ["seven", "seven seven seven seven seven seven seven"]) == [8]
+@pytest.mark.parametrize(
+    ("text", "limit", "pieces"),
+    [
+        ("a house, seven two hundred; seven seven", 7, ["a house, ", "seven two hundred; ", "seven seven"]),
+        ("seven seven seven seven", 4, ["seven seven ", "seven seven"]),
+        ("seven seven", 10, ["seven seven"]),
+        ("日本語日本語", 12, ["日本語", "日本語"]),
+        ("日" + "x" * 60, 20, None),
+    ],
+)
+def test_sentences_are_cut_at_clauses_or_words(text: str, limit: int, pieces: list[str] | None) -> None:
+    translator = echo_translator()
+    translator.model.config.trained_source_length = limit
+    cut = SentenceCutter(translator)
+    assert "".join(cut(text)) == text and (pieces is None or cut(text) == pieces)
+    parts = split_text(f"- {text} ", lambda line: [line], "en", cut)
+    assert "".join(part.text for part in parts) == f"- {text} "
+    assert sentences_of(parts) == [piece.strip() for piece in cut(text)]
+
+
+def test_limit_is_that_of_training_then_of_the_tokenizer() -> None:
+    translator = echo_translator()
+    limits = [SentenceCutter(translator).limit]
+    translator.source_tokenizer.model_max_length = 6
+    limits.append(SentenceCutter(translator).limit)
+    translator.model.config.trained_source_length = 300
+    assert [*limits, SentenceCutter(translator).limit] == [256, 6, 300]
+
+
+def test_hard_wrapped_lines_become_paragraphs() -> None:
+    text = "  One two\nthree. \n four\n\n\n- item\n  goes on\n- next\n---\nlast\n# Head\nx"
+    expected = ["  One two three. four", "", "", "- item goes on", "- next", "---", "last", "# Head", "x"]
+    assert list(unwrapped(text.split("\n"))) == expected
+    assert list(unwrapped(["你好", "世界。"], "zh")) == ["你好世界。"]
 
 
 def test_arguments_are_checked_before_anything_is_read() -> None:

@@ -1,5 +1,6 @@
 """Order, blank lines, lookahead, settings and loading of `Translator`, with a tiny random model."""
 
+import copy
 import platform
 import threading
 
@@ -9,6 +10,7 @@ from datasets.fingerprint import Hasher
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import deoptimize, loading, workers
@@ -485,3 +487,37 @@ def test_hash_of_a_translator_survives_its_use(model, tokenizer, ensemble):
         hashes.append(Hasher.hash(translator))
     assert len(set(hashes)) == 1 and model.inference_engine is not None
     assert Hasher.hash(Translator(tiny_model(tokenizer, dropout=0.3), tokenizer)) != hashes[0]
+
+
+def test_repetition_is_limited_or_named(translator, caplog):
+    lines = ["seven", "two hundred"]
+    for translation in translator.translate_nbest(lines, no_repeat_ngram_size=1, probabilities=True, num_beams=2):
+        assert len(set(translation[0].tokens)) == len(translation[0].tokens)
+    for name, value in (("no_repeat_ngram_size", -1), ("repetition_penalty", 0.0)):
+        with pytest.raises(UserError, match=name):
+            translator.translate(lines, **{name: value})
+    caplog.clear()
+    model = copy.deepcopy(translator.model)
+    with torch.no_grad():
+        model.lm_head.bias = torch.nn.Parameter(torch.zeros(model.config.vocab_size))
+        model.lm_head.bias[model.config.eos_token_id] = -1e4
+    endless = Translator(model, translator.source_tokenizer)
+    list(endless.translate(["seven", ""], first_line=5, num_beams=1))
+    assert ["line 5" in message for message in caplog.messages] == [True]
+    list(endless.translate(lines, max_new_tokens=2))
+    assert len(caplog.messages) == 1
+
+
+def test_tokens_show_letters_of_every_script(tokenizer):
+    trained = train_tokenizer(["für Größe мир 世界"] * 9, 400)
+    ids = trained("für Größe мир 世界\n世")["input_ids"]
+    tokens = readable_tokens(trained, ids)
+    assert tokens[:4] == ["Ġfür", "ĠGröße", "Ġмир", "Ġ世界"] and tokens[-1] == "</s>"
+    assert len(tokens) == len(ids) and all(token.isprintable() and "\ufffd" not in token for token in tokens)
+
+
+def test_n_best_lists_have_no_text_twice(translator, monkeypatch):
+    same = [[Hypothesis("a", 0.1), Hypothesis("b", 0.0), Hypothesis("a", -1.0)]]
+    monkeypatch.setattr(translator, "translate_nbest", lambda *_, **__: iter(same))
+    lines = list(translated_lines(translator, ["x"], n_best=3, num_beams=3))
+    assert lines == ["0 ||| a ||| 0.1000", "0 ||| b ||| 0.0000"]

@@ -105,6 +105,7 @@ def test_recipes_end_in_a_model_folder(finished, name):
     assert generation.get("num_beams", 1) == recipe.get("test_num_beams", generation.get("num_beams", 1))
     # the saved model has no length limit of an evaluation, nor the library's default of 20
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert 5 < model.config.trained_source_length < 256
     assert model.generate(torch.tensor([[9, 8, 2]]), min_new_tokens=30, num_beams=1).shape[1] > 30
 
 
