@@ -9,27 +9,37 @@ from ..errors import UserError
 from .alignment import WORD
 from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
 from .html_text import Passage, join_html, split_html
+from .markdown_text import split_markdown
+from .office_files import translate_docx, translate_odt
 from .placement import TranslatedPart
 from .subtitles import translate_subtitles
+from .translation_files import translate_po, translate_tmx, translate_xliff
 from .translator import Translator
 
 #: Translates texts. The joined sources of the parts of each are the text.
 TranslateTexts = Callable[[Sequence[str]], list[list[TranslatedPart]]]
 
+_ENCODING = re.compile(rb"^\s*<\?xml[^>]+encoding\s*=\s*[\"']([\w.:-]+)")
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 
 
-def translate_document(data: bytes, suffix: str, translate: TranslateTexts) -> bytes:
+def translate_document(
+    data: bytes, suffix: str, translate: TranslateTexts, source: str | None = None, target: str | None = None
+) -> bytes:
     """Translate a document.
 
     Args:
         data: the content of a file.
         suffix: of its name, such as ".html". It decides the format, one of `SUFFIXES`.
         translate: translates texts, for example a function of `text_translator`.
+        source, target: languages, for a translation memory (.tmx).
 
     Raises:
         UserError: another format, or data that is not in this format.
     """
+    if suffix.lower() == ".tmx":
+        filled = _text_format(lambda text, function: translate_tmx(text, function, source, target), _ENCODING)
+        return filled(data, translate)
     if suffix.lower() not in _FORMATS:
         raise UserError(f"documents: {suffix or 'a name without a suffix'} is none of {', '.join(SUFFIXES)}")
     return _FORMATS[suffix.lower()](data, translate)
@@ -41,7 +51,7 @@ def is_document(source: str | Path | None, output: str | Path | None) -> bool:
     A translation memory is one if the output is one, too. Otherwise its source text is translated line by line.
     """
     suffix, other = (Path(name or "").suffix.lower() for name in (source, output))
-    return suffix in _FORMATS and (suffix == other or not is_readable(Path(source or "")))
+    return suffix in SUFFIXES and (suffix == other or not is_readable(Path(source or "")))
 
 
 def text_translator(
@@ -66,21 +76,27 @@ def text_translator(
     return translate
 
 
-def _translate_html(data: bytes, translate: TranslateTexts) -> bytes:
-    declared = _CHARSET.search(data[:1024])
-    text, encoding = decode(data, declared[1].decode() if declared else "utf-8")
-    pieces = split_html(text)
+def _translate_pieces(pieces: list[str | Passage], translate: TranslateTexts) -> str:
     passages = [piece for piece in pieces if isinstance(piece, Passage)]
     parts = translate([passage.text for passage in passages])
-    translations = [passage.html(own) for passage, own in zip(passages, parts, strict=True)]
-    return join_html(pieces, translations).encode(encoding, "xmlcharrefreplace")
+    return join_html(pieces, [passage.html(own) for passage, own in zip(passages, parts, strict=True)])
 
 
-def _translate_subtitles(data: bytes, translate: TranslateTexts) -> bytes:
-    text, encoding = decode(data)
-    return translate_subtitles(
-        text, lambda texts: ["".join(p.target for p in own) for own in translate(texts)]
-    ).encode(encoding)
+def _text_format(
+    translated: Callable[[str, TranslateTexts], str], declaration: "re.Pattern[bytes] | None" = None
+) -> Callable[[bytes, TranslateTexts], bytes]:
+    """A format of text, in the encoding that its `declaration` names, or in UTF-8."""
+
+    def translate_data(data: bytes, translate: TranslateTexts) -> bytes:
+        declared = declaration.search(data[:1024]) if declaration else None
+        text, encoding = decode(data, declared[1].decode() if declared else "utf-8")
+        return translated(text, translate).encode(encoding, "xmlcharrefreplace" if declaration else "strict")
+
+    return translate_data
+
+
+def _plain(translate: TranslateTexts) -> Callable[[Sequence[str]], list[str]]:
+    return lambda texts: ["".join(part.target for part in parts) for parts in translate(texts)]
 
 
 def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
@@ -93,9 +109,21 @@ def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
 
 
 _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
-    **dict.fromkeys((".html", ".htm", ".xhtml"), _translate_html),
-    **dict.fromkeys((".srt", ".vtt"), _translate_subtitles),
+    **dict.fromkeys(
+        (".html", ".htm", ".xhtml"),
+        _text_format(lambda text, translate: _translate_pieces(split_html(text), translate), _CHARSET),
+    ),
+    **dict.fromkeys(
+        (".md", ".markdown"), _text_format(lambda text, translate: _translate_pieces(split_markdown(text), translate))
+    ),
+    **dict.fromkeys(
+        (".srt", ".vtt"), _text_format(lambda text, translate: translate_subtitles(text, _plain(translate)))
+    ),
+    **dict.fromkeys((".po", ".pot"), _text_format(translate_po)),
+    **dict.fromkeys((".xlf", ".xliff"), _text_format(translate_xliff, _ENCODING)),
+    ".docx": translate_docx,
+    ".odt": translate_odt,
 }
 
 #: Suffixes of the formats that `translate_document` knows.
-SUFFIXES = tuple(_FORMATS)
+SUFFIXES = (*_FORMATS, ".tmx")

@@ -8,8 +8,9 @@ text becomes a tag.
 import html
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from .alignment import UNSPACED
@@ -55,27 +56,28 @@ _MAX_DEPTH = 64  # of inline elements. Deeper tags are elements without an end
 
 
 @dataclass(frozen=True)
-class _Event:
+class Event:
     """A tag, a text, or other markup, verbatim."""
 
     kind: str  # "start", "end", "text", "point" (inline, verbatim: a comment or a whole element) or "other"
     tag: str
     raw: str
     kept: bool = False  # the start tag of an element that is not translated
+    block: bool = False
 
 
-def _events(document: str) -> Iterator[_Event]:
+def _events(document: str, kept: frozenset[str], is_block: Callable[[str], bool]) -> Iterator[Event]:
     """The events of a document. Their `raw` joined is the document."""
     for kind, tag, raw, attributes in scan(document):
         if kind == "start":
             marked = attributes.get("translate", "").lower() == "no" or "notranslate" in (
                 attributes.get("class", "").split()
             )
-            yield _Event(kind, tag, raw, tag in _KEPT or marked)
+            yield Event(kind, tag, raw, tag in kept or marked, is_block(tag))
         elif kind == "empty":
-            yield _Event("other" if tag in _BLOCK else "point", tag, raw)
+            yield Event("other" if is_block(tag) else "point", tag, raw)
         else:
-            yield _Event("point" if kind == "comment" else kind, tag, raw)
+            yield Event("point" if kind == "comment" else kind, tag, raw, block=is_block(tag))
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Passage:
     text: str
     elements: list[Element]
     raw: str
+    escaped: bool = True  # whether its text contains no entities, and its translation is escaped
 
     def html(self, parts: Sequence[TranslatedPart]) -> str:
         """The escaped translation with every inline tag exactly once, or the passage verbatim if it has not changed.
@@ -95,32 +98,40 @@ class Passage:
         if all(part.target == part.source for part in parts):
             return self.raw
         placement = Placement(self.text, parts, self.elements)
+        escape = partial(html.escape, quote=False) if self.escaped else str
 
         def inside(outer: Place | None, position: int, end: int) -> str:
             pieces = []
             for place in placement.places(outer):
                 element, inner = place.element, inside(place, place.opens, place.closes)
-                pieces += [_escape(placement.target[position : place.opens]), element.opening, inner, element.closing]
+                pieces += [escape(placement.target[position : place.opens]), element.opening, inner, element.closing]
                 position = place.closes
-            return "".join(pieces) + _escape(placement.target[position:end])
+            return "".join(pieces) + escape(placement.target[position:end])
 
         return inside(None, 0, len(placement.target))
 
 
-def split_html(document: str) -> list["str | Passage"]:
-    """Split a document into verbatim markup and passages to translate."""
+def split_html(
+    document: str, kept: frozenset[str] = _KEPT, is_block: Callable[[str], bool] = _BLOCK.__contains__
+) -> list["str | Passage"]:
+    """Split a document into verbatim markup and passages to translate.
+
+    Args:
+        kept: elements that are not translated, beside those marked so.
+        is_block: whether an element ends a passage.
+    """
     pieces: list[str | Passage] = []
-    run: list[_Event] = []
-    for event in _with_scripts_whole(_with_kept_elements_whole(list(_events(document)))):
-        if event.kind in ("text", "point") or (event.kind != "other" and event.tag not in _BLOCK):
+    run: list[Event] = []
+    for event in _with_scripts_whole(_with_kept_elements_whole(list(_events(document, kept, is_block)))):
+        if event.kind in ("text", "point") or (event.kind != "other" and not event.block):
             run.append(event)
             continue
-        pieces += [*_passage(run), event.raw]
+        pieces += [*passage_of(run), event.raw]
         run = []
-    return [piece for piece in pieces + _passage(run) if piece != ""]
+    return [piece for piece in pieces + passage_of(run) if piece != ""]
 
 
-def _with_kept_elements_whole(events: list[_Event]) -> Iterator[_Event]:
+def _with_kept_elements_whole(events: list[Event]) -> Iterator[Event]:
     """The events, with each element that is not translated as one of them: a point if it is inline."""
     index = 0
     while index < len(events):
@@ -128,12 +139,12 @@ def _with_kept_elements_whole(events: list[_Event]) -> Iterator[_Event]:
         if event.kept and event.tag not in _VOID:
             stop = _end_of_element(events, index)
             raw = "".join(inner.raw for inner in events[index:stop])
-            event = _Event("other" if event.tag in _BLOCK else "point", event.tag, raw)
+            event = Event("other" if event.block else "point", event.tag, raw)
         yield event
         index = stop
 
 
-def _end_of_element(events: list[_Event], start: int) -> int:
+def _end_of_element(events: list[Event], start: int) -> int:
     """The index after the element that starts at `start`: after its end tag, or where HTML implies its end."""
     open_tags = [events[start].tag]
     for index in range(start + 1, len(events)):
@@ -160,16 +171,12 @@ def join_html(pieces: Sequence["str | Passage"], translations: Iterable[str]) ->
     return "".join(piece if isinstance(piece, str) else next(following) for piece in pieces)
 
 
-def _escape(text: str) -> str:
-    return html.escape(text, quote=False)
-
-
-def _with_scripts_whole(events: Iterable[_Event]) -> list[_Event]:
+def _with_scripts_whole(events: Iterable[Event]) -> list[Event]:
     """The events, with each `sub` and `sup` directly after text as a point, such as a footnote's mark.
 
     If the word goes on after it, as in H<sub>2</sub>O, the word is part of the point.
     """
-    queue, whole = deque(events), list[_Event]()
+    queue, whole = deque(events), list[Event]()
     while queue:
         event = queue.popleft()
         before = whole[-1] if whole else None
@@ -184,32 +191,32 @@ def _with_scripts_whole(events: Iterable[_Event]) -> list[_Event]:
             word = whole.pop().raw
         elif rest:
             word = _NO_LETTER.split(before.raw)[-1]
-            whole[-1] = _Event("text", "", before.raw.removesuffix(word))
+            whole[-1] = Event("text", "", before.raw.removesuffix(word))
         if rest:
-            queue[0] = _Event("text", "", queue[0].raw[rest.end() :])
-        whole.append(_Event("point", event.tag, word + raw + (rest[0] if rest else "")))
+            queue[0] = Event("text", "", queue[0].raw[rest.end() :])
+        whole.append(Event("point", event.tag, word + raw + (rest[0] if rest else "")))
         if rest and not queue[0].raw:
             queue.popleft()
     return [event for event in whole if event.raw]
 
 
-def _script_length(following: "deque[_Event]", tag: str) -> int:
+def _script_length(following: "deque[Event]", tag: str) -> int:
     """The number of events up to the end tag of a short element, or 0."""
     for index, event in enumerate(islice(following, _MAX_SCRIPT)):
         if event.kind == "end" and event.tag == tag:
             return index + 1
-        if event.kind == "other" or event.tag in _BLOCK:
+        if event.kind == "other" or event.block:
             break
     return 0
 
 
-def _passage(run: list[_Event]) -> list["str | Passage"]:
+def passage_of(run: list[Event], unescape: Callable[[str], str] = html.unescape) -> list["str | Passage"]:
     """A passage between its outer white space, or only the markup if there is no text.
 
     White space next to white space collapses. It is then part of the tag between them.
     """
     raw = "".join(event.raw for event in run)
-    if not any(html.unescape(event.raw).strip() for event in run if event.kind == "text"):
+    if not any(unescape(event.raw).strip() for event in run if event.kind == "text"):
         return [raw]
     ends, text, before, last_space = _matching_ends(run), "", "", ""
     roots: list[Element] = []
@@ -218,7 +225,7 @@ def _passage(run: list[_Event]) -> list["str | Passage"]:
     last_tag = first_tag
     for index, event in enumerate(run):
         if event.kind == "text":
-            more = html.unescape(event.raw)
+            more = unescape(event.raw)
             space = _SPACES.match(more)
             if space and (not text or text.endswith(" ")):
                 more = more[space.end() :]
@@ -252,7 +259,8 @@ def _passage(run: list[_Event]) -> list["str | Passage"]:
         last_space = ""
     if not (raw.startswith(before) and raw.endswith(last_space)):  # white space as an entity
         before = last_space = ""
-    return [before, Passage(text, roots, raw[len(before) : len(raw) - len(last_space)]), last_space]
+    inner = raw[len(before) : len(raw) - len(last_space)]
+    return [before, Passage(text, roots, inner, escaped=unescape is html.unescape), last_space]
 
 
 def _add_space(element: Element, tag: str, before: str = "", after: str = "") -> None:
@@ -265,7 +273,7 @@ def _clip(elements: list[Element], end: int) -> None:
         _clip(element.children, end)
 
 
-def _matching_ends(run: list[_Event]) -> dict[int, int]:
+def _matching_ends(run: list[Event]) -> dict[int, int]:
     """Index of a start tag -> index of its end tag, for properly nested elements."""
     ends: dict[int, int] = {}
     stack: list[int] = []

@@ -12,7 +12,8 @@ feed ends a line. Lines are read some batches ahead and sorted by length. --batc
 A killed translation into a file resumes with the same command. Several processes can share the work:
 accelerate launch --num_processes 4 --module vanilla_transformer_cli translate --model DIR --input F --output F
 
-An .html, .srt or .vtt file is translated as a whole, and all but its text stays as it is (extra: documents).
+HTML, Markdown, subtitles (.srt, .vtt), .po, .docx and .odt files, and .xlf and .tmx files with an output of the same
+kind, are translated as a whole. All but their text stays as it is (extra: documents).
 
 --n_best N writes up to N lines for each line of the input, best first, as Moses, fairseq and Marian do:
   i ||| translation ||| score
@@ -179,7 +180,7 @@ def translate_document_file(arguments: argparse.Namespace) -> None:
     data, settings = Path(arguments.input).read_bytes(), output_settings(arguments)
     languages = settings.pop("paragraphs"), settings.pop("target_language")
     translate = text_translator(load_translator(arguments), *languages, **settings)
-    translated = translate_document(data, Path(arguments.input).suffix, translate)
+    translated = translate_document(data, Path(arguments.input).suffix, translate, *languages)
     if arguments.output in (None, "-"):
         sys.stdout.buffer.write(translated)
         return

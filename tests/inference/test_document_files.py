@@ -1,8 +1,11 @@
 """Documents of each format keep every byte but their text."""
 
+import io
+import zipfile
 from pathlib import Path
 
 import pytest
+from lxml import etree
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.document_files import SUFFIXES, text_translator, translate_document
@@ -41,6 +44,79 @@ HTML = (
     '<!DOCTYPE html><title>One</title><p class="x">Hello <b>big</b> world!<br>\n<img src=1> Two.</p><script>x</script>'
 )
 
+MARKDOWN = """---
+title: x
+---
+# Head *one*
+
+Para **bold** and `code`, a [link](http://x.y/a_(b)) snake_case 2 * 3
+that goes on.  
+break ![alt](i.png)
+
+- [ ] item
+  goes on
+1. first
+> quote
+> ends
+
+| A b | C |
+|-----|---|
+
+```python
+code here
+```
+
+    indented code
+
+[ref]: http://x
+Set [text][ref] &amp; <b>x</b>
+======
+<div align="center">
+"""
+PO = """msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=UTF-8\\n"
+
+#, c-format
+msgid "One %s\\n"
+"\\"two\\""
+msgstr ""
+
+msgid "done"
+msgstr "fertig"
+
+msgid "{n} dog"
+msgid_plural "{n} dogs"
+msgstr[0] ""
+msgstr[1] ""
+
+#~ msgid "old"
+#~ msgstr ""
+"""
+XLIFF = """<?xml version="1.0" encoding="utf-8"?>
+<xliff version="1.2"><body>
+  <trans-unit id="1">
+    <source>Hi <g id="1">big</g> <x id="2"/>dog &amp; <ph id="3">code</ph> end</source>
+  </trans-unit>
+  <trans-unit id="2"><source>done</source><target>fertig</target></trans-unit>
+  <trans-unit><source>new</source><target state="new">new</target><alt-trans><source/></alt-trans></trans-unit>
+  <trans-unit id="4" translate="no"><source>no</source></trans-unit>
+  <segment><source>two</source><target/></segment>
+</body></xliff>
+"""
+TMX = """<tmx><header srclang="en"/><body>
+<tu>
+  <tuv xml:lang="en-US"><seg>One <bpt i="1">&lt;b></bpt>two<ept i="1">&lt;/b></ept></seg></tuv>
+</tu>
+<tu><tuv xml:lang="en"><seg>a b</seg></tuv><tuv xml:lang="DE"><seg>c</seg></tuv></tu></body></tmx>
+"""
+W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+DOCX = f"""<w:document xmlns:w="{W}"><w:body><w:p><w:r><w:t>Hello </w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>big</w:t>\
+</w:r><w:r><w:t xml:space="preserve"> dog.</w:t></w:r><w:r><w:tab/><w:t>Two</w:t></w:r></w:p></w:body></w:document>"""
+ODT = """<office:text><text:h>Head</text:h><text:p>Hello <text:span text:style-name="B">big</text:span> dog<text:note>\
+<text:note-citation>1</text:note-citation><text:note-body><text:p>A note</text:p></text:note-body></text:note>.\
+</text:p><text:p><text:date>May</text:date></text:p></office:text>"""
+
 #: document, its texts, and the document with each text in upper case
 DOCUMENTS = {
     ".html": (HTML, ["One", "Hello big world!", "Two."],
@@ -51,6 +127,24 @@ DOCUMENTS = {
              .replace("you", "YOU").replace("Fine", "FINE").replace("And", "AND")),
     ".vtt": (VTT, ["Never drink it.", "It will hurt"],
              VTT.replace("Never drink it", "NEVER DRINK IT").replace("It will\nhurt", "IT WILL\nHURT")),
+    ".md": (MARKDOWN, ["Head one", "Para bold and , a link snake_case 2 * 3 that goes on.", "break", "item goes on",
+                       "first", "quote ends", "A b", "C", "Set text &amp; x"],
+            MARKDOWN.replace("Head *one", "HEAD *ONE").replace("Para **bold** and", "PARA **BOLD** AND")
+            .replace(", a [link]", ", A [LINK]").replace("snake_case 2 * 3\nthat", "SNAKE_CASE 2 * 3 THAT")
+            .replace("goes on.", "GOES ON.")
+            .replace("break !", "BREAK !").replace("item\n  goes on", "ITEM GOES ON").replace("first", "FIRST")
+            .replace("quote\n> ends", "QUOTE ENDS").replace("A b", "A B").replace("Set [text]", "SET [TEXT]")
+            .replace("&amp; <b>x", "&AMP; <b>X")),
+    ".po": (PO, ['One %s\n"two"', "{n} dog", "{n} dogs"],
+            PO.replace('two\\""\nmsgstr ""', 'two\\""\nmsgstr "ONE %S\\n\\"TWO\\""')
+            .replace('[0] ""', '[0] "{N} DOG"').replace('[1] ""', '[1] "{N} DOGS"')),
+    ".xlf": (XLIFF, ["Hi big dog & end", "new", "two"],
+             XLIFF.replace("end</source>\n", "end</source>\n    <target>HI <g id=\"1\">BIG</g> <x id=\"2\"/>DOG &amp; "
+                           "<ph id=\"3\">code</ph> END</target>\n").replace(">new</target>", ">NEW</target>")
+             .replace("<target/>", "<target>TWO</target>")),
+    ".tmx": (TMX, ["One two"],
+             TMX.replace("</tuv>\n</tu>\n<tu>", "</tuv>\n  <tuv xml:lang=\"de\"><seg>ONE <bpt i=\"1\">&lt;b></bpt>TWO"
+                         "<ept i=\"1\">&lt;/b></ept></seg></tuv>\n</tu>\n<tu>")),
 }  # fmt: skip
 
 
@@ -68,11 +162,13 @@ def test_documents_keep_all_but_their_text(suffix: str) -> None:
     document, texts, upper = DOCUMENTS[suffix]
     seen: list[str] = []
     for newline in ("\n", "\r\n"):
-        data = document.replace("\n", newline).encode()
-        assert translate_document(data, suffix.upper(), translator_by(str, seen)) == data
-        assert translate_document(data, suffix, translator_by(str.upper)).decode() == upper.replace("\n", newline)
+        data, expected = (text.replace("\n", newline).encode() for text in (document, upper))
+        same = translate_document(data, suffix.upper(), translator_by(str, seen), "en", "de")
+        assert same == data or suffix in (".po", ".xlf", ".tmx")  # get translations
+        assert translate_document(data, suffix, translator_by(str.upper), "en", "de") == expected
+        assert suffix != ".po" or translate_document(expected, suffix, translator_by(str)) == expected
     assert seen == 2 * texts
-    assert translate_document(b"", suffix, translator_by(str)) == b""
+    assert translate_document(b"", suffix, translator_by(str), "en", "de") == b""
 
 
 def test_encoding_of_a_document_stays() -> None:
@@ -99,9 +195,45 @@ def test_sentence_over_several_cues_leaves_none_empty(words: int) -> None:
 
 
 def test_other_formats_are_refused_by_name() -> None:
-    for suffix in (".pdf", "", ".odp"):
+    for suffix in (".pdf", "", ".odp", ".docx", ".odt", ".tmx"):
         with pytest.raises(UserError, match="documents"):
             translate_document(b"x", suffix, translator_by(str))
+
+
+def zipped(files: dict[str, str]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content, zipfile.ZIP_DEFLATED if ".xml" in name else zipfile.ZIP_STORED)
+    return data.getvalue()
+
+
+def content_of(data: bytes) -> list[tuple[str, bytes, int]]:
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    return [(entry.filename, archive.read(entry), entry.compress_type) for entry in archive.infolist()]
+
+
+def test_word_processor_documents_keep_their_formatting() -> None:
+    word = zipped({"[Content_Types].xml": "<t/>", "word/document.xml": DOCX, "word/media/i.png": "x"})
+    seen: list[str] = []
+    assert content_of(translate_document(word, ".docx", translator_by(str, seen))) == content_of(word)
+    assert seen == ["Hello big dog.", "Two"]
+
+    def reversed_words(texts):
+        links = [(0, 2), (1, 1), (2, 0)]
+        return [[TranslatedPart(text, "Hund groß Hallo", links if " " in text else None)] for text in texts]
+
+    contents = {name: content for name, content, _ in content_of(translate_document(word, ".docx", reversed_words))}
+    root = etree.fromstring(contents["word/document.xml"])
+    runs = [("".join(run.itertext()), run.find(f"{{{W}}}rPr") is not None) for run in root.iter(f"{{{W}}}r")]
+    assert "".join(text for text, _ in runs) == "Hund groß HalloHund groß Hallo"
+    assert [text.strip() for text, bold in runs if bold] == ["groß"]
+    office, seen = zipped({"mimetype": "x", "content.xml": ODT, "Pictures/i.png": "x"}), []
+    assert content_of(translate_document(office, ".odt", translator_by(str, seen))) == content_of(office)
+    assert seen == ["Head", "Hello big dog.", "A note"]
+    upper = content_of(translate_document(office, ".odt", translator_by(str.upper)))
+    expected = ODT.replace("Head", "HEAD").replace("Hello", "HELLO").replace("big<", "BIG<")
+    assert upper[1][1].decode() == expected.replace("dog", "DOG").replace("A note", "A NOTE")
 
 
 def test_document_is_translated_sentence_by_sentence(tmp_path: Path, monkeypatch, capfdbinary) -> None:
@@ -119,4 +251,4 @@ def test_document_is_translated_sentence_by_sentence(tmp_path: Path, monkeypatch
     assert capfdbinary.readouterr().out.decode() == expected
     assert pytest.raises(SystemExit, main, [*common, "--output", str(tmp_path / "new.html")]).value.code == 0
     assert (tmp_path / "new.html").read_text() == expected
-    assert set(SUFFIXES) == set(DOCUMENTS) | {".htm", ".xhtml"}
+    assert set(SUFFIXES) == set(DOCUMENTS) | {".htm", ".xhtml", ".markdown", ".pot", ".xliff", ".docx", ".odt"}
