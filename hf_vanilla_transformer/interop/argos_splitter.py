@@ -42,11 +42,7 @@ _CONFIG = {"feat_funcs": ["space_before"], "max_seqlen": 1000, "batch_size": 8, 
 
 
 def splitter_files(language: str) -> dict[str, bytes]:
-    """The files of a package's `stanza` and `minisbd` folders, for a code such as "en".
-
-    Raises:
-        UserError: onnx is not installed.
-    """
+    """The files of a package's `stanza` and `minisbd` folders, for a code such as "en"."""
     units = ["<PAD>", "<UNK>", *sorted(set.union(*_CLASSES.values()))]
     ids = {unit: number for number, unit in enumerate(units)}
     vocabulary = {"lang": _NAME, "idx": 0, "cutoff": 0, "lower": False, "_unit2id": ids, "_id2unit": units}

@@ -69,9 +69,6 @@ def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
 
     Args:
         tokens: of the target, by id.
-
-    Raises:
-        UserError: a setting that CTranslate2 does not have.
     """
     settings = check_search(model, "CTranslate2", APPLIED)
     arguments: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1}
