@@ -220,9 +220,9 @@ class TurnCallback(TrainerCallback):
     def _counted_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for batch in inputs if isinstance(inputs, list) else [inputs]:
             labels, mask = batch["labels"], batch["attention_mask"]
-            target_tokens, padded = labels.ne(IGNORED).sum(), torch.tensor(labels.numel() + mask.numel())
-            counts = target_tokens, target_tokens + mask.sum(), padded.to(labels.device)
-            self.counts = self.counts + torch.stack(counts)
+            target_tokens = labels.ne(IGNORED).sum()
+            padded_tokens = torch.full_like(target_tokens, labels.numel() + mask.numel())
+            self.counts = self.counts + torch.stack([target_tokens, target_tokens + mask.sum(), padded_tokens])
         return self.step(model, inputs, *args, **kwargs)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
