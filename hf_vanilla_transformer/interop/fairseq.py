@@ -44,6 +44,8 @@ DROPPED = {
     **{"constraints": False, "replace_unk": False, "iter_decode_with_beam": 1, "decoding_format": ""},
 }
 
+_LANGUAGE_OPTIONS = ("langs", "encoder_langtok", "decoder_langtok")
+
 # fairseq's names of activations, if they differ -> transformers' names.
 ACTIVATIONS = {"gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
 
@@ -69,6 +71,8 @@ def from_fairseq(
     codes: str | Path | None = None,
     sentencepiece: str | Path | None = None,
     target_sentencepiece: str | Path | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> Converted:
     """A checkpoint of fairseq's `transformer` architectures, post-norm or pre-norm.
 
@@ -77,6 +81,7 @@ def from_fairseq(
         data: the folder of dict.SOURCE.txt and dict.TARGET.txt. Default: the checkpoint's.
         codes: a file of subword-nmt or fastBPE. The tokenizer then takes raw text, through Moses.
         sentencepiece, target_sentencepiece: models. The tokenizer then takes raw text. One may serve both sides.
+        source_language, target_language: which dictionaries, unless the checkpoint names them.
 
     Returns:
         The model with fairseq's search and, if there are dictionaries, a tokenizer. Without codes or a SentencePiece
@@ -96,10 +101,18 @@ def from_fairseq(
     fields = _fields(options, tensors) | tying.fields | positions | _IDS | sizes
     model = state_dicts.build_model(fields, tensors, _locate, tying.copies)
     set_generation_config(model, _search(search) | _GENERATION_IDS)
-    sides = _dictionaries(Path(data) if data else path.parent, task, fields)
+    for name, language in (("source_lang", source_language), ("target_lang", target_language)):
+        task = Options({**task.values, **({} if language is None else {name: language})}, task.where)
+    folder = Path(data) if data else path.parent
+    sides = _dictionaries(folder, task, fields)
     spm_models = sentencepiece, target_sentencepiece
     converted = _with_tokenizers(model, sides, task, codes, spm_models)
     converted.notes += search.dropped(DROPPED)
+    if not sides and any(folder.glob("dict.*.txt")):
+        converted.notes.append("its dictionaries were not chosen: give source_language and target_language")
+    if sides and _language_tokens(task):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if task.values.get(name))
+        converted.notes.append(f"its task adds tokens of languages to the text ({names}), the tokenizer does not")
     return converted
 
 
@@ -120,7 +133,7 @@ def _with_tokenizers(
         raise UserError("a dictionary overwrites a special token: leave out codes and sentencepiece, tokenize first")
     if codes:
         languages = task.text("source_lang"), task.text("target_lang")
-        return Converted(model, vocabularies.bpe_tokenizer(Path(codes), sides, languages))
+        return Converted(model, vocabularies.bpe_tokenizer(Path(codes), sides, languages, special[0]))
     if source_spm:
         paths = Path(source_spm), Path(target_spm or source_spm)
         return Converted(model, vocabularies.sentencepiece_tokenizer(paths, sides, special[0]))
@@ -244,8 +257,19 @@ def _dictionaries(folder: Path, task: Options, fields: Mapping[str, Any]) -> lis
         return []
     sides = []
     for file, size in zip(files, (fields["vocab_size"], fields["decoder_vocab_size"]), strict=True):
-        sides.append(vocabularies.require_size(_read_dictionary(file), size, file))
+        tokens = _read_dictionary(file)
+        tokens += _language_tokens(task) if len(tokens) < size else []
+        sides.append(vocabularies.require_size(tokens, size, file))
     return sides
+
+
+def _language_tokens(task: Options) -> list[str]:
+    """The tokens that a multilingual task appends to each dictionary."""
+    languages = task.values.get("langs")
+    names = languages.split(",") if isinstance(languages, str) else task.texts("langs")
+    if task.text("lang_tok_style") == "mbart" or "bart" in task.text("task", task.text("_name")):
+        return [*(f"[{name}]" for name in names), "<mask>"] if names else []
+    return [f"__{name}__" for name in names]
 
 
 def _read_dictionary(file: Path) -> list[str]:

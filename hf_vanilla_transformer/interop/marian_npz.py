@@ -35,6 +35,8 @@ PRE_NORM_NOTE = (
     "unnormalised from the second token on, so its translations differ"
 )
 
+TRUECASING_NOTE = "text is tokenized by Moses and split by the codes, but not truecased"
+
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}
 _LAST_WITH_APPROXIMATE_GELU = (1, 12, 0)  # "gelu" is x · sigmoid(1.702 x) there; in March 2023 it became exact
 _MAX_EXPANSION = 10  # of a compressed .npz: floats hardly shrink
@@ -89,6 +91,10 @@ def from_marian_npz(
     target_vocabulary: str | Path | None = None,
     source_sentencepiece: str | Path | None = None,
     target_sentencepiece: str | Path | None = None,
+    codes: str | Path | None = None,
+    target_codes: str | Path | None = None,
+    source_language: str = "en",
+    target_language: str = "en",
 ) -> Converted:
     """A Transformer that Marian trained, post-norm or pre-norm.
 
@@ -102,6 +108,8 @@ def from_marian_npz(
             the model's folder.
         source_sentencepiece, target_sentencepiece: the models that tokenize for a .yml vocabulary. Default: source.spm
             and target.spm, if they are in the model's folder. Without them the tokenizer takes tokenized text.
+        codes, target_codes: files of subword-nmt, as in the BPE releases of OPUS-MT. The tokenizer then takes raw
+            text, through Moses for these languages. One may serve both sides.
 
     Returns:
         The model with the settings of Marian's search that `generate` has, and its tokenizer.
@@ -138,6 +146,15 @@ def from_marian_npz(
     converted.notes += decoder.dropped(DROPPED)
     if fields["layer_norm_position"] == "pre":
         converted.notes.append(PRE_NORM_NOTE)
+    if codes or target_codes:
+        if not sides:
+            raise UserError("codes need the vocabularies: give source_vocabulary and target_vocabulary")
+        pairs = zip(_both_sides(codes, target_codes), sides, (source_language, target_language), strict=True)
+        converted.tokenizer, converted.target_tokenizer = (
+            vocabularies.bpe_tokenizer(file, [_with_unused(side, pad)] * 2, (language,) * 2, _SPECIAL)
+            for file, side, language in pairs
+        )
+        converted.notes = [TRUECASING_NOTE if note == vocabularies.PRETOKENIZED else note for note in converted.notes]
     if converted.tokenizer is None and (names := _vocabulary_names(options, decoder)):
         converted.notes.append(f"its vocabularies {' and '.join(map(shown, names))} are not in its folder")
     return converted

@@ -193,30 +193,30 @@ def find_weights(saved: Any, is_model: Callable[[Iterable[str]], bool], where: s
         is_model: decides from the names of a state dictionary.
         where: the file, for messages.
     """
-    level, seen = {"": saved}, set()
+    level, seen = [("", saved)], {id(saved)}
     for _ in range(_MAX_NESTING):
-        states = {
-            key: _state_of_module(value) if isinstance(value, Ignored) else value for key, value in level.items()
-        }
-        models = {
-            key: state
-            for key, state in states.items()
-            if isinstance(state, Mapping) and is_model(name for name in state if isinstance(name, str))
-        }
+        models: dict[str, Any] = {}
+        for key, value in level:
+            state = _state_of_module(value) if isinstance(value, Ignored) else value
+            if isinstance(state, Mapping) and is_model(name for name in state if isinstance(name, str)):
+                models[key] = state
         if models:
-            key = next(key for key in (*_USUAL_KEYS, *models) if key in models)
-            if len(models) > 1 and key not in _USUAL_KEYS:
+            usual = [key for name in _USUAL_KEYS for key in models if key.rpartition("/")[2] == name]
+            if len(models) > 1 and not usual:
                 raise UserError(f"{where}: {_some(models)}: each contains a model; save the state_dict() of one")
-            return require_tensors(models[key], where)
-        seen |= {id(value) for value in level.values()}
-        level = {key: child for value in level.values() for key, child in _children(value) if id(child) not in seen}
+            return require_tensors(models[(usual or list(models))[0]], where)
+        parents, level = level, []
+        for parent, value in parents:
+            for key, child in _children(value):
+                if id(child) not in seen:
+                    seen.add(id(child))
+                    level.append((f"{parent}/{key}".lstrip("/"), child))
     return require_tensors(saved, where)
 
 
 def _children(value: Any) -> Iterable[tuple[str, Any]]:
-    items = (
-        value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, list | tuple) else ())
-    )
+    sequence = value if isinstance(value, list | tuple) else ()
+    items = value.items() if isinstance(value, Mapping) else enumerate(sequence)
     return [(shown(key), child) for key, child in itertools.islice(items, _MAX_CHILDREN)]
 
 

@@ -27,7 +27,7 @@ _PART = re.compile(
     r"(?:_?(?:proj|projection|linear|lin|layer|transform)s?)?",
     re.IGNORECASE,
 )
-_FUSED = re.compile(r"in_proj|(?:\w+_)?qkv(?:_\w+)?|c_attn", re.IGNORECASE)
+_FUSED = re.compile(r"in_proj|c_attn|(?:\w+_)?(q?kv)(?:_\w+)?", re.IGNORECASE)
 _OF_CROSS = re.compile(r"cross|enc|src|source|context|memory|multihead_attn|inter", re.IGNORECASE)
 _OF_FFN = re.compile(r"ff|feed|final|mlp|pos", re.IGNORECASE)
 _OF_SELF = re.compile(r"self|slf|mask|att", re.IGNORECASE)
@@ -90,9 +90,10 @@ def _roles(modules: Modules, tensors: Mapping[str, Tensor], is_decoder: bool, wh
     for path in (path for path, ndim in dimensions.items() if ndim == 2):
         group, _, last = path.rpartition(".")
         group, is_list = re.subn(r"\.linears$", "", group)
-        part = _PART.fullmatch(last)
-        if part or _FUSED.fullmatch(last):
-            attentions[group][part[1].lower() if part else "qkv"] = path
+        part, fused = _PART.fullmatch(last), _FUSED.fullmatch(last)
+        if part or fused:
+            letters = part[1] if part else fused[1] if fused else ""
+            attentions[group][(letters or "qkv").lower()] = path
         elif is_list and last in "0123":
             attentions[group]["qkvo"[int(last)]] = path
         else:
@@ -104,7 +105,7 @@ def _roles(modules: Modules, tensors: Mapping[str, Tensor], is_decoder: bool, wh
     feed_forward = [path for _, path in rest if path not in used]
     norms = [path for path, ndim in dimensions.items() if ndim == 1]
     kinds = ["self_attn", "cross_attn"] if is_decoder else ["self_attn"]
-    complete = all(set(parts) in ({"qkv", "o"}, set("qkvo")) for parts in attentions.values())
+    complete = all(sorted("".join(parts)) == sorted("qkvo") for parts in attentions.values())
     if (len(attentions), len(feed_forward), len(norms)) != (len(kinds), 2, len(kinds) + 1) or not complete:
         raise UserError(
             f"{where}: {len(attentions)} attentions, {len(feed_forward)} matrices of a feed-forward network and "

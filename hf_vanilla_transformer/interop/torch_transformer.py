@@ -34,38 +34,25 @@ class Naming:
 # torchtext's order of the special tokens
 _SPECIAL = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 
-TUTORIALS = {
-    "PyTorch's tutorial “Language Translation with nn.Transformer”": Naming(
-        "src_tok_emb.embedding", "generator", {"scale_embedding": True, **_SPECIAL}
-    ),
-    "Aladdin Persson's “seq2seq_transformer”": Naming(
-        "src_word_embedding", "fc_out", {"scale_embedding": False, **_SPECIAL}
-    ),
-    "Ben Trevett's “pytorch-seq2seq”, Attention is All You Need": Naming(
-        "encoder.tok_embedding",
-        "decoder.fc_out",
-        {"scale_embedding": True, "layer_norm_position": "post", **_SPECIAL},
-    ),
-    # its text is post-norm, its code pre-norm; its vocabularies start with <s>, </s>, <blank>, <unk>
-    "The Annotated Transformer": Naming(
-        "src_embed.0.lut",
-        "generator.proj",
-        {
-            **{"scale_embedding": True, "layer_norm_position": "pre"},
-            **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3},
-        },
-    ),
-    "Umar Jamil's “pytorch-transformer”": Naming(
-        "src_embed.embedding",
-        "projection_layer.proj",
-        {"scale_embedding": True, "layer_norm_position": "pre", **_SPECIAL},
-    ),
-    "Hyunwoong Ko's “transformer”": Naming(
-        "encoder.emb.tok_emb",
-        "decoder.linear",
-        {"scale_embedding": False, "layer_norm_position": "post", "layer_norm_eps": 1e-12, **_SPECIAL},
-    ),
-}
+_POST, _PRE = {"layer_norm_position": "post"}, {"layer_norm_position": "pre"}
+_SCALED, _NOT_SCALED = {"scale_embedding": True, **_SPECIAL}, {"scale_embedding": False, **_SPECIAL}
+# its vocabularies start with <s>, </s>, <blank>, <unk>
+_ANNOTATED = {"scale_embedding": True, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3}
+
+TUTORIALS = (
+    # PyTorch's “Language Translation with nn.Transformer”
+    Naming("src_tok_emb.embedding", "generator", _SCALED),
+    # Aladdin Persson's “seq2seq_transformer”
+    Naming("src_word_embedding", "fc_out", _NOT_SCALED),
+    # Ben Trevett's “pytorch-seq2seq”, Attention is All You Need
+    Naming("encoder.tok_embedding", "decoder.fc_out", _SCALED | _POST),
+    # The Annotated Transformer: its text is post-norm, its code pre-norm
+    Naming("src_embed.0.lut", "generator.proj", _ANNOTATED | _PRE),
+    # Umar Jamil's “pytorch-transformer”
+    Naming("src_embed.embedding", "projection_layer.proj", _SCALED | _PRE),
+    # Hyunwoong Ko's “transformer”
+    Naming("encoder.emb.tok_emb", "decoder.linear", _NOT_SCALED | _POST | {"layer_norm_eps": 1e-12}),
+)
 
 _TABLES = ("the source's table of positions", "the target's table of positions")
 _GAINS_OF_UNBIASED_NORMS = (".a_2", ".alpha")
@@ -138,6 +125,8 @@ def from_torch(
     fields |= depths | {f"{stack}_attention_heads": heads for stack in STACKS}
     model, others = _build(tensors, refs, around, fields, positions)
     _check_forward(model)
+    if any(ref.rows is not None for ref in refs.values()) and not _is_of_torch(refs):
+        notes.append("fused projections are read as all queries, then keys, then values")
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
     if tokenizer is None:
@@ -183,18 +172,22 @@ def _around(
 
 def _known(around: Around) -> dict[str, Any]:
     """The settings of the tutorial with these names, if there is one."""
-    for naming in TUTORIALS.values():
+    for naming in TUTORIALS:
         pairs = ((around.source, naming.source), (around.output, naming.output))
         if all(f".{name}".endswith(f".{module}.weight") for name, module in pairs):
             return dict(naming.settings)
     return {}
 
 
+def _is_of_torch(refs: Mapping[str, TensorRef]) -> bool:
+    return any("in_proj" in ref.name for ref in refs.values())
+
+
 def _choose_norm_position(settings: dict[str, Any], around: Around, refs: Mapping[str, TensorRef]) -> list[str]:
     """Fill in `layer_norm_position`, and return a note if it is a guess."""
     if "layer_norm_position" in settings:
         return []
-    if any("in_proj" in ref.name for ref in refs.values()):  # `torch.nn.Transformer`
+    if _is_of_torch(refs):
         settings["layer_norm_position"] = "post"
         return []
     settings["layer_norm_position"] = "pre" if around.norms else "post"

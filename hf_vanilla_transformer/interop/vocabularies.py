@@ -86,19 +86,20 @@ def given_tokenizer(path: Path, size: int, ids: Mapping[str, int | None], starts
 
     The model has `size` tokens. `ids` are those of special tokens. A text starts with `bos_token` if it `starts`.
     """
-    if path.is_dir():
-        tokenizer, backend = load_tokenizers(path)[0], None
-    else:
-        backend = _given_backend(path, ids["unk_token"])
-    entries = len(tokenizer) if backend is None else backend.get_vocab_size()
-    if entries > size:
-        raise UserError(f"{path}: {entries} tokens, but the model has {size}")
-    if backend is None:
-        return tokenizer
-    given = {name: number for name, number in ids.items() if number is not None}
-    special: dict[str, str] = {name: backend.id_to_token(number) for name, number in given.items()}
-    if None in special.values():
-        raise UserError(f"{path}: no token has one of the ids {', '.join(f'{n}_id={i}' for n, i in given.items())}")
+    tokenizer = load_tokenizers(path)[0] if path.is_dir() else _tokenizer_of_file(path, ids, starts)
+    if len(tokenizer) > size:
+        raise UserError(f"{path}: {len(tokenizer)} tokens, but the model has {size}")
+    return tokenizer
+
+
+def _tokenizer_of_file(path: Path, ids: Mapping[str, int | None], starts: bool) -> PreTrainedTokenizerBase:
+    backend = _given_backend(path, ids["unk_token"])
+    special: dict[str, str] = {}
+    for name, number in ids.items():
+        if number is not None:
+            if not 0 <= number < backend.get_vocab_size():
+                raise UserError(f"{name}_id={number}: {path} has {backend.get_vocab_size()} tokens")
+            special[name] = str(backend.id_to_token(number))
     tokenizer = fast_tokenizer(backend, True, **special)
     if starts:
         pair = [(special[name], ids[name]) for name in ("bos_token", "eos_token")]
@@ -232,24 +233,25 @@ def _reading_sentencepiece(files: str) -> Iterator[None]:
         raise UserError(f"{files}: no SentencePiece model ({error})") from None
 
 
-def bpe_tokenizer(codes: Path, sides: Sequence[Sequence[str]], languages: tuple[str, str]) -> PreTrainedTokenizerBase:
-    """An `FSMTTokenizer` for raw text: Moses, then a byte-pair encoding.
+def bpe_tokenizer(
+    codes: Path, sides: Sequence[Sequence[str]], languages: tuple[str, str], special: Mapping[str, str]
+) -> PreTrainedTokenizerBase:
+    """An `FSMTTokenizer` for raw text: Moses for `languages`, then a byte-pair encoding.
 
-    It marks the end of a word with "</w>". The tokens here mark the continuation with `JOINER`.
-
-    Args:
-        codes: a file of subword-nmt 0.2 or newer, or of fastBPE.
-        sides: the tokens of source and target, by id; the first four are "<s>", "<pad>", "</s>" and "<unk>".
-        languages: the languages of Moses.
+    `codes` is a file of subword-nmt 0.2 or newer, or of fastBPE. `sides` are the tokens of source and target, by id.
+    The tokenizer marks the end of a word with "</w>". The tokens here mark the continuation with `JOINER`.
     """
+    eos = special["eos_token"]
+    settings = {"bos_token": special.get("bos_token", eos), "sep_token": eos, "pad_token": special["pad_token"]}
     with TemporaryDirectory() as folder:
         files = {name: str(Path(folder) / name) for name in ("src_vocab_file", "tgt_vocab_file", "merges_file")}
         for name, tokens in zip(("src_vocab_file", "tgt_vocab_file"), sides, strict=True):
-            ids = ids_by_token([*tokens[:4], *map(_with_end, tokens[4:])])
+            ids = ids_by_token([token if token in special.values() else _with_end(token) for token in tokens])
             Path(files[name]).write_text(json.dumps(ids), encoding="utf-8")
         Path(files["merges_file"]).write_text("".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8")
+        settings |= {"unk_token": special["unk_token"], **files}
         with naming_extras():
-            return transformers.FSMTTokenizer(langs=list(languages), model_max_length=int(1e9), **files)
+            return transformers.FSMTTokenizer(langs=list(languages), model_max_length=int(1e9), **settings)
 
 
 def _with_end(token: str) -> str:

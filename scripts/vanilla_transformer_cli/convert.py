@@ -16,7 +16,8 @@ from .parsing import Parser
 FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
   fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
-  marian-npz  a .npz of Marian itself, or its folder, with the vocabularies that its options name
+  marian-npz  a .npz of Marian itself, or its folder, with the vocabularies that its options name. For raw text of a
+           BPE release, --set codes=FILE and target_codes=FILE
   torch    a state dictionary with a torch.nn.Transformer, of a tutorial, or of other code of this architecture, with
            --set heads=N, and --set activation=gelu or norm_first=true if the model was built with it
   m2m100   a folder of an M2M100ForConditionalGeneration, of M2M-100 or NLLB-200, with its languages:

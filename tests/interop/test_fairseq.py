@@ -149,6 +149,24 @@ def test_fairseq_checkpoint_of_version_0_9_with_meters(
     record_property("logits", (PEER, assert_restated(ours, restated(model))))
 
 
+@pytest.mark.parametrize("style", ["multilingual", "mbart"])
+def test_fairseq_dictionaries_of_multilingual_tasks(style: str, tmp_path: Path) -> None:
+    """They lack the tokens of languages, and the checkpoint names neither side."""
+    sides = {side: [f"{side}{number}" for number in range(3)] for side in ("en", "de")}
+    added = ["__en__", "__de__"] if style == "multilingual" else ["[en]", "[de]", "<mask>"]
+    write_dictionaries(tmp_path, sides)
+    task = {"source_lang": None, "target_lang": None, "langs": ["en", "de"], "lang_tok_style": style}
+    task |= {"task": "translation_multi_simple_epoch", "encoder_langtok": "src"}
+    save(tmp_path / "model.pt", weights(7 + len(added), 7 + len(added)), **task)
+    plain = from_fairseq(tmp_path / "model.pt")
+    assert plain.tokenizer is None and "source_language" in "; ".join(plain.notes)
+    found = from_fairseq(tmp_path / "model.pt", source_language="en", target_language="de")
+    assert found.tokenizer is not None and found.target_tokenizer is not None
+    assert found.tokenizer.convert_tokens_to_ids(["en2", *added]) == [6, *range(7, 7 + len(added))]
+    assert found.target_tokenizer.convert_tokens_to_ids("de0") == 4
+    assert "--encoder-langtok" in "; ".join(found.notes)
+
+
 def test_fairseq_search_is_that_of_fairseq_generate(tmp_path: Path) -> None:
     save(tmp_path / "old.pt", weights(9, 8))
     search = from_fairseq(tmp_path / "old.pt").model.generation_config

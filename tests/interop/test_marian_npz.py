@@ -9,9 +9,12 @@ from typing import Any
 import ctranslate2
 import numpy as np
 import pytest
+import sacremoses
 import sentencepiece
 import torch
 import yaml
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.marian_npz import NEVER, from_marian_npz
@@ -159,6 +162,40 @@ def test_marian_npz_folder_of_opus(tmp_path: Path) -> None:
         expected = [ids.get(piece, 1) for piece in processors[1].encode(text, out_type=str)] + [0]
         assert target(text_target=text)["input_ids"] == expected
         assert target.decode([len(tokens), *expected, len(tokens)], skip_special_tokens=True) == text
+
+
+def test_marian_npz_takes_raw_text_with_the_codes_of_an_opus_release(tmp_path: Path, record_property: Record) -> None:
+    """A vocabulary of both sides, and codes of each, which are applied after Moses. Some merges are no tokens."""
+    words = {}
+    for side, lines in (("source", SOURCES), ("target", TARGETS)):
+        moses = sacremoses.MosesTokenizer(lang="en")
+        text = [" ".join(moses.tokenize(line, aggressive_dash_splits=True)) for line in lines * 3]
+        with (tmp_path / f"{side}.bpe").open("w", encoding="utf-8") as file:
+            learn_bpe([f"{line}\n" for line in text], file, 60)
+        with (tmp_path / f"{side}.bpe").open(encoding="utf-8") as file:
+            bpe = BPE(file)
+        words[side] = [bpe.process_line(line).split() for line in text]
+    tokens = ["</s>", "<unk>", *sorted({token for side in words.values() for line in side for token in line})]
+    write_vocabulary(tmp_path / "vocab.yml", tokens)
+    save(tmp_path / "model.npz", weights((len(tokens),) * 2))
+    files = {"source_vocabulary": tmp_path / "vocab.yml", "codes": tmp_path / "source.bpe"}
+    options = {**files, "target_codes": tmp_path / "target.bpe", "target_language": "de"}
+    ours, tokenizer, target = converted("marian-npz", tmp_path / "model.npz", tmp_path / "ours", **options)
+    ids = {token: number for number, token in enumerate(tokens)}
+    for text, expected in zip(SOURCES, words["source"], strict=False):
+        if not set("“”’") & set(text):  # a normalisation of punctuation comes first
+            assert tokenizer(text)["input_ids"] == [*map(ids.get, expected), 0]
+    for text, expected in zip(TARGETS[:2], words["target"], strict=False):
+        written = target(text)["input_ids"]
+        assert written == [*map(ids.get, expected), 0]
+        assert target.decode([len(tokens), *written], skip_special_tokens=True) == text.replace(" .", ".").replace(
+            " ,", ","
+        ).replace(" !", "!")
+    assert ours.config.pad_token_id == len(tokens) == tokenizer.pad_token_id
+    record_property("tokens", installed("subword-nmt"))
+    (tmp_path / "source.bpe").write_text("#version: 0.1\na b\n")
+    with pytest.raises(UserError, match="source.bpe"):
+        from_marian_npz(tmp_path / "model.npz", **options)
 
 
 def write_training_folder(folder: Path, vocabularies: tuple[str, str] = ("vocab.yml", "vocab.yml")) -> None:

@@ -4,7 +4,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ WRAPPERS: dict[str, Callable[[dict], Any]] = {
         for p in ("module.", "_orig_mod.", "module._orig_mod.", "my.net.")
     },
     "tuple": lambda weights: (weights, {"lr": 0.1}),
+    "list of dictionaries": lambda weights: [{"model": weights}, {"model": {"name": "x"}}, {"model": 3}],
     "nested": lambda weights: {"trainer": {"checkpoint": {"params": weights}}},
     "model before ema": lambda weights: {"ema": {name: w + 1 for name, w in weights.items()}, "model": weights},
     "Lightning": lambda weights: {
@@ -137,6 +138,25 @@ def test_torch_module_that_was_saved_whole_is_read_without_its_code(tmp_path: Pa
     torch.save(theirs, tmp_path / "model.pt")
     ours, plain = from_torch(tmp_path / "model.pt", 4), from_torch(theirs.net.state_dict(), 4)
     assert all(a.equal(b) for a, b in zip(plain.model.parameters(), ours.model.parameters(), strict=True))
+
+
+def nested(depth: int) -> Any:
+    inner: Any = {"x": 1}
+    for _ in range(depth):
+        inner = [inner] * 50
+    return inner
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [nested(30), {10**5000: 1}, {("a",): torch.ones(1)}, 7, [], {"state_dict": 3}, torch.ones(3), {"a": {"b": None}}],
+    ids=["nested", "number", "tuple", "integer", "empty", "no dictionary", "tensor", "nothing"],
+)
+def test_torch_files_without_a_model_give_one_line(saved: Any, tmp_path: Path) -> None:
+    torch.save(saved, tmp_path / "model.pt")
+    with pytest.raises(UserError, match="model.pt") as raised:
+        from_torch(tmp_path / "model.pt", 4)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
 
 
 def test_torch_surplus_weights_are_refused_or_named() -> None:
@@ -240,10 +260,15 @@ class Style:
             for torchs, theirs in self.layer.items():
                 name = re.sub(torchs, theirs, name)
             if "in_proj" in name or "out_proj" in name:
-                is_fused, stem = "in_proj" in name and len(self.projections) == 2, name.rpartition(".")[0]
-                stem = stem.removesuffix(".out_proj")
-                parts = tensor.chunk(3) if "in_proj" in name and not is_fused else [tensor]
-                chosen = self.projections[: len(parts)] if "in_proj" in name else self.projections[-1:]
+                stem, parts, chosen = (
+                    name.rpartition(".")[0].removesuffix(".out_proj"),
+                    [tensor],
+                    self.projections[-1:],
+                )
+                if "in_proj" in name:
+                    q, k, v = tensor.chunk(3)
+                    chosen = self.projections[:-1]
+                    parts = {1: [tensor], 2: [q, torch.cat([k, v])], 3: [q, k, v]}[len(chosen)]
                 named = {f"{stem}.{part}.{kind}": each for part, each in zip(chosen, parts, strict=True)}
                 renamed |= named if self.attention_bias or kind == "weight" else {}
             elif "norm" in name:
@@ -312,6 +337,7 @@ NAMED = Style(
     options={**SPECIAL, "layer_norm_eps": 1e-5},
 )
 STYLES = {"Annotated": ANNOTATED, "Umar Jamil": JAMIL, "Hyunwoong Ko": KO, "fused": FUSED, "other names": NAMED}
+STYLES["fused in two"] = replace(FUSED, projections=("to_q", "to_kv", "to_out"))
 
 
 @pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first")
@@ -344,6 +370,8 @@ def test_torch_code_with_other_names_gives_its_logits(
     record_property("logits", (f"{PEER}, {name}", assert_same_logits(ours, theirs)))
     assert ours.config.layer_norm_position == ("pre" if "norm_first" in style.settings else "post")
     assert ours.config.attention_bias is style.attention_bias
+    notes = "".join(from_torch(tmp_path / "model.pt", 4, **style.options).notes)
+    assert ("fused" in notes) is name.startswith("fused") and ("-norm" in notes) is bool(style.options)
 
 
 @pytest.mark.parametrize("name", ["encoder.layer_stack.0.slf_attn.w_qs.weight"])
