@@ -23,6 +23,7 @@ FORMATS = {
     "argos": "argos",
     "ctranslate2": "ctranslate2",
     "marian": "marian",
+    "marian-npz": "marian_npz_export",
     "onnx": "onnx",
     "torch": "exported_programs",
 }
@@ -79,6 +80,8 @@ def export(
         elif target_format == "marian":
             module.write(model, folder)
             save_tokenizers(folder, *tokenizers)
+        elif target_format == "marian-npz":
+            note = module.write(model.to(torch.float32), source, tokenizers, folder)
         else:
             _write_graphs(module.write, model.to(torch.float32), tokenizers, folder)
         exact = quantization in (None, "float32") and vmap is None

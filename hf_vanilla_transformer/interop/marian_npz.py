@@ -72,16 +72,16 @@ DROPPED = {
 _NORMALISATIONS = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
 _POSITIONS: dict[tuple[str, ...], str] = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
 
-# Within a layer: our modules, and Marian's names of their weight and bias.
-_IN_LAYER = {
+#: Within a layer: our modules, and Marian's names of their weight and bias.
+IN_LAYER = {
     "fc1": ("ffn_W1", "ffn_b1"),
     "fc2": ("ffn_W2", "ffn_b2"),
     "final_layer_norm": ("ffn_ffn_ln_scale", "ffn_ffn_ln_bias"),
 }
 for _ours, _theirs in (("self_attn", "self"), ("cross_attn", "context")):
-    _IN_LAYER[f"{_ours}_layer_norm"] = (f"{_theirs}_Wo_ln_scale", f"{_theirs}_Wo_ln_bias")
+    IN_LAYER[f"{_ours}_layer_norm"] = (f"{_theirs}_Wo_ln_scale", f"{_theirs}_Wo_ln_bias")
     for _part, _letter in zip(("q_proj", "k_proj", "v_proj", "out_proj"), "qkvo", strict=True):
-        _IN_LAYER[f"{_ours}.{_part}"] = (f"{_theirs}_W{_letter}", f"{_theirs}_b{_letter}")
+        IN_LAYER[f"{_ours}.{_part}"] = (f"{_theirs}_W{_letter}", f"{_theirs}_b{_letter}")
 
 
 def from_marian_npz(
@@ -297,11 +297,15 @@ def _positions(tensors: dict[str, Tensor], options: Options, width: int) -> tupl
             raise UserError("Wpos is missing, the table of --transformer-train-positions")
         table = tensors.pop("Wpos")
     else:
-        # fairseq's formula: sin(p · 10000^(-i / (D/2 - 1))), then the cosines; p from 0
-        table = sinusoidal_positions(torch.arange(MAX_POSITIONS)[None], width, "sinusoidal_fairseq")[0]  # (P, D)
+        table = marian_positions(width)
     tensors = {**tensors, "encoder positions": table, "decoder positions": table}
     fields = {"position_encoding_type": "learned", "max_position_embeddings": len(table)}
     return tensors, {**fields, "scale_embedding": not learned}
+
+
+def marian_positions(width: int) -> Tensor:
+    """Marian's sinusoids (P, D): fairseq's formula, sin(p · 10000^(-i / (D/2 - 1))), then the cosines. p from 0."""
+    return sinusoidal_positions(torch.arange(MAX_POSITIONS)[None], width, "sinusoidal_fairseq")[0]
 
 
 def _locate(name: str, pre_norm: bool) -> str | TensorRef:
@@ -314,7 +318,7 @@ def _locate(name: str, pre_norm: bool) -> str | TensorRef:
         return f"{stack}_Wemb" if rest == "embed_tokens.weight" else f"{stack} positions"
     _, number, module = rest.split(".", 2)
     module, kind = module.rsplit(".", 1)
-    theirs = f"{stack}_l{int(number) + 1}_{_IN_LAYER[module][kind == 'bias']}"
+    theirs = f"{stack}_l{int(number) + 1}_{IN_LAYER[module][kind == 'bias']}"
     if pre_norm and "norm" in module:
         theirs += "_pre"
     return TensorRef(theirs, transposed=kind == "weight" and "norm" not in module)

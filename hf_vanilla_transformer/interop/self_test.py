@@ -16,6 +16,7 @@ from ..data.side_tokens import side_decoder, side_tokens
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from . import ctranslate2
+from .marian_npz import from_marian_npz
 from .search_settings import ends, shortest
 from .transformers_js import DTYPES, GRAPHS
 from .translate_exported import Translator, best_token
@@ -204,6 +205,15 @@ def _marian(reference: Reference, folder: Path) -> list[Translation]:
     return exported.translations()
 
 
+def _marian_npz(reference: Reference, folder: Path) -> list[Translation]:
+    """Read the files back, because pymarian does not come with this package."""
+    back = from_marian_npz(folder)
+    back.model.eval()
+    exported = Reference(back.model, (back.tokenizer, back.target_tokenizer or back.tokenizer))
+    exported.lines, exported.length = reference.lines, reference.length
+    return exported.translations()
+
+
 _Engine = Callable[[Reference, Path], list[Translation]]
 
 # The engine's library, its function, and the least number of tokens that it generates.
@@ -212,6 +222,7 @@ _ENGINES: dict[str, tuple[str, _Engine, int]] = {
     "ctranslate2": ("ctranslate2", _ctranslate2, 0),
     "marian": ("transformers", _marian, 0),
     "onnx": ("onnxruntime", _graphs, 0),
+    "marian-npz": ("hf_vanilla_transformer", _marian_npz, 0),
     "torch": ("torch", _graphs, 0),
     "web": ("onnxruntime", _web, 0),
 }

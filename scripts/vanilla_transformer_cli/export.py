@@ -6,6 +6,7 @@ FORMAT is one of:
   argos        an .argosmodel for Argos Translate and LibreTranslate, for its languages: --languages en de
   ctranslate2  a folder for ctranslate2.Translator, smaller and faster with --quantization int8
   marian       a folder for transformers' MarianMTModel
+  marian-npz   Marian's own files, of a converted model of Marian after fine-tuning
   onnx         encoder.onnx and decoder.onnx (with a KV cache) for onnxruntime, one file of weights for both
   torch        encoder.pt2 and decoder.pt2, exported programs of torch.export
   web          a page that translates in the browser, with the model as transformers.js and optimum load it
@@ -28,7 +29,7 @@ from .parsing import Parser
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    formats = ["argos", "ctranslate2", "marian", "onnx", "torch", "web"]
+    formats = ["argos", "ctranslate2", "marian", "marian-npz", "onnx", "torch", "web"]
     parser.add_argument("--to", required=True, dest="target_format", choices=formats, metavar="FORMAT")
     parser.add_argument("model", metavar="MODEL", help="a model folder with its tokenizer")
     parser.add_argument("output", metavar="DIR", help="new folder; with argos a new file, NAME.argosmodel")

@@ -106,8 +106,8 @@ REFUSED: dict[str, dict[str, str]] = {
         **{
             "marian-npz": "position_encoding_type",
             "joeynmt": "layer_norm_eps",
-            "opennmt": "attention_bias",
-            "eole": "layer_norm",
+            "opennmt": "layer_norm_position",
+            "eole": "attention_bias",
         },
     },
 }

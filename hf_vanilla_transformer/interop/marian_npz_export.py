@@ -1,0 +1,162 @@
+"""Marian's own files, as Firefox reads them: model.npz with its options, vocabularies and decoder.yml.
+
+Marian can express models with its own arithmetic only, such as converted ones after fine-tuning. Its decoder starts
+from a zero vector, has sinusoids of its own, and reads trained positions wrongly: each step is at position 0.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from ..data.side_tokens import side_tokens
+from ..errors import UserError
+from .ctranslate2 import NEVER, position_table
+from .marian_npz import ACTIVATIONS, EPSILON, IN_LAYER, OPTIONS, marian_positions
+from .search_settings import banned_tokens, check_search
+from .vocabularies import sentencepiece_pieces
+
+#: Generation settings that Marian applies. A forced end replaces the last token at the limit, which is no text.
+APPLIED = {"bad_words_ids", "suppress_tokens", "forced_eos_token_id"}
+_ACTIVATIONS = {**{ours: theirs for theirs, ours in ACTIVATIONS.items()}, "swish": "swish", "gelu": "gelu"}
+_SPECIAL = {"eos": "</s>", "unk": "<unk>"}
+
+
+def write(model: Any, source: str | Path, tokenizers: Sequence[Any], folder: Path) -> str:
+    """Write a model into a new folder, and return a note about its text.
+
+    Args:
+        model: in float32. It is not changed.
+        source: its folder, with the SentencePiece models if it has any.
+        tokenizers: of source and target.
+        folder: is created.
+
+    Raises:
+        UserError: a model or a search that Marian cannot express.
+    """
+    _refuse(model)
+    settings = check_search(model, "Marian", APPLIED)
+    source_tokens = side_tokens(tokenizers[0], model.config.vocab_size, "source")
+    target_tokens = side_tokens(tokenizers[1], model.config.target_vocab_size, "target")
+    sides = [_without_padding(model, "source", source_tokens), _without_padding(model, "target", target_tokens)]
+    folder.mkdir()
+    names = _write_vocabularies(Path(source), folder, sides)
+    unk, banned = model.config.unk_token_id, banned_tokens(settings)
+    arrays, options = _arrays(model, [len(side) for side in sides], [token for token in banned if token != unk])
+    options["dim-vocabs"] = [len(side) for side in sides]
+    content = yaml.safe_dump(options).encode() + b"\0"
+    stored: Any = {**arrays, OPTIONS: np.frombuffer(content, dtype=np.int8)}
+    np.savez(folder / "model.npz", **stored)
+    beams = settings.get("num_beams") or 1
+    penalty = settings.get("length_penalty", settings.get("paper_length_penalty", 1.0)) if beams > 1 else 0.0
+    decoder = {"models": ["model.npz"], "vocabs": names, "relative-paths": True, "beam-size": beams}
+    decoder |= {"normalize": float(penalty), "word-penalty": 0.0, "allow-unk": unk not in banned}
+    (folder / "decoder.yml").write_text(yaml.safe_dump(decoder), encoding="utf-8")
+    return "" if names[0].endswith(".spm") else "; its text has to be tokens with spaces between them"
+
+
+def _refuse(model: Any) -> None:
+    config = model.config
+    heads = {config.encoder_attention_heads, config.decoder_attention_heads}
+    expected = marian_positions(config.d_model)
+    tables = [position_table(stack)[: len(expected)] for stack in (model.model.encoder, model.model.decoder)]
+    start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
+    refused = {
+        "layer_norm_position": config.layer_norm_position != "post",  # its decoder does not normalise cached keys
+        "final_layer_norm": config.final_layer_norm,
+        "layer_norm_eps": config.layer_norm_eps != EPSILON,
+        "scale_embedding": not config.scale_embedding,
+        "decoder_attention_heads": len(heads) > 1,
+        "head_dim": config.head_dim not in (None, config.d_model // min(heads)),
+        "value_head_dim": config.value_head_dim not in (None, config.d_model // min(heads)),
+        "activation_function": config.activation_function not in _ACTIVATIONS,
+        "position_encoding_type": any((table - expected[: len(table)]).abs().max() > 1e-6 for table in tables),
+        "decoder_start_token_id": bool(start.any()),
+    }
+    for name, cannot in refused.items():
+        if cannot:
+            raise UserError(
+                f"{name}={getattr(config, name)!r}: Marian cannot express it. Only models with its positions, epsilon "
+                "and zero vector at the start can return to it, such as those converted by --from marian-npz"
+            )
+
+
+def _without_padding(model: Any, side: str, tokens: list[str]) -> list[str]:
+    """The tokens up to the last one that is neither unused nor the padding, with Marian's names of end and unknown."""
+    tokens = list(tokens)
+    eos = model.config.target_eos_token_id if side == "target" else model.config.eos_token_id
+    for number, name in ((eos, _SPECIAL["eos"]), (model.config.unk_token_id, _SPECIAL["unk"])):
+        if not isinstance(number, int) or (name in tokens and tokens.index(name) != number):
+            raise UserError(f"{name} of the {side}: Marian needs one such token, and the model has {number}")
+        tokens[number] = name
+    if model.config.share_encoder_decoder_embeddings and side == "source":
+        return _without_padding(model, "target", tokens)
+    pad = model.config.target_pad_token_id if side == "target" else model.config.pad_token_id
+    while tokens[-1].startswith("<unused_") or len(tokens) - 1 == pad:
+        tokens.pop()
+    return tokens
+
+
+def _write_vocabularies(source: Path, folder: Path, sides: list[list[str]]) -> list[str]:
+    """The files of source and target: SentencePiece models whose pieces have the model's ids, otherwise YAML."""
+    models = [source / f"{side}.spm" for side in ("source", "target")]
+    if all(
+        path.is_file() and sentencepiece_pieces(path) == tokens for path, tokens in zip(models, sides, strict=True)
+    ):
+        names = ["source.spm", "target.spm"]
+        for name in names:
+            shutil.copyfile(source / name, folder / name)
+        return names
+    names = ["vocab.yml"] * 2 if sides[0] == sides[1] else ["source.yml", "target.yml"]
+    for name, tokens in zip(names, sides, strict=True):
+        ids = {token: number for number, token in enumerate(tokens)}
+        text = yaml.safe_dump(ids, sort_keys=False, width=1_000_000)  # escapes what is not ASCII
+        (folder / name).write_text(text, encoding="ascii")
+    return names
+
+
+def _arrays(model: Any, sizes: list[int], banned: list[int]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The weights under Marian's names, and its options."""
+    config, weights = model.config, {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)}
+    shared, tied = config.share_encoder_decoder_embeddings, config.tie_word_embeddings
+    stacks = {"encoder": (config.encoder_layers, sizes[0]), "decoder": (config.decoder_layers, sizes[1])}
+    arrays = {} if tied else {"decoder_ff_logit_out_Wt": weights["lm_head.weight"][: sizes[1]]}
+    bias = weights.get("lm_head.bias", torch.zeros(config.target_vocab_size)).clone()
+    bias[banned] = NEVER
+    arrays["decoder_ff_logit_out_b"] = bias[: sizes[1]]
+    for stack, (depth, size) in stacks.items():
+        name = "Wemb" if shared else f"{stack}_Wemb"
+        arrays[name] = weights[f"model.{stack}.embed_tokens.weight"][:size]
+        for layer in range(depth):
+            for module, names in IN_LAYER.items():
+                prefix = f"model.{stack}.layers.{layer}.{module}"
+                if f"{prefix}.weight" in weights:
+                    weight = weights[f"{prefix}.weight"]
+                    bias = weights.get(f"{prefix}.bias", torch.zeros(len(weight)))
+                    pair = weight if weight.ndim == 1 else weight.T, bias  # Marian's matrices are (inputs, outputs)
+                    arrays |= {f"{stack}_l{layer + 1}_{name}": part for name, part in zip(names, pair, strict=True)}
+    options = {
+        **{"type": "transformer", "version": "v1.12.42", "enc-depth": config.encoder_layers},
+        **{"dec-depth": config.decoder_layers, "dim-emb": config.d_model, "ulr": False, "input-types": []},
+        **{"transformer-heads": config.encoder_attention_heads, "transformer-dim-ffn": config.encoder_ffn_dim},
+        **{"transformer-decoder-dim-ffn": config.decoder_ffn_dim, "transformer-ffn-depth": 2},
+        **{"transformer-decoder-ffn-depth": 0, "transformer-ffn-activation": _ACTIVATIONS[config.activation_function]},
+        **{"transformer-preprocess": "", "transformer-postprocess": "dan", "transformer-postprocess-emb": "d"},
+        **{"transformer-postprocess-top": "", "transformer-decoder-autoreg": "self-attention"},
+        **{"transformer-tied-layers": [], "transformer-no-projection": False, "transformer-aan-only": False},
+        **{"transformer-train-position-embeddings": False, "skip": False},
+        **{"tied-embeddings-all": shared and tied, "tied-embeddings-src": shared and not tied},
+        **{"tied-embeddings": tied and not shared, "layer-normalization": False, "right-left": False},
+        **{"transformer-guided-alignment-layer": "last", "lemma-dim-emb": 0},
+    }
+    return {name: _array(part) for name, part in arrays.items()}, options
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    array = np.ascontiguousarray(tensor.float().numpy())
+    return array[None] if array.ndim == 1 else array  # (n,) to (1, n)
