@@ -70,7 +70,7 @@ def _is_private(name: str) -> bool:
 
 
 def _imported(tree: ast.Module) -> dict[str, tuple[ast.AST, str]]:
-    """name that an import binds -> (the import, the dotted name of what it is)"""
+    """name that an import binds -> (the import, the dotted name it stands for)"""
     bound: dict[str, tuple[ast.AST, str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -251,7 +251,7 @@ def _mutations(tree: ast.Module) -> Found:
 
 
 def _called(node: ast.Call) -> str:
-    """The last name of what is called."""
+    """The last part of a called name."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 

@@ -43,7 +43,7 @@ class Peer(nn.Module):
     cross-entropy of the target's tokens.
     """
 
-    # Parts of our names, and what the peer calls them.
+    # Parts of our names, and the peer's names for them.
     names: dict[str, str] = {}
 
     def __init__(self, network: nn.Module, ours: VanillaTransformerForConditionalGeneration):

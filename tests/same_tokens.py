@@ -56,7 +56,7 @@ def main() -> None:
     command = [sys.executable, "-P", str(Path(__file__).resolve()), args.model, str(args.source), "--remote"]
     command += ["--threads", str(args.threads), "--beams", *map(str, args.beams)]
     output = subprocess.run(command, cwd="/", stdout=subprocess.PIPE, check=True, text=True).stdout
-    alone = json.loads(output.splitlines()[-1])  # below what transformers may print
+    alone = json.loads(output.splitlines()[-1])  # below the output of transformers
 
     import hf_vanilla_transformer  # noqa: F401  (registers the model)
 

@@ -1,4 +1,4 @@
-"""The structure that CONTRIBUTING describes: import arrows, and what the bundle may contain."""
+"""The structure that CONTRIBUTING describes: import arrows, and the code allowed in the bundle."""
 
 import ast
 import functools

@@ -50,7 +50,7 @@ def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: i
     draw = torch.Generator().manual_seed(seed)
     slots = BeamCacheSlots(batch, torch.device("cpu"), beams)
     slots.show_all(prefix)
-    written = [{i: ("prefix", i) for i in range(prefix)} for _ in range(batch)]  # what each slot holds
+    written = [{i: ("prefix", i) for i in range(prefix)} for _ in range(batch)]  # the content of each slot
     pasts = [[set(written[b].values()) for _ in range(beams)] for b in range(batch)]
     most = prefix
     for step in range(steps):

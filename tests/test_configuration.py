@@ -1,4 +1,4 @@
-"""The configuration: the paper's Table 3, what is refused, and what survives saving."""
+"""The configuration: the paper's Table 3, refused values, and saving."""
 
 import copy
 import json

@@ -228,7 +228,7 @@ def test_encoder_outputs_equal_marian(beams: int, pair: Pair) -> None:
     given = [{"encoder_outputs": BaseModelOutput(states.clone()), "attention_mask": mask} for _ in pair]
     for model, inputs in zip(pair, given, strict=True):
         assert_same_translations(written(model, inputs, num_beams=beams), expected)
-    # Marian has changed what it was given. Here it can be used again.
+    # Marian has changed its argument. Ours can be used again.
     plain = written(pair[0], given[0], num_beams=beams, output_scores=False)
     assert plain.sequences.tolist() == expected.sequences.tolist()
     assert given[0]["encoder_outputs"].last_hidden_state.equal(states)
@@ -236,7 +236,7 @@ def test_encoder_outputs_equal_marian(beams: int, pair: Pair) -> None:
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_inputs_embeds_equal_marian(beams: int, pair: Pair) -> None:
-    # Ours scales what it is given, as its decoder and Marian's decoder do. Marian's encoder does not.
+    # Ours scales its input, as its decoder and Marian's decoder do. Marian's encoder does not.
     ours, theirs = pair
     inputs = source()
     mask = inputs["attention_mask"]
@@ -278,7 +278,7 @@ def test_assisted_decoding_equals_marian(length: int, pair: Pair, assistants: Pa
 
 @pytest.mark.parametrize("length", LENGTHS[:3])
 def test_prompt_lookup_equals_marian(length: int, pair: Pair) -> None:
-    # In an encoder-decoder the prompt is what was written so far.
+    # In an encoder-decoder the prompt is the text written so far.
     inputs = {**source([length]), "decoder_input_ids": torch.tensor([[START, 7, 8, 7, 8]])}
     output = both(pair, inputs, prompt_lookup_num_tokens=3, min_new_tokens=LIMIT)
     assert_same_translations(output, written(pair[0], inputs, min_new_tokens=LIMIT))

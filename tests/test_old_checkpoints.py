@@ -49,7 +49,7 @@ def computed(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def record(version: str) -> None:
-    """Save a tiny checkpoint of each layout with the present code, and what it computes."""
+    """Save a tiny checkpoint of each layout with the present code, and its outputs."""
     tokenizer = train_tokenizer(["two hundred and thirty-four"] * 3, vocab_size=270)
     for layout, fields in LAYOUTS.items():
         folder = FOLDER / version / layout

@@ -124,7 +124,7 @@ def test_saved_pipeline_loads_with_trust_remote_code(folder, translate, expected
     again = pipeline(model=str(tmp_path / "again"), trust_remote_code=True, device="cpu")
     assert type(again).__name__ == "TranslationPipeline" and type(again) is not TranslationPipeline
     assert texts(again(SENTENCES)) == expected
-    # what `pipeline()` has loaded can be saved like any model
+    # a model of `pipeline()` can be saved like any other
     again.model.save_pretrained(tmp_path / "third")
     assert json.loads((tmp_path / "third" / "config.json").read_text())["custom_pipelines"] == entry
 

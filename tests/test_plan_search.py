@@ -1,4 +1,4 @@
-"""How the arguments of `generate` are read: the score of hypotheses, and what is left to transformers' own loops."""
+"""How the arguments of `generate` are read: the score of hypotheses, and the requests left to transformers' loops."""
 
 from typing import Any
 

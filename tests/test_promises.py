@@ -62,7 +62,7 @@ def vocabularies(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
-    """Every option that changes what is computed."""
+    """Every option that changes the results."""
     return {
         **draw(heads_and_widths()),
         **draw(vocabularies()),

@@ -237,7 +237,7 @@ class Logits(nn.Module):
 
 
 class DecoderLogits(nn.Module):
-    """The decoder and the output layer, reading what the encoder made."""
+    """The decoder and the output layer, reading the encoder's output."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The wheel: what `pip install` brings, seen from an empty folder."""
+"""The wheel: the files it installs, seen from an empty folder."""
 
 import os
 import subprocess

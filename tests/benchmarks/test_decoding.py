@@ -1,4 +1,4 @@
-"""The decoding benchmark: same output of all engines, cache sizes, and what an interrupt keeps. No times."""
+"""The decoding benchmark: same output of all engines, cache sizes, and the rows that an interrupt keeps. No times."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Hugging Face's tests of transformers' own Marian: what the models of this package are held against."""
+"""Hugging Face's tests of transformers' own Marian: the measure of this package's models."""
 
 from unittest import TestCase
 

@@ -78,7 +78,7 @@ def named(name: str, *lists: dict[str, str]) -> bool:
 
 
 def complaints(outcomes: dict[str, Outcomes], complete: bool) -> list[str]:
-    """The differences from what should be. `complete` says if all tests ran."""
+    """The differences from the expected results. `complete` says if all tests ran."""
     marian, ours = outcomes[MARIAN], outcomes[OURS]
     found = []
     for name, outcome in ours.items():

@@ -147,7 +147,7 @@ class TrainingTests(TesterMixin, TrainingTesterMixin):
 
 
 class MemoryTests(MemoryCleanupMixin, TesterMixin):
-    """The mixin frees what a test leaves behind, and on a GPU measures it. Here is what must then be gone."""
+    """The mixin frees what a test leaves behind, and on a GPU measures it. Afterwards the model must be gone."""
 
     def make_model(self) -> tuple[PreTrainedModel, dict[str, Tensor]]:
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()

@@ -19,7 +19,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerModel,
 )
 
-# The mixins know by these names which models take labels, and of what shape.
+# The mixins know by these names which models take labels, and their shape.
 _NAME = VanillaTransformerConfig.model_type
 MODEL_MAPPING_NAMES[_NAME] = ("VanillaTransformerModel", "VanillaTransformerEncoderModel")
 MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES[_NAME] = "VanillaTransformerForConditionalGeneration"

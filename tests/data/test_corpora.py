@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.errors import UserError
 
-# the second contains line separators of other readers; the third and fourth, what CSV readers take for missing values
+# the second contains line separators of other readers; the third and fourth, the missing values of CSV readers
 PAIRS = [
     ("a dog runs", "ein Hund rennt"),
     ("one\u2028line\x0bwith\x0c\x85strange\rmarks", "eine Zeile\u2029"),

@@ -1,4 +1,4 @@
-"""The one notation for inputs: what each name stands for, and errors about missing and ambiguous ones."""
+"""The one notation for inputs: the meaning of each name, and errors about missing and ambiguous ones."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ PRIVATE = {
 
 
 class Model(NamedTuple):
-    """A model folder and what it was saved from."""
+    """A model folder, and its model and tokenizers."""
 
     folder: Path
     model: object

@@ -65,7 +65,7 @@ def decoder_weight(model: Model) -> nn.Parameter:
 
 
 def trained_by(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], only: str = "") -> Change:
-    """One step of an optimizer. Some count no version of what they write."""
+    """One step of an optimizer. Some do not change the version of a weight."""
 
     def step(model: Model) -> None:
         ids, labels = torch.tensor([[5, 6, EOS]]), torch.tensor([[7, EOS]])

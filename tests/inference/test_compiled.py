@@ -1,4 +1,4 @@
-"""Compiled decoding of one sentence at a time: what is compiled when, and that it computes what the modules do."""
+"""Compiled decoding of one sentence at a time: the compiled graphs, and the same results as from the modules."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Sequence-level distillation: what the teacher writes becomes training text, with references and n-best lists."""
+"""Sequence-level distillation: the teacher's translations become training text, with references and n-best lists."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Private names of torch and transformers: where the package may use them, and what it does without one."""
+"""Private names of torch and transformers: where the package may use them, and its behaviour without one."""
 
 import ast
 from collections.abc import Iterator

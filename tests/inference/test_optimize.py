@@ -1,4 +1,4 @@
-"""`optimize_for_inference`: what changes under it is noticed, it can be undone, and what it cannot do it refuses."""
+"""`optimize_for_inference`: it notices changes of the model, can be undone, and refuses unsupported models."""
 
 import copy
 import gc

@@ -144,7 +144,7 @@ ENGINES: dict[str, tuple[str, Callable[[Path, Path], Engine]]] = {
     "MarianMTModel": ("transformers", marian),
 }
 
-# The tests of what is refused.
+# The tests of refusals.
 REFUSALS = {
     "ONNX, torch.export": "test_exported_programs.py::test_export_refuses_adapters_and_quantised_weights",
     "CTranslate2": "test_ctranslate2.py::test_ctranslate2_export_names_unsupported_options",

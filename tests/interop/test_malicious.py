@@ -414,7 +414,7 @@ def make_secret(path: Path) -> Path:
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "vocab.json", "model.safetensors"])
 @pytest.mark.parametrize("target", LINKS)
 def test_malicious_links(file: str, target: str, good: dict[str, Path], tmp_path: Path) -> None:
-    """A file of a checkpoint that is a link: what it points to is neither awaited, nor shown, nor written to."""
+    """A file of a checkpoint that is a link: its target is neither awaited, nor shown, nor written to."""
     (tmp_path / "outside").mkdir()
     pointed = LINKS[target](tmp_path / "outside")
     if target == "circle":
@@ -450,7 +450,7 @@ def test_malicious_links_in_an_output_folder_are_not_followed(good: dict[str, Pa
 
 
 def test_malicious_files_are_good_ones_before_the_change(joey: tuple, good: dict[str, Path], tmp_path: Path) -> None:
-    """The tests above fail for what they change, and for nothing else."""
+    """The tests above fail because of their change alone."""
     folder, given = joey
     (folder / "config.yaml").write_text(yaml.safe_dump(given))
     convert("joeynmt", folder, tmp_path / "out1")

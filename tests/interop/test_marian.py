@@ -168,7 +168,7 @@ def marian_names(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
     tmp_path: Path, record_property: Record
 ) -> None:
-    """As of opus-mt-tc: config.json ties what Marian's files keep apart. The class itself would tie it again."""
+    """As of opus-mt-tc: config.json ties weights that differ in Marian's files. The class would tie it again."""
     arrays = marian_npz.weights((23, 23), "none")
     config = MarianConfig(
         **{"d_model": D, "encoder_layers": 2, "decoder_layers": 1, "vocab_size": 24},

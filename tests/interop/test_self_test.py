@@ -1,4 +1,4 @@
-"""An export tests itself: faults that are planted in what is written are found, and nothing is left."""
+"""An export tests itself: it finds faults that are planted in its files, and leaves nothing."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not instal
 
 
 def swapped_tokens(tokenizer: Any, size: int, side: str) -> list[str]:
-    """The source's tokens on the target's side: what `get_vocab()` gives."""
+    """The source's tokens on the target's side: the result of `get_vocab()`."""
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}
     return [tokens.get(number, f"<unused_{number}>") for number in range(size)]
 

@@ -51,7 +51,7 @@ class Format:
     """How a good checkpoint of a format is written, and its tensors changed.
 
     Attributes:
-        write: into a folder. Returns what is converted, and the file of the weights.
+        write: into a folder. Returns the input of the conversion, and the file of the weights.
         key: of the tensors in that file.
         embedding: the name of an embedding matrix. linear: of another matrix.
     """
@@ -154,7 +154,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path
 
 @pytest.fixture(params=CASES)
 def copied(request: pytest.FixtureRequest, good: dict, tmp_path: Path) -> tuple[str, Path, Path]:
-    """The format, and a copy of its checkpoint: what is converted, and the file of the weights."""
+    """The format, and a copy of its checkpoint: the input of the conversion, and the file of the weights."""
     source, weights = good[request.param]
     folder = source if source.is_dir() else source.parent
     shutil.copytree(folder, tmp_path / "in")

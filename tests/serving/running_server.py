@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class RunningServer:
-    """The process of a server, its address, and the file of what it prints to standard error."""
+    """The process of a server, its address, and the file of its standard error."""
 
     process: subprocess.Popen
     port: int

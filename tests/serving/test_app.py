@@ -1,4 +1,4 @@
-"""The HTTP interface, by FastAPI's own client: LibreTranslate's answers, the page, limits, and what is refused."""
+"""The HTTP interface, by FastAPI's own client: LibreTranslate's answers, the page, limits, and refusals."""
 
 import asyncio
 import json
@@ -159,7 +159,7 @@ def test_language_of_a_text_is_detected(translator: Translator) -> None:
             assert found[0]["language"] == language and found[0]["confidence"] > 90
             answer = client.post("/translate", data={"q": text, "source": "auto", "target": "de"}).json()
             assert answer["detectedLanguage"] == found[0]
-            assert (answer["translatedText"] == text) == (language == "de")  # what is German stays
+            assert (answer["translatedText"] == text) == (language == "de")  # German text stays
         texts = {"q": [ENGLISH, FRENCH, GERMAN], "source": "auto", "target": "de", "alternatives": 1}
         answer = client.post("/translate", json=texts).json()
         assert [each["language"] for each in answer["detectedLanguage"]] == ["en", "fr", "de"]

@@ -1,4 +1,4 @@
-"""Full disks, quotas and limits: one line that names the folder, and what was whole stays whole."""
+"""Full disks, quotas and limits: one line that names the folder, and complete files stay complete."""
 
 import errno
 import os

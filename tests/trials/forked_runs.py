@@ -1,4 +1,4 @@
-"""Training runs in forked processes, so that a trial need not import the libraries: what the trials here share."""
+"""Training runs in forked processes, so that a trial need not import the libraries. The trials share this module."""
 
 import importlib
 import os
@@ -45,7 +45,7 @@ SETTINGS: dict[str, Any] = TINY_RUN | {
 
 
 def import_libraries() -> None:
-    """Import what a run imports only when it scores, before the first fork."""
+    """Import the modules that a run imports only when it scores, before the first fork."""
     importlib.import_module("transformers.pipelines")
     score_translations(["a"], ["a"])
 

@@ -1,4 +1,4 @@
-"""Full disks in every phase of a run: one line that names the folder, and what was whole stays whole.
+"""Full disks in every phase of a run: one line that names the folder, and complete files stay complete.
 
     python -m tests.trials.full_disk --trials 20
 
@@ -51,7 +51,7 @@ def why_no_mount(folder: Path) -> str | None:
 
 
 def trial(folder: Path, settings: dict[str, Any], kibibytes: int, limit: bool, expected: Any) -> str:
-    """Train in too little space, then resume with enough. Returns what happened. An AssertionError is a fault."""
+    """Train in too little space, then resume with enough. Returns a description. An AssertionError is a fault."""
     disk = folder / "disk"
     disk.mkdir()
     settings = settings | {"output_dir": disk / "run"}

@@ -248,7 +248,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Small weights are packed as large ones are, and what would be compiled runs as it is: a minute less for each."""
+    """Small weights are packed as large ones are, and no graph is compiled: a minute less for each."""
     with (
         mock.patch.object(linear, "_LEAST_PREPACKED", 0 if name == "prepacked" else linear._LEAST_PREPACKED),
         mock.patch.object(CompiledModule, "_compile", lambda self, tensors: self.module().forward),
@@ -278,7 +278,7 @@ def check(case: Case, tally: Tally) -> None:
     with engine(case.engine), ExitStack() as undone:
         model = optimized(make(case), case.engine)
         for change, request in case.requests:
-            undone.close()  # what the change before can undo
+            undone.close()  # undo the change before
             if change in TEMPORARY_CHANGES:
                 undone.callback(TEMPORARY_CHANGES[change](model))
             elif change != "none":

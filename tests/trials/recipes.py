@@ -103,7 +103,7 @@ class Outcome:
     Attributes:
         status: of the process. A negative number is a signal.
         output: standard output and error together.
-        faults: what must not be.
+        faults: of the outcome.
     """
 
     status: int
@@ -145,7 +145,7 @@ def values_of(hint: Any) -> list[Any]:
 
 
 def make_case(number: int, seed: int) -> tuple[dict[str, Any], str]:
-    """The recipe of a case, and what lies in its output folder before."""
+    """The recipe of a case, and the earlier content of its output folder."""
     dice, pool = random.Random(f"{seed} {number}"), candidates()
     recipe = dict(BASE)
     for name in dice.sample(sorted(pool), dice.choice([1, 1, 1, 2, 2, 3, 4])):
@@ -164,7 +164,7 @@ def write_text(folder: Path) -> None:
 
 
 def prepare(folder: Path, before: str, finished: Path) -> None:
-    """Write data, and what lies in the output folder before."""
+    """Write data, and the earlier content of the output folder."""
     write_text(folder)
     rows = [json.dumps({"source": a, "target": b}) for a, b in zip(SOURCES, TARGETS, strict=True)]
     (folder / "train.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -220,7 +220,7 @@ def in_child(folder: Path, log: Path) -> int:
         run_command(lambda: run_training(*parse_recipe(["recipe.yaml"])) and None)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
-    except BaseException:  # what an interpreter would print before it ends with status 1
+    except BaseException:  # as an interpreter prints before it ends with status 1
         traceback.print_exc()
         return 1
     finally:
@@ -230,7 +230,7 @@ def in_child(folder: Path, log: Path) -> int:
 
 
 def judge(outcome: Outcome, folder: Path, before: str, files: dict[str, bytes]) -> None:
-    """Note what must not be."""
+    """Note the faults of an outcome."""
     now, faults = files_in(folder), outcome.faults
     lost = [name for name, content in files.items() if now.get(name) != content]
     if before == "a run" and (outcome.status == 0 or "the loss of update" in outcome.message):
@@ -254,7 +254,7 @@ def judge(outcome: Outcome, folder: Path, before: str, files: dict[str, bytes]) 
 
 
 def make_template(folder: Path) -> Path:
-    """A finished run: what lies in the output folder of some cases, and a tokenizer."""
+    """A finished run: the earlier content of some output folders, and a tokenizer."""
     for library in ("matplotlib.pyplot", "sacrebleu"):  # once, not in every case
         importlib.import_module(library)
     folder.mkdir()
@@ -265,7 +265,7 @@ def make_template(folder: Path) -> Path:
 
 
 def run_cases(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[tuple[int, dict[str, Any], str, Outcome]]:
-    """Run cases one after another. Yields number, recipe, what lay in the output folder, and the outcome."""
+    """Run the cases in turn. Yields number, recipe, the earlier content of the output folder, and the outcome."""
     finished = make_template(folder / "template")
     for number in numbers:
         recipe, before = make_case(number, seed)

@@ -61,7 +61,7 @@ def undisturbed(folder: Path, settings: dict[str, Any], processes: int) -> tuple
 def trial(
     folder: Path, settings: dict[str, Any], processes: int, phase: str, dice: random.Random, expected: Any
 ) -> str:
-    """Interrupt a run and resume it. Returns what happened. An AssertionError is a fault."""
+    """Interrupt a run and resume it. Returns a description. An AssertionError is a fault."""
     number = dice.choice(SIGNALS)
     times, delay = dice.randint(1, TIMES[phase]), dice.uniform(0, 0.15)
     rank = dice.choice([None, *range(processes)]) if processes > 1 else None

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def page(site: Site) -> Iterator[Page]:
-    """The loaded page. Afterwards, what no use of it may leave."""
+    """The loaded page. Afterwards, check its errors and hosts."""
     with opened(site.folder) as page:
         yield page
         assert page.error == "" and page.console() == []

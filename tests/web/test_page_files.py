@@ -1,4 +1,4 @@
-"""The files of the page: what each engine gets, and what the page may load."""
+"""The files of the page: each engine's files, and the addresses the page may load."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""`export --to web`: what the site says about its model, and what is refused before anything is written."""
+"""`export --to web`: the site's text about its model, and refusals before any writing."""
 
 from pathlib import Path
 

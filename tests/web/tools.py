@@ -122,7 +122,7 @@ class Page:
         return self.driver.execute_script(script)
 
     def settle(self) -> None:
-        """Wait until what was typed is translated."""
+        """Wait until the typed text is translated."""
         self.driver.execute_script("return new Promise((resume) => setTimeout(resume, 200))")
         self.wait(lambda: self.error or "stale" not in self.find("#translation").get_attribute("class"))
 

@@ -76,7 +76,7 @@ def compare_fairseq(work: Path, version: str, norm: str) -> tuple[float, int]:
     install_fairseq(work, package)
     folder = work / f"fairseq-{version}-{norm}"
     data, checkpoint = folder / "data", folder / "model" / "checkpoint_last.pt"
-    shutil.rmtree(folder, ignore_errors=True)  # it would go on with what is there
+    shutil.rmtree(folder, ignore_errors=True)  # it would continue with the files that exist
     write_corpus(folder)
     names = ("--trainpref", "--validpref", "--testpref")
     prefixes = [

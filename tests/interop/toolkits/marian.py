@@ -33,7 +33,7 @@ def compare_marian(work: Path, options: tuple[str, ...] = ()) -> tuple[float, in
     folder = work / "_".join(["marian", *(name.strip("-") for name in options)])
     write_corpus(folder)
     for file in folder.glob("model.npz*"):
-        file.unlink()  # it would go on with what is there
+        file.unlink()  # it would continue with the files that exist
     train(work, folder, options)
     texts, vocabularies = (folder / "test.en", folder / "test.de"), ("--vocabs", folder / "en.yml", folder / "de.yml")
     score = ("--model", folder / "model.npz", "--train-sets", *texts, "--word-scores", "--cpu-threads", 1, "--quiet")

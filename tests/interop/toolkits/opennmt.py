@@ -11,7 +11,7 @@ from .environment import BEAMS, compare, install, lines_of, run, write_corpus
 
 UPDATES = 2 * environment.UPDATES  # its search without a length penalty prefers short translations
 
-# torchtext is what versions 1 and 2 keep their vocabularies in
+# versions 1 and 2 keep their vocabularies in objects of torchtext
 PACKAGES = {
     "1.2.0": ["OpenNMT-py==1.2.0", "torchtext==0.4.0"],
     "2.3.0": ["OpenNMT-py==2.3.0", "torchtext==0.5.0"],
