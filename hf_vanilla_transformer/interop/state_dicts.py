@@ -32,6 +32,7 @@ _MAX_NAMES = 4  # in a message
 _MAX_LAYERS = 1000
 _MAX_NESTING, _MAX_CHILDREN = 4, 100  # of containers around a state dictionary
 _USUAL_KEYS = ("", "state_dict", "model_state_dict", "model", "module", "net", "model_state")
+_MAX_PREFIX = 500  # characters of the names of nested modules
 _MAX_CLASSES = 200  # of other libraries in a file: each costs a further reading
 _TABLE_ROUNDING = 2e-3  # float16; float32 at position 5,000 is off by 3e-4
 
@@ -223,16 +224,16 @@ def _children(value: Any) -> Iterable[tuple[str, Any]]:
 def _state_of_module(module: Ignored) -> dict[str, Any]:
     """The state dictionary of a module that was saved whole."""
     state: dict[str, Any] = {}
-    modules, seen = [("", module)], set()
-    while modules:
-        prefix, module = modules.pop(0)
+    modules, seen = [("", module)], {id(module)}
+    for prefix, module in modules:
         content = module.state if isinstance(module, Ignored) and isinstance(module.state, Mapping) else {}
-        if id(module) not in seen:
-            seen.add(id(module))
-            parts = [content.get(name) for name in ("_parameters", "_buffers", "_modules")]
-            parameters, buffers, children = (part if isinstance(part, Mapping) else {} for part in parts)
-            state |= {f"{prefix}{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
-            modules += [(f"{prefix}{name}.", child) for name, child in children.items()]
+        parts = [content.get(name) for name in ("_parameters", "_buffers", "_modules")]
+        parameters, buffers, children = (part if isinstance(part, Mapping) else {} for part in parts)
+        state |= {f"{prefix}{shown(name)}": tensor for name, tensor in {**parameters, **buffers}.items()}
+        for name, child in children.items():
+            if id(child) not in seen and len(prefix) < _MAX_PREFIX:
+                seen.add(id(child))
+                modules.append((f"{prefix}{shown(name)}.", child))
     return state
 
 
