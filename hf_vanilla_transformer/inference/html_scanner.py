@@ -60,6 +60,8 @@ def _declaration(document: str, start: int) -> Token:
 
 def _tag(document: str, start: int) -> Token:
     """The tag that starts at `start`."""
+    if document.find(">", start) < 0:
+        return Token("other", "", document[start:])
     position = _skip(_NAME, document, start)
     tag, attributes = document[start:position].lstrip("</").lower(), dict[str, str]()
     while True:

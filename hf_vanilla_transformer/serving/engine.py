@@ -6,7 +6,6 @@ thread of their own.
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ class QueuedSentence:
 
     source: list[int]
     n_best: int
+    turn: int  # sentences are taken in the order of their turns
     future: "Future[list[FoundHypothesis]]" = field(default_factory=Future)
 
 
@@ -73,7 +73,8 @@ class Engine:
         ]
         self.num_beams = self._searches[0].search.config.num_beams
         self._changed = threading.Condition()  # guards everything below
-        self._waiting: deque[QueuedSentence] = deque()
+        self._waiting: list[QueuedSentence] = []  # sorted by their turns
+        self._turn = 0  # of the sentence that was taken last
         self._running = [0] * workers  # sentences, by worker
         self._closing = False
         self.translated = 0
@@ -109,13 +110,14 @@ class Engine:
         Raises:
             QueueFull: the sentences do not fit, or the engine is closing.
         """
-        sentences = [QueuedSentence(source, n_best) for source in sources]
         with self._changed:
+            # Each request has one sentence per turn, so that a small one does not wait for all of a large one.
+            sentences = [QueuedSentence(source, n_best, turn) for turn, source in enumerate(sources, self._turn)]
             if len(self._waiting) + len(sentences) > self.max_queue:
-                self._waiting = deque(sentence for sentence in self._waiting if not sentence.future.cancelled())
+                self._waiting = [sentence for sentence in self._waiting if not sentence.future.cancelled()]
             if self._closing or len(self._waiting) + len(sentences) > self.max_queue:
                 raise QueueFull
-            self._waiting.extend(sentences)
+            self._waiting = sorted([*self._waiting, *sentences], key=lambda sentence: sentence.turn)
             self._changed.notify_all()
         return [sentence.future for sentence in sentences]
 
@@ -163,7 +165,7 @@ class Engine:
                 if not search.fits([sentence.source for sentence in (*taken, self._waiting[0])]):
                     break
                 taken.append(self._waiting[0])
-            self._waiting.popleft()
+            self._turn = self._waiting.pop(0).turn
         self._running[worker] = len(search) + len(taken)
         return taken
 

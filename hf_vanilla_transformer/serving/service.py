@@ -72,12 +72,14 @@ class LanguagePair:
         self.site = {**(site or {}), "search": {"num_beams": self.engine.num_beams}}
         self.inspector = Inspector(translator)
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._html_thread = ThreadPoolExecutor(1, thread_name_prefix="html")
 
     def close(self) -> None:
         """Translate the sentences in the queue, then end the threads."""
         self.engine.close()
         self.inspector.close()
         self._text_thread.shutdown()
+        self._html_thread.shutdown()
 
     async def translate(
         self, texts: Sequence[str], *, html: bool = False, n_best: int = 1, record: Record | None = None
@@ -152,7 +154,7 @@ class LanguagePair:
         return {**picture, "parts": pairs, "sentence": None if number is None else sentences[numbers.index(number)]}
 
     async def _translate_html(self, texts: Sequence[str], record: Record | None) -> list[list[str]]:
-        documents = await self._map(split_html, texts, at_once=1)
+        documents = await self._map(split_html, texts, self._html_thread)
         passages = [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
         of_passages = await self.translate_aligned(
             [passage.text for passage in passages], [bool(passage.elements) for passage in passages], record
@@ -161,7 +163,7 @@ class LanguagePair:
         def joined(pair: tuple[Passage, list[TranslatedPart]]) -> str:
             return pair[0].html(pair[1])
 
-        following = iter(await self._map(joined, list(zip(passages, of_passages, strict=True))))
+        following = iter(await self._map(joined, list(zip(passages, of_passages, strict=True)), self._html_thread))
         return [[join_html(pieces, following)] for pieces in documents]
 
     async def translate_aligned(
@@ -240,11 +242,11 @@ class LanguagePair:
         return [text.replace("\n", " ") for text in texts]  # a model can generate any character
 
     async def _map(
-        self, function: Callable[[Item], Result], items: Sequence[Item], at_once: int = _ITEMS_AT_ONCE
+        self, function: Callable[[Item], Result], items: Sequence[Item], thread: ThreadPoolExecutor | None = None
     ) -> list[Result]:
-        """Apply a function to each item, in the text thread."""
+        """Apply a function to each item, in the text thread or another one."""
         loop, results = asyncio.get_running_loop(), list[Result]()
-        for start in range(0, len(items), at_once):
-            own = map(function, items[start : start + at_once])
-            results += await loop.run_in_executor(self._text_thread, list, own)
+        for start in range(0, len(items), _ITEMS_AT_ONCE):
+            own = map(function, items[start : start + _ITEMS_AT_ONCE])
+            results += await loop.run_in_executor(thread or self._text_thread, list, own)
         return results

@@ -95,6 +95,17 @@ def test_full_queue_takes_all_of_a_request_or_nothing(
         engine.submit(sources[:1])
 
 
+def test_requests_take_turns(translator: Translator, sources: list[list[int]], held: threading.Event) -> None:
+    done: list[str] = []
+    engine = engine_of(translator, batch_size=1)
+    for name, own in (("large", sources[:8]), ("small", sources[8:10]), ("last", sources[10:11])):
+        for future in engine.submit(own):
+            future.add_done_callback(lambda _, name=name: done.append(name))
+    held.set()
+    engine.close()
+    assert len(done) == 11 and done.index("last") < 4 and done[-5:] == ["large"] * 5
+
+
 def test_closing_engine_translates_its_queue(translator: Translator, sources: list[list[int]]) -> None:
     engine = engine_of(translator, workers=2, batch_size=2)
     futures = engine.submit(sources)
