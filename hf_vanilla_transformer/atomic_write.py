@@ -75,7 +75,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         with report_full_disk(target.parent):
             yield temporary
-            _share([temporary])
+            share_files(temporary)
             os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -101,17 +101,13 @@ def require_new(output: Path, overwrite: bool) -> None:
         raise UserError(f"output {output} exists already: name a new folder, or give --overwrite")
 
 
-def share_files(folder: Path) -> None:
-    """Give all files of a folder the mode that the umask allows. safetensors writes files for their owner alone."""
-    _share([path for path in folder.rglob("*") if path.is_file()])
-
-
-def _share(files: list[Path]) -> None:
-    for path in files:
-        if path.is_file() and not path.stat().st_mode & 0o077:
-            probe = path.with_name(f".{uuid.uuid4().hex[:8]}")
+def share_files(path: Path) -> None:
+    """Give a file, or all of a folder, the mode that the umask allows. safetensors writes for their owner alone."""
+    for file in (path, *path.rglob("*")):
+        if file.is_file() and not file.stat().st_mode & 0o077:
+            probe = file.with_name(f".{uuid.uuid4().hex[:8]}")
             probe.touch()
-            path.chmod(probe.stat().st_mode)
+            file.chmod(probe.stat().st_mode)
             probe.unlink()
 
 

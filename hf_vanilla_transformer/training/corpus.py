@@ -107,7 +107,7 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         corpus.pairs[split], corpus.reports[split] = pairs, report
         _limit(corpus, split, data_args)
     if data_args.held_out_pairs and "validation" not in corpus.pairs:
-        _hold_out(corpus, data_args, args.seed)
+        _hold_out(corpus, data_args, data_args.held_out_pairs, args.seed)
     if data_args.bidirectional:
         for split in corpus.pairs.keys() & {"train", "validation"}:
             corpus.pairs[split] = corpus.pairs[split].map(both_directions, batched=True)
@@ -149,9 +149,9 @@ def _limited_rows(report: PairReport | MixtureReport, limit: int | None) -> tupl
     return np.arange(len(inputs)) + starts[inputs], inputs
 
 
-def _hold_out(corpus: Corpus, data_args: DataArguments, seed: int) -> None:
+def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -> None:
     """Move pairs of the training split, drawn by seed, to the validation split."""
-    train, count = corpus.pairs["train"], data_args.held_out_pairs
+    train = corpus.pairs["train"]
     if isinstance(train, IterableDataset):
         raise UserError(f"held_out_pairs: {count}: a stream has no length; give validation data")
     names = [tuple(file.name for file in each.files) for each in split_inputs(data_args, "train")]
