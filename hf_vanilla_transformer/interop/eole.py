@@ -148,7 +148,8 @@ def from_eole(
     inference = config.section("inference")
     set_generation_config(model, _search(inference, ids["unk_token_id"]) | ids)
     notes = [SEARCH_NOTE, *inference.dropped(DROPPED)]
-    return opennmt.with_tokenizers(model, sides, special, (sentencepiece, target_sentencepiece), notes)
+    spm_models = sentencepiece, target_sentencepiece
+    return opennmt.with_tokenizers(model, sides, special, spm_models, notes, config.texts("transforms"))
 
 
 def _sections(model: Options) -> dict[str, Options]:

@@ -123,7 +123,9 @@ def _with_tokenizers(
     codes: str | Path | None,
     spm_models: tuple[str | Path | None, str | Path | None],
 ) -> Converted:
-    source_spm, target_spm = spm_models
+    source_spm, target_spm = spm_models[0] or spm_models[1], spm_models[1]
+    if codes and source_spm:
+        raise UserError(f"codes={codes}, sentencepiece={source_spm}: give one of them")
     if not sides:
         if codes or source_spm:
             raise UserError("dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER")

@@ -147,8 +147,9 @@ def from_marian_npz(
     if fields["layer_norm_position"] == "pre":
         converted.notes.append(PRE_NORM_NOTE)
     if codes or target_codes:
-        if not sides:
-            raise UserError("codes need the vocabularies: give source_vocabulary and target_vocabulary")
+        if not sides or any(spm_models):
+            reason = "leave out the SentencePiece models" if sides else "give source_vocabulary and target_vocabulary"
+            raise UserError(f"codes={codes or target_codes}: {reason}")
         pairs = zip(_both_sides(codes, target_codes), sides, (source_language, target_language), strict=True)
         converted.tokenizer, converted.target_tokenizer = (
             vocabularies.bpe_tokenizer(file, [_with_unused(side, pad)] * 2, (language,) * 2, _SPECIAL)

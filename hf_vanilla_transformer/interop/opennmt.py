@@ -50,6 +50,12 @@ REFUSED: Unsupported = {
     "feat_merge": (("concat", "sum", "mlp"), "has features"),
 }
 
+# Transforms of OpenNMT-py 3 and eole that change text. The others drop or corrupt training data.
+TRANSFORMS = (
+    *("sentencepiece", "bpe", "onmt_tokenize", "prefix", "suffix", "normalize", "uppercase", "docify"),
+    *("inlinetags", "terminology", "inferfeats", "insert_mask_before_placeholder"),
+)
+
 # The scores of version 3 are means, so that a later hypothesis may be better.
 SEARCH_NOTE = "OpenNMT-py 3 ends a search when its best candidate ends, `generate` when no other can win"
 
@@ -123,7 +129,8 @@ def from_opennmt(
     for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
         vocabularies.require_size(side, size, path)
     notes = [SEARCH_NOTE] if is_version_3 else []
-    return with_tokenizers(model, sides, SPECIAL, (sentencepiece, target_sentencepiece), notes)
+    spm_models = sentencepiece, target_sentencepiece
+    return with_tokenizers(model, sides, SPECIAL, spm_models, notes, options.texts("transforms"))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -234,17 +241,22 @@ def with_tokenizers(
     special: Mapping[str, str],
     spm_models: tuple[str | Path | None, str | Path | None],
     notes: list[str],
+    transforms: list[str],
 ) -> Converted:
     """The model with tokenizers for raw text or, without SentencePiece models, for text that is tokenized already.
 
-    Sources do not end with </s>.
+    Sources do not end with </s>. `transforms` are those of the training. Some of them also change the text of a
+    translation.
     """
+    applied = {*TRANSFORMS} & {*transforms} - ({"sentencepiece"} if any(spm_models) else set())
+    if applied:
+        notes = [*notes, f"the toolkit applies {', '.join(sorted(applied))} to its text, the tokenizer does not"]
     ends = False, True
     specials = [{name: token for name, token in special.items() if token in side} for side in sides]
-    if spm_models[0] is None:
+    if not any(spm_models):
         tokenizers = vocabularies.whitespace_tokenizers(sides, specials, ends=ends)
         return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, *notes])
-    paths = Path(spm_models[0]), Path(spm_models[1] or spm_models[0])
+    paths = Path(spm_models[0] or spm_models[1] or ""), Path(spm_models[1] or spm_models[0] or "")
     parts = zip(paths, sides, specials, ends, strict=True)
     source, target = (vocabularies.fast_sentencepiece_tokenizer(*part) for part in parts)
     return Converted(model, source, target, notes)

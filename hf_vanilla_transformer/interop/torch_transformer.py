@@ -129,11 +129,11 @@ def from_torch(
         notes.append("fused projections are read as all queries, then keys, then values")
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
-    if tokenizer is None:
+    if tokenizer is None and target_tokenizer is None:
         return Converted(model, notes=notes)
     ids = {name: settings.get(f"{name}_id") for name in ("unk_token", "pad_token", "bos_token", "eos_token")}
     sizes = model.config.vocab_size, model.config.target_vocab_size
-    paths = Path(tokenizer), Path(target_tokenizer or tokenizer)
+    paths = Path(tokenizer or target_tokenizer or ""), Path(target_tokenizer or tokenizer or "")
     source_side, target_side = (
         vocabularies.given_tokenizer(path, size, ids, starts)
         for path, size, starts in zip(paths, sizes, (True, False), strict=True)

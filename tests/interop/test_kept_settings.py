@@ -71,6 +71,19 @@ def test_eole_bans_and_blocks_as_its_section_inference(tmp_path: Path) -> None:
     assert len(pairs) == len(set(pairs)) and 0 not in written
 
 
+@pytest.mark.parametrize("source_format", ["opennmt", "eole"])
+def test_transforms_that_change_text_are_named(source_format: str, tmp_path: Path) -> None:
+    transforms = ["filtertoolong", "prefix", "sentencepiece"]
+    if source_format == "opennmt":
+        vocab = {"src": [*opennmt.SPECIAL, "a", "b"], "tgt": [*opennmt.SPECIAL, "c", "d", "e"]}
+        opennmt.save(tmp_path / "model.pt", *opennmt.weights((6, 7)), vocab, transforms=transforms)
+        notes = "; ".join(from_opennmt(tmp_path / "model.pt").notes)
+    else:
+        eole.save(tmp_path, eole.weights(), transforms=transforms)
+        notes = "; ".join(from_eole(tmp_path).notes)
+    assert "prefix, sentencepiece" in notes and "filtertoolong" not in notes
+
+
 def notes_of_marian(folder: Path, **options: Any) -> list[str]:
     marian_npz.save(folder / "model.npz", marian_npz.weights((9, 9)))
     (folder / "decoder.yml").write_text(json.dumps({name.replace("_", "-"): v for name, v in options.items()}))
