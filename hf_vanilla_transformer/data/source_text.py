@@ -22,6 +22,11 @@ _INVISIBLE = re.compile(
 )
 #: A space of no width, or a byte order mark: a space between letters, nothing next to a space or a sign.
 _ZERO_WIDTH_SPACE, _NO_WIDTH = re.compile(r"(?<=\w)[\u200b\ufeff]+(?=\w)"), re.compile("[\u200b\ufeff]")
+#: Characters that one of these patterns can match, so that other text costs one search.
+_CHANGED = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00a0\u00ad\u034f\u061c\u1680\u180e\u2000-\u2013\u2028-\u202f\u205f-\u206f\u2212\u2581\u3000"
+    "\ufeff\ufffd]"
+)
 _HYPHEN = re.compile(r"[\u2010-\u2012\u2212]|(?<=\w)\u2013(?=\w)")
 
 
@@ -32,8 +37,6 @@ def normalize(text: str) -> str:
     - hyphens, the minus sign, and dashes between letters or digits are "-";
     - control characters, soft hyphens and invisible marks are removed. Joiners stay where a script needs them.
     """
-    if text.isascii() and text.isprintable():
-        return text
     for pattern, replacement in (
         (_SPACE, " "), (_CONTROLS, ""), (_INVISIBLE, ""), (_ZERO_WIDTH_SPACE, " "), (_NO_WIDTH, ""), (_HYPHEN, "-"),
     ):  # fmt: skip
@@ -48,6 +51,8 @@ def normalize(text: str) -> str:
 def source_text(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """The text to tokenize: normalised if the tokenizer is one of `train_tokenizer`."""
     if text.isascii() and text.isprintable():
+        return text
+    if not _CHANGED.search(text) and unicodedata.is_normalized("NFKC", text):
         return text
     backend = getattr(tokenizer, "backend_tokenizer", None)
     normalizer, pre_tokenizer = (repr(getattr(backend, name, None)) for name in ("normalizer", "pre_tokenizer"))

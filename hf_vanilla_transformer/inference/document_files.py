@@ -11,13 +11,10 @@ from .documents import SentenceCutter, sentence_splitter, sentences_of, split_te
 from .html_text import Passage, join_html, split_html
 from .markdown_text import split_markdown
 from .office_files import translate_docx, translate_odt
-from .placement import TranslatedPart
+from .placement import TranslatedPart, TranslateTexts
 from .subtitles import translate_subtitles
 from .translation_files import translate_po, translate_tmx, translate_xliff
 from .translator import Translator
-
-#: Translates texts. The joined sources of the parts of each are the text.
-TranslateTexts = Callable[[Sequence[str]], list[list[TranslatedPart]]]
 
 _ENCODING = re.compile(rb"^\s*<\?xml[^>]+encoding\s*=\s*[\"']([\w.:-]+)")
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)

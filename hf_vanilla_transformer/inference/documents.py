@@ -121,7 +121,7 @@ class SentenceCutter:
 
     def __init__(self, translator: Translator):
         self._tokenizer = translator.source_tokenizer
-        trained = getattr(translator.model.config, "trained_source_length", None)
+        trained = getattr(getattr(translator.model, "config", None), "trained_source_length", None)
         self.limit = trained or min(getattr(self._tokenizer, "model_max_length", _TRAINED_TOKENS), _TRAINED_TOKENS)
         self.lengths: list[int] = []
 

@@ -3,14 +3,12 @@
 import io
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import UserError
 from .html_text import Passage, join_html, split_html
-from .placement import Element, Placement, TranslatedPart
-
-TranslateTexts = Callable[[Sequence[str]], list[list[TranslatedPart]]]
+from .placement import Element, Placement, TranslatedPart, TranslateTexts
 
 _MAX_BYTES = 2**28  # of a part, so that a small archive cannot fill the memory
 

@@ -6,7 +6,7 @@ marks of a word, cut where an element starts or ends.
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .alignment import UNSPACED, WORD, Link
@@ -38,6 +38,10 @@ class TranslatedPart:
     source: str
     target: str
     links: Sequence[Link] | None = None  # (source word, target word), counted from 0 in this part
+
+
+#: Translates texts. The joined sources of the parts of each are the text.
+TranslateTexts = Callable[[Sequence[str]], list[list[TranslatedPart]]]
 
 
 @dataclass(frozen=True)

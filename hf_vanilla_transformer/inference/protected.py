@@ -16,7 +16,7 @@ _ADDRESS = rf"(?:[^\s<>\"()\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\)
 
 #: Letters that touch one of these belong to it, as in {count}th.
 _IN_WORDS = (
-    rf"(?<![A-Za-z0-9])(?:https?://|ftp://|www\.){_ADDRESS}",
+    rf"(?:https?://|ftp://|(?<![A-Za-z0-9])www\.){_ADDRESS}",
     r"(?<![A-Za-z0-9_.+-])[A-Za-z0-9][A-Za-z0-9_.+-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
     r"[$#@%]?\{\{?\s*(?:[\w.$@#/^ \[\]-]*(?:[:!,|](?:[^{}]|\{[^{}]*\})*)?)\}\}?",  # {name}, {{ x }}, {n, plural, …}
     r"%\([^()\s]*\)[a-zA-Z]|%[A-Za-z_]\w+%(?!%)|%%",
@@ -38,7 +38,7 @@ _JOINED = rf"{_ANY}(?:[-–/:.,&=+~|]?{_ANY})*"
 _SPAN = re.compile("|".join([rf"\({_JOINED}\)", rf"\[{_JOINED}\]", rf"\"{_JOINED}\"", rf"“{_JOINED}”", _JOINED]))
 
 #: A character of every span, so that a sentence without spans costs no more than this search.
-_SIGN = re.compile(r"[{%<&@`:\u231a-\u23ff\u2600-\u27bf\u2b50\u2b55\ufe0f\u20e3\U0001f000-\U0001faff]|www\.")
+_SIGN = re.compile(r"[{%<&@`:\u231a-\u23ff\u2600-\u27bf\u2b50\u2b55\ufe0f\u20e3\U0001f000-\U0001faff]")
 _LETTER = re.compile(r"[^\W\d_]")
 
 _SPACE_ENTITIES = frozenset(["&nbsp;", "&#160;", "&#xa0;", "&#xA0;", "&ensp;", "&emsp;", "&thinsp;"])
@@ -47,7 +47,11 @@ _CLOSING, _OPENING = frozenset(".,;:!?)]}»”’'\"…。，、；：！？"), 
 
 def has_words(text: str) -> bool:
     """Whether a text has a letter outside protected spans. A number alone, a rule or an address has none."""
-    return _LETTER.search(text if not _SIGN.search(text) else _SPAN.sub("", text)) is not None
+    return _LETTER.search(_SPAN.sub("", text) if _has_sign(text) else text) is not None
+
+
+def _has_sign(text: str) -> bool:
+    return _SIGN.search(text) is not None or "www." in text
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Protected:
 
 def protect(sentence: str) -> Protected | None:
     """Take the spans out of a sentence. None if there are none, or nothing besides."""
-    if not _SIGN.search(sentence):
+    if not _has_sign(sentence):
         return None
     text, position = "", 0
     spans: list[Element] = []

@@ -1,12 +1,12 @@
 """Fill the translations of files for translators: PO, XLIFF and TMX. Translations that are there stay."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from ..data.translation_memories import language_match
 from ..errors import UserError
 from .html_text import Passage, join_html, split_html
-from .placement import TranslatedPart
+from .placement import TranslateTexts
 
 #: Elements of XLIFF and TMX that contain markup of the original document.
 _CODES = frozenset(("bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"))
@@ -31,7 +31,6 @@ _TMX_UNIT = re.compile(r"<tu\b.*?</tu\s*>", re.DOTALL)
 _TMX_VARIANT = re.compile(r"([ \t]*)<tuv\b([^>]*)>.*?<seg\b[^>]*>(.*?)</seg\s*>.*?</tuv\s*>", re.DOTALL)
 _TMX_LANGUAGE = re.compile(r"\b(?:xml:)?lang\s*=\s*[\"']([^\"']+)")
 
-TranslateTexts = Callable[[Sequence[str]], list[list[TranslatedPart]]]
 Insertion = tuple[int, int, str, str, str]  # replaced characters, source markup, text before and after its translation
 
 

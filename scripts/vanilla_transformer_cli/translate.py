@@ -52,7 +52,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add(
         "--paragraphs", action="store_true",
         help="documents: split each line into sentences; blank lines, indentation and list marks stay, and sentences "
-        "longer than any in training are named (extra: documents)",
+        "longer than any in training are cut and named (extra: documents)",
     )  # fmt: skip
     add("--unwrap", action="store_true", help="with --paragraphs: only a blank line or a list mark ends a paragraph")
     add(

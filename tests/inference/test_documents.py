@@ -1,7 +1,7 @@
 """Documents are split into sentences and layout, and keep the layout in translation."""
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.inference.documents import (
@@ -14,6 +14,7 @@ from hf_vanilla_transformer.inference.documents import (
     translate_documents,
     unwrapped,
 )
+from hf_vanilla_transformer.inference.protected import has_words, protect
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.serving_helpers import echo_translator
 
@@ -44,16 +45,56 @@ def test_text_is_split_into_sentences_and_layout() -> None:
     )
 
 
-@given(st.text(alphabet=st.sampled_from(" \t\n\r.!?-*1)(aBé。 \u00a0\u2028日\x00\ufeff{}%@/"), max_size=80))
-@example(")B\xa0\t\t\xa0\t\u2028B\xa0日 \r)!\rB\u2028.\u2028* \u2028(")  # sentencex panics
-def test_parts_of_any_text_are_the_text(text: str) -> None:
+CHARACTERS = st.sampled_from(" \t\n\r.!?-*1)(aBé。 \u00a0\u2028日\x00\ufeff{}%@/")
+PLACEHOLDERS = ["{name}", "%1$s", "https://example.com/a", "ann@example.org", "<x/>", "&nbsp;", "12:30"]
+PIECES = st.sampled_from(
+    [
+        "seven dogs. ",
+        "Größe ",
+        "ابت ",
+        "日本語。",
+        "नमस्ते ",
+        "\n\n",
+        "\t",
+        "\u2028",
+        "- ",
+        "1. ",
+        "---",
+        "```",
+        "😀",
+        "42 ",
+    ]
+    + ["| ", "``", "\u200b", "\r\n", *(f"{placeholder} " for placeholder in PLACEHOLDERS)]
+)
+
+
+def check_layout(text: str) -> None:
+    """The parts are the text, sentences have letters, and no placeholder is lost on the way to the model and back."""
     parts = split_text(text, sentence_splitter("en"))
     assert "".join(part.text for part in parts) == text
-    assert all(part.text.strip() == part.text for part in parts if part.is_sentence)
-    assert all(any(c.isalpha() for c in part.text) for part in parts if part.is_sentence)
+    assert all(part.text.strip() == part.text and has_words(part.text) for part in parts if part.is_sentence)
     for language in ("en", "de", "zh"):
         parts = split_text(text, sentence_splitter(language), language)
         assert join_text(parts, sentences_of(parts), language, language) == text
+    for sentence in sentences_of(parts):
+        if protected := protect(sentence):
+            assert any(c.isalpha() for c in protected.text)
+            restored, _ = protected.restore(protected.text.swapcase(), None)
+            for placeholder in PLACEHOLDERS:
+                assert restored.count(placeholder) == sentence.count(placeholder)
+
+
+@given(st.one_of(st.text(CHARACTERS, max_size=80), st.lists(PIECES, max_size=12).map("".join)))
+@example(")B\xa0\t\t\xa0\t\u2028B\xa0日 \r)!\rB\u2028.\u2028* \u2028(")  # sentencex panics
+def test_parts_of_any_text_are_the_text(text: str) -> None:
+    check_layout(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, deadline=None)
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_parts_of_20_000_texts_are_the_text(text: str) -> None:
+    check_layout(text)
 
 
 @pytest.mark.parametrize(
