@@ -64,8 +64,8 @@ def name_languages(tokenizers: Iterable[Any], languages: tuple[str, str] | None)
 
     Classes that use their languages, such as `MarianTokenizer`, keep them.
     """
-    for tokenizer in tokenizers if languages else ():
-        if not any(hasattr(tokenizer, name) for name in ("source_lang", "src_lang", "langs")):
+    for tokenizer in tokenizers:
+        if languages and not any(hasattr(tokenizer, name) for name in ("source_lang", "src_lang", "langs")):
             tokenizer.init_kwargs |= dict(zip(_TOKENIZER_KEYS[0], languages, strict=True))
 
 
