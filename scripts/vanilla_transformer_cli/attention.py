@@ -3,7 +3,8 @@
   vanilla-transformer attention --model runs/numbers_en_de --sentence "two hundred and one" --output attention.png
 
 The plot shows one decoder layer: the mean of its heads and each head, with a column per source token and a row per
-target token. A low line is the space at the start of a token.
+target token. A low line is the space at the start of a token. Without --output the mean of the heads is printed, with
+tabs between columns.
 """
 
 import argparse
@@ -17,18 +18,26 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--sentence", required=True, help="the sentence to translate")
     parser.add_argument("--translation", help="the translation (default: the model's)")
     parser.add_argument("--layer", type=int, metavar="N", help="decoder layer, counted from 1 (default: the last)")
-    parser.add_argument("--output", required=True, metavar="F", help="the plot: .png, .pdf or .svg")
+    parser.add_argument("--output", metavar="F", help="the plot: .png, .pdf or .svg (default: print the numbers)")
     add_shared_flags(parser, "device")
     return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.evaluation.attention_maps import cross_attention, plot_attention
+    from hf_vanilla_transformer.evaluation.attention_maps import checked_layer, cross_attention, plot_attention
     from hf_vanilla_transformer.inference.text_io import silence_transformers
     from hf_vanilla_transformer.inference.translator import Translator
 
     silence_transformers()
     translator = Translator.from_pretrained(arguments.model, arguments.device)
     tokenizers = translator.source_tokenizer, translator.target_tokenizer
-    attention = cross_attention(translator.model, *tokenizers, arguments.sentence, arguments.translation)
-    print(plot_attention(*attention, arguments.output, layer=arguments.layer))
+    source_tokens, target_tokens, weights = cross_attention(
+        translator.model, *tokenizers, arguments.sentence, arguments.translation
+    )
+    if arguments.output:
+        print(plot_attention(source_tokens, target_tokens, weights, arguments.output, layer=arguments.layer))
+        return
+    layer = checked_layer(weights, arguments.layer)
+    print("", *source_tokens, sep="\t")
+    for token, row in zip(target_tokens, weights[layer - 1].mean(dim=0).tolist(), strict=True):
+        print(token, *(f"{weight:.4f}" for weight in row), sep="\t")
