@@ -144,7 +144,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
     decoder_eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        kwargs["auto_map"] = {**AUTO_MAP, **(kwargs.get("auto_map") or {})}
+        own = AUTO_MAP if type(self).__module__ == __name__ else {}  # a subclass has files of its own
+        kwargs["auto_map"] = {**own, **(kwargs.get("auto_map") or {})}
         if self.final_layer_norm is None:
             self.final_layer_norm = self.layer_norm_position == "pre"
         # Before the base class checks the special tokens, so that users get this plain ValueError.

@@ -238,6 +238,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     config_class = VanillaTransformerConfig
     config: VanillaTransformerConfig
     base_model_prefix = "model"
+    # of encoder and decoder; a subclass may replace them
+    layer_classes: tuple[Callable, Callable] = VanillaTransformerEncoderLayer, VanillaTransformerDecoderLayer
     _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
     _supports_flash_attn = _supports_sdpa = _supports_flex_attn = True
     supports_gradient_checkpointing = _can_compile_fullgraph = True
@@ -334,8 +336,8 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
     }
     _tp_plan = tensor_parallel_plan("self_attn")
 
-    def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config, config.vocab_size, VanillaTransformerEncoderLayer, config.encoder_layers)
+    def __init__(self, config: VanillaTransformerConfig, layer: Callable = VanillaTransformerEncoderLayer):
+        super().__init__(config, config.vocab_size, layer, config.encoder_layers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -384,8 +386,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     }
     _tp_plan = tensor_parallel_plan("self_attn", "cross_attn")
 
-    def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config, config.target_vocab_size, VanillaTransformerDecoderLayer, config.decoder_layers)
+    def __init__(self, config: VanillaTransformerConfig, layer: Callable = VanillaTransformerDecoderLayer):
+        super().__init__(config, config.target_vocab_size, layer, config.decoder_layers)
 
     @merge_with_config_defaults
     @capture_outputs

@@ -51,11 +51,12 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
     _keys_to_ignore_on_load_unexpected = [r"lm_head\."]
 
-    def __init__(self, config: VanillaTransformerConfig):
+    def __init__(self, config: VanillaTransformerConfig, layer_classes: Any = None):
         super().__init__(config)
         self._tied_weights_keys = self.tied_weights()
-        self.encoder = VanillaTransformerEncoder(config)
-        self.decoder = VanillaTransformerDecoder(config)
+        encoder_layer, decoder_layer = layer_classes or self.layer_classes
+        self.encoder = VanillaTransformerEncoder(config, encoder_layer)
+        self.decoder = VanillaTransformerDecoder(config, decoder_layer)
         self.post_init()
 
     def tied_weights(self) -> dict[str, str]:
@@ -126,7 +127,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
         self._tied_weights_keys = self.tied_weights()
-        self.model = VanillaTransformerModel(config)
+        self.model = VanillaTransformerModel(config, self.layer_classes)
         self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
         self.generation_config = paper_generation_config(config)
         self.inference_engine: Any = None  # see the package's `optimize_for_inference`
@@ -372,7 +373,7 @@ class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
         config = copy.deepcopy(config)  # the caller's may serve a translator too
         config.is_encoder_decoder = config.use_cache = False
         super().__init__(config)
-        self.encoder = VanillaTransformerEncoder(config)
+        self.encoder = VanillaTransformerEncoder(config, self.layer_classes[0])
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -73,7 +73,8 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
     for name in include:
         if name not in names:
             raise UserError(f"include={name!r}: there is no such file in {folder}; give its path in that folder")
-    chosen = [name for name in names if name in include or _matches(name, _MODEL + _OTHER)]
+    code = [f"{module}.py" for module in _named_modules(folder)] if "config.json" in names else []
+    chosen = [name for name in names if name in (*include, *code) or _matches(name, _MODEL + _OTHER)]
     # `from_pretrained` prefers the single file of weights, then the index, and ignores the rest
     used = {WEIGHTS} if WEIGHTS in chosen else {INDEX, *_shards(folder)} if INDEX in chosen else set()
     chosen = [name for name in chosen if name in used or not _matches(name, (WEIGHTS, INDEX, SHARDS))]
@@ -172,14 +173,17 @@ def _check_complete(folder: Path, names: list[str]) -> None:
         _check_code(folder, names)
 
 
-def _check_code(folder: Path, names: list[str]) -> None:
-    """Refuse a folder that lacks code named in config.json or imported by that code."""
+def _named_modules(folder: Path) -> set[str]:
+    """The modules of this repository that config.json names. "--" marks code of a different one."""
     config = read_json_object(folder / "config.json")
     entries = [*config.get("auto_map", {}).values()]
     entries += [entry["impl"] for entry in config.get("custom_pipelines", {}).values() if "impl" in entry]
-    modules = {str(entry).split(".")[0] for entry in entries}
-    # "--" marks code of a different repository
-    named = {module: "config.json" for module in modules if "--" not in module}
+    return {module for entry in entries if "--" not in (module := str(entry).split(".")[0])}
+
+
+def _check_code(folder: Path, names: list[str]) -> None:
+    """Refuse a folder that lacks code named in config.json or imported by that code."""
+    named = dict.fromkeys(_named_modules(folder), "config.json")
     for file in (name for name in names if name.endswith(".py")):
         named |= dict.fromkeys(get_relative_imports(folder / file), file)
     for module, by in sorted(named.items()):

@@ -124,7 +124,8 @@ def check_architecture(folder: Path, model: PreTrainedModel) -> None:
         if name.removeprefix("FSDP") not in (*modeling_vanilla_transformer.__all__, type(model).__name__):
             raise UserError(
                 f"{folder}: architectures={name} in config.json is not a class of this package, and would be loaded "
-                f"as {type(model).__name__}; load it with its own class"
+                f"as {type(model).__name__}; give it a model_type of its own, or load it with its class: "
+                "Translator(CLASS.from_pretrained(FOLDER), TOKENIZER)"
             )
 
 

@@ -85,7 +85,10 @@ def not_optimizable(model: nn.Module) -> str | None:
             return f"{name or 'it'} is in training mode; call model.eval()"
         if not _is_known(type(module)):
             full_name = f"{type(module).__module__}.{type(module).__qualname__}"
-            return f"{name or 'it'} is a {full_name}; merge adapters, and load without quantization"
+            subclass = any(base.__module__.endswith("_vanilla_transformer") for base in type(module).__mro__)
+            remedy = "merge adapters, and load without quantization"
+            remedy = "subclasses are decoded through their modules" if subclass else remedy
+            return f"{name or 'it'} is a {full_name}; {remedy}"
         if has_hooks(module) or "forward" in vars(module):
             hooked = f"{name or 'it'} has hooks, as offloaded and sharded models have"
             return f"{hooked}; remove them, or load it on one device"

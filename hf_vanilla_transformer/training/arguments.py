@@ -179,6 +179,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
     model_name_or_path: str | None = _optional(
         "Fine-tune this model: a model folder, a folder of a MarianMTModel (OPUS-MT), or a name on the Hub"
     )
+    model_class: str | None = _optional(
+        "Train this subclass of VanillaTransformerForConditionalGeneration: MODULE:CLASS (gated:GatedTranslator)"
+    )
     learning_rate: float | None = _optional(
         "Peak learning rate; default: the paper's d_model^-0.5 · warmup_steps^-0.5, for fine-tuning its value after "
         "200,000 updates, d_model^-0.5 · 200000^-0.5"
@@ -231,11 +234,13 @@ class RunArguments(VanillaTransformerTrainingArguments):
         super().__post_init__()
 
 
-def model_config(model_args: Any, **overrides: Any) -> VanillaTransformerConfig:
+def model_config(
+    model_args: Any, config_class: type[VanillaTransformerConfig] = VanillaTransformerConfig, **overrides: Any
+) -> VanillaTransformerConfig:
     """The configuration that `ModelArguments` describe, with overrides."""
     chosen = {name: value for name, value in vars(model_args).items() if value is not None} | overrides
     preset = chosen.pop("preset", None)
-    return VanillaTransformerConfig.from_preset(preset, **chosen) if preset else VanillaTransformerConfig(**chosen)
+    return config_class.from_preset(preset, **chosen) if preset else config_class(**chosen)
 
 
 def bleu_options(data_args: DataArguments) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
+import importlib
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from ..evaluation.metrics import translation_metrics
 from ..hub.finished_run import destination, publish_run
 from ..inference.languages import name_languages
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..untrusted import one_line
 from . import finishing
 from .argument_checks import check_optimizer, check_schedule, check_size, refused_as_one_line
 from .arguments import DataArguments, RunArguments, bleu_options, model_config
@@ -120,7 +124,7 @@ def load_data_and_model(
     elif fine_tuned and checkpoint is not None:
         model = resumed_model(checkpoint, model_args, data_args)
     else:
-        model = build_model(model_args, tokenizers, checkpoint)
+        model = build_model(model_args, tokenizers, checkpoint, model_class(args))
     return corpus, tokenizers, encoded, encoding, model
 
 
@@ -135,7 +139,10 @@ def _record_length(config: Any, length: int | None, args: RunArguments) -> None:
 
 
 def build_model(
-    model_args: Any, tokenizers: Tokenizers, checkpoint: Path | None = None
+    model_args: Any,
+    tokenizers: Tokenizers,
+    checkpoint: Path | None = None,
+    model_class: type[VanillaTransformerForConditionalGeneration] = VanillaTransformerForConditionalGeneration,
 ) -> VanillaTransformerForConditionalGeneration:
     """Make a model for these vocabularies. Its configuration must equal the checkpoint's, if a run is resumed."""
     source, target = tokenizers
@@ -147,16 +154,32 @@ def build_model(
     for token in ("bos", "pad", "eos", "unk"):
         chosen[f"{token}_token_id"] = getattr(source, f"{token}_token_id")
     try:
-        config = model_config(model_args, **chosen)
+        config = model_config(model_args, model_class.config_class, **chosen)
     except ValueError as error:
         raise UserError(str(error)) from None
     check_size(config)
     if checkpoint is not None:
-        old = VanillaTransformerConfig.from_pretrained(checkpoint)
+        old = model_class.config_class.from_pretrained(checkpoint)
         for name in VanillaTransformerConfig.__annotations__:
             if name != "use_cache" and getattr(old, name) != getattr(config, name):  # the trainer turns it off
                 raise UserError(f"{checkpoint} has {name}={getattr(old, name)}, not {getattr(config, name)}")
-    return VanillaTransformerForConditionalGeneration(config)
+    return model_class(config)
+
+
+def model_class(args: RunArguments) -> type[VanillaTransformerForConditionalGeneration]:
+    """The class of `args.model_class`, MODULE:CLASS, with modules of the working directory."""
+    if args.model_class is None:
+        return VanillaTransformerForConditionalGeneration
+    module, _, name = args.model_class.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+        if issubclass(found, VanillaTransformerForConditionalGeneration):
+            return found
+        reason = "it is no subclass of VanillaTransformerForConditionalGeneration"
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        reason = one_line(error)
+    raise UserError(f"model_class: {args.model_class}: {reason}; give MODULE:CLASS, such as gated:GatedTranslator")
 
 
 def resolve_arguments(

@@ -18,6 +18,7 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "model": {
         "model_name_or_path": ("X", "fine-tune this one: a model folder, a folder of an OPUS-MT model, a Hub name"),
+        "model_class": ("MODULE:CLASS", "train a subclass of one's own (guide: extending the model)"),
         "preset": ("NAME", "a row of Table 3 of the paper: base, big, ..."),
         "vocab_size": ("N", "tokens of the tokenizer that is trained"),
         "d_model": ("N", "width (encoder_ffn_dim, decoder_ffn_dim: of the feed-forward layers)"),
