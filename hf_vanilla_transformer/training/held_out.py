@@ -30,7 +30,7 @@ def hold_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw validation pairs by distinct source, and leave out of training every pair that would give them away.
 
-    Those are all pairs with a held-out source, in a distilled input also those with a held-out target (of a
+    These are all pairs with a held-out source, in a distilled input also those with a held-out target (of a
     back-translation), and for training in both directions all pairs with a held-out sentence on either side.
 
     Args:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -212,3 +213,28 @@ def test_new_padding_does_not_move_positions():
     assert model(**batch, attention_mask=torch.ones(1, 3)).logits.equal(before)
     again = type(model.config).from_dict(json.loads(model.config.to_json_string()))
     assert (again.pad_token_id, again.position_offset) == (24, 2)
+
+
+def test_resumed_run_is_bit_identical_with_everything_on(pair, tmp_path):
+    """Two tokenizers, a weighted mixture with held-out pairs, SimCut, an average of the weights and token batches."""
+    save_tokenizers(tmp_path / "pair", *pair)
+    words, files = list(WORDS), []
+    for name, size in (("a", 30), ("b", 12)):
+        lines = [" ".join(words[number // 4**place % 4] for place in range(1 + number % 4)) for number in range(size)]
+        for language, text in (("en", lines), ("de", [" ".join(WORDS[w] for w in line.split()) for line in lines])):
+            files.append(tmp_path / f"{name}.{language}")
+            files[-1].write_text("\n".join(text) + "\n")
+    flags = TINY_RUN | {
+        "train": files,
+        "train_weights": [1, 2],
+        "held_out_pairs": 3,
+        "tokenizer_name": tmp_path / "pair",
+    }
+    flags |= {"simcut_alpha": 3.0, "ema_decay": 0.9, "max_tokens_per_batch": 60, "save_steps": 2, "dropout": 0.3}
+    flags |= {"eval_strategy": "steps", "eval_steps": 2, "bf16_full_eval": True, "max_steps": 4, "vocab_size": 8}
+    run_training(*parse_recipe(as_flags(flags | {"output_dir": tmp_path / "whole"})))
+    first = tmp_path / "whole" / "checkpoint-2"
+    run_training(*parse_recipe(as_flags(flags | {"output_dir": tmp_path / "new", "resume_from_checkpoint": first})))
+    for name in ("model.safetensors", "checkpoint-4/model.safetensors", "checkpoint-4/ema.safetensors"):
+        whole, resumed = (load_file(tmp_path / run / name) for run in ("whole", "new"))
+        assert whole.keys() == resumed.keys() and all(whole[key].equal(resumed[key]) for key in whole), name
