@@ -32,7 +32,7 @@ _ODT_KEPT = _ODT_NOTES | frozenset(
     + ("text:author-name", "text:file-name", "text:variable-get", "text:expression", "text:tracked-changes")
     + ("office:annotation-end", "number:text", "dc:creator", "dc:date")
 )
-_ODT_NOTE = re.compile(r"<text:note-body>.*?</text:note-body>", re.DOTALL)
+_ODT_NOTE, _BETWEEN_NOTES = re.compile(r"(<text:note-body>.*?</text:note-body>)", re.DOTALL), "<text:section/>"
 
 
 def translate_docx(data: bytes, translate: TranslateTexts) -> bytes:
@@ -47,8 +47,10 @@ def translate_odt(data: bytes, translate: TranslateTexts) -> bytes:
     """Translate the paragraphs, tables, headers, footers and notes of an ODT file."""
 
     def translated(part: bytes) -> bytes:
-        text = _translate_paragraphs(part.decode("utf-8"), _ODT_KEPT, translate)
-        return _ODT_NOTE.sub(lambda note: _translate_paragraphs(note[0], _ODT_KEPT, translate), text).encode()
+        pieces = _ODT_NOTE.split(_translate_paragraphs(part.decode("utf-8"), translate))
+        if len(pieces) > 1:
+            pieces[1::2] = _translate_paragraphs(_BETWEEN_NOTES.join(pieces[1::2]), translate).split(_BETWEEN_NOTES)
+        return "".join(pieces).encode()
 
     return _with_parts(data, _ODT_PARTS, translated)
 
@@ -68,8 +70,8 @@ def _with_parts(data: bytes, names: "re.Pattern[str]", translated: Callable[[byt
     return target.getvalue()
 
 
-def _translate_paragraphs(text: str, kept: frozenset[str], translate: TranslateTexts) -> str:
-    pieces = split_html(text, kept, lambda tag: tag not in _ODT_INLINE and tag not in kept)
+def _translate_paragraphs(text: str, translate: TranslateTexts) -> str:
+    pieces = split_html(text, _ODT_KEPT, lambda tag: tag not in _ODT_INLINE and tag not in _ODT_KEPT)
     passages = [piece for piece in pieces if isinstance(piece, Passage)]
     translations = translate([passage.text for passage in passages])
     return join_html(pieces, [passage.html(own) for passage, own in zip(passages, translations, strict=True)])

@@ -141,7 +141,8 @@ class Server:
             work = pair.translate_aligned(texts, [True] * len(texts))
             return asyncio.run_coroutine_threadsafe(work, loop).result(self.limits.timeout)
 
-        content = await asyncio.to_thread(translate_document, file.content, suffix, translate)
+        languages = (pair.source, pair.target) if pair else (request.source, request.target)
+        content = await asyncio.to_thread(translate_document, file.content, suffix, translate, *languages)
         for oldest in list(self.files)[: len(self.files) + 1 - _KEPT_FILES]:
             del self.files[oldest]
         key = f"{secrets.token_urlsafe(16)}.{name}"

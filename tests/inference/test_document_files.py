@@ -231,6 +231,8 @@ def test_word_processor_documents_keep_their_formatting() -> None:
     office, seen = zipped({"mimetype": "x", "content.xml": ODT, "Pictures/i.png": "x"}), []
     assert content_of(translate_document(office, ".odt", translator_by(str, seen))) == content_of(office)
     assert seen == ["Head", "Hello big dog.", "A note"]
+    plain = zipped({"content.xml": "<text:p>no note</text:p>"})
+    assert content_of(translate_document(plain, ".odt", translator_by(str.upper)))[0][1] == b"<text:p>NO NOTE</text:p>"
     upper = content_of(translate_document(office, ".odt", translator_by(str.upper)))
     expected = ODT.replace("Head", "HEAD").replace("Hello", "HELLO").replace("big<", "BIG<")
     assert upper[1][1].decode() == expected.replace("dog", "DOG").replace("A note", "A NOTE")
