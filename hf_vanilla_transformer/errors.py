@@ -44,7 +44,7 @@ def missing_extra(error: Exception) -> UserError | None:
     # transformers raises errors without a name
     text = f"{getattr(error, 'name', '')} {error}".lower().replace("-", "_")
     library = next((library for library in EXTRAS if library in text), None)
-    if library is None or not re.search(r"no module|requires|not (been )?installed|pip install|import", text):
+    if library is None or not re.search(r"no module|requires|install|import", text):
         return None
     return UserError(
         f'{library} is not installed: from the folder of hf_vanilla_transformer run pip install ".[{EXTRAS[library]}]"'
