@@ -27,6 +27,9 @@ logger = logging.get_logger(__name__)
 
 _PACKAGE, _, _ = __name__.partition(".")
 
+_engines: weakref.WeakSet["InferenceEngine"] = weakref.WeakSet()  # of all models, for torch's hooks
+_engines_lock = threading.RLock()
+
 
 def optimize_for_inference(
     model: VanillaTransformerForConditionalGeneration, quantization: str | None = None, compile: bool = False
@@ -120,12 +123,8 @@ class InferenceEngine:
         self.states: dict[bool, list[Any]] = {}  # of encoder (True) and decoder (False), when they were packed
         self.held: list[Any] = []  # modules and weights of these states, so that no other gets their id or address
         self.packed: dict[tuple[torch.dtype, bool], PackedWeights | CompiledWeights] = {}
-        owner = weakref.ref(self)
-        for handle in (
-            register_optimizer_step_post_hook(_count_fused_step),
-            register_module_module_registration_hook(lambda parent, *_: _forget_packed(owner(), parent)),
-        ):
-            weakref.finalize(self, handle.remove)
+        with _engines_lock:
+            _engines.add(self)
 
     def weights(
         self, model: PreTrainedModel, compiled: bool, for_encoder: bool = False
@@ -190,7 +189,17 @@ def _count_fused_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             torch.autograd.graph.increment_version(group["params"])
 
 
-def _forget_packed(engine: InferenceEngine | None, parent: nn.Module) -> None:
+def _forget_packed(parent: nn.Module, *_: Any) -> None:
     """Notice a new child of a module, also if the old one returns: PEFT merges adapters so, and writes to `.data`."""
-    if engine is not None and any(parent is module for module in engine.held):
-        engine.states = {}
+    if not _engines:
+        return
+    with _engines_lock:
+        engines = list(_engines)
+    for engine in engines:
+        if any(parent is module for module in engine.held):
+            engine.states = {}
+
+
+# For good: torch reads its list of hooks without a lock wherever a module is built, in any thread.
+register_optimizer_step_post_hook(_count_fused_step)
+register_module_module_registration_hook(_forget_packed)
