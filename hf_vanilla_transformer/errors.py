@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 class UserError(ValueError):
@@ -43,12 +44,19 @@ def missing_extra(error: Exception) -> UserError | None:
     """The error of a library that is not installed, as one line that names its extra, or None for other errors."""
     # transformers raises errors without a name
     text = f"{getattr(error, 'name', '')} {error}".lower().replace("-", "_")
-    library = next((library for library in EXTRAS if library in text), None)
+    library = next((library for library in EXTRAS if library in text and not _is_installed(library)), None)
     if library is None or not re.search(r"no module|requires|install|import", text):
         return None
     return UserError(
         f'{library} is not installed: from the folder of hf_vanilla_transformer run pip install ".[{EXTRAS[library]}]"'
     )
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return find_spec({"protobuf": "google.protobuf"}.get(library, library)) is not None
+    except ImportError:
+        return False
 
 
 @contextmanager

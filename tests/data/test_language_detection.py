@@ -28,5 +28,5 @@ def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _identifier.cache_clear()
     monkeypatch.setitem(sys.modules, "py3langid", None)
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    with pytest.raises(UserError, match="`detect`"):
+    with pytest.raises(UserError, match=r"\[detect\]"):
         detect_languages("one", ["en", "de"])

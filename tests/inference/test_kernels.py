@@ -52,7 +52,7 @@ def uses_of(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Attribute):
             yield "_ops" if ast.unparse(node) in ("torch.ops.mkldnn", "torch.ops.onednn") else node.attr
         elif isinstance(node, ast.Import):
-            yield from (part for alias in node.names for part in alias.name.split("."))
+            yield from (part for alias in node.names for part in alias.name.split(".") if part != "_compat_pickle")
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield from (node.module or "").split(".")
             yield from (alias.name for alias in node.names)

@@ -101,7 +101,7 @@ def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(
     path = tmp_path / "model" / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     line = export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
-    arguments = eval(f"dict({line.partition('translate_batch: ')[2]})")  # as a user copies them
+    arguments = eval(f"dict({line.partition('translate_batch: ')[2].partition(';')[0]})")  # as a user copies them
     model = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "model").eval()
     source, _ = load_tokenizers(tmp_path / "model")
     tokens = side_tokens(source, 320, "target")

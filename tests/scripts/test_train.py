@@ -131,7 +131,7 @@ USER_ERRORS = [
     (and_flags("--bleu_tokenize", "moses"), "'moses'"),
     (and_flags("--bpe_dropout", "1.5"), "bpe_dropout"),
     (and_flags("--max_source_length", "1"), "longer"),
-    (and_flags("--tokenizer_name", "elsewhere"), "'elsewhere'"),
+    (and_flags("--tokenizer_name", "elsewhere"), "elsewhere: cannot load the tokenizer"),
     (and_flags("--encoder_attention_heads", "3"), "encoder_attention_heads"),
     (lambda _: ["--train", "numbers", "--target_lang", "tlh"], "'tlh'"),
     (lambda _: ["--train", "numbers", "--numbers_size", "2000000"], "numbers_size"),

@@ -57,7 +57,7 @@ def run(capfdbinary):
 
 def expected(model_folder, **settings):
     translator = Translator.from_pretrained(model_folder, device="cpu")
-    return [line.replace("\n", " ") for line in translator.translate(LINES, **settings)]
+    return [line.replace("\n", " ") for line in translator.translate(LINES, protect=True, **settings)]
 
 
 @pytest.mark.parametrize("name", ["out.txt", "out.txt.gz"])
@@ -146,7 +146,8 @@ def test_paragraphs_keep_the_layout_and_files_equal_pipes(run, model_folder, tmp
     translator = Translator.from_pretrained(model_folder, device="cpu")
     sentences = ["seven.", "two hundred and one!", "fünf"]
     first, second, third = (
-        line.replace("\n", " ") for line in translator.translate(sentences, num_beams=1, max_new_tokens=4)
+        line.replace("\n", " ")
+        for line in translator.translate(sentences, num_beams=1, max_new_tokens=4, protect=True)
     )
     assert printed.decode() == f"- {first} {second}\n\n  {third}\n" * 9
     assert run(*arguments, "--output", tmp_path / "out", "--source_lang", "en") == (0, b"", "")
@@ -161,7 +162,7 @@ def test_probabilities_and_alignment_are_fields_of_a_line(run, model_folder, tmp
     assert status == 0 and [line[0] for line in lines] == ["0", "0", "1", "2", "2"]
     assert lines[2] == ["1", "", "0.0000", "", ""]
     translator = Translator.from_pretrained(model_folder, device="cpu")
-    (expected,) = translator.translate_nbest(["seven"], 2, max_new_tokens=5, probabilities=True)
+    (expected,) = translator.translate_nbest(["seven"], 2, max_new_tokens=5, probabilities=True, protect=True)
     assert [line[4] for line in lines[3:]] == [
         " ".join(f"{token}:{p:.4f}" for token, p in zip(each.tokens, each.probabilities, strict=True))
         for each in expected
@@ -184,7 +185,7 @@ def test_terminal_is_asked_for_sentences(run, model_folder, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     status, printed, errors = run("--model", model_folder, "--device", "cpu", "--num_beams", 1, "--max_new_tokens", 4)
     translator = Translator.from_pretrained(model_folder, device="cpu")
-    lines = translator.translate(["seven", "", "two hundred and one"], num_beams=1, max_new_tokens=4)
+    lines = translator.translate(["seven", "", "two hundred and one"], num_beams=1, max_new_tokens=4, protect=True)
     first, _, second = (line.replace("\n", " ") for line in lines)
     assert (status, errors) == (0, "") and prompts == ["> "] * 5
     assert printed.decode() == f"{first}\n\n\n{second}\n\n"
@@ -214,7 +215,7 @@ def test_prompt_has_a_history(model_folder, repository):
     _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     translator = Translator.from_pretrained(model_folder, device="cpu")
-    (found,) = translator.translate(["seven"], max_new_tokens=4)
+    (found,) = translator.translate(["seven"], max_new_tokens=4, protect=True)
     lines = [line.rstrip() for line in shown.decode().replace("\r", "").split("\n")]
     assert lines == ["> seven", found, "> seven", found, ">"]
 
@@ -257,7 +258,7 @@ def test_n_best_and_alignment_are_written(run, model_folder, source, to_file):
         number, text, score, links = line.split(" ||| ")
         found.setdefault(int(number), []).append((text, score, links))
     translator = Translator.from_pretrained(model_folder, device="cpu")
-    wanted = translator.translate_nbest(LINES, 3, alignment=True, num_beams=4, max_new_tokens=5)
+    wanted = translator.translate_nbest(LINES, 3, alignment=True, num_beams=4, max_new_tokens=5, protect=True)
     assert found == {
         number: [(one.text.replace("\n", " "), f"{one.score:.4f}", one.pharaoh) for one in hypotheses]
         for number, hypotheses in enumerate(wanted)
@@ -290,7 +291,7 @@ def test_several_models_form_an_ensemble(run, model_folder, source, tmp_path):
     status, printed, errors = run(*command, tmp_path / "other")
     assert status == 0, errors
     translator = Translator.from_pretrained(model_folder, device="cpu", ensemble=[tmp_path / "other"])
-    lines = [line.replace("\n", " ") for line in translator.translate(LINES, max_new_tokens=4)]
+    lines = [line.replace("\n", " ") for line in translator.translate(LINES, max_new_tokens=4, protect=True)]
     assert printed.decode("utf-8").split("\n") == [*lines, ""]
     assert run(*command)[1] != printed
 

