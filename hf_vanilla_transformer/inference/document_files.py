@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..data.readers import is_readable
+from ..data import translation_memories
 from ..errors import UserError
 from .alignment import WORD
 from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
@@ -48,7 +48,7 @@ def is_document(source: str | Path | None, output: str | Path | None) -> bool:
     A translation memory is one if the output is one, too. Otherwise its source text is translated line by line.
     """
     suffix, other = (Path(name or "").suffix.lower() for name in (source, output))
-    return suffix in SUFFIXES and (suffix == other or not is_readable(Path(source or "")))
+    return suffix in SUFFIXES and (suffix == other or suffix not in translation_memories.FORMATS)
 
 
 def text_translator(
