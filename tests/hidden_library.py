@@ -1,4 +1,4 @@
-"""Run commands in a Python that lacks a library. Arguments: the library, then a JSON list of commands."""
+"""Run commands in a Python that lacks libraries. Arguments: their names with commas, then a JSON list of commands."""
 
 import io
 import json
@@ -9,16 +9,16 @@ from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import Any
 
-library, commands = sys.argv[1], json.loads(sys.argv[2])
+libraries, commands = sys.argv[1].split(","), json.loads(sys.argv[2])
 find_spec, distribution = PathFinder.find_spec, metadata.Distribution.from_name
 
 
 def find_spec_of_others(name: str, path: Any = None, target: Any = None) -> Any:
-    return None if name.partition(".")[0] == library else find_spec(name, path, target)
+    return None if name.partition(".")[0] in libraries else find_spec(name, path, target)
 
 
 def distribution_of_others(name: str) -> Any:
-    if name.replace("-", "_") == library:
+    if name.replace("-", "_") in libraries:
         raise metadata.PackageNotFoundError(name)
     return distribution(name)
 

@@ -83,7 +83,7 @@ def test_callbacks_see_and_change_the_run(kind: str, tmp_path: Path) -> None:
 
     trainer = stock_trainer(MODELS[kind](), tmp_path, callbacks=[Watch()])
     trainer.train()
-    assert trainer.state.global_step == 2 and seen == ["without gradients []", "evaluated True"] * 2
+    assert trainer.state.global_step == 2 and seen == ["gradients", "evaluated True"] * 2
     assert (tmp_path / "checkpoint-2" / "model.safetensors").is_file()
 
 

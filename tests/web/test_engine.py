@@ -112,7 +112,7 @@ def test_engines_apply_generation_settings(settings: dict, beams: int, site: Sit
 def test_engine_goes_on_from_a_prefix(site: Site) -> None:
     prefix = [17, 23, 42]
     (found,) = translate(site.folder, LINES[:1], num_beams=4, prefix=prefix)
-    settings = {"num_beams": 4, "decoder_input_ids": torch.tensor([[0, *prefix]]), "max_new_tokens": 12}
+    settings = {"num_beams": 4, "decoder_input_ids": torch.tensor([[0, *prefix]]), "max_new_tokens": 12 - 3}
     tokens, score = generated(site, LINES[0], **settings)
     assert [token["id"] for token in found["tokens"]] == tokens and tokens[:3] == prefix
     assert found["hypotheses"][0]["score"] == pytest.approx(float(score), abs=1e-4)

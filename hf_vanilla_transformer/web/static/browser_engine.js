@@ -69,7 +69,8 @@ async function search({ site, tokenizer, model }, source, { num_beams = site.sea
   const { max_new_tokens: given, max_length_over_source: over, eos_token_ids: ends } = site.search;
   await model.encode(source);
   if (ends.includes(prefix.at(-1))) return { hypotheses: [{ tokens: [], score: null }] };
-  const limit = Math.min(given ?? Math.max(source.length + over - prefix.length, 1), longest - prefix.length);
+  // Of the whole translation, as in the graph, which does not know what was given.
+  const limit = Math.min(Math.max((given ?? source.length + over) - prefix.length, 1), longest - prefix.length);
   if (limit < 1) throw new Error(`The beginning has ${prefix.length} tokens, but the model has positions for ${longest}.`);
   const settings = { ...site.search, num_beams, max_new_tokens: limit };
   const start = [site.search.decoder_start_token_id, ...prefix];
