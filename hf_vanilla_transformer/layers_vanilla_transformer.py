@@ -19,6 +19,8 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -346,7 +348,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode the source: `last_hidden_state` (B, S, D), `hidden_states` and `attentions` on request.
 
@@ -401,7 +403,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         inputs_embeds: Tensor | None = None,
         position_ids: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the target: `last_hidden_state` (B, T, D), `past_key_values`, states and attentions on request.
 

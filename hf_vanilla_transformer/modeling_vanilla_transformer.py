@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput, SequenceClassifierOutput
-from transformers.utils import can_return_tuple
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import (
@@ -84,7 +85,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_inputs_embeds: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Encode the source, or take its `encoder_outputs`, and decode the target.
 
@@ -195,7 +196,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
         objective: Any = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> VanillaTransformerOutput:
         """Logits of every target token, and their loss against `labels`.
 
@@ -388,7 +389,7 @@ class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Args and returns: as in `VanillaTransformerEncoder`."""
         return self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
@@ -418,7 +419,7 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """Classify sentences.
 

@@ -65,7 +65,7 @@ class CardFacts:
     #: the model that was fine-tuned; `base_model_on_hub` says that this is its name on the Hub
     base_model: str | None = None
     base_model_on_hub: bool = False
-    #: by split, its datasets on the Hub, as `user/name` or `user/name:configuration`
+    #: by split, the names of its datasets on the Hub, each with its configuration after a colon if it has several
     datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     license: str | None = None  #: the id of the model's license on the Hub
     example: str | None = None  #: a source sentence for the usage code
