@@ -8,7 +8,7 @@ from ..data import translation_memories
 from ..errors import UserError
 from .alignment import WORD
 from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
-from .html_text import Passage, join_html, split_html
+from .html_text import split_html, translate_pieces
 from .markdown_text import split_markdown
 from .office_files import translate_docx, translate_odt
 from .placement import TranslatedPart, TranslateTexts
@@ -73,12 +73,6 @@ def text_translator(
     return translate
 
 
-def _translate_pieces(pieces: list[str | Passage], translate: TranslateTexts) -> str:
-    passages = [piece for piece in pieces if isinstance(piece, Passage)]
-    parts = translate([passage.text for passage in passages])
-    return join_html(pieces, [passage.html(own) for passage, own in zip(passages, parts, strict=True)])
-
-
 def _text_format(
     translated: Callable[[str, TranslateTexts], str], declaration: "re.Pattern[bytes] | None" = None
 ) -> Callable[[bytes, TranslateTexts], bytes]:
@@ -108,10 +102,11 @@ def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
 _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
     **dict.fromkeys(
         (".html", ".htm", ".xhtml"),
-        _text_format(lambda text, translate: _translate_pieces(split_html(text), translate), _CHARSET),
+        _text_format(lambda text, translate: translate_pieces([split_html(text)], translate)[0], _CHARSET),
     ),
     **dict.fromkeys(
-        (".md", ".markdown"), _text_format(lambda text, translate: _translate_pieces(split_markdown(text), translate))
+        (".md", ".markdown"),
+        _text_format(lambda text, translate: translate_pieces([split_markdown(text)], translate)[0]),
     ),
     **dict.fromkeys(
         (".srt", ".vtt"), _text_format(lambda text, translate: translate_subtitles(text, _plain(translate)))

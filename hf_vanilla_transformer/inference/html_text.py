@@ -15,7 +15,7 @@ from itertools import islice
 
 from .alignment import UNSPACED
 from .html_scanner import scan
-from .placement import Element, Place, Placement, TranslatedPart
+from .placement import Element, Place, Placement, TranslatedPart, TranslateTexts
 
 #: Elements that end a passage. Every other element is inline, as in HTML, also an unknown one.
 _BLOCK = frozenset(
@@ -169,6 +169,14 @@ def join_html(pieces: Sequence["str | Passage"], translations: Iterable[str]) ->
     """Join a document, with `translations` in place of its passages."""
     following = iter(translations)
     return "".join(piece if isinstance(piece, str) else next(following) for piece in pieces)
+
+
+def translate_pieces(documents: Sequence[Sequence["str | Passage"]], translate: TranslateTexts) -> list[str]:
+    """Translate the passages of documents in one call, and join each document."""
+    passages = [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
+    translated = translate([passage.text for passage in passages])
+    following = iter([passage.html(parts) for passage, parts in zip(passages, translated, strict=True)])
+    return [join_html(pieces, following) for pieces in documents]
 
 
 def _with_scripts_whole(events: Iterable[Event]) -> list[Event]:

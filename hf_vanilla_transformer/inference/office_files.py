@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import UserError
-from .html_text import Passage, join_html, split_html
+from .html_text import split_html, translate_pieces
 from .placement import Element, Placement, TranslatedPart, TranslateTexts
 
 _MAX_BYTES = 2**28  # of a part, so that a small archive cannot fill the memory
@@ -72,9 +72,7 @@ def _with_parts(data: bytes, names: "re.Pattern[str]", translated: Callable[[byt
 
 def _translate_paragraphs(text: str, translate: TranslateTexts) -> str:
     pieces = split_html(text, _ODT_KEPT, lambda tag: tag not in _ODT_INLINE and tag not in _ODT_KEPT)
-    passages = [piece for piece in pieces if isinstance(piece, Passage)]
-    translations = translate([passage.text for passage in passages])
-    return join_html(pieces, [passage.html(own) for passage, own in zip(passages, translations, strict=True)])
+    return translate_pieces([pieces], translate)[0]
 
 
 def _translate_word_part(part: bytes, translate: TranslateTexts) -> bytes:

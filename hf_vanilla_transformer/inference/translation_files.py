@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ..data.translation_memories import language_match
 from ..errors import UserError
-from .html_text import Passage, join_html, split_html
+from .html_text import split_html, translate_pieces
 from .placement import TranslateTexts
 
 #: Elements of XLIFF and TMX that contain markup of the original document.
@@ -109,11 +109,8 @@ def translate_tmx(text: str, translate: TranslateTexts, source: str | None, targ
 def _inserted(text: str, insertions: Iterator[Insertion], translate: TranslateTexts) -> str:
     places = list(insertions)
     pieces = [split_html(markup, _CODES, lambda tag: False) for _, _, markup, _, _ in places]
-    passages = [piece for own in pieces for piece in own if isinstance(piece, Passage)]
-    translated = translate([passage.text for passage in passages])
-    following = iter([passage.html(parts) for passage, parts in zip(passages, translated, strict=True)])
     joined, position = [], 0
-    for (start, end, _, before, after), own in zip(places, pieces, strict=True):
-        joined += [text[position:start], before, join_html(own, following), after]
+    for (start, end, _, before, after), content in zip(places, translate_pieces(pieces, translate), strict=True):
+        joined += [text[position:start], before, content, after]
         position = end
     return "".join(joined) + text[position:]

@@ -30,6 +30,14 @@ def engine_of(translator: Translator, workers: int = 1, **settings: Any) -> Engi
     return Engine(Translator(translator.model, translator.source_tokenizer, workers=workers), **settings)
 
 
+def submit_and_start(engine: Engine, sources: list[list[int]]) -> list[Future]:
+    """Submit sentences and wait until all of them are in the batch."""
+    futures = engine.submit(sources)
+    while engine.waiting:
+        time.sleep(0.01)
+    return futures
+
+
 def texts(translator: Translator, futures: list[Future]) -> list[str]:
     tokens = [future.result(timeout=60)[0].tokens for future in futures]
     return translator.target_tokenizer.batch_decode(tokens, skip_special_tokens=True)
@@ -80,9 +88,7 @@ def test_full_queue_takes_all_of_a_request_or_nothing(
     translator: Translator, sources: list[list[int]], held: threading.Event
 ) -> None:
     engine = engine_of(translator, batch_size=1, max_queue=3)
-    futures = engine.submit(sources[:1])
-    while engine.waiting:
-        time.sleep(0.01)
+    futures = submit_and_start(engine, sources[:1])
     futures += engine.submit(sources[1:3])
     with pytest.raises(QueueFull):
         engine.submit(sources[3:5])
@@ -137,9 +143,7 @@ def test_cancelled_sentences_make_room_in_the_queue(
     translator: Translator, sources: list[list[int]], held: threading.Event
 ) -> None:
     engine = engine_of(translator, batch_size=1, max_queue=3)
-    running = engine.submit(sources[:1])
-    while engine.waiting:
-        time.sleep(0.01)
+    running = submit_and_start(engine, sources[:1])
     assert all(future.cancel() for future in engine.submit(sources[1:4])) and engine.waiting == 0
     futures = engine.submit(sources[4:7])
     held.set()
