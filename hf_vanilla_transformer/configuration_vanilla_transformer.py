@@ -30,7 +30,7 @@ AUTO_MAP = {
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {"dropout": 0.1, "label_smoothing": 0.1},
     **{f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)},  # (A) heads, at equal computation: h · d_k = 512
-    **{f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)},  # (B) d_k alone; d_v stays 64
+    **{f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)},  # (B) d_k alone, d_v stays 64
     **{f"C{layers}": {"layers": layers} for layers in (2, 4, 8)},  # (C) depth and width
     **{f"C{width}": {"d_model": width, "head_dim": width // 8, "value_head_dim": width // 8} for width in (256, 1024)},
     **{f"C{width}ff": {"ffn_dim": width} for width in (1024, 4096)},

@@ -240,7 +240,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     config_class = VanillaTransformerConfig
     config: VanillaTransformerConfig
     base_model_prefix = "model"
-    # of encoder and decoder; a subclass may replace them
+    # of encoder and decoder. A subclass may replace them
     layer_classes: tuple[Callable, Callable] = VanillaTransformerEncoderLayer, VanillaTransformerDecoderLayer
     _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
     _supports_flash_attn = _supports_sdpa = _supports_flex_attn = True

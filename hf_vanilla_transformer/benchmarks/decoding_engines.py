@@ -179,7 +179,7 @@ _DTYPES: dict[str, Any] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16"
 _QUANTIZATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
 
 #: Engine by name, made from the model folder, a folder for converted models, and the device. With `workers` an engine
-#: runs one search per thread in parallel; with `compiled` it compiles the decoder for single sentences.
+#: runs one search per thread in parallel. With `compiled` it compiles the decoder for single sentences.
 ENGINES: dict[str, Callable[[str, str, str], Engine]] = {
     **{f"ours_{name}": partial(_ours, dtype=dtype) for name, dtype in _DTYPES.items()},
     **{f"ours_workers_{name}": partial(_ours, dtype=dtype, workers=True) for name, dtype in _DTYPES.items()},

@@ -22,7 +22,7 @@ from ..errors import UserError
 
 
 def check_choices(**choices: tuple[Sequence[str], Sequence[str]]) -> None:
-    """Raise a UserError for unknown values; each argument is (values, known values)."""
+    """Raise a UserError for unknown values. Each argument is (values, known values)."""
     for name, (values, known) in choices.items():
         if unknown := set(values) - set(known):
             raise UserError(f"{name}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
@@ -107,7 +107,7 @@ def requests(pipe: Connection) -> Iterator[tuple[str, Any]]:
 
 
 def reset_peak_memory(on_gpu: bool) -> None:
-    """Reset the peak memory of this process. Only Linux can; elsewhere the peak includes earlier settings."""
+    """Reset the peak memory of this process. Only Linux can. Elsewhere the peak includes earlier settings."""
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):

@@ -23,7 +23,7 @@ GRADIENT_BYTES = 4
 
 
 def forward_flops(config: VanillaTransformerConfig, source: int, target: int) -> int:
-    """FLOPs of the matrix products in the forward pass of a pair; training needs three times this number.
+    """FLOPs of the matrix products in the forward pass of a pair. Training needs three times this number.
 
     The pair has `source` and `target` tokens. A product of (m, k) and (k, n) takes 2·m·k·n. Attention is counted
     without masking; softmax, norms and dropout are left out.

@@ -45,7 +45,7 @@ ENGINES = tuple(f"{name}_{dtype}" for dtype in ("fp32", "bf16") for name in SAMP
 
 MAX_LENGTH = 256  # tokens per side, as in the recipes
 RANDOM_LENGTH = 32  # tokens per side of a random pair
-_ENDLESS = 1_000_000  # updates; the main process ends a training
+_ENDLESS = 1_000_000  # updates. The main process ends a training
 
 
 class BatchSizes(NamedTuple):

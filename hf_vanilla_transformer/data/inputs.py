@@ -21,7 +21,7 @@ class Input:
     """Sentence pairs in files, or in a dataset."""
 
     name: str  #: the input in messages
-    files: tuple[Path, ...] = ()  #: one file, or two of parallel text, source first; empty for a dataset
+    files: tuple[Path, ...] = ()  #: one file, or two of parallel text, source first. Empty for a dataset
     dataset: str | None = None  #: `numbers`, a folder or a name on the Hub
     configuration: str | None = None  #: of a dataset on the Hub
 

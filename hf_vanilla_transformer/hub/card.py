@@ -62,7 +62,7 @@ class CardFacts:
     train_seconds: float | None = None  #: wall time of training, including the time before a resumption
     hardware: str | None = None  #: see `system_info`
     versions: Mapping[str, str] = field(default_factory=dict)
-    #: the model that was fine-tuned; `base_model_on_hub` says that this is its name on the Hub
+    #: the model that was fine-tuned. `base_model_on_hub` says that this is its name on the Hub
     base_model: str | None = None
     base_model_on_hub: bool = False
     #: by split, the names of its datasets on the Hub, each with its configuration after a colon if it has several

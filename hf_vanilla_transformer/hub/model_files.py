@@ -23,7 +23,7 @@ WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "m
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 CARD = "README.md"
 
-# BPE and WordPiece files; SentencePiece files and vocabularies of Marian and FSMT.
+# BPE and WordPiece files, SentencePiece files and vocabularies of Marian and FSMT.
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),

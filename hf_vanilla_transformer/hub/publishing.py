@@ -24,7 +24,7 @@ from ..untrusted import one_line, read_json_object
 from .card import CardFacts, card_for_repository, model_card
 from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, json_bytes, shard
 
-# `huggingface_hub` 1 sends requests with httpx, later versions with httpx2; `HfHubHTTPError` is one of these as well.
+# `huggingface_hub` 1 sends requests with httpx, later versions with httpx2. `HfHubHTTPError` is one of these as well.
 _HTTP_ERRORS: Any = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
 
 _BUSY = (408, 429, 500, 502, 503, 504)

@@ -23,7 +23,7 @@ _NAMES = (
 )
 NAMES = dict(pair.split("=") for pair in _NAMES.split(","))
 
-# keys of tokenizer_config.json: Marian's; M2M-100's and NLLB's
+# keys of tokenizer_config.json: Marian's, then M2M-100's and NLLB's
 _TOKENIZER_KEYS = ("source_lang", "target_lang"), ("src_lang", "tgt_lang")
 _CODE = re.compile(r"([a-z]{2,3})((?:-[A-Za-z0-9]{2,8})*)")
 _NAME = re.compile(r"(?:^|[-_.])([a-z]{2,3})[-_]([a-z]{2,3})$")

@@ -422,7 +422,7 @@ class Translator:
             arguments["decoder_input_ids"] = torch.tensor(rows, device=self.model.device)  # (B, 1 + P)
         limit = self._position_limit()
         if limit is not None and not self.model.generation_config.max_new_tokens:
-            # the start token takes the first position; the last token is never fed back
+            # the start token takes the first position. The last token is never fed back
             arguments["max_new_tokens"] = min(input_ids.shape[1] + EXTRA_TOKENS, limit - prefix_length)
         engine = getattr(models[0], "inference_engine", None)
         compiled = getattr(engine, "compile", False)  # for one number of threads

@@ -17,7 +17,7 @@ from ..errors import UserError, naming_extras
 from ..untrusted import require_file
 from .search_settings import banned_tokens, check_search, ends, longest, shortest
 
-MIN_POSITIONS = 1024  # rows of the table of sinusoids; CTranslate2 computes none
+MIN_POSITIONS = 1024  # rows of the table of sinusoids. CTranslate2 computes none
 NEVER = -1e4  # output bias of forbidden tokens, within the range of float16
 
 # Activation functions, and their names in `ctranslate2.specs.common_spec.Activation`.

@@ -25,7 +25,7 @@ class SourceIds:
     """The mapping from ids of a joint tokenizer to the encoder's ids."""
 
     vocab_size: int  #: the number of ids of the joint tokenizer
-    offset: int = 0  #: the offset of source tokens; 0 if both languages share one tokenizer
+    offset: int = 0  #: the offset of source tokens, or 0 if both languages share one tokenizer
 
     def to_model(self, ids: Tensor) -> Tensor:
         """Ids (B, S) of the joint tokenizer to the encoder's."""

@@ -126,7 +126,7 @@ def weights_with_split_sinusoids(model: VanillaTransformerForConditionalGenerati
         model: with sinusoids, interleaved or split.
 
     Returns:
-        Weights by name, tied ones under each of their names; the model's own weights if its sinusoids are split.
+        Weights by name, tied ones under each of their names. The model's weights if its sinusoids are split.
 
     Raises:
         ValueError: learned positions, or sinusoids that are no permutation of the paper's.

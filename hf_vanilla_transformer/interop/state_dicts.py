@@ -34,7 +34,7 @@ _MAX_NESTING, _MAX_CHILDREN = 4, 100  # of containers around a state dictionary
 _USUAL_KEYS = ("", "state_dict", "model_state_dict", "model", "module", "net", "model_state")
 _MAX_PREFIX = 500  # characters of the names of nested modules
 _MAX_CLASSES = 200  # of other libraries in a file: each costs a further reading
-_TABLE_ROUNDING = 2e-3  # float16; float32 at position 5,000 is off by 3e-4
+_TABLE_ROUNDING = 2e-3  # of float16. Float32 at position 5,000 is off by 3e-4
 
 # Added to names by DataParallel, torch.compile, FSDP and activation checkpointing.
 _WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -60,7 +60,7 @@ class TensorRef(NamedTuple):
     """The tensor of a foreign checkpoint that contains one of our parameters."""
 
     name: str  #: the tensor's name
-    #: the rows of the tensor; None for all. Fused projections have queries, keys and values in one tensor.
+    #: the rows of the tensor, or None for all. Fused projections have queries, keys and values in one tensor.
     rows: slice | int | None = None
     transposed: bool = False  #: the toolkit computes x W where we compute x W^T
 
@@ -306,7 +306,7 @@ def gain_of_biased_variance(gain: Tensor) -> Tensor:
 def position_layout(tables: Iterable[Tensor]) -> str:
     """The `position_encoding_type` of the stacks' tables of positions, each (P, D): one of two layouts, or "learned".
 
-    The tables are rounded to float32 or less; training changes a table much more.
+    The tables are rounded to float32 or less. Training changes a table much more.
     """
 
     def matches(table: Tensor, layout: str) -> bool:

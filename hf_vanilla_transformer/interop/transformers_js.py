@@ -288,7 +288,7 @@ def _quantise(proto: Any, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # advice to optimise the graph first; onnxruntime does it at loading time
+    logging.disable(logging.WARNING)  # advice to optimise the graph first. onnxruntime does it at loading time
     try:
         quantize_dynamic(
             *(proto, str(path)),

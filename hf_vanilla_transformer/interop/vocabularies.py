@@ -20,7 +20,7 @@ from ..data.tokenizer_training import fast_tokenizer, load_tokenizers
 from ..errors import UserError, naming_extras
 from ..untrusted import one_line, read_json_object, require_file
 
-_PIECES, _NEVER = (1, 4), -1e5  # normal and user-defined pieces; the score of tokens that no text contains
+_PIECES, _NEVER = (1, 4), -1e5  # normal and user-defined pieces, and the score of tokens that no text contains
 JOINER = "@@"  # subword-nmt and fastBPE end a token with it if the next one continues the word
 PRETOKENIZED = "it takes text that is tokenized already, with spaces between tokens"  # a note for users
 
