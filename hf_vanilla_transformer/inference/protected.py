@@ -17,7 +17,7 @@ _ADDRESS = rf"(?:[^\s<>\"()\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\)
 #: Letters that touch one of these belong to it, as in {count}th.
 _IN_WORDS = (
     rf"(?:https?://|ftp://|(?<![A-Za-z0-9])www\.){_ADDRESS}",
-    r"(?<![A-Za-z0-9_.+-])[A-Za-z0-9][A-Za-z0-9_.+-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
+    r"(?<![A-Za-z0-9])[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
     r"[$#@%]?\{\{?\s*(?:[\w.$@#/^ \[\]-]*(?:[:!,|](?:[^{}]|\{[^{}]*\})*)?)\}\}?",  # {name}, {{ x }}, {n, plural, …}
     r"%\([^()\s]*\)[a-zA-Z]|%[A-Za-z_]\w+%(?!%)|%%",
     r"(?<![\d%])%(?:\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[jtz])?[sdiufFeEgGxXocp@]",
