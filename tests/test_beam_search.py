@@ -103,9 +103,7 @@ def test_varied_models_vary(seed: int, beams: int) -> None:
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0, -0.5])
 @pytest.mark.parametrize("beams", [2, 5])
-def test_beam_search_equals_transformers(
-    beams: int, length_penalty: float, early_stopping: bool | str, decoding: Decoding
-) -> None:
+def test_beam_search_equals_transformers(beams, length_penalty, early_stopping, decoding):
     settings = {"num_beams": beams, "length_penalty": length_penalty, "early_stopping": early_stopping}
     for seed in ENDS if decoding.name == "module" else [2]:
         decoding.assert_same(varied_model(seed), source(LENGTHS, seed=seed), **settings, max_new_tokens=14)
@@ -134,9 +132,7 @@ def test_eager_attention_equals_transformers(beams: int, left: bool, positions: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("batch", [1, 2, 33])
 @pytest.mark.parametrize("beams", [1, 4])
-def test_batches_of_any_size_equal_transformers(
-    beams: int, batch: int, dtype: torch.dtype, decoding: Decoding
-) -> None:
+def test_batches_of_any_size_equal_transformers(beams, batch, dtype, decoding):
     lengths = [1 + i * 7 % 9 for i in range(batch)]
     settings = {"num_beams": beams, "length_penalty": 0.7, "max_new_tokens": 20}
     decoding.assert_same(varied_model().to(dtype), source(lengths), **settings)
@@ -204,9 +200,7 @@ def test_every_setting_equals_transformers(beams: int, settings: dict[str, Any],
 )
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("decoder", ["module", "packed"])
-def test_logits_processors_keep_their_rows_when_sentences_end(
-    decoder: str, beams: int, settings: dict[str, Any]
-) -> None:
+def test_logits_processors_keep_their_rows_when_sentences_end(decoder, beams, settings):
     limit = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 16, "eos_token_id": [EOS, 4]}
     inputs = source([1 + i % 9 for i in range(12)])
     found = Decoding(decoder).assert_same(varied_model(end=-1.0), inputs, **limit, **settings)
@@ -568,9 +562,7 @@ def test_finished_sentences_leave_the_batch(decoder: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("at_once", [3, 8])
 @pytest.mark.parametrize("beams", [1, 4])
-def test_steps_between_synchronisations_do_not_change_tokens(
-    beams: int, at_once: int, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_between_synchronisations_do_not_change_tokens(beams, at_once, decoding, monkeypatch):
     for module in (generation, search):
         monkeypatch.setattr(module, "steps_at_once", lambda device: at_once)
     settings = {"num_beams": beams, "length_penalty": 0.9, "max_new_tokens": 13}

@@ -85,9 +85,7 @@ def test_slot_cache_holds_what_it_was_given() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3, 40), (1, 1, 700), (5, 4, 16000), (2, 4, 20003), (1, 4, 16384)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_topk_log_probs_are_those_of_log_softmax(
-    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_topk_log_probs_are_those_of_log_softmax(shape, dtype, monkeypatch):
     # no ties, which bfloat16 would have among random numbers
     logits = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = logits.double().log_softmax(dim=-1).topk(8)

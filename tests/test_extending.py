@@ -74,9 +74,7 @@ def square_loss(outputs: Any, labels: torch.Tensor, tokens: Any) -> torch.Tensor
 
 
 @pytest.mark.parametrize("source", [FEED_FORWARD, ATTENTION], ids=["feed_forward", "attention"])
-def test_subclass_trains_saves_loads_and_publishes(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
-) -> None:
+def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, monkeypatch, command):
     assert sum(bool(line.strip()) for line in source.splitlines()) <= 30
     (tmp_path / "own_model.py").write_text(source, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

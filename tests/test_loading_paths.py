@@ -123,9 +123,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("loader", LOADERS)
-def test_loading_refuses_other_weights_in_one_line(
-    good: Path, loader: str, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loading_refuses_other_weights_in_one_line(good, loader, damage, tmp_path, capsys):
     folder = damaged(good, damage)
     with pytest.raises((UserError, SystemExit)) as caught:
         LOADERS[loader](folder, good, tmp_path)

@@ -28,8 +28,6 @@ def update(model: Any, folder: Path, accumulated: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("convert", "ratio"), [(to_marian, 8.0), (lambda model: model, 1.0)], ids=["Marian", "ours"])
-def test_eight_accumulated_steps_have_this_multiple_of_the_gradient(
-    convert: Any, ratio: float, tmp_path: Path
-) -> None:
+def test_eight_accumulated_steps_have_this_multiple_of_the_gradient(convert, ratio, tmp_path):
     one, eight = (update(convert(tiny_model(dropout=0.0)), tmp_path / str(n), n) for n in (1, 8))
     assert (eight.norm() / one.norm()).item() == pytest.approx(ratio, rel=1e-4)

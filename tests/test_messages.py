@@ -77,9 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("line", "name"), COMMANDS, ids=[line for line, _ in COMMANDS])
-def test_error_of_a_command_is_one_line_with_the_argument_and_a_remedy(
-    line: str, name: str, folder: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_a_command_is_one_line_with_the_argument_and_a_remedy(line, name, folder, command, monkeypatch):
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     status, printed, errors = command(*line.split())
@@ -129,9 +127,7 @@ CALLS: list[tuple[str, Callable[[Path], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "call"), CALLS)
-def test_error_of_a_call_is_one_line_that_names_the_argument(
-    name: str, call: Callable[[Path], Any], folder: Path
-) -> None:
+def test_error_of_a_call_is_one_line_that_names_the_argument(name, call, folder):
     with pytest.raises((UserError, ValueError)) as raised:
         call(folder)
     check(str(raised.value), name, folder)

@@ -103,9 +103,7 @@ def test_eager_attention_matches_equation_1(masked: bool) -> None:
 @pytest.mark.parametrize(("head_dim", "value_head_dim"), [(None, None), (3, 5)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_multi_head_attention_matches_the_paper(
-    backend: str, bias: bool, head_dim: int | None, value_head_dim: int | None
-) -> None:
+def test_multi_head_attention_matches_the_paper(backend, bias, head_dim, value_head_dim):
     config = tiny_config(attention_bias=bias, head_dim=head_dim, value_head_dim=value_head_dim)
     config._attn_implementation = backend
     attention = randomise(VanillaTransformerAttention(config, 4, is_causal=False, layer_idx=0)).eval()

@@ -131,9 +131,7 @@ def assert_by_transformers(model: Model, warned: list[str], name: str, **setting
 
 @pytest.mark.parametrize(("name", "settings"), UNCOVERED, ids=[name for name, _ in UNCOVERED])
 @pytest.mark.parametrize("optimized", [False, True])
-def test_uncovered_settings_go_to_transformers(
-    optimized: bool, name: str, settings: dict[str, Any], warned: list[str]
-) -> None:
+def test_uncovered_settings_go_to_transformers(optimized, name, settings, warned):
     model = varied_model(attn_implementation="eager" if name == "output_attentions" else "sdpa")
     if optimized and name != "output_attentions":
         optimize_for_inference(model)

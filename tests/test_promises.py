@@ -96,9 +96,7 @@ def batch_for(model: VanillaTransformerForConditionalGeneration, sizes: list[int
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(fields=options(), sizes=lengths, seed=seeds)
 @torch.no_grad()
-def test_cached_decoding_equals_uncached_for_any_configuration(
-    backend: str, fields: dict[str, Any], sizes: list[int], seed: int
-) -> None:
+def test_cached_decoding_equals_uncached_for_any_configuration(backend, fields, sizes, seed):
     model = tiny_model(seed, attn_implementation=backend, **fields)
     batch = batch_for(model, sizes, seed)
     target = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
@@ -121,9 +119,7 @@ def test_cached_decoding_equals_uncached_for_any_configuration(
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(fields=options(), sizes=lengths, seed=seeds, left=st.booleans())
 @torch.no_grad()
-def test_outputs_do_not_depend_on_the_rest_of_the_batch(
-    backend: str, fields: dict[str, Any], sizes: list[int], seed: int, left: bool
-) -> None:
+def test_outputs_do_not_depend_on_the_rest_of_the_batch(backend, fields, sizes, seed, left):
     model = tiny_model(seed, attn_implementation=backend, **fields)
     vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)
     sources, targets = sentences(sizes, vocab_size, seed), sentences(sizes[::-1], vocab_size, seed + 1)
@@ -151,9 +147,7 @@ def test_attention_backends_agree(fields: dict[str, Any], sizes: list[int], seed
 @promised
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(fields=options(), sizes=several, seed=seeds, training=st.booleans(), empty=st.integers(0, 3))
-def test_fully_masked_row_is_finite(
-    backend: str, fields: dict[str, Any], sizes: list[int], seed: int, training: bool, empty: int
-) -> None:
+def test_fully_masked_row_is_finite(backend, fields, sizes, seed, training, empty):
     model = tiny_model(seed, attn_implementation=backend, **fields).train(training)
     batch = batch_for(model, sizes, seed)
     empty %= len(sizes)
@@ -170,9 +164,7 @@ def test_fully_masked_row_is_finite(
 
 @promised
 @given(fields=options(), sizes=several, seed=seeds, data=st.data())
-def test_gradients_do_not_depend_on_batch_splitting(
-    fields: dict[str, Any], sizes: list[int], seed: int, data: st.DataObject
-) -> None:
+def test_gradients_do_not_depend_on_batch_splitting(fields, sizes, seed, data):
     model = tiny_model(seed, **fields).train()
     batch = batch_for(model, sizes, seed)
     tokens = int(batch["labels"].ne(-100).sum())

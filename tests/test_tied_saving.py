@@ -54,9 +54,7 @@ def test_embeddings_untied_in_the_configuration_are_saved_whole(tmp_path: Path) 
 @pytest.mark.parametrize("fields", TYING.values(), ids=TYING)
 @pytest.mark.parametrize("modules", [["q_proj", "v_proj"], ["fc1", "fc2"]], ids=["attention", "feed-forward"])
 @pytest.mark.parametrize("way", ["merged", "unloaded", "modules_to_save", "state_dict"])
-def test_model_of_an_adapter_loads_as_it_was(
-    fields: dict[str, Any], modules: list[str], way: str, tmp_path: Path
-) -> None:
+def test_model_of_an_adapter_loads_as_it_was(fields, modules, way, tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed")
     saved = ["fc1"] if way == "modules_to_save" and "fc1" not in modules else None
     config = peft.LoraConfig(r=4, target_modules=modules, init_lora_weights=False, modules_to_save=saved)

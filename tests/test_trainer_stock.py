@@ -68,9 +68,7 @@ def logged(trainer: Seq2SeqTrainer, name: str = "loss") -> list[float]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_update_does_not_depend_on_gradient_accumulation(
-    smoothing: float, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_update_does_not_depend_on_gradient_accumulation(smoothing, tokenizer, tmp_path):
     rows, results = random_pairs(32), {}
     for size, steps in ((32, 1), (4, 8), (8, 4)):
         model = tiny_model(label_smoothing=smoothing)
@@ -149,9 +147,7 @@ def test_label_smoothing_of_the_trainer_is_exact(tokenizer: PreTrainedTokenizerF
     assert logged(trainer)[0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_label_smoothing_of_the_trainer_needs_a_collator_with_the_model(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_label_smoothing_of_the_trainer_needs_a_collator_with_the_model(tokenizer, tmp_path):
     settings = {"label_smoothing_factor": 0.1, "max_steps": 1, "collator_with_model": False}
     trainer = trainer_of(tiny_model(), tokenizer, tmp_path, random_pairs(4), **settings)
     with pytest.raises(ValueError, match=r"DataCollatorForSeq2Seq\(tokenizer, model=model\)"):
@@ -216,15 +212,7 @@ def test_evaluation_uses_generation_max_length(tokenizer: PreTrainedTokenizerFas
     ("longest", "d_model", "size", "updates", "wanted"),
     [(4, 32, 32, 350, 0.9), pytest.param(6, 64, 64, 800, 0.95, marks=pytest.mark.slow)],
 )
-def test_tiny_model_learns_to_reverse(
-    longest: int,
-    d_model: int,
-    size: int,
-    updates: int,
-    wanted: float,
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-) -> None:
+def test_tiny_model_learns_to_reverse(longest, d_model, size, updates, wanted, tokenizer, tmp_path):
     rng = random.Random(0)
     tokens = range(FIRST_WORD, FIRST_WORD + 8)
     strings = list(dict.fromkeys(tuple(rng.choices(tokens, k=rng.randint(2, longest))) for _ in range(5000)))
@@ -264,12 +252,7 @@ def test_tiny_model_learns_to_reverse(
 
 
 @pytest.mark.parametrize("settings", [{}, {"generation_num_beams": 1}])
-def test_predict_with_generate_uses_the_search_of_this_package(
-    settings: dict[str, int],
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_predict_with_generate_uses_the_search_of_this_package(settings, tokenizer, tmp_path, monkeypatch):
     # The trainer passes whole batches, labels included, to `generate`.
     searches: list[int] = []
 

@@ -36,9 +36,7 @@ def test_update_of_two_processes_equals_that_of_one(smoothing: float, two_proces
 
 
 @pytest.mark.parametrize("method", worker.CONSISTENCY)
-def test_consistency_update_of_two_processes_equals_that_of_one(
-    method: str, two_processes: Results, tmp_path: Path
-) -> None:
+def test_consistency_update_of_two_processes_equals_that_of_one(method, two_processes, tmp_path):
     expected = consistency_update(method, worker.SENTENCES, 1, tmp_path)
     assert expected.norm() > 0.1
     assert relative_error(two_processes["consistency", method], expected) <= 1e-5

@@ -90,9 +90,7 @@ def test_engines_have_the_same_dropout_and_optimizer(prepared: tuple[Path, Datas
 
 
 @pytest.mark.parametrize(("tokens_per_update", "processes"), [(None, 1), (None, 2), (400, 1), (400, 2)])
-def test_updates_of_transformers_trainer_have_as_many_pairs(
-    prepared: tuple[Path, Dataset], tokens_per_update: int | None, processes: int
-) -> None:
+def test_updates_of_transformers_trainer_have_as_many_pairs(prepared, tokens_per_update, processes):
     sizes = batch_sizes(prepared[1], 50, tokens_per_update, processes)
     pairs = sizes.pairs * sizes.accumulation * processes
     sampler = benchmark.TokenBatchSampler(
@@ -135,9 +133,7 @@ def test_engines_train_in_worker_processes() -> None:
         ({"source": "a", "target": "b"}, "no such file"),
     ],
 )
-def test_wrong_arguments_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_arguments_are_refused(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         list(compare(**{"engines": ["ours_fp32"], **options}))

@@ -44,9 +44,7 @@ def parsed(*values: str | Path, languages: tuple[str | None, str | None] = ("en"
         (["user/name", "wmt/wmt14:de-en"], [("user/name",), ("wmt/wmt14", "de-en")]),
     ],
 )
-def test_names_stand_for_files_and_datasets(
-    folder: Path, values: list[str | Path], expected: list[tuple[str, ...]]
-) -> None:
+def test_names_stand_for_files_and_datasets(folder, values, expected):
     assert parsed(*values) == expected
 
 

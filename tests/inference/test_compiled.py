@@ -48,9 +48,7 @@ def assert_same(compiled: Model, plain: Model, lengths: list[int], **settings: A
 
 
 @pytest.mark.parametrize(("beams", "fields"), [(1, {}), (4, {"decoder_layers": 2, "layer_norm_position": "pre"})])
-def test_other_lengths_and_penalties_compile_nothing_new(
-    beams: int, fields: dict[str, Any], compilations: list[str]
-) -> None:
+def test_other_lengths_and_penalties_compile_nothing_new(beams, fields, compilations):
     plain, model = endless_model(**fields), optimize_for_inference(endless_model(**fields), compile=True)
     assert not compilations, "nothing is compiled before the first sentence"
     assert_same(model, plain, LENGTHS, num_beams=beams)
@@ -176,9 +174,7 @@ def test_ids_outside_the_vocabulary_are_refused(compilations: list[str]) -> None
     ("given", "message"),
     [({"num_beam": 2}, "num_beam"), ({"decoder_input_ids": torch.tensor([[START, 40]])}, "decoder_input_ids.* 40")],
 )
-def test_wrong_arguments_are_refused_before_decoders_are_compiled(
-    given: dict[str, Any], message: str, compilations: list[str]
-) -> None:
+def test_wrong_arguments_are_refused_before_decoders_are_compiled(given, message, compilations):
     model = optimize_for_inference(endless_model(), compile=True)
     with pytest.raises(ValueError, match=message):
         translate(model, 5, **given)
@@ -220,9 +216,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("dtype", "quantization"),
     [(torch.float32, None), (torch.bfloat16, None), (torch.float32, "int8"), (torch.bfloat16, "int8")],
 )
-def test_compiled_modules_compute_what_modules_do(
-    dtype: torch.dtype, quantization: str | None, counted: list[str]
-) -> None:
+def test_compiled_modules_compute_what_modules_do(dtype, quantization, counted):
     """Scores of forced tokens, as a search of a tiny model in few bits may take another turn."""
     if quantization and int8_error(CPU, dtype):
         pytest.skip("dynamic int8 needs an x86 CPU")
@@ -289,9 +283,7 @@ def test_compiled_models_give_their_memory_back(counted: list[str]) -> None:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_compiled_code_keeps_no_second_copy_of_packed_weights(
-    counted: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_keeps_no_second_copy_of_packed_weights(counted, monkeypatch):
     made, original = list[weakref.ref](), CompiledWeights._decoder
 
     def recorded(self: CompiledWeights) -> PackedWeights:

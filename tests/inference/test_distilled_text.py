@@ -35,9 +35,7 @@ def pairs(folder: Path) -> list[tuple[str, str]]:
     return list(zip(*sides, strict=True))
 
 
-def test_distilled_text_pairs_each_line_with_its_translation(
-    teacher: Translator, source: Path, tmp_path: Path
-) -> None:
+def test_distilled_text_pairs_each_line_with_its_translation(teacher, source, tmp_path):
     count = distil(teacher, source, tmp_path / "out", ALONE, num_beams=2)
     expected = [(line, text) for line, text in zip(LINES, teacher.translate(LINES, num_beams=2), strict=True) if line]
     assert pairs(tmp_path / "out") == [pair for pair in expected if pair[1].strip()]
@@ -60,9 +58,7 @@ def test_distilled_text_has_n_best_lists_and_references(teacher: Translator, sou
     assert found[:-3] == [(line, text.replace("\n", " ")) for line, text in expected if text.strip()]
 
 
-def test_distilled_text_of_a_finished_translation_is_not_translated_again(
-    teacher: Translator, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distilled_text_of_a_finished_translation_is_not_translated_again(teacher, source, tmp_path, monkeypatch):
     distil(teacher, source, tmp_path / "out", ALONE, num_beams=1)
     before = pairs(tmp_path / "out")
     (tmp_path / "out" / SOURCE).unlink()
@@ -73,9 +69,7 @@ def test_distilled_text_of_a_finished_translation_is_not_translated_again(
         distil(teacher, source, tmp_path / "out", ALONE, num_beams=2)
 
 
-def test_distilled_text_of_back_translation_has_the_translations_as_source(
-    teacher: Translator, source: Path, tmp_path: Path
-) -> None:
+def test_distilled_text_of_back_translation_has_the_translations_as_source(teacher, source, tmp_path):
     for name, back_translation in (("there", False), ("back", True)):
         distil(teacher, source, tmp_path / name, ALONE, back_translation=back_translation, num_beams=1)
     assert pairs(tmp_path / "back") == [(target, line) for line, target in pairs(tmp_path / "there")] != []
@@ -89,9 +83,7 @@ def test_distilled_text_takes_a_foreign_teacher(source: Path, tmp_path: Path) ->
     assert (tmp_path / "out" / TRANSLATIONS).read_text(encoding="utf-8").count("\n") == len(LINES)
 
 
-def test_distilled_text_refuses_references_of_another_length(
-    teacher: Translator, source: Path, tmp_path: Path
-) -> None:
+def test_distilled_text_refuses_references_of_another_length(teacher, source, tmp_path):
     references = tmp_path / "references.txt"
     references.write_text("eins\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"source\.txt.* 4 .*references\.txt.* 1"):

@@ -168,9 +168,7 @@ def test_ordinal_numbers_are_no_list_marks(language: str, text: str, sentences: 
         ((None, None), "One. Two.", "<0> <1>"),
     ],
 )
-def test_sentences_are_joined_as_the_target_language_writes_them(
-    languages: tuple[str | None, str | None], text: str, joined: str
-) -> None:
+def test_sentences_are_joined_as_the_target_language_writes_them(languages, text, joined):
     parts = split_text(text, sentence_splitter(languages[0]), languages[0])
     assert join_text(parts, [f"<{i}>" for i in range(len(sentences_of(parts)))], *languages) == joined
 

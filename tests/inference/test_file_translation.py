@@ -54,9 +54,7 @@ def expected(translator: Translator) -> str:
 
 
 @pytest.mark.parametrize("name", ["out", "out.gz"])
-def test_output_holds_every_line_and_nothing_is_left_beside_it(
-    translator: Translator, source: Path, name: str
-) -> None:
+def test_output_holds_every_line_and_nothing_is_left_beside_it(translator, source, name):
     done: list[int] = []
     output = source.with_name(name)
     lines = translate_file(translator, source, output, process(), progress=lambda n, _: done.append(n), **SETTINGS)
@@ -66,9 +64,7 @@ def test_output_holds_every_line_and_nothing_is_left_beside_it(
     assert sorted(os.listdir(source.parent)) == sorted(["source", name])
 
 
-def test_interrupted_job_resumes_with_missing_chunks(
-    translator: Translator, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_job_resumes_with_missing_chunks(translator, source, monkeypatch):
     output, chunks = source.with_name("out"), []
     original = Translator.translate
 
@@ -152,9 +148,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, sentences: int) -> None:
 
 
 @pytest.mark.parametrize("change", ["text", "one line", "moved lines", "prefixes", "nothing"])
-def test_chunks_of_other_text_are_not_reused(
-    translator: Translator, source: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_chunks_of_other_text_are_not_reused(translator, source, monkeypatch, change):
     output, prefixes = source.with_name("out"), source.with_name("prefixes")
     stop_after(monkeypatch, 2 * CHUNK + 1)
     with pytest.raises(KeyboardInterrupt):
@@ -203,9 +197,7 @@ def second_model(translator: Translator) -> Translator:
 
 
 @pytest.mark.parametrize("change", [changed_weight, other_dtype, other_search, other_tokenizer, second_model])
-def test_chunks_of_another_model_are_refused(
-    translator: Translator, source: Path, monkeypatch: pytest.MonkeyPatch, change: Any
-) -> None:
+def test_chunks_of_another_model_are_refused(translator, source, monkeypatch, change):
     """Also if the model is in the same folder and has the same name."""
     output = source.with_name("out")
     stop_after(monkeypatch, CHUNK + 1)
@@ -264,9 +256,7 @@ def test_killed_job_resumes(translator: Translator, folder: Path, source: Path, 
 
 
 @pytest.mark.slow
-def test_two_launched_processes_write_one_file(
-    translator: Translator, folder: Path, source: Path, repository: Path
-) -> None:
+def test_two_launched_processes_write_one_file(translator, folder, source, repository):
     output = source.with_name("out")
     command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     command += [*TRANSLATE[1:], "--model", str(folder), "--input", str(source), "--output", str(output)]

@@ -1,8 +1,6 @@
 """The languages of a model folder: of its card, of its tokenizer, or of its name."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,9 +24,7 @@ CARD = "---\nlanguage:\n- {}\n- {}\n---\n"
         ("x", None, {"source_lang": "en"}, None),
     ],
 )
-def test_languages_are_of_the_card_then_the_tokenizer_then_the_name(
-    tmp_path: Path, name: str, card: Any, tokenizer: Any, languages: Any
-) -> None:
+def test_languages_are_of_the_card_then_the_tokenizer_then_the_name(tmp_path, name, card, tokenizer, languages):
     (folder := tmp_path / name).mkdir()
     if card:
         (folder / "README.md").write_text(CARD.format(*card), encoding="utf-8")

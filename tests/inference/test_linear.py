@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -66,9 +65,7 @@ def assert_within(found: Tensor, expected: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 16, 40])
 @torch.no_grad()
-def test_packed_linears_compute_float64s_products(
-    rows: int, compiled: bool, bias: bool, dtype: torch.dtype, quantization: str | None
-) -> None:
+def test_packed_linears_compute_float64s_products(rows, compiled, bias, dtype, quantization):
     layers = linears(bias)
     packed, x = packed_linear(layers, dtype, quantization, compiled), torch.randn(rows, WIDTH).to(dtype)
     residual = torch.randn(rows, 80).to(dtype)
@@ -112,9 +109,7 @@ def test_packed_linears_do_not_follow_their_weights() -> None:
         (torch.float16, False, True, PlainLinear),
     ],
 )
-def test_packed_linear_chooses_its_kind(
-    dtype: torch.dtype, compiled: bool, available: bool, kind: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_linear_chooses_its_kind(dtype, compiled, available, kind, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: available)
     monkeypatch.setattr(linear.platform, "machine", lambda: "x86_64")
     assert type(packed_linear(linears(True), dtype, compiled=compiled)) is kind
@@ -190,9 +185,7 @@ def without_kernels(patch: pytest.MonkeyPatch) -> None:
         (without_kernels, "cpu", torch.bfloat16, "oneDNN.*'int8'"),
     ],
 )
-def test_int8_error_names_what_is_missing(
-    lack: Callable | None, device: str, dtype: torch.dtype, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int8_error_names_what_is_missing(lack, device, dtype, message, monkeypatch):
     monkeypatch.setattr(linear.platform, "machine", lambda: "x86_64")
     if lack is not None:
         lack(monkeypatch)

@@ -48,9 +48,7 @@ ONCE |= {"remove_layer"}
 @pytest.mark.parametrize("engine", ["packed", "compiled"])
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
-def test_changes_give_todays_translation(
-    change: str, engine: str, decoders: list[type], compilations: list[str]
-) -> None:
+def test_changes_give_todays_translation(change, engine, decoders, compilations):
     model = optimize_for_inference(varied_model(), compile=engine == "compiled")
     settings = {"lengths": [5]} if engine == "compiled" else {}
     before = assert_as_by_modules(model, **settings)
@@ -98,9 +96,7 @@ def test_unchanged_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("engine", ["packed", "compiled"])
 @pytest.mark.parametrize("change", TEMPORARY_CHANGES)
 @torch.no_grad()
-def test_modules_that_compute_more_decode_themselves(
-    change: str, engine: str, decoders: list[type], compilations: list[str]
-) -> None:
+def test_modules_that_compute_more_decode_themselves(change, engine, decoders, compilations):
     model = optimize_for_inference(varied_model(), compile=engine == "compiled")
     settings = {"lengths": [5]} if engine == "compiled" else {}
     before = translate(model, **settings)[1]
@@ -176,9 +172,7 @@ def test_eval_keeps_the_engine(decoders: list[type]) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_copied_and_saved_models_have_no_engine(
-    compiled: bool, tmp_path: Path, decoders: list[type], compilations: list[str]
-) -> None:
+def test_copied_and_saved_models_have_no_engine(compiled, tmp_path, decoders, compilations):
     model = optimize_for_inference(varied_model(), compile=compiled)
     expected = translate(model)
     model.save_pretrained(tmp_path / "model")
@@ -247,9 +241,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("change", "settings", "message"), REFUSALS)
-def test_refusals_are_one_line_and_change_nothing(
-    change: Change, settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals_are_one_line_and_change_nothing(change, settings, message, monkeypatch):
     monkeypatch.setattr("hf_vanilla_transformer.inference.linear.platform.machine", lambda: "x86_64")
     model = change(varied_model())
     with pytest.raises(ValueError, match=message):

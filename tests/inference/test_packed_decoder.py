@@ -107,9 +107,7 @@ def test_packed_decoder_computes_every_kind_of_model(fields: dict[str, Any]) -> 
 @pytest.mark.parametrize("prefix", [1, 4])
 @pytest.mark.parametrize("lengths", [[4], [3, 3, 3], [1, 9, 4]])
 @torch.no_grad()
-def test_packed_decoder_computes_every_batch(
-    beams: int, prefix: int, lengths: list[int], least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_decoder_computes_every_batch(beams, prefix, lengths, least, monkeypatch):
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", least)
     found = [Walk(each, len(lengths), beams, prefix).steps(8) for each in decoders(tiny_model(1), lengths)]
     assert_same_walk(*found)
@@ -250,9 +248,7 @@ def test_packed_weights_hold_no_parameters(compiled: bool, monkeypatch: pytest.M
 @pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
 @pytest.mark.parametrize("length", [1, 7])
 @torch.no_grad()
-def test_compiled_decoder_computes_every_kind_of_model(
-    length: int, fields: dict[str, Any], compilations: list[str]
-) -> None:
+def test_compiled_decoder_computes_every_kind_of_model(length, fields, compilations):
     model = tiny_model(3, **fields)
     states, mask = encoded(model, [length])
     for prefix in (1, 3):

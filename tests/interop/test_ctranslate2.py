@@ -9,7 +9,7 @@ from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.ctranslate2 import convert
 from hf_vanilla_transformer.interop.exporting import export
-from tests.interop.foreign import SOURCES, Record, converted, spelt, write_opus_folder
+from tests.interop.foreign import SOURCES, converted, spelt, write_opus_folder
 from tests.model_helpers import PAD, padded, tiny_model
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
@@ -112,9 +112,7 @@ def engine_id(token: str, tokenizer) -> int:
     "fields",
     [{"final_layer_norm": True}, {"decoder_attention_heads": 2}, {"head_dim": 3, "value_head_dim": 8}],
 )
-def test_ctranslate2_export_names_unsupported_options(
-    fields: dict, tokenizer, tmp_path: Path, record_property: Record
-) -> None:
+def test_ctranslate2_export_names_unsupported_options(fields, tokenizer, tmp_path, record_property):
     tiny_model(vocab_size=320, **fields).save_pretrained(tmp_path / "model")
     save_tokenizers(tmp_path / "model", tokenizer)
     with pytest.raises(UserError, match="CTranslate2"):

@@ -57,9 +57,7 @@ def test_fairseq_activation_names_are_mapped(name: str, formula: str, tmp_path: 
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_fairseq_checkpoint_with_sections_gives_its_logits(
-    nested: bool, shared: bool, tmp_path: Path, record_property: Record
-) -> None:
+def test_fairseq_checkpoint_with_sections_gives_its_logits(nested, shared, tmp_path, record_property):
     model = weights(23, 23 if shared else 29, shared)
     save_with_sections(tmp_path / "checkpoint_best.pt", model, nested)
     ours, tokenizer, _ = converted("fairseq", tmp_path / "checkpoint_best.pt", tmp_path / "ours")
@@ -130,9 +128,7 @@ def test_fairseq_checkpoint_of_version_0_12_with_unused_tensors(tmp_path: Path, 
     record_property("logits", (PEER, assert_restated(ours, restated(model))))
 
 
-def test_fairseq_checkpoint_of_version_0_9_with_meters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
-) -> None:
+def test_fairseq_checkpoint_of_version_0_9_with_meters(tmp_path, monkeypatch, record_property):
     """It saves its objects that average the loss, of classes that are not installed here."""
     module: Any = ModuleType("fairseq.meters")
     for name in ("AverageMeter", "TimeMeter", "StopwatchMeter"):
@@ -231,9 +227,7 @@ def learnt_codes(path: Path, lines: list[str]) -> BPE:
 
 
 @pytest.mark.parametrize("tool", ["subword-nmt", "fastBPE"])
-def test_fairseq_tokenizer_for_raw_text_with_byte_pair_codes(
-    tool: str, tmp_path: Path, record_property: Record
-) -> None:
+def test_fairseq_tokenizer_for_raw_text_with_byte_pair_codes(tool, tmp_path, record_property):
     moses = sacremoses.MosesTokenizer("en")
     tokenised = [moses.tokenize(line, aggressive_dash_splits=True, return_str=True) for line in SOURCES]
     bpe = learnt_codes(tmp_path / "codes", [*tokenised, *TARGETS])
@@ -288,9 +282,7 @@ def test_fairseq_tokenizer_for_raw_text_with_sentencepiece(tmp_path: Path, recor
         ({"activation_fn": "relu_squared"}, "activation_function='relu_squared'"),
     ],
 )
-def test_fairseq_refuses_other_architectures(
-    options: dict, message: str, tmp_path: Path, record_property: Record
-) -> None:
+def test_fairseq_refuses_other_architectures(options, message, tmp_path, record_property):
     save(tmp_path / "model.pt", weights(9, 8), **options)
     with pytest.raises(UserError, match=message):
         from_fairseq(tmp_path / "model.pt")

@@ -60,9 +60,7 @@ def options_of_version_1(**data: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "data", [{}, {"trg": False}, {"level": "word", "lowercase": True}, {"src_vocab": None, "trg_vocab": None}]
 )
-def test_joeynmt_version_1_folder_gives_its_logits(
-    data: dict, tied: bool, tmp_path: Path, record_property: Record
-) -> None:
+def test_joeynmt_version_1_folder_gives_its_logits(data, tied, tmp_path, record_property):
     """Also if Norwegian is `no`, false in YAML."""
     model = with_final_norms(weights((23, 23), tied))
     save(tmp_path / "joey", model, (named(19, "a"),) * 2, options_of_version_1(**data))
@@ -182,9 +180,7 @@ def test_joeynmt_tokenizer_for_sentencepiece(tmp_path: Path, record_property: Re
         ("decoder", {"embeddings": {"scale": False}}, "embeddings.scale"),
     ],
 )
-def test_joeynmt_refuses_other_architectures(
-    stack: str, change: dict, message: str, tmp_path: Path, record_property: Record
-) -> None:
+def test_joeynmt_refuses_other_architectures(stack, change, message, tmp_path, record_property):
     given = options()
     given["model"][stack] |= change
     given["model"][stack] = {name: value for name, value in given["model"][stack].items() if value is not None}

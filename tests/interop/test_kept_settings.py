@@ -1,13 +1,12 @@
 """Settings in a toolkit's files that change translations are carried over, or named in a note."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import M2M100ForConditionalGeneration, MarianMTModel, PreTrainedModel
+from transformers import M2M100ForConditionalGeneration, MarianMTModel
 
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.eole import from_eole
@@ -25,9 +24,7 @@ from tests.interop.foreign import converted, random_ids, write_m2m100_folder, wr
         ("m2m100", write_m2m100_folder, M2M100ForConditionalGeneration),
     ],
 )
-def test_search_in_the_config_of_an_older_folder_is_kept(
-    name: str, write: Callable[[Path], PreTrainedModel], peer: type[PreTrainedModel], tmp_path: Path
-) -> None:
+def test_search_in_the_config_of_an_older_folder_is_kept(name, write, peer, tmp_path):
     """transformers before 4.26 wrote no generation_config.json."""
     pad = write(tmp_path / "in").config.pad_token_id
     (tmp_path / "in" / "generation_config.json").unlink()
@@ -109,9 +106,7 @@ def notes_of_fairseq(folder: Path, **options: Any) -> list[str]:
         (notes_of_fairseq, {"unkpen": 1.0, "constraints": "ordered"}, {"unkpen": 0, "constraints": None}),
     ],
 )
-def test_search_that_generate_lacks_is_named(
-    read: Callable[..., list[str]], changed: dict, neutral: dict, tmp_path: Path
-) -> None:
+def test_search_that_generate_lacks_is_named(read, changed, neutral, tmp_path):
     assert not any("dropped" in note for note in read(tmp_path, **neutral))
     (note,) = (note for note in read(tmp_path, **changed) if "dropped" in note)
     assert all(name in note.replace("-", "_") for name in changed)

@@ -305,9 +305,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("model_type", ["marian"]),
     ],
 )
-def test_malicious_configuration_of_transformers(
-    name: str, field: str, value: Any, good: dict[str, Path], tmp_path: Path
-) -> None:
+def test_malicious_configuration_of_transformers(name, field, value, good, tmp_path):
     shutil.copytree(good[name], tmp_path / "in")
     other = {"encoder_layers": "num_hidden_layers"}.get(field, field)
     set_fields(tmp_path / "in", {field: value, other: value})
@@ -373,9 +371,7 @@ def set_fields(folder: Path, fields: dict[str, Any]) -> None:
         ({"activation_function": ["relu"]}, "activation_function"),
     ],
 )
-def test_malicious_model_folders_are_not_exported(
-    fields: dict, message: str, good: dict[str, Path], tmp_path: Path
-) -> None:
+def test_malicious_model_folders_are_not_exported(fields, message, good, tmp_path):
     error = not_exported("ctranslate2", good["ours"], tmp_path, lambda folder: set_fields(folder, fields))
     assert message in error
 
@@ -384,9 +380,7 @@ def test_malicious_model_folders_are_not_exported(
     ("file", "content"),
     [("tokenizer.json", ""), ("tokenizer.json", "[" * 100_000), ("generation_config.json", '{"num_beams": "many"}')],
 )
-def test_malicious_files_of_a_model_folder_are_not_exported(
-    file: str, content: str, good: dict[str, Path], tmp_path: Path
-) -> None:
+def test_malicious_files_of_a_model_folder_are_not_exported(file, content, good, tmp_path):
     not_exported("marian", good["ours"], tmp_path, lambda folder: (folder / file).write_text(content))
 
 
@@ -430,9 +424,7 @@ def test_malicious_links(file: str, target: str, good: dict[str, Path], tmp_path
 
 
 @pytest.mark.parametrize("target", ["device", "pipe"])
-def test_malicious_links_in_a_model_folder_are_not_exported(
-    target: str, good: dict[str, Path], tmp_path: Path
-) -> None:
+def test_malicious_links_in_a_model_folder_are_not_exported(target, good, tmp_path):
     def link(folder: Path) -> None:
         (folder / "tokenizer.json").unlink()
         (folder / "tokenizer.json").symlink_to(LINKS[target](tmp_path))

@@ -165,9 +165,7 @@ def marian_names(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.items()}
 
 
-def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
-    tmp_path: Path, record_property: Record
-) -> None:
+def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(tmp_path, record_property):
     """As of opus-mt-tc: config.json ties weights that differ in Marian's files. The class would tie it again."""
     arrays = marian_npz.weights((23, 23), "none")
     config = MarianConfig(

@@ -77,9 +77,7 @@ def test_marian_npz_with_learned_positions_and_relu(name: str, tmp_path: Path, r
     ("version", "exact"),
     [("v1.12.42 8f2ce30 2024-05-01", True), ("v1.13.0", True), ("v1.12.0 65bf82f 2023-02-21", False), (None, False)],
 )
-def test_marian_npz_gelu_is_exact_in_versions_since_march_2023(
-    version: str | None, exact: bool, tmp_path: Path
-) -> None:
+def test_marian_npz_gelu_is_exact_in_versions_since_march_2023(version, exact, tmp_path):
     save(tmp_path / "model.npz", weights((23, 23)), transformer_ffn_activation="gelu", version=version)
     model, x = from_marian_npz(tmp_path / "model.npz").model, torch.linspace(-3, 3, 40)
     expected = x * (1 + torch.erf(x / math.sqrt(2))) / 2 if exact else x * torch.sigmoid(1.702 * x)
@@ -278,9 +276,7 @@ def test_marian_npz_with_sentencepiece_vocabularies(tmp_path: Path, record_prope
         ("vocabs", ["vocab.fsv", "vocab.fsv"]),
     ],
 )
-def test_marian_npz_refuses_other_architectures(
-    option: str, value: Any, tmp_path: Path, record_property: Record
-) -> None:
+def test_marian_npz_refuses_other_architectures(option, value, tmp_path, record_property):
     save(tmp_path / "model.npz", weights((9, 9)), **{option: value})
     with pytest.raises(UserError, match=f"--{option.replace('_', '-')}="):
         from_marian_npz(tmp_path / "model.npz")

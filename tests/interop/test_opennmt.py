@@ -109,9 +109,7 @@ RAW = [*SOURCES, *TARGETS, *UNSEEN, "ﬁne ½ ①  \u3000 x\u00a0y ", "…   Ａ
 
 @pytest.mark.parametrize("source_format", ["opennmt", "eole"])
 @pytest.mark.parametrize("settings", [{}, {"model_type": "bpe"}, {"byte_fallback": True, "vocab_size": 340}], ids=str)
-def test_opennmt_and_eole_take_raw_text_with_sentencepiece(
-    source_format: str, settings: dict, tmp_path: Path, record_property: Record
-) -> None:
+def test_opennmt_and_eole_take_raw_text_with_sentencepiece(source_format, settings, tmp_path, record_property):
     spm = tmp_path / "joint.model"
     pieces = train_sentencepiece(spm, SOURCES + TARGETS, **settings)
     tokens = [*SPECIAL, *(piece for piece in pieces if piece not in SPECIAL)]

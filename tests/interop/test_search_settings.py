@@ -92,9 +92,7 @@ APPLIED_BY_CTRANSLATE2 = [settings for settings in SETTINGS if settings.keys() <
 
 
 @pytest.mark.parametrize("settings", [{}, *APPLIED_BY_CTRANSLATE2], ids=str)
-def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(
-    settings: dict, exported: Path, tmp_path: Path
-) -> None:
+def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(settings, exported, tmp_path):
     engine = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     settings = settings | {"max_new_tokens": 8, "num_beams": 1}
     shutil.copytree(exported / "model", tmp_path / "model")

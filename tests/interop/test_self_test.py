@@ -44,9 +44,7 @@ def test_export_with_a_swapped_vocabulary_is_not_used(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("target_format", ["ctranslate2", "torch"])
-def test_export_without_the_forced_token_is_not_used(
-    target_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_without_the_forced_token_is_not_used(target_format, tmp_path, monkeypatch):
     model, plain = MODELS["m2m100"](tmp_path), exporting._write_graphs
     if target_format == "torch":
         monkeypatch.setattr(exporting, "_write_graphs", lambda *parts: without_forced_token(*parts, plain=plain))
@@ -58,9 +56,7 @@ def test_export_without_the_forced_token_is_not_used(
 
 
 @pytest.mark.parametrize("missing", ["stanza/", "minisbd/"])
-def test_package_without_a_sentence_splitter_is_not_used(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_without_a_sentence_splitter_is_not_used(missing, tmp_path, monkeypatch):
     model, plain = MODELS["marian-npz"](tmp_path), argos.splitter_files
 
     def without(language: str) -> dict[str, bytes]:
@@ -75,9 +71,7 @@ def test_package_without_a_sentence_splitter_is_not_used(
     assert zipfile.is_zipfile(tmp_path / "a.argosmodel")
 
 
-def test_export_names_the_library_without_which_it_is_not_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_names_the_library_without_which_it_is_not_checked(tmp_path, monkeypatch):
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     model = MODELS["joeynmt"](tmp_path)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

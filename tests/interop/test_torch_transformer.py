@@ -60,9 +60,7 @@ def saved(model: nn.Module, path: Path) -> nn.Module:
     ],
     ids=["PyTorch's tutorial", "gelu", "learned positions", "own names", "shared", "no biases", "pre-norm"],
 )
-def test_torch_transformer_gives_its_logits(
-    names: dict, settings: dict, options: dict, tmp_path: Path, record_property: Record
-) -> None:
+def test_torch_transformer_gives_its_logits(names, settings, options, tmp_path, record_property):
     theirs = saved(AroundTorch(names, **settings), tmp_path / "model.pt")
     ours, tokenizer, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **options)
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
@@ -343,9 +341,7 @@ STYLES["fused in two"] = replace(FUSED, projections=("to_q", "to_kv", "to_out"))
 @pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first")
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("name", STYLES)
-def test_torch_code_with_other_names_gives_its_logits(
-    name: str, wrapped: bool, tmp_path: Path, record_property: Record
-) -> None:
+def test_torch_code_with_other_names_gives_its_logits(name, wrapped, tmp_path, record_property):
     style = STYLES[name]
     theirs: Any = AroundTorch(style.names(), **style.settings)
     if not style.ends:

@@ -200,9 +200,7 @@ def test_untrusted_truncated_files(copied: tuple[str, Path, Path], kept: float, 
 
 
 @pytest.mark.parametrize("content", [b"<!DOCTYPE html><title>404</title>", b"PK\x03\x04" * 99])
-def test_untrusted_files_of_another_kind(
-    copied: tuple[str, Path, Path], content: bytes, assert_refused: Refused
-) -> None:
+def test_untrusted_files_of_another_kind(copied, content, assert_refused):
     name, source, weights = copied
     weights.write_bytes(content)
     assert_refused(name, source)
@@ -235,9 +233,7 @@ CHANGES: dict[str, Callable[[Tensors, Format], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_untrusted_tensors_that_do_not_fit(
-    copied: tuple[str, Path, Path], change: str, assert_refused: Refused
-) -> None:
+def test_untrusted_tensors_that_do_not_fit(copied, change, assert_refused):
     name, source, weights = copied
     CASES[name].change(weights, lambda tensors: CHANGES[change](tensors, CASES[name]))
     assert_refused(name, source)
@@ -269,9 +265,7 @@ def attack(path: Path, mark: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["pickle", "torch", "old torch"])
-def test_untrusted_code_is_not_run(
-    copied: tuple[str, Path, Path], way: str, tmp_path: Path, assert_refused: Refused
-) -> None:
+def test_untrusted_code_is_not_run(copied, way, tmp_path, assert_refused):
     name, source, weights = copied
     if weights.suffix == ".safetensors":  # older folders have this instead
         weights.unlink()
@@ -327,9 +321,7 @@ HARMLESS: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("name", HARMLESS)
-def test_read_torch_file_skips_harmless_objects(
-    name: str, zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_torch_file_skips_harmless_objects(name, zipped, tmp_path, monkeypatch):
     if name == "modules" and not zipped:
         pytest.skip("torch.save stored the code of modules then")
     library: Any = ModuleType("some_library")
@@ -374,9 +366,7 @@ def test_read_torch_file_refuses_calls_of_functions(function: Callable, zipped: 
     assert "\n" not in str(raised.value) and [path.name for path in tmp_path.iterdir()] == ["model.pt"]
 
 
-def test_conversion_on_a_full_disk_leaves_no_files(
-    good: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conversion_on_a_full_disk_leaves_no_files(good, tmp_path, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -221,9 +221,7 @@ def test_wrong_requests_are_one_line(client: Any, path: str, fields: Any, status
         ("GET", "/page/none", 404, None),
     ],
 )
-def test_unknown_paths_and_methods_are_refused(
-    client: Any, method: str, path: str, status: int, allow: str | None
-) -> None:
+def test_unknown_paths_and_methods_are_refused(client, method, path, status, allow):
     answer = client.request(method, path)
     assert answer.status_code == status and "error" in answer.json()
     assert (allow is None) == ("allow" not in answer.headers) and (allow or "") in answer.headers.get("allow", "")
@@ -307,9 +305,7 @@ def test_timeout_is_504_and_gives_the_sentence_up(translator: Translator, held: 
     assert pair.engine.translated == 0
 
 
-def test_failed_translation_is_500_without_details(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_translation_is_500_without_details(translator, monkeypatch, caplog):
     def step(self: ContinuousSearch) -> list:
         raise RuntimeError("secret detail")
 
@@ -381,9 +377,7 @@ def test_pages_of_other_sites_are_refused(translator: Translator, limits: dict, 
         ("127.0.0.1:5000", "http://localhost:3000", 403),
     ],
 )
-def test_names_of_other_servers_are_refused(
-    translator: Translator, host: str, origin: str | None, status: int
-) -> None:
+def test_names_of_other_servers_are_refused(translator, host, origin, status):
     headers = {"Host": host} | ({"Origin": origin} if origin else {})
     with client_of(language_pair(translator), **PROXIED) as client:
         assert client.post("/translate", json=GOOD, headers=headers).status_code == status

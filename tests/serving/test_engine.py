@@ -53,9 +53,7 @@ def test_engine_translates_like_the_translator(translator: Translator, sources: 
     assert not any(thread.is_alive() for thread in engine._threads)
 
 
-def test_sentence_is_counted_before_its_future_resolves(
-    translator: Translator, sources: list[list[int]], held: threading.Event
-) -> None:
+def test_sentence_is_counted_before_its_future_resolves(translator, sources, held):
     seen: list[tuple[int, int]] = []
     engine = engine_of(translator, batch_size=1)
     for future in engine.submit(sources[:3]):  # the thread that resolves a future runs its callback
@@ -65,9 +63,7 @@ def test_sentence_is_counted_before_its_future_resolves(
     assert seen == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_workers_share_the_queue(
-    translator: Translator, sources: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_share_the_queue(translator, sources, monkeypatch):
     # all threads see the whole queue first: otherwise one may be done before the next starts
     taken, start, original = {}, threading.Barrier(2), ContinuousSearch.join
 
@@ -84,9 +80,7 @@ def test_workers_share_the_queue(
     assert sorted(taken.values()) == [10, 10]
 
 
-def test_full_queue_takes_all_of_a_request_or_nothing(
-    translator: Translator, sources: list[list[int]], held: threading.Event
-) -> None:
+def test_full_queue_takes_all_of_a_request_or_nothing(translator, sources, held):
     engine = engine_of(translator, batch_size=1, max_queue=3)
     futures = submit_and_start(engine, sources[:1])
     futures += engine.submit(sources[1:3])
@@ -120,9 +114,7 @@ def test_closing_engine_translates_its_queue(translator: Translator, sources: li
     assert texts(translator, futures) == list(translator.translate(LINES))
 
 
-def test_cancelled_sentences_are_dropped(
-    translator: Translator, sources: list[list[int]], held: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_sentences_are_dropped(translator, sources, held, monkeypatch):
     drop, dropped = ContinuousSearch.drop, []
     monkeypatch.setattr(ContinuousSearch, "drop", lambda self, keys: dropped.extend(keys) or drop(self, keys))
     engine = engine_of(translator, batch_size=2)
@@ -139,9 +131,7 @@ def test_cancelled_sentences_are_dropped(
     assert engine.translated == 4 and [sentence.source for sentence in dropped] == [sources[0]]
 
 
-def test_cancelled_sentences_make_room_in_the_queue(
-    translator: Translator, sources: list[list[int]], held: threading.Event
-) -> None:
+def test_cancelled_sentences_make_room_in_the_queue(translator, sources, held):
     engine = engine_of(translator, batch_size=1, max_queue=3)
     running = submit_and_start(engine, sources[:1])
     assert all(future.cancel() for future in engine.submit(sources[1:4])) and engine.waiting == 0
@@ -160,12 +150,7 @@ def test_sentence_that_cannot_start_fails_alone(translator: Translator, sources:
     engine.close()
 
 
-def test_error_fails_its_batch_and_not_the_next(
-    translator: Translator,
-    sources: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_error_fails_its_batch_and_not_the_next(translator, sources, monkeypatch, caplog):
     original, calls = ContinuousSearch.step, []
 
     def step(self: ContinuousSearch) -> list:

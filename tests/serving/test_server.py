@@ -122,9 +122,7 @@ def test_large_bodies_are_refused_in_bounded_memory(server: RunningServer, expec
         (b"GET / HTTP/1.1\r\n" + b"X: " + b"a" * 100_000 + b"\r\n\r\n", 400),
     ],
 )
-def test_wrong_requests_have_their_status(
-    folder: Path, server: RunningServer, tmp_path: Path, request_: bytes, status: int
-) -> None:
+def test_wrong_requests_have_their_status(folder, server, tmp_path, request_, status):
     if status == 408:  # after the time limit, so on a server with a short one
         with running_server(folder, tmp_path, "--timeout", "1") as impatient:
             assert asyncio.run(ask(impatient.port, request_))[0] == status
@@ -191,9 +189,7 @@ def test_clients_that_leave_give_their_sentences_up(server: RunningServer, expec
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_signal_ends_the_server_after_what_it_has_taken(
-    folder: Path, expected: list[str], tmp_path: Path, name: str
-) -> None:
+def test_signal_ends_the_server_after_what_it_has_taken(folder, expected, tmp_path, name):
     with running_server(folder, tmp_path, "--lines", "--batch_size", "4") as server:
         running = 'vanilla_transformer_sentences_running{pair="en-de"} '
 
@@ -249,9 +245,7 @@ def test_port_that_is_taken_is_refused_before_models_are_loaded(folder: Path) ->
     [(resource.RLIM_INFINITY, 10_240, 10_240), (resource.RLIM_INFINITY, 10**9, 65_536), (500, 10**9, 500)],
     ids=["macOS", "no limit", "low limit"],
 )
-def test_limit_of_open_files_is_raised_as_far_as_the_system_allows(
-    monkeypatch: pytest.MonkeyPatch, hard: int, most: int, limit: int
-) -> None:
+def test_limit_of_open_files_is_raised_as_far_as_the_system_allows(monkeypatch, hard, most, limit):
     limits = [(256, hard)]
 
     def setrlimit(_: int, wanted: tuple[int, int]) -> None:

@@ -68,9 +68,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("sizes", "top"), [((6,), None), ((6, 5), None), ((6, 5), 4)])
-def test_distillation_loss_matches_its_definition(
-    weight: float, smoothing: float, sizes: tuple[int, ...], top: int | None
-) -> None:
+def test_distillation_loss_matches_its_definition(weight, smoothing, sizes, top):
     torch.manual_seed(0)
     states, lm_head, labels = torch.randn(3, 7, 8), torch.nn.Linear(8, 13), torch.randint(0, 13, (3, 7))
     teachers = [(torch.randn(3, 7, size), torch.nn.Linear(size, 13).requires_grad_(False)) for size in sizes]

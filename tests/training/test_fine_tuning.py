@@ -81,9 +81,7 @@ def fine_tune(output: Path, base: Path, text: dict[str, list[Path]], **fields: A
 
 
 @pytest.fixture(scope="module")
-def tuned(
-    base: Path, text: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any], str]:
+def tuned(base, text, tmp_path_factory):
     """A run from `base`: its folder, results and standard output."""
     folder, printed = tmp_path_factory.mktemp("tuned") / "run", io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -205,9 +203,7 @@ def test_optimizer_defaults_are_said_and_differ_from_fresh_weights(tuned: tuple)
         ("lowercase", True),
     ],
 )
-def test_field_that_contradicts_the_base_model_is_refused(
-    base: Path, text: dict, tmp_path: Path, field: str, value: Any
-) -> None:
+def test_field_that_contradicts_the_base_model_is_refused(base, text, tmp_path, field, value):
     with pytest.raises(UserError, match=f"^{field}: {value}: "):
         fine_tune(tmp_path / "run", base, text, **{field: value})
     assert not (tmp_path / "run").exists()
@@ -254,9 +250,7 @@ def test_opus_folder_without_a_tokenizer_is_refused(opus: Path, tmp_path: Path) 
         load_base_model(str(tmp_path))
 
 
-def test_average_and_sample_limits_go_with_fine_tuning(
-    base: Path, text: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_average_and_sample_limits_go_with_fine_tuning(base, text, tmp_path, capsys):
     validation = {"validation": text["test"]}
     fields = {"average_last": 2, "eval_strategy": "steps", "eval_steps": 2, "max_train_samples": 4}
     results = fine_tune(tmp_path / "run", base, text | validation, **fields, max_test_samples=2)

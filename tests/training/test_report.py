@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,9 +89,7 @@ def test_bar_counts_the_updates_that_the_time_limit_allows(monkeypatch: pytest.M
     bar.on_train_end(None, state, None)
 
 
-def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, capfd, monkeypatch):
     sources = ["one dog", "two dogs", "three cats", "a ball", "one cat"]
     targets = ["ein Hund", "zwei Hunde", "drei Katzen", "ein Ball", "eine Katze"]
     files = write_pairs(tmp_path, list(zip(sources, targets, strict=True)), "train", "validation")
