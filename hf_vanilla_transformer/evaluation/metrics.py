@@ -1,6 +1,7 @@
 """BLEU, chrF and exact match, with the signatures of sacreBLEU."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -15,16 +16,47 @@ from ..errors import UserError
 from ..loss_vanilla_transformer import IGNORED
 from ..untrusted import one_line
 
+#: sacreBLEU's tokenizers for scripts in which its default, 13a, finds no words. Thai, Lao, Tibetan, Burmese and Khmer
+#: have none that works without a download.
+_SCRIPTS = {
+    "ja-mecab": re.compile("[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]"),  # kana
+    "ko-mecab": re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]"),
+    "zh": re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"),
+    "char": re.compile("[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff]"),
+}
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+def fitting_tokenizer(references: Sequence[str]) -> str:
+    """Return sacreBLEU's tokenizer for the script of the references: 13a, zh, ja-mecab, ko-mecab or char.
+
+    If the package of a tokenizer is missing, a warning names it, and the tokenizer is char.
+    """
+    text = "".join(references[:1000])
+    counts = {name: len(script.findall(text)) for name, script in _SCRIPTS.items()}
+    # A fifth is enough: one such letter stands for several Latin ones, and 13a is right for the rest in each of them.
+    if 5 * sum(counts.values()) <= len(_LETTER.findall(text)):
+        return "13a"
+    # Japanese text has Chinese characters too, but no other text has kana.
+    name = "ja-mecab" if counts["ja-mecab"] > 0.1 * counts["zh"] else max(counts, key=lambda each: counts[each])
+    try:
+        check_tokenizer(name)
+    except UserError as error:
+        _warn_once(f"{error}; BLEU is of characters until then")
+        return "char"
+    return name
+
 
 def score_translations(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str | None = None, lowercase: bool = False
 ) -> dict[str, Any]:
     """Score translations against one reference each.
 
     Args:
         hypotheses: the translations, detokenised unless `tokenize` is "none".
         references: one reference per hypothesis.
-        tokenize: sacreBLEU's tokenizer for BLEU; chrF has none.
+        tokenize: sacreBLEU's tokenizer for BLEU. None is the one that fits the references' script, such as zh for
+            Chinese. chrF has none.
         lowercase: ignore case.
 
     Returns:
@@ -44,6 +76,10 @@ def score_translations(
         )
     if not hypotheses:
         raise UserError("hypotheses and references are empty: there is nothing to score")
+    fitting = fitting_tokenizer(references)
+    if tokenize in ("13a", "intl") and fitting not in ("13a", "ko-mecab"):
+        _warn_once(f"tokenize={tokenize!r} counts whole sentences of this script as words; take {fitting!r}")
+    tokenize = tokenize or fitting
     check_tokenizer(tokenize)
     # force: no warning that the text looks tokenised, as "none" expects
     bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
@@ -56,7 +92,10 @@ def score_translations(
     equal = sum(normalise(hypothesis).strip() == normalise(reference).strip() for hypothesis, reference in pairs)
     exact_match = 100 * equal / len(hypotheses)
     if bleu_score.score == 0 and exact_match > 0:
-        _warn_about_short_lines(tokenize)
+        _warn_once(
+            f"BLEU is 0 although some lines equal their references: with tokenize={tokenize!r} no matching line has a "
+            "4-gram; use tokenize='char' or chrF for such text"
+        )
     return {
         "bleu": bleu_score.score,
         "chrf": chrf_score.score,
@@ -80,7 +119,7 @@ def example_translations(
 
 
 def translation_metrics(
-    tokenizer: PreTrainedTokenizerBase, *, tokenize: str = "13a", lowercase: bool = False
+    tokenizer: PreTrainedTokenizerBase, *, tokenize: str | None = None, lowercase: bool = False
 ) -> Callable[[EvalPrediction], dict[str, float]]:
     """Return a function for the `compute_metrics` argument of any `Seq2SeqTrainer`.
 
@@ -101,7 +140,8 @@ def translation_metrics(
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         raise UserError("tokenizer: it has no pad token, so predictions cannot be distinguished from padding; set one")
-    check_tokenizer(tokenize)
+    if tokenize:
+        check_tokenizer(tokenize)
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
         predicted, labels = _token_ids(prediction.predictions, pad_id), _token_ids(prediction.label_ids, pad_id)
@@ -157,17 +197,13 @@ def check_tokenizer(name: str) -> None:
     except Exception as error:
         reason = one_line(error)
         raise UserError(
-            f"tokenize: sacreBLEU cannot use {name!r} here ({reason}); install it or take '13a'"
+            f"tokenize: sacreBLEU cannot use {name!r} here ({reason}); install it or take 'char'"
         ) from error
 
 
-@lru_cache  # warns once, not at every evaluation of a training run
-def _warn_about_short_lines(tokenize: str) -> None:
-    logging.getLogger(__name__).warning(
-        "BLEU is 0 although some lines equal their references: with tokenize=%r no matching line has a 4-gram; "
-        "use tokenize='char' or chrF for such text",
-        tokenize,
-    )
+@lru_cache  # not at every evaluation of a training run
+def _warn_once(message: str) -> None:
+    logging.getLogger(__name__).warning("%s", message)
 
 
 def _text_list(texts: Sequence[str], name: str) -> list[str]:

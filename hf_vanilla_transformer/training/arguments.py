@@ -84,7 +84,9 @@ class DataArguments:
         default=False, help="Train on each pair in both directions (the first stage of Bi-SimCut, Gao et al. 2022)"
     )
     bpe_dropout: float = HfArg(default=0.0, help="BPE-dropout while training (Provilkov et al. 2020)")
-    bleu_tokenize: str = HfArg(default="13a", help="sacreBLEU's tokenizer: 13a, none, intl, zh …")
+    bleu_tokenize: str | None = _optional(
+        "sacreBLEU's tokenizer: 13a, none, intl, zh …; None: the one that fits the script of the target"
+    )
     bleu_lowercase: bool = HfArg(default=False, help="Case-insensitive scores")
 
     def __post_init__(self) -> None:

@@ -71,7 +71,7 @@ def score_and_save(
     with _scoring("the validation split", stop, args.device, saved):
         results |= choose_weights(trainer, run, args)
         if trainer.eval_dataset is not None:
-            results |= _validation_facts(trainer, bleu_options(data_args))
+            results |= _validation_facts(trainer, corpus.pairs["validation"]["target"][:1000], bleu_options(data_args))
         set_decoding(trainer.model.generation_config, args)
     save_model_folder(trainer, tokenizers, run)
     saved = f"the model is saved in {run}, and a resumed run scores it: {resume_hint(run)}"
@@ -104,11 +104,13 @@ def _scoring(name: str, stop: StopWithCheckpoint, device: torch.device, saved: s
         raise Interrupted(f"interrupted before {name} was scored; {saved}", stop.signals.received or signal.SIGINT)
 
 
-def _validation_facts(trainer: VanillaTransformerTrainer, bleu: dict[str, Any]) -> dict[str, Any]:
-    """How the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
+def _validation_facts(
+    trainer: VanillaTransformerTrainer, references: list[str], bleu: dict[str, Any]
+) -> dict[str, Any]:
+    """Return how the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
     beams = trainer.args.generation_num_beams or trainer.model.generation_config.num_beams or 1
     facts: dict[str, Any] = {"eval_sentences": len(trainer.eval_dataset), "eval_num_beams": beams}
-    signatures = score_translations([""], [""], **bleu).items()
+    signatures = score_translations(references, references, **bleu).items()
     return facts | {f"eval_{name}": value for name, value in signatures if name.endswith("_signature")}
 
 

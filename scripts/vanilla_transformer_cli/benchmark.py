@@ -77,7 +77,7 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
         "--cache_beams", type=int, default=8, metavar="N",
         help="measure the KV caches with N beams and the largest batch; 0 does not (default: %(default)s)",
     )  # fmt: skip
-    add("--bleu_tokenize", default="13a", metavar="NAME", help="sacreBLEU's tokenizer (default: 13a)")
+    add("--bleu_tokenize", metavar="NAME", help="sacreBLEU's tokenizer (default: by script)")
     add("--bleu_lowercase", action="store_true", help="case-insensitive BLEU")
     add_common(parser)
 
@@ -133,7 +133,8 @@ def decode(arguments: argparse.Namespace, results: list[Any], caches: dict[str, 
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
-    check_tokenizer(arguments.bleu_tokenize)
+    if arguments.bleu_tokenize:
+        check_tokenizer(arguments.bleu_tokenize)
     sentences = list(read_sentences(arguments.source))[: arguments.sentences]
     references = (
         list(read_sentences(arguments.reference, "target"))[: arguments.sentences] if arguments.reference else None

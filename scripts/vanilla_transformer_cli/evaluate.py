@@ -28,8 +28,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     )
     parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
     parser.add_argument(
-        "--bleu_tokenize", default="13a", metavar="NAME",
-        help="sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh … (default: %(default)s)",
+        "--bleu_tokenize", metavar="NAME",
+        help="sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh … (default: fits the "
+        "script of the references)",
     )  # fmt: skip
     parser.add_argument("--bleu_lowercase", action="store_true", help="case-insensitive scores")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
@@ -68,7 +69,8 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.text_io import line_writer, silence_transformers
 
     silence_transformers()
-    check_tokenizer(arguments.bleu_tokenize)  # before the model translates for an hour
+    if arguments.bleu_tokenize:
+        check_tokenizer(arguments.bleu_tokenize)  # before the model translates for an hour
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:
         columns = columns_of(arguments, (arguments.model or [None])[0], arguments.source, arguments.reference)
         if arguments.hypothesis:

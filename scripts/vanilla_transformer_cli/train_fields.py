@@ -51,7 +51,7 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "early_stopping_patience": ("N", "stop after N evaluations without improvement"),
         "average_last": ("N", "average the last N checkpoints, if that scores higher (section 6.1)"),
         "test_num_beams": ("N", "beams for the test, and in the saved model"),
-        "bleu_tokenize": ("NAME", "tokenizer of sacreBLEU: 13a, intl, char, zh, none"),
+        "bleu_tokenize": ("NAME", "tokenizer of sacreBLEU: 13a, intl, char, zh, none; by default as the script needs"),
         "base_test": ("INPUT", "fine-tuning: a test set of the base model, scored before and after"),
         "report_to": ("NAME", "tensorboard, wandb, trackio or none"),
     },

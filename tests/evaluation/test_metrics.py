@@ -61,6 +61,36 @@ def test_scores_equal_sacrebleu(tokenize, lowercase):
     assert scores["exact_match"] == (50 if lowercase else 0)
 
 
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "tokenize"),
+    [
+        ("两只狗在草地上奔跑，一个孩子在旁边看。", "两只狗在草地上跑步，一个孩子在旁边看。", "zh"),
+        ("两只狗 run in Beijing 的草地上奔跑。", "两只狗 run in 北京 的草地上奔跑。", "zh"),
+        ("二匹の犬が芝生の上を走っています。", "二匹の犬が芝の上を走っている。", "ja-mecab"),
+        ("두 마리의 개가 잔디밭에서 달리고 있다.", "두 마리 개가 잔디밭에서 달린다.", "ko-mecab"),
+        ("สุนัขสองตัววิ่งอยู่บนสนามหญ้า", "สุนัขสองตัวกำลังวิ่งบนหญ้า", "char"),
+        ("ឆ្កែពីរក្បាលកំពុងរត់", "ឆ្កែពីរកំពុងរត់", "char"),
+        ("Две собаки бегут по траве (北京).", "Две собаки бегут по газону (北京).", "13a"),
+        ("1 2 3 4 5", "1 2 3 4 6", "13a"),
+    ],
+)
+def test_bleu_has_the_tokenizer_of_the_script(reference, hypothesis, tokenize, caplog):
+    scores = score_translations([hypothesis], [reference])
+    try:
+        check_tokenizer(tokenize)
+    except UserError:  # its package is not installed
+        assert f"sacrebleu[{tokenize[:2]}]" in caplog.text
+        tokenize = "char"
+    assert scores["bleu"] == pytest.approx(sacrebleu.corpus_bleu([hypothesis], [[reference]], tokenize=tokenize).score)
+    assert f"tok:{tokenize}" in scores["bleu_signature"] and scores["chrf"] > 0
+
+
+def test_tokenizer_that_finds_no_words_is_warned_about(caplog):
+    for text in ("两只狗在草地上奔跑", "สุนัขสองตัววิ่ง", "zwei Hunde"):
+        score_translations([text], [text], tokenize="13a")
+    assert [record.message.count("13a") for record in caplog.records if "script" in record.message] == [1, 1]
+
+
 def test_signatures_contain_the_settings():
     scores = score_translations(["a b c d"], ["a b c d"], tokenize="none", lowercase=True)
     version = sacrebleu.__version__
@@ -101,7 +131,7 @@ def test_tokenizer_that_cannot_be_loaded_is_a_one_line_error(monkeypatch):
 
 
 def test_lines_too_short_for_bleu_give_one_warning(caplog):
-    metrics._warn_about_short_lines.cache_clear()
+    metrics._warn_once.cache_clear()
     words = ["zweihunderteins", "siebentausenddreizehn"]
     for _ in range(2):
         assert score_translations(words, words)["bleu"] == 0  # no 4-gram exists
