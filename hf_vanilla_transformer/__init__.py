@@ -52,6 +52,7 @@ def _register() -> None:
 _register()
 
 __all__ = [
+    "BatchTranslator",
     "TranslationPipeline",
     "Translator",
     "VanillaTransformerConfig",
@@ -66,6 +67,7 @@ __all__ = [
 
 # Imported on first use: training needs datasets and accelerate, which a model does not. name -> module
 _LAZY = {
+    "BatchTranslator": "inference.batch_translator",
     "TranslationPipeline": "pipeline_vanilla_transformer",
     "Translator": "inference.translator",
     "VanillaTransformerTrainer": "training.trainer",

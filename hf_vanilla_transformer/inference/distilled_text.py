@@ -36,6 +36,7 @@ def distil(
     back_translation: bool = False,
     columns: Columns | None = None,
     progress: Any = None,
+    shard: tuple[int, int] | None = None,
     **settings: Any,
 ) -> int:
     """Translate text with a teacher and write parallel text to train a student on. A killed call resumes.
@@ -49,7 +50,7 @@ def distil(
         references: translations by people of the same lines, to train on too, behind the teacher's.
         back_translation: write the lines as `TARGET`, and their translations as `SOURCE`.
         columns: of files with both languages, such as CSV or TMX.
-        progress, settings: as in `translate_file`.
+        progress, shard, settings: as in `translate_file`. A shard writes no pairs. The call without it does.
 
     Returns the number of pairs.
 
@@ -71,9 +72,11 @@ def distil(
     claim(folder / JOB, job | settings, f"output_dir: {folder} contains translations by {other}")
     if not translations.exists():
         listed = n_best if n_best > 1 else None
-        translate_file(teacher, lines, translations, processes, n_best=listed, progress=progress, **settings)
+        translate_file(
+            teacher, lines, translations, processes, n_best=listed, progress=progress, shard=shard, **settings
+        )
     processes.wait_for_everyone()
-    if processes.process_index:
+    if processes.process_index or shard:
         return 0
     taught = _numbered(translations) if n_best > 1 else enumerate(read_lines(translations))
     pairs, count = chain(taught, enumerate(human)), 0

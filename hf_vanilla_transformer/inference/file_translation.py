@@ -2,8 +2,8 @@
 
 The input is cut into chunks of lines. The translation of each chunk is written atomically to a file in a folder next
 to the output. In the end these files are concatenated. A killed job resumes with the missing chunks, with any number
-of processes. The name of a chunk's file contains a digest of its lines, so that the translation of other text is
-never reused.
+of processes. A shard is a job that translates every N-th chunk, on any machine. The name of a chunk's file contains a
+digest of its lines, the model and the settings, so that a different translation is never reused.
 """
 
 import json
@@ -25,6 +25,7 @@ from .translator import Hypothesis, Translator
 BATCHES_PER_CHUNK = 8
 
 _JOB = "job.json"  # model and settings of the chunks
+_ORDER = "chunks.json"  # names of all chunks, written at the end of each shard
 _OTHER_JOB = "a translation by a different model or with other settings; delete it, or name a new output"
 
 
@@ -103,6 +104,7 @@ def translate_file(
     batch_size: int = 64,
     max_tokens_per_batch: int = MAX_TOKENS,
     progress: Any = None,
+    shard: tuple[int, int] | None = None,
     **settings: Any,
 ) -> int:
     """Translate a file, and return its number of lines.
@@ -116,16 +118,19 @@ def translate_file(
         batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The two limits may differ when a job
             resumes, since the last one may have run out of memory.
         progress: called with the lines of each finished chunk and the seconds it took, 0 if an earlier run did it.
+        shard: (i, N) translates only chunks i, i + N, … from 1, and leaves their files to `merge_shards`. Shards may
+            run at any time in any order. Without it, the call translates what shards left and joins all chunks.
 
     Raises:
         UserError: chunks of a different job are next to this output, or as in `Translator.translate`.
     """
+    number_of_shard, shards = shard or (1, 1)
+    share, shares = number_of_shard - 1 + shards * processes.process_index, shards * processes.num_processes
     limits: dict[str, Any] = {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
     translated_lines(translator, [], **limits, **settings)  # checks the arguments before anything is read
-    target, size = Path(output).resolve(), batch_size * BATCHES_PER_CHUNK
-    parts = target.with_name(f".{target.name}.parts")
+    parts, size = _parts_of(output), batch_size * BATCHES_PER_CHUNK
+    job = {"translator": translator_fingerprint(translator)} | settings
     if processes.process_index == 0:
-        job = {"translator": translator_fingerprint(translator)} | settings
         claim(parts / _JOB, job, f"output: {parts} contains parts of {_OTHER_JOB}")
     processes.wait_for_everyone()
     settings |= limits
@@ -134,10 +139,10 @@ def translate_file(
     written: list[Path] = []
     try:
         for number, chunk in enumerate(iter(lambda: list(islice(pairs, size)), [])):
-            part = parts / f"{number:09d}-{text_fingerprint([lines, *chunk])}"
+            part = parts / f"{number:09d}-{text_fingerprint([_text(job), lines, *chunk])}"
             written.append(part)
             first_line, lines = lines + 1, lines + len(chunk)
-            if number % processes.num_processes != processes.process_index:
+            if number % shares != share:
                 continue
             start = time.perf_counter()
             if not (resumed := part.exists()):
@@ -147,17 +152,55 @@ def translate_file(
             if progress is not None:
                 progress(len(chunk), 0.0 if resumed else time.perf_counter() - start)
     except UserError:
-        if not any(path.name != _JOB for path in parts.glob("*")):
+        if shard is None and not any(path.name != _JOB for path in parts.glob("*")):
             shutil.rmtree(parts, ignore_errors=True)
         raise
     processes.wait_for_everyone()
     if processes.process_index == 0:
-        with open_to_write(target) as stream:
-            for part in written:
-                stream.write(part.read_bytes())
-        shutil.rmtree(parts)
+        if shard is not None:
+            names = [part.name for part in written]
+            claim(parts / _ORDER, names, f"output: {parts} contains shards of other text or another batch_size")
+        else:
+            _join(written, Path(output))
     processes.wait_for_everyone()
     return lines
+
+
+def merge_shards(output: str | Path) -> int:
+    """Join the chunks of finished shards to the `output` that they name, and return the number of chunks.
+
+    Raises:
+        UserError: no shard has finished, a chunk is missing, or a file there is of other text, model or settings.
+    """
+    parts = _parts_of(output)
+    if not (parts / _ORDER).is_file():
+        raise UserError(f"output: no shard of {output} has finished: {parts / _ORDER} does not exist")
+    names = json.loads((parts / _ORDER).read_text(encoding="utf-8"))
+    present = {path.name for path in parts.iterdir() if not path.name.startswith(".")} - {_JOB, _ORDER}
+    missing, foreign = [name for name in names if name not in present], sorted(present - set(names))
+    if missing:
+        also = f" ({len(foreign)} files there are of other text, model or settings)" if foreign else ""
+        raise UserError(
+            f"output: {len(missing)} of {len(names)} chunks of {output} are missing{also}, the first is number "
+            f"{names.index(missing[0]) + 1}; finish its shard, or translate without a shard"
+        )
+    if foreign:
+        raise UserError(f"output: {parts / foreign[0]} is of other text, model or settings; move it elsewhere")
+    _join([parts / name for name in names], Path(output))
+    return len(names)
+
+
+def _parts_of(output: str | Path) -> Path:
+    target = Path(output).resolve()
+    return target.with_name(f".{target.name}.parts")
+
+
+def _join(parts: list[Path], output: Path) -> None:
+    """Concatenate the chunks, then delete their folder."""
+    with open_to_write(output) as stream:
+        for part in parts:
+            stream.write(part.read_bytes())
+    shutil.rmtree(_parts_of(output))
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -166,12 +209,16 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
             write(line)
 
 
-def claim(note: Path, job: dict[str, Any], refusal: str) -> None:
+def claim(note: Path, job: Any, refusal: str) -> None:
     """Record a job in `note`, or raise a UserError, `refusal`, if that has a different one."""
-    text = json.dumps(job, default=str, sort_keys=True)
+    text = _text(job)
     if not note.exists():
         note.parent.mkdir(exist_ok=True)
         with atomic_file(note) as temporary:
             temporary.write_text(text, encoding="utf-8")
     elif note.read_text(encoding="utf-8") != text:
         raise UserError(refusal)
+
+
+def _text(job: Any) -> str:
+    return json.dumps(job, default=str, sort_keys=True)

@@ -9,8 +9,9 @@ the source:
   vanilla-transformer distil --teacher runs/de_en --source_file more.de --output_dir back --back_translation
 
 The teacher is any model folder that AutoModelForSeq2SeqLM loads, such as an OPUS-MT model, or several folders of this
-package as an ensemble. A killed command resumes. Several processes can share the work with accelerate launch. To learn
-from the teachers' probabilities too, train with --teacher DIR [DIR ...] and the teachers' vocabularies.
+package as an ensemble. A killed command resumes. Several processes can share the work with accelerate launch, several
+jobs with --shard: when all have finished, the command without it writes the pairs. To learn from the teachers'
+probabilities too, train with --teacher DIR [DIR ...] and the teachers' vocabularies.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 
 from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, columns_of, given_values
 
-SETTINGS = "num_beams", "length_penalty", "batch_size"
+SETTINGS = "num_beams", "length_penalty", "batch_size", "shard"
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -68,5 +69,5 @@ def main(arguments: argparse.Namespace) -> None:
             )  # fmt: skip
         except KeyboardInterrupt:
             raise Interrupted("interrupted: finished chunks are kept, and the same command resumes") from None
-    if processes.process_index == 0:
+    if processes.process_index == 0 and not arguments.shard:
         print(f"{arguments.output_dir}: {count:,} pairs")

@@ -15,6 +15,7 @@ from .parsing import Parser, did_you_mean
 SUBCOMMANDS = {
     "train": "train a translation model from a recipe",
     "translate": "translate text, line by line",
+    "merge": "join the shards of a translation",
     "serve": "serve translations over HTTP, with a page",
     "distil": "translate training text for a student with a teacher",
     "evaluate": "score a model, or existing translations (BLEU, chrF)",

@@ -33,6 +33,15 @@ DECODING = "num_beams", "length_penalty", "max_new_tokens", *REPETITION, "batch_
 
 COLUMNS_TITLE = "files with both languages: CSV, TSV, JSON lines, Parquet, TMX, XLIFF"
 
+
+def _shard(text: str) -> tuple[int, int]:
+    """(I, N) of "I/N"."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: I/N with 1 <= I <= N is needed, such as 3/64")
+    return int(number), int(count)
+
+
 # Flags that several subcommands share. The package's defaults apply to those that are not given.
 _SHARED: dict[str, dict[str, Any]] = {
     "num_beams": {"type": int, "metavar": "N", "help": "beam size; 1 is greedy decoding"},
@@ -52,6 +61,10 @@ _SHARED: dict[str, dict[str, Any]] = {
         "help": "column of the source in a CSV, TSV, JSON or Parquet file (default: source, or the language)",
     },
     "target_column": {"metavar": "NAME", "help": "column of the target (default: target, or the language)"},
+    "shard": {
+        **{"type": _shard, "metavar": "I/N"},
+        "help": "translate the I-th of N shares of the lines only, for the jobs of a scheduler",
+    },
     "workers": {
         **{"type": int, "metavar": "N"},
         "help": "parallel searches on a CPU, each with a share of the threads (default: one per thread, up to 8)",

@@ -11,6 +11,8 @@ The output has as many lines as the input, in the same order. An empty line stay
 feed ends a line. Lines are read some batches ahead and sorted by length. --batch_size 1 answers each line at once.
 A killed translation into a file resumes with the same command. Several processes can share the work:
 accelerate launch --num_processes 4 --module vanilla_transformer_cli translate --model DIR --input F --output F
+Jobs of a scheduler take --shard 1/64 to --shard 64/64, in any order. Then `vanilla-transformer merge --output F`, or
+this command without --shard, joins them.
 
 HTML, Markdown, subtitles (.srt, .vtt), .po, .docx and .odt files, and .xlf and .tmx files with an output of the same
 kind, are translated as a whole. All but their text stays as it is (extra: documents).
@@ -63,7 +65,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
-    add_shared_flags(group, *DECODING, "workers", "device", "dtype")
+    add_shared_flags(group, *DECODING, "workers", "device", "dtype", "shard")
     return parser.parse_args(arguments)
 
 
@@ -86,6 +88,10 @@ def check_combination(arguments: argparse.Namespace) -> None:
         raise UserError(f"--score is for existing translations, --{requested[0]} is for new ones")
     if arguments.alignment_layer is not None and not arguments.alignment:
         raise UserError("--alignment_layer needs --alignment: give both, or neither")
+    if arguments.shard and (arguments.score or arguments.output in (None, "-")):
+        raise UserError("--shard translates into a file: it needs --output, and cannot have --score")
+    if arguments.shard and is_document(arguments.input, arguments.output):
+        raise UserError(f"--shard is for lines of text, {arguments.input} is translated as a whole")
     for name in ("prefix", "score"):
         if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
             raise UserError(f"--{name} and --input cannot both be standard input: name a file")
@@ -136,7 +142,8 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
     with tqdm(unit=" sentences", disable=hidden) as bar:
         try:
             translate_file(
-                translator, sentences_to_translate(arguments), arguments.output, processes, prefixes=arguments.prefix,
+                translator, sentences_to_translate(arguments), arguments.output, processes,
+                prefixes=arguments.prefix, shard=arguments.shard,
                 progress=lambda lines, _: bar.update(lines * processes.num_processes), **output_settings(arguments),
             )  # fmt: skip
         except KeyboardInterrupt:

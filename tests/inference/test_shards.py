@@ -1,0 +1,99 @@
+"""Shards of a translation, on one machine or several, join to the translation of one run."""
+
+import gzip
+import random
+import shutil
+
+import pytest
+
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference.file_translation import merge_shards, translate_file
+from hf_vanilla_transformer.inference.translator import Translator
+from tests.inference.test_file_translation import LINES, SETTINGS, expected, process
+from tests.model_helpers import save_model
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    return Translator.from_pretrained(
+        save_model(tmp_path_factory.mktemp("model"), LINES, vocab_size=300, tie_word_embeddings=False), device="cpu"
+    )
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source").write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return tmp_path / "source"
+
+
+@pytest.mark.parametrize(("shards", "processes"), [(1, 1), (3, 1), (2, 2), (64, 1)])
+def test_shards_in_any_order_are_one_translation(translator, source, shards, processes):
+    output, order = source.with_name("out.gz"), list(range(1, shards + 1))
+    random.Random(shards).shuffle(order)
+    with pytest.raises(UserError, match="output"):
+        merge_shards(output)
+    for shard in order:
+        for rank in range(processes):
+            translate_file(translator, source, output, process(rank, processes), shard=(shard, shards), **SETTINGS)
+    merge_shards(output)
+    assert gzip.decompress(output.read_bytes()).decode() == expected(translator)
+    assert sorted(path.name for path in source.parent.iterdir()) == ["out.gz", "source"]
+
+
+def test_killed_shard_is_repeated_or_left_to_the_whole(translator, source, monkeypatch):
+    output, original = source.with_name("out"), Translator.translate
+
+    def killed(self, lines, **settings):
+        yield next(iter(original(self, lines, **settings)))
+        raise KeyboardInterrupt
+
+    translate_file(translator, source, output, process(), shard=(2, 2), **SETTINGS)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Translator, "translate", killed)
+        translate_file(translator, source, output, process(), shard=(1, 2), **SETTINGS)
+    with pytest.raises(UserError, match="2 of 4"):
+        merge_shards(output)
+    done = []
+    translate_file(translator, source, output, process(), progress=lambda _, s: done.append(s > 0), **SETTINGS)
+    assert done == [True, False, True, False], "the finished shard is not translated again"
+    assert output.read_text(encoding="utf-8") == expected(translator)
+
+
+@pytest.mark.parametrize("change", ["text", "settings", "batch_size"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_foreign_shard_is_refused(translator, source, tmp_path, change, copied):
+    """In the same folder it is refused at once, copied from a different machine it is refused by `merge_shards`."""
+    output, foreign = source.with_name("out"), tmp_path / "elsewhere"
+    foreign.mkdir()
+    translate_file(translator, source, output, process(), shard=(1, 2), **SETTINGS)
+    settings = SETTINGS | ({"text": {}, "settings": {"max_new_tokens": 3}, "batch_size": {"batch_size": 2}}[change])
+    if change == "text":
+        source.write_text("seven\n" * 28, encoding="utf-8")
+    if copied:
+        translate_file(translator, source, foreign / "out", process(), shard=(2, 2), **settings)
+        for part in (foreign / ".out.parts").glob("0*"):
+            shutil.copy(part, tmp_path / ".out.parts")
+    else:
+        with pytest.raises(UserError, match="output"):
+            translate_file(translator, source, output, process(), shard=(2, 2), **settings)
+    with pytest.raises(UserError, match="output"):
+        merge_shards(output)
+    assert not output.exists()
+
+
+def test_shards_by_command(translator, source, tmp_path, capfd):
+    from vanilla_transformer_cli.main import main
+
+    translator.model.save_pretrained(tmp_path / "model")
+    translator.source_tokenizer.save_pretrained(tmp_path / "model")
+    files = ["--input", str(source), "--output", str(tmp_path / "out")]
+    command = ["translate", "--model", str(tmp_path / "model"), *files, "--batch_size", "1", "--max_new_tokens", "4"]
+    for arguments in (*([*command, "--num_beams", "1", "--shard", f"{i}/2"] for i in (2, 1)), ["merge", *files[2:]]):
+        with pytest.raises(SystemExit) as status:
+            main(arguments)
+        assert not status.value.code, capfd.readouterr().err
+    assert (tmp_path / "out").read_text(encoding="utf-8") == expected(translator)
+    for wrong in ("0/2", "3/2", "1", "a/b", "1/0", "-1/2"):
+        with pytest.raises(SystemExit) as status:
+            main([*command, f"--shard={wrong}"])
+        assert status.value.code == 2 and wrong in capfd.readouterr().err
