@@ -3,11 +3,18 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from ..errors import UserError
 from .alignment import UNSPACED
 
-#: A time line and the lines after it. Cues end at an empty line.
-_CUE = re.compile(r"(^[^\r\n]*\d:\d\d[,.]\d+[^\S\r\n]*-->[^\r\n]*\r?\n)((?:[^\r\n]+(?:\r?\n|\Z))*)", re.MULTILINE)
+_NEWLINE, _TIME = r"(?:\r\n|[\r\n])", r"(?:\d+:){1,2}\d+(?:[,.]\d+)?"
+_TIMES = rf"[^\S\r\n]*{_TIME}[^\S\r\n]*-->[^\S\r\n]*{_TIME}[^\r\n]*"
+#: A time line and the lines after it. Cues end at a blank line, or before the number and the times of the next one.
+_CUE = re.compile(
+    rf"(?:\A|(?<=[\r\n]))({_TIMES}(?:{_NEWLINE}|\Z))"
+    rf"((?:(?!\d+[^\S\r\n]*{_NEWLINE}{_TIMES})(?!{_TIMES})[^\S\r\n]*[^\s][^\r\n]*(?:{_NEWLINE}|\Z))*)"
+)
 
 _TAGS = r"(?:<[^<>]*>|\{[^{}]*\})*"
 _WRAPPED = re.compile(rf"(\s*{_TAGS})(.*?)({_TAGS}\s*)", re.DOTALL)
@@ -33,7 +40,13 @@ def translate_subtitles(subtitles: str, translate: Callable[[Sequence[str]], lis
 
     A sentence that spans several cues is translated as a whole. Its translation is cut between words, in the same
     proportions as the sentence, and so are the lines of a cue.
+
+    Raises:
+        UserError: there are no cues.
     """
+    content = subtitles.strip("\ufeff \t\r\n")
+    if content and not content.startswith("WEBVTT") and not _CUE.search(subtitles):
+        raise UserError("documents: there are no cues, such as 00:00:01,000 --> 00:00:02,500 and a text, in this file")
     lines = [line for cue in _CUE.finditer(subtitles) for line in _lines(cue.start(2), cue[2])]
     groups: list[list[_Line]] = []
     for line in lines:
@@ -54,10 +67,9 @@ def translate_subtitles(subtitles: str, translate: Callable[[Sequence[str]], lis
 
 def _lines(start: int, text: str) -> list[_Line]:
     rows = list(re.finditer(r"[^\r\n]+", text))
-    own = [row.start() for row in rows if re.match(rf"{_TAGS}\s*[-–—]", row[0])]
-    starts = sorted({*own, *([rows[0].start()] if rows else [])})
+    starts = [row.start() for row in rows if row is rows[0] or re.match(rf"{_TAGS}\s*[-–—]", row[0])]
     lines = []
-    for begin, end in zip(starts, [*starts[1:], len(text)], strict=True):
+    for begin, end in pairwise([*starts, len(text)]):
         content = text[begin:end].rstrip("\r\n")
         match = _WRAPPED.fullmatch(content)
         before, inner, after = match.groups() if match else ("", content, "")

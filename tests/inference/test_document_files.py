@@ -194,6 +194,25 @@ def test_sentence_over_several_cues_leaves_none_empty(words: int) -> None:
     assert words < 3 or "<i>word" in translated and translated.count("\n") == SRT.count("\n")
 
 
+@pytest.mark.parametrize(
+    ("end", "first", "second"),
+    [
+        ("\n\n", "00:00:01,000 --> 00:00:02,500\n", "00:00:03,000 --> 00:00:04,500\n"),
+        ("\n", "0:0:1,5 --> 0:0:2,5\n", "0:0:3 --> 0:0:4\n"),
+        ("\n \t\n", "00:01.000-->00:02.000\n", "00:03.000 --> 00:04.000 line:0\n"),
+        ("\r\r", "00:00:01,000 --> 00:00:02,500\r", " 00:00:03,000 --> 00:00:04,500 X1:1\r"),
+    ],
+)
+def test_cues_end_where_players_end_them(end: str, first: str, second: str) -> None:
+    for number in ("2" + first[-1], ""):
+        document = f"1{first[-1]}{first}<i>Go.</i>{end}{number}{second}at 1: a --> b.{end}{number}{first}"
+        seen: list[str] = []
+        assert translate_document(document.encode(), ".srt", translator_by(str, seen)) == document.encode()
+        assert seen == ["Go.", "at 1: a --> b."]
+    with pytest.raises(UserError, match="documents"):
+        translate_document(b"no cues", ".srt", translator_by(str))
+
+
 def test_other_formats_are_refused_by_name() -> None:
     for suffix in (".pdf", "", ".odp", ".docx", ".odt", ".tmx"):
         with pytest.raises(UserError, match="documents"):
