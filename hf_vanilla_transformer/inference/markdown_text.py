@@ -5,22 +5,29 @@ from collections.abc import Iterator
 
 from .html_text import Event, Passage, passage_of
 
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,}|\$\$(?!.*\$\$))")
+#: HTML over several lines with content that is no text, and its end.
+_RAW_START = re.compile(r"[ \t]*<(?:(!--)|(pre|script|style|textarea)\b)", re.IGNORECASE)
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^\1[ \t]*(?:\r?\n|\Z)", re.MULTILINE | re.DOTALL)
 #: Quotation and list marks, and the marks of a heading.
-_MARKS = re.compile(r"[ \t]*(?:(?:>|[-*+]|\d{1,9}[.)]|#{1,6})(?:[ \t]+|(?=\r?\n|\Z))(?:\[[ xX]\][ \t]+)?)*")
+_MARKS = re.compile(
+    r"[ \t]*(?:>[ \t]*|(?:[-*+:]|\d{1,9}[.)]|#{1,6}|\[\^[^\]]+\]:)(?:[ \t]+|(?=\r?\n|\Z))(?:\[[ xX]\][ \t]+)?)*"
+)
 _QUOTE = re.compile(r"[ \t]*(?:>[ \t]*)*")
 _QUOTED_LINE, _UNDERLINE = re.compile(r"\n[ \t]*(?:>[ \t]*)+"), re.compile(r"[ \t]*(?:=+|-+)[ \t]*\r?\n?")
-_VERBATIM = re.compile(r"[ \t]*(?:\[[^\]]+\]:\s|</?[a-zA-Z!][^>]*>\s*$|<!--)|(?: {4}|\t)")
+_VERBATIM = re.compile(
+    r"[ \t]*(?:\[(?!\^)[^\]]+\]:\s|</?[a-zA-Z!][^>]*>\s*$|:{3}|(?:>[ \t]*)+\[!\w+\]\s*$)|(?: {4}|\t)"
+)
 _TABLE_RULE = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-*:?[ \t]*)+\r?\n?")
 _CELL_END = re.compile(r"((?<!\\)\|)")
-_HARD_BREAK = re.compile(r"(?:  +|\\)\r?\n")
+_HARD_BREAK = re.compile(r"(?:  +|\\)\r?\n|<br\s*/?>|[ \t]+#+[ \t]*(?:\r?\n)?\Z", re.IGNORECASE)
 
 _INLINE = re.compile(
     r"(?P<point>(`+)(?!`).+?(?<!`)\2(?!`)|!\[[^\]]*\](?:\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+[\"'][^)]*)?\)|\[[^\]]*\])"
-    r"|\[\^[^\]]+\]|<[a-zA-Z!/][^<>]*>)"
+    r"|\[\^[^\]]+\]|<[a-zA-Z!/][^<>]*>|\{[#.:][^{}]*\}|\$\$[^$]+\$\$"
+    r"|\$(?! )(?:\w{1,2}|(?=[^$\n]*[\\^_={}])[^$\n]+(?<! ))\$(?!\d))"
     r"|(?P<open>\[)(?=[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\](?:\(|\[))"
-    r"|(?P<close>\](?:\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+[\"'][^)]*)?\)|\[[^\]]*\]))"
+    r"|(?P<close>\](?:\(<[^<>\n]*>(?:\s+[\"'][^)]*)?\)|\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+[\"'][^)]*)?\)|\[[^\]]*\]))"
     r"|(?P<left>(?<![\w\\])(?:\*{1,3}|_{1,3}|~~)(?=[^\s*_~]))|(?P<right>(?<=[^\s*_~\\])(?:\*{1,3}|_{1,3}|~~)(?!\w))",
     re.DOTALL,
 )
@@ -34,25 +41,30 @@ def split_markdown(text: str) -> list[str | Passage]:
     front = _FRONT_MATTER.match(text)
     start = front.end() if front else 0
     pieces: list[str | Passage] = [text[:start]]
-    paragraph, fence, in_list, blank, quoted = "", "", False, True, False
+    paragraph, fence, in_list, in_table, blank, quoted = "", "", False, False, True, 0
     lines = text[start:].splitlines(keepends=True)
     for index, line in enumerate(lines):
         mark = _MARKS.match(line)
-        marks, content = (mark[0] if mark else ""), line.strip()
+        marks, content = (mark[0] if mark else ""), line.strip("> \t\r\n")
         fence_mark = _FENCE.match(line[len(_QUOTE.match(line)[0]) :])  # type: ignore[index]
-        is_table = "|" in line and (_is_rule(lines, index + 1) or _in_table(lines, index))
+        raw = None if fence else _RAW_START.match(line)
+        in_table = "|" in line and (in_table or _is_rule(lines, index))
+        is_table = in_table or ("|" in line and _is_rule(lines, index + 1))
         indented = _VERBATIM.match(line) is not None and not (line[:1].isspace() and (in_list or not blank))
         underline = bool(paragraph) and _UNDERLINE.fullmatch(line) is not None
-        new_block = bool(marks.strip(" >\t")) or (">" in marks and not quoted)
-        if fence or fence_mark or not content or indented or is_table or underline or new_block:
+        new_block = bool(marks.strip(" >\t")) or marks.count(">") > quoted
+        if fence or fence_mark or raw or not content or indented or is_table or underline or new_block:
             pieces += _passages(paragraph)
             paragraph = ""
-        if fence or fence_mark:
+        if fence or fence_mark or raw:
             pieces.append(line)
-            if not fence and fence_mark:
+            if raw:
+                fence = "-->" if raw[1] else f"</{raw[2].lower()}"
+            elif not fence and fence_mark:
                 fence = fence_mark[1]
-            elif fence_mark and fence_mark[1].startswith(fence) and not content.strip("> `~"):
+            elif fence_mark and fence_mark[1].startswith(fence) and not content.strip("`~$ "):
                 fence = ""
+            fence = "" if fence[:1] in ("-", "<") and fence in line.lower() else fence
         elif not content or indented or underline:
             pieces.append(line)
         elif is_table:
@@ -62,7 +74,7 @@ def split_markdown(text: str) -> list[str | Passage]:
             paragraph += line
         else:
             pieces.append(marks)
-            quoted = ">" in marks
+            quoted = marks.count(">")
             paragraph = line[len(marks) :]
         if "#" in marks:
             pieces += _passages(paragraph)
@@ -74,15 +86,6 @@ def split_markdown(text: str) -> list[str | Passage]:
 
 def _is_rule(lines: list[str], index: int) -> bool:
     return index < len(lines) and _TABLE_RULE.fullmatch(lines[index]) is not None
-
-
-def _in_table(lines: list[str], index: int) -> bool:
-    """Whether a line with "|" follows the rule of a table."""
-    while index >= 0 and "|" in lines[index]:
-        if _TABLE_RULE.fullmatch(lines[index]):
-            return True
-        index -= 1
-    return False
 
 
 def _passages(paragraph: str) -> Iterator[str | Passage]:

@@ -213,6 +213,37 @@ def test_cues_end_where_players_end_them(end: str, first: str, second: str) -> N
         translate_document(b"no cues", ".srt", translator_by(str))
 
 
+@pytest.mark.parametrize(
+    ("document", "texts"),
+    [
+        ("> a\n>\n> b\n>> c\n> - d\n", ["a", "b", "c", "d"]),
+        (">a\n\n>> b\n>\n>c\n", ["a", "b", "c"]),
+        ("> [!NOTE]\n> Useful.\n\n:::tip\nCareful.\n:::\n", ["Useful.", "Careful."]),
+        ("<pre>\na b\n\nc\n</pre>\nd\n", ["d"]),
+        ("<!-- a\n\nb -->\nc\n<STYLE>\np {}\n</style>\n<script>x</script>\nd\n", ["c", "d"]),
+        ("$$\na + b\n$$\nLet $x_1$ and $a$ cost $5 or $6.\n", ["Let and cost $5 or $6."]),
+        ("Text[^1] here.\n\n[^1]: The note.\n", ["Text here.", "The note."]),
+        ("Term\n: Definition\n: Second\n", ["Term", "Definition", "Second"]),
+        ("one<br>two<BR />three\n", ["one", "two", "three"]),
+        ("## Head ##\n# Next {#id .c}\nC #\n", ["Head", "Next", "C"]),
+        ("See [a b](<x y> 'z') now.\n", ["See a b now."]),
+        ("A | B\n--- | ---\nc<br>d | e\n", ["A", "B", "c", "d", "e"]),
+    ],
+)
+def test_markdown_keeps_its_structure(document: str, texts: list[str]) -> None:
+    seen: list[str] = []
+    assert translate_document(document.encode(), ".md", translator_by(str, seen)) == document.encode()
+    assert seen == texts
+    upper = translate_document(document.encode(), ".md", translator_by(str.upper)).decode()
+    assert upper.lower() == document.lower() and upper.count("\n") == document.count("\n")
+
+
+@pytest.mark.parametrize("line", ["|\n", "a|\n", "| a | b |\n", "> a\n", "<pre>\n"])
+def test_long_markdown_is_split_in_linear_time(line: str) -> None:
+    document = "|-|-|\n" + line * 10_000  # minutes, if the time were quadratic
+    assert translate_document(document.encode(), ".md", translator_by(str)).count(b"\n") > 0
+
+
 def test_other_formats_are_refused_by_name() -> None:
     for suffix in (".pdf", "", ".odp", ".docx", ".odt", ".tmx"):
         with pytest.raises(UserError, match="documents"):
