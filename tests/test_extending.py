@@ -1,20 +1,33 @@
 """A model with another feed-forward network and another attention, and a loss of one's own: the whole life."""
 
+import importlib
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from safetensors.torch import load_file
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.translator import Translator
+from tests.model_helpers import save_model, tiny_config
 from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
+from vanilla_transformer_cli.parsing import use_model_code
+from vanilla_transformer_cli.serve import parse_arguments
 
 FEED_FORWARD = """
 import torch
@@ -125,3 +138,96 @@ def test_wrong_model_class_is_refused_in_one_line(name: str, tmp_path: Path, com
     flags = as_flags(TINY_RUN | {"train": text, "output_dir": tmp_path / "run"})
     status, _, errors = command("train", f"--model_class={name}", *flags)
     assert status == 2 and errors.startswith("error: model_class: ") and errors.count("\n") == 1
+
+
+QUICK = {"train": ["TEXT", "TEXT"], "max_steps": 1, "use_cpu": True, "disable_tqdm": True, "save_steps": 1}
+# Commands that load a folder: the arguments, and the file or folder that they write.
+COMMANDS: dict[str, list[str]] = {
+    "translate": ["translate", "--model", "FOLDER", "--input", "TEXT", "--output", "OUT", "--max_new_tokens", "5"],
+    "evaluate": ["evaluate", "--model", "FOLDER", "--source", "TEXT", "--reference", "TEXT", "--output", "OUT"],
+    "distil": ["distil", "--teacher", "FOLDER", "--source_file", "TEXT", "--output_dir", "OUT"],
+    "attention": [
+        "attention",
+        "--model",
+        "FOLDER",
+        "--sentence",
+        "one",
+        "--translation",
+        "two",
+        "--output",
+        "OUT.png",
+    ],
+    "export": ["export", "FOLDER", "OUT", "--to", "torch"],
+    "fine-tuning": ["train", *as_flags(QUICK), "--model_name_or_path", "FOLDER", "--output_dir", "OUT"],
+}
+
+
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> tuple[Path, str]:
+    """A folder of a gated model whose module is not imported, and its class. `named`: it has a model type of its own.
+
+    The classes that the test registers are forgotten after it.
+    """
+    for mapping in (CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING):
+        monkeypatch.setattr(mapping, "_extra_content", dict(mapping._extra_content))
+    module, source = "own_code", FEED_FORWARD
+    if not named:
+        source = source.replace("    config_class = OwnConfig\n", "")
+    (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    folder = save_model(tmp_path / "model", ["one two three"] * 3, vocab_size=265)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    own = importlib.import_module(module).OwnTranslator
+    torch.manual_seed(0)
+    config = own.config_class(
+        **tiny_config(vocab_size=265).to_diff_dict() | {"model_type": own.config_class.model_type}
+    )
+    own(config).save_pretrained(folder)
+    del sys.modules[module]
+    sys.path.pop(0)
+    return folder, f"{module}:OwnTranslator"
+
+
+CODE, CLASS = "--trust_remote_code", "--model_class"
+WAYS = [(CODE, True), (CLASS, True), (CODE, False), (CLASS, False)]
+LOADING = [(name, *way) for name in COMMANDS for way in (WAYS if name in ("translate", "fine-tuning") else WAYS[:1])]
+
+
+@pytest.mark.parametrize(("name", "flag", "named"), LOADING)
+def test_commands_load_a_subclass_with_its_code_or_its_class(
+    name: str, flag: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    """Without the flag one line names it, and no code of the folder is run."""
+    folder, model_class = own_folder(tmp_path, monkeypatch, named)
+    text = tmp_path / "text"
+    text.write_text("one two\nthree\n" * 5, encoding="utf-8")
+    paths = {"FOLDER": folder, "TEXT": text, "OUT": tmp_path / "out"}
+    arguments = [reduce(lambda part, path: part.replace(path, str(paths[path])), paths, one) for one in COMMANDS[name]]
+    status, _, errors = command(*arguments)
+    assert status == 2 and errors.count("\n") == 1 and "--model_class" in errors, errors
+    assert not named or "--trust_remote_code" in errors
+    assert not list(tmp_path.glob("out*"))
+    monkeypatch.chdir(tmp_path)  # where the module is
+    values = {CLASS: [model_class], CODE: ["true"] if name == "fine-tuning" else []}
+    status, _, errors = command(*arguments, flag, *values[flag])
+    assert status == 0, errors
+    assert list(tmp_path.glob("out*"))
+    if name == "fine-tuning":
+        more = ["--max_steps", "2", "--resume_from_checkpoint", "true"]
+        status, _, errors = command(*arguments, flag, *values[flag], *more)
+        assert status == 0, errors
+        assert any("gate" in key for key in load_file(tmp_path / "out" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("target", ["ctranslate2", "marian", "argos", "web"])
+def test_formats_of_other_libraries_refuse_a_subclass(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    folder, _ = own_folder(tmp_path, monkeypatch, named=True)
+    status, _, errors = command("export", folder, tmp_path / "out", "--to", target, "--trust_remote_code")
+    assert status == 2 and "OwnTranslator" in errors and not (tmp_path / "out").exists()
+
+
+def test_server_takes_the_code_of_a_folder_with_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = own_folder(tmp_path, monkeypatch, named=True)
+    use_model_code(parse_arguments(["--model", f"en-de={folder}", CODE], None))
+    assert type(load_model(folder, "cpu")).__name__ == "OwnTranslator"

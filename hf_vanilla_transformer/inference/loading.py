@@ -1,7 +1,9 @@
 """Load a model folder on a device and in a precision, and refuse incomplete weights."""
 
 import copy
+import importlib
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,12 +12,19 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+)
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from .. import modeling_vanilla_transformer
 from ..cpu_time import on_fitting_threads
 from ..errors import UserError
-from ..untrusted import one_line
+from ..untrusted import one_line, read_json_object
 from .kernels import has_fast_bfloat16
 from .linear import INT8
 from .optimize import optimize_for_inference
@@ -29,7 +38,11 @@ _TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIALS = 16, 16, 3
 
 
 def load_model(
-    directory: str | os.PathLike, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+    directory: str | os.PathLike,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    model_class: type[PreTrainedModel] | None = None,
 ) -> PreTrainedModel:
     """Load a sequence-to-sequence model from a folder that `save_pretrained` or a training run has written.
 
@@ -39,9 +52,12 @@ def load_model(
         dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" computes the decoder's matrices in int8
             on a CPU, and the rest in bfloat16 or float32; "fastest" is float32 or bfloat16, whichever is faster in a
             few trial translations. None is the checkpoint's.
+        trust_remote_code: run the code of a subclass that the folder contains, as in `from_pretrained`.
+        model_class: load this class instead of the one that the Auto classes know for the folder.
 
     Raises:
-        UserError: no such folder, no complete model in it, a device that does not exist, an unknown dtype.
+        UserError: no such folder, no complete model in it, an unknown class, a device that does not exist, an unknown
+            dtype.
     """
     folder = Path(directory)
     if not folder.is_dir():
@@ -52,7 +68,9 @@ def load_model(
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: this folder has no config.json, so it contains no model; give a run's output_dir")
     target_device, target_dtype = _device(device), _dtype(dtype)
-    model = _from_folder(folder, target_dtype).to(target_device)
+    if trust_remote_code:
+        trust_code(folder)
+    model = _from_folder(folder, target_dtype, model_class).to(target_device)
     if dtype == INT8:
         try:
             optimize_for_inference(model.eval(), quantization=INT8)
@@ -85,10 +103,13 @@ def _seconds(model: PreTrainedModel, tokens: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-def _from_folder(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
+def _from_folder(folder: Path, dtype: torch.dtype | str, model_class: type[PreTrainedModel] | None) -> PreTrainedModel:
+    settings: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "trust_remote_code": False}
+    if model_class is None:
+        registered_class(folder)
     try:
-        model, info = AutoModelForSeq2SeqLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+        model, info = (model_class or AutoModelForSeq2SeqLM).from_pretrained(
+            folder, **settings, output_loading_info=True, ignore_mismatched_sizes=True
         )
     # raised by damaged files, a different model type or weights of other shapes. Other errors keep their traceback
     except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
@@ -96,6 +117,64 @@ def _from_folder(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
     check_weights(folder, info)
     check_architecture(folder, model)
     return model
+
+
+# Classes of one's own
+
+
+def import_class(name: str) -> type[PreTrainedModel]:
+    """The subclass MODULE:CLASS of this package's translator. Modules of the working directory can be named."""
+    module, _, class_name = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        model_class = getattr(importlib.import_module(module), class_name)
+        if issubclass(model_class, modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration):
+            return model_class
+        reason = "it is no subclass of VanillaTransformerForConditionalGeneration"
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        reason = one_line(error)
+    raise UserError(f"model_class: {name}: {reason}; give MODULE:CLASS, such as gated:GatedTranslator")
+
+
+def register_class(model_class: type[PreTrainedModel]) -> None:
+    """Let the Auto classes, and so every function of this package, load folders of `model_class`."""
+    config_class: Any = model_class.config_class
+    AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    AutoModelForSeq2SeqLM.register(config_class, model_class, exist_ok=True)
+
+
+def trust_code(folder: Path) -> None:
+    """Run the code in a model folder of a subclass, and register its class. Folders of other models stay as they are.
+
+    Raises:
+        UserError: the code is missing or cannot be imported.
+    """
+    config = read_json_object(folder / "config.json")
+    reference = (config.get("auto_map") or {}).get(AutoModelForSeq2SeqLM.__name__)
+    names = set(config.get("architectures") or ())
+    if reference is None or names & set(modeling_vanilla_transformer.__all__):
+        return
+    try:
+        register_class(get_class_from_dynamic_module(reference, folder, local_files_only=True))
+    except Exception as error:  # the code of somebody else
+        raise UserError(f"trust_remote_code: {folder}: its class {reference} fails ({one_line(error)})") from error
+
+
+def registered_class(folder: Path) -> type[PreTrainedModel] | None:
+    """The translator that the Auto classes load from a folder, or None if they have none.
+
+    Raises:
+        UserError: nobody registered its model type.
+    """
+    config = read_json_object(folder / "config.json")
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return None
+    if kind in CONFIG_MAPPING:
+        return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
+    code = AutoModelForSeq2SeqLM.__name__ in (config.get("auto_map") or {})
+    remedy = "run the code of the folder with --trust_remote_code, or give" if code else "give"
+    raise UserError(f"{folder}: model_type={kind!r} is unknown: {remedy} its class with --model_class MODULE:CLASS")
 
 
 def check_weights(folder: Path, info: Mapping[str, Any]) -> None:
@@ -106,7 +185,7 @@ def check_weights(folder: Path, info: Mapping[str, Any]) -> None:
     remedies = {
         "missing_keys": "the weights lack {count} tensors, such as {name}; save the model again",
         "unexpected_keys": "the weights have {count} tensors that the model lacks, such as {name}; "
-        "load a subclass with its own class",
+        "load a subclass with its class: --model_class MODULE:CLASS",
         "mismatched_keys": "{count} tensors have other shapes than config.json says, such as {name}; "
         "save the model again",
     }
@@ -124,7 +203,7 @@ def check_architecture(folder: Path, model: PreTrainedModel) -> None:
         if name.removeprefix("FSDP") not in (*modeling_vanilla_transformer.__all__, type(model).__name__):
             raise UserError(
                 f"{folder}: architectures={name} in config.json is not a class of this package, and would be loaded "
-                f"as {type(model).__name__}; give it a model_type of its own, or load it with its class: "
+                f"as {type(model).__name__}; give its class: --model_class MODULE:CLASS, or in Python "
                 "Translator(CLASS.from_pretrained(FOLDER), TOKENIZER)"
             )
 

@@ -117,25 +117,26 @@ class Translator:
         dtype: str | torch.dtype | None = None,
         ensemble: Sequence[str | os.PathLike] = (),
         workers: int | None = None,
+        trust_remote_code: bool = False,
     ) -> "Translator":
         """Load a model folder: the model, its generation config and its tokenizers.
 
         Args:
             directory: a folder that `save_pretrained` or a training run has written.
-            device, dtype: as in `load_model`.
+            device, dtype, trust_remote_code: as in `load_model`.
             ensemble: folders of more models with the same tokenizers. The first model's generation config is used.
             workers: as above.
 
         Raises:
             UserError: as in `load_model`, or for tokenizers that differ.
         """
-        model = load_model(directory, device, dtype)
+        model = load_model(directory, device, dtype, trust_remote_code)
         source, target = load_tokenizers(Path(directory))
         members = []
         for other in ensemble:
             if tokenizer_digest(load_tokenizers(Path(other))) != tokenizer_digest((source, target)):
                 raise UserError(f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one")
-            members.append(load_model(other, model.device, model.dtype))
+            members.append(load_model(other, model.device, model.dtype, trust_remote_code))
         return cls(model, source, target, members, workers)
 
     def translate(self, sentences: Iterable[str], **settings: Any) -> Iterator[str]:

@@ -13,6 +13,7 @@ from ..atomic_write import atomic_file, new_folder
 from ..data.side_tokens import side_tokens
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
+from ..inference.loading import registered_class
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import refuse_special_files
 from .self_test import self_test
@@ -69,7 +70,7 @@ def export(
         raise UserError(f"languages={languages}: only argos needs them")
     module, note = import_module(f".{FORMATS[target_format]}", __package__), ""
     with new_folder(Path(output), overwrite) as folder:
-        model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
+        model = load_translator(source, target_format in ("onnx", "torch"))
         check_generation_config(model.generation_config)
         tokenizers = load_tokenizers(source)
         if target_format == "ctranslate2":
@@ -90,11 +91,22 @@ def export(
     return f"{output}: {size / 1e6:.1f} MB{note}"
 
 
+def load_translator(source: str | Path, subclass: bool = False) -> Any:
+    """Load the model of a folder, with one line about damaged files, and about a subclass unless it is permitted."""
+    model_class: Any = registered_class(Path(source))
+    own = VanillaTransformerForConditionalGeneration
+    if not (model_class and issubclass(model_class, own)):
+        model_class = own  # the refusal of other model types
+    if model_class is not own and not subclass:
+        raise UserError(f"{source}: the format knows no {model_class.__name__}; onnx and torch export a subclass")
+    return load_peer(model_class, source)
+
+
 def _write_argos(
     source: str | Path, output: Path, overwrite: bool, languages: Sequence[str] | None, quantization: str | None
 ) -> str:
     module = import_module(".argos", __package__)
-    model = load_peer(VanillaTransformerForConditionalGeneration, source)  # reports damaged files
+    model = load_translator(source)
     check_generation_config(model.generation_config)
     tokenizers = load_tokenizers(source)
     if output.suffix != ".argosmodel" or output.is_dir():

@@ -87,8 +87,6 @@ def check_training_arguments(arguments: Any) -> None:
 
 def check_run_arguments(arguments: Any) -> None:
     """Refuse arguments that would make the evaluations of a run fail."""
-    if arguments.model_class and arguments.model_name_or_path:
-        raise UserError(f"model_class: {arguments.model_class}: fine-tuning keeps the class of the base model")
     metric = arguments.metric_for_best_model
     if metric is not None and metric.removeprefix("eval_") not in _METRICS:
         hint = did_you_mean(metric.removeprefix("eval_"), _METRICS) or f"choose among {', '.join(_METRICS)}"

@@ -184,6 +184,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
     model_class: str | None = _optional(
         "Train this subclass of VanillaTransformerForConditionalGeneration: MODULE:CLASS (gated:GatedTranslator)"
     )
+    trust_remote_code: bool = HfArg(
+        default=False, help="Run the code that the folder of model_name_or_path or of a teacher contains"
+    )
     learning_rate: float | None = _optional(
         "Peak learning rate; default: the paper's d_model^-0.5 · warmup_steps^-0.5, for fine-tuning its value after "
         "200,000 updates, d_model^-0.5 · 200000^-0.5"

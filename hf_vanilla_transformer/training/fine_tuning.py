@@ -13,7 +13,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import load_tokenizers
 from ..errors import UserError
 from ..evaluation.metrics import score_test_split
-from ..inference.loading import load_model
+from ..inference.loading import load_model, registered_class
 from ..interop.converting import Converted
 from ..interop.sources import from_hub
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -38,15 +38,18 @@ class PretrainedTranslator:
     tokenizers: Tokenizers  #: of source and target
 
 
-def load_base_model(name: str) -> PretrainedTranslator:
-    """Load a model to be fine-tuned, with its tokenizers, without running code of the model's folder.
+def load_base_model(name: str, model_class: Any = None) -> PretrainedTranslator:
+    """Load a model to be fine-tuned, with its tokenizers.
 
-    It is a model of this package, or a `MarianMTModel` (OPUS-MT) or FSMT model to convert, in a folder or on the Hub.
+    It is a model of this package or of a registered subclass, or a `MarianMTModel` (OPUS-MT) or FSMT model to convert,
+    in a folder or on the Hub. `model_class` is loaded instead of the class of the folder.
     """
     folder = Path(name) if Path(name).exists() else from_hub(name, "model_name_or_path: ")
     kind = read_json_object(folder / "config.json").get("model_type")
-    if kind == VanillaTransformerConfig.model_type:
-        return PretrainedTranslator(name, load_model(folder, device="cpu", dtype="float32"), load_tokenizers(folder))
+    known = registered_class(folder) if model_class is None else model_class
+    if known is not None and issubclass(known, VanillaTransformerForConditionalGeneration):
+        model = load_model(folder, device="cpu", dtype="float32", model_class=model_class)
+        return PretrainedTranslator(name, model, load_tokenizers(folder))
     converted = _converted(name, kind, folder)
     if converted.tokenizer is None:
         raise UserError(f"model_name_or_path: {name} has no tokenizer: add its files to the folder")
@@ -91,23 +94,24 @@ def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataAr
     changes = {name: getattr(model_args, name) for name in _FREE if getattr(model_args, name) is not None}
     if changes:
         # Modules copy their dropout when they are made.
-        config = VanillaTransformerConfig(**{**base.model.config.to_dict(), **changes})
+        config = type(base.model.config)(**{**base.model.config.to_dict(), **changes})
         weights, generation_config = base.model.state_dict(), base.model.generation_config
-        base.model = VanillaTransformerForConditionalGeneration(config)
+        base.model = type(base.model)(config)
         base.model.load_state_dict(weights)
         base.model.generation_config = generation_config
 
 
 def resumed_model(
-    checkpoint: Path, model_args: Any, data_args: DataArguments
+    checkpoint: Path, model_args: Any, data_args: DataArguments, model_class: Any = None
 ) -> VanillaTransformerForConditionalGeneration:
     """Make a model of the sizes of a checkpoint of a fine-tuning run. The trainer loads its weights."""
-    config = VanillaTransformerConfig.from_pretrained(checkpoint)
+    chosen: Any = model_class or registered_class(checkpoint)
+    config = chosen.config_class.from_pretrained(checkpoint)
     check_fields(str(checkpoint), config, model_args, data_args)
     for name in _FREE:
         if (value := getattr(model_args, name)) is not None:
             setattr(config, name, value)
-    model = VanillaTransformerForConditionalGeneration(config)
+    model = chosen(config)
     model.generation_config = GenerationConfig.from_pretrained(checkpoint)
     return model
 

@@ -1,9 +1,6 @@
 """A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
-import importlib
-import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ from ..errors import Interrupted, UserError
 from ..evaluation.metrics import translation_metrics
 from ..hub.finished_run import destination, publish_run
 from ..inference.languages import name_languages
+from ..inference.loading import import_class, trust_code
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line
 from . import finishing
 from .argument_checks import check_optimizer, check_schedule, check_size, refused_as_one_line
 from .arguments import DataArguments, RunArguments, bleu_options, model_config
@@ -106,7 +103,11 @@ def load_data_and_model(
     """Load the corpus, the tokenizers, the encoded splits, their reports, and the model: a new one, the base model of
     `model_name_or_path`, or one for the checkpoint to resume from."""
     fine_tuned = args.model_name_or_path is not None
-    base = load_base_model(args.model_name_or_path) if args.model_name_or_path and checkpoint is None else None
+    model_class: Any = None if args.model_class is None else import_class(args.model_class)
+    for folder in (args.model_name_or_path, *(args.teacher or ())) if args.trust_remote_code else ():
+        if folder and Path(folder).is_dir():
+            trust_code(Path(folder))
+    base = load_base_model(str(args.model_name_or_path), model_class) if fine_tuned and checkpoint is None else None
     if base is not None:
         prepare_model(base, model_args, data_args)
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
@@ -122,9 +123,10 @@ def load_data_and_model(
     if base is not None:
         model = base.model
     elif fine_tuned and checkpoint is not None:
-        model = resumed_model(checkpoint, model_args, data_args)
+        model = resumed_model(checkpoint, model_args, data_args, model_class)
     else:
-        model = build_model(model_args, tokenizers, checkpoint, model_class(args))
+        model_class = model_class or VanillaTransformerForConditionalGeneration
+        model = build_model(model_args, tokenizers, checkpoint, model_class)
     return corpus, tokenizers, encoded, encoding, model
 
 
@@ -164,22 +166,6 @@ def build_model(
             if name != "use_cache" and getattr(old, name) != getattr(config, name):  # the trainer turns it off
                 raise UserError(f"{checkpoint} has {name}={getattr(old, name)}, not {getattr(config, name)}")
     return model_class(config)
-
-
-def model_class(args: RunArguments) -> type[VanillaTransformerForConditionalGeneration]:
-    """The class of `args.model_class`, MODULE:CLASS, with modules of the working directory."""
-    if args.model_class is None:
-        return VanillaTransformerForConditionalGeneration
-    module, _, name = args.model_class.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), name)
-        if issubclass(found, VanillaTransformerForConditionalGeneration):
-            return found
-        reason = "it is no subclass of VanillaTransformerForConditionalGeneration"
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        reason = one_line(error)
-    raise UserError(f"model_class: {args.model_class}: {reason}; give MODULE:CLASS, such as gated:GatedTranslator")
 
 
 def resolve_arguments(

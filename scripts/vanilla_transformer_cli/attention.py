@@ -9,7 +9,7 @@ tabs between columns.
 
 import argparse
 
-from .parsing import Parser, add_shared_flags
+from .parsing import MODEL_CODE, Parser, add_shared_flags
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -19,7 +19,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--translation", help="the translation (default: the model's)")
     parser.add_argument("--layer", type=int, metavar="N", help="decoder layer, counted from 1 (default: the last)")
     parser.add_argument("--output", metavar="F", help="the plot: .png, .pdf or .svg (default: print the numbers)")
-    add_shared_flags(parser, "device")
+    add_shared_flags(parser, *MODEL_CODE, "device")
     return parser.parse_args(arguments)
 
 

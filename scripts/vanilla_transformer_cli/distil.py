@@ -17,7 +17,7 @@ probabilities too, train with --teacher DIR [DIR ...] and the teachers' vocabula
 import argparse
 import sys
 
-from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, columns_of, given_values
+from .parsing import COLUMNS, COLUMNS_TITLE, MODEL_CODE, Parser, add_shared_flags, columns_of, given_values
 
 SETTINGS = "num_beams", "length_penalty", "batch_size", "shard"
 
@@ -39,6 +39,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)")
     add_shared_flags(group, *SETTINGS, "device", "dtype")
+    add_shared_flags(parser, *MODEL_CODE)
     return parser.parse_args(arguments)
 
 

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
+from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, MODEL_CODE, Parser, add_shared_flags, columns_of, given_values
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -36,6 +36,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
     add_shared_flags(group, *DECODING, "workers", "device", "dtype")
+    add_shared_flags(parser, *MODEL_CODE)
     parsed = parser.parse_args(arguments)
     if (parsed.model is None) != (parsed.source is None):
         parser.error("--model and --source belong together; --hypothesis needs neither")

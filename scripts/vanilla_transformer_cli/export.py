@@ -24,7 +24,7 @@ delivery network, checked by a hash, or with --runtime from a copy.
 
 import argparse
 
-from .parsing import Parser
+from .parsing import MODEL_CODE, Parser, add_shared_flags
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -41,6 +41,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--languages", nargs=2, metavar="CODE", help="argos only: of source and target (default: the model's)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
+    add_shared_flags(parser, *MODEL_CODE)
     web = parser.add_argument_group("web only")
     web.add_argument("--dtype", nargs="+", metavar="TYPE", help="of the weights: fp32, fp16, q8 (default: q8 fp32)")
     web.add_argument(

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 
-from .parsing import Parser, did_you_mean
+from .parsing import Parser, did_you_mean, use_model_code
 
 # subcommand and name of its module -> description
 SUBCOMMANDS = {
@@ -86,6 +86,8 @@ def run_subcommand(name: str, arguments: list[str]) -> None:
     from hf_vanilla_transformer.errors import run_command
 
     def command() -> int | None:
+        if hasattr(parsed, "model_class"):
+            use_model_code(parsed)
         status = module.main(parsed)
         # A thread of gloo that frees its last tensor while Python shuts down would abort the process.
         if distributed.is_available() and distributed.is_initialized():

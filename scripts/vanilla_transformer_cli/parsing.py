@@ -31,6 +31,8 @@ COLUMNS = "source_lang", "target_lang", "source_column", "target_column"
 REPETITION = "no_repeat_ngram_size", "repetition_penalty"
 DECODING = "num_beams", "length_penalty", "max_new_tokens", *REPETITION, "batch_size", "max_tokens_per_batch"
 
+MODEL_CODE = "model_class", "trust_remote_code"
+
 COLUMNS_TITLE = "files with both languages: CSV, TSV, JSON lines, Parquet, TMX, XLIFF"
 
 
@@ -69,6 +71,11 @@ _SHARED: dict[str, dict[str, Any]] = {
         **{"type": int, "metavar": "N"},
         "help": "parallel searches on a CPU, each with a share of the threads (default: one per thread, up to 8)",
     },
+    "trust_remote_code": {
+        "action": "store_true",
+        "help": "run the code that the folder of a subclass contains, to load its model",
+    },
+    "model_class": {"metavar": "MODULE:CLASS", "help": "the class of the model, if it is a subclass of one's own"},
     "device": {"help": 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'},
     "dtype": {
         "choices": ["float32", "bfloat16", "float16", "int8", "fastest"],
@@ -88,6 +95,19 @@ def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The values of the flags that are given."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def use_model_code(arguments: argparse.Namespace) -> None:
+    """Register the classes of `MODEL_CODE`, so that every function of the package loads their folders."""
+    from hf_vanilla_transformer.inference.loading import import_class, register_class, trust_code
+
+    if arguments.model_class is not None:
+        register_class(import_class(arguments.model_class))
+    folders = getattr(arguments, "teacher", None) or arguments.model or []
+    for name in [folders] if isinstance(folders, str) else folders:
+        folder = Path(name if Path(name).is_dir() else name.partition("=")[2])  # serve: SOURCE-TARGET=DIR
+        if arguments.trust_remote_code and folder.joinpath("config.json").is_file():
+            trust_code(folder)
 
 
 def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | None) -> Any:

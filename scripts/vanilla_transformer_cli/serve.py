@@ -13,7 +13,7 @@ and answers the open ones.
 import argparse
 from pathlib import Path
 
-from .parsing import REPETITION, Parser, add_shared_flags, given_values
+from .parsing import MODEL_CODE, REPETITION, Parser, add_shared_flags, given_values
 
 _ENGINE = "num_beams", *REPETITION, "batch_size", "max_tokens_per_batch"
 
@@ -45,6 +45,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     group = parser.add_argument_group("translation (defaults: the model's generation_config.json)")
     group.add_argument("--lines", action="store_true", help="take each line as one sentence, instead of splitting it")
     add_shared_flags(group, *_ENGINE, "workers", "device", "dtype")
+    add_shared_flags(parser, *MODEL_CODE)
     return parser.parse_args(arguments)
 
 
