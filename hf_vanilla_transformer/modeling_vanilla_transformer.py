@@ -60,6 +60,13 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.decoder = VanillaTransformerDecoder(config, decoder_layer)
         self.post_init()
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+        """Load as `PreTrainedModel` does. `AutoModel` passes the `config`, and a saved encoder loads as an encoder."""
+        if config is not None and not getattr(config, "is_encoder_decoder", True):
+            return VanillaTransformerEncoderModel.from_pretrained(*args, config=config, **kwargs)
+        return super().from_pretrained(*args, config=config, **kwargs)
+
     def tied_weights(self) -> dict[str, str]:
         shared = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
         return shared if self.config.share_encoder_decoder_embeddings else {}
@@ -86,17 +93,19 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_position_ids: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqModelOutput:
+    ) -> Seq2SeqModelOutput | BaseModelOutput:
         """Encode the source, or take its `encoder_outputs`, and decode the target.
 
-        Args and returns: as in the two stacks. `attention_mask` (B, S) serves both.
+        Args and returns: as in the two stacks. `attention_mask` (B, S) serves both. A call with a source alone returns
+        the encoder's states, as embedders expect.
         """
         attention_mask = self.source_mask(input_ids, attention_mask)
         source: Any = encoder_outputs
         if source is None:
             source = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
-        elif not isinstance(source, BaseModelOutput):
-            source = BaseModelOutput(*source)
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                return source
+        source = source if isinstance(source, BaseModelOutput) else BaseModelOutput(*source)
         decoder_outputs = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
@@ -248,10 +257,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if not requested or torch.compiler.is_compiling():
             return False
         # Hooks of the output layer, such as those of pruning and weight normalisation, run when it is called.
-        if any(hooks for name, hooks in vars(self.lm_head).items() if name.endswith(("ward_hooks", "ward_pre_hooks"))):
-            return False
+        hooked = any(hooks for name, hooks in vars(self.lm_head).items() if "ward_" in name)
         # An adapter or a quantized layer computes something else. Sharding and offloading replace `forward`.
-        if type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):
+        if hooked or type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):
             return False
         # The fused gradients come before the loss is scaled, and float16 underflows on small ones.
         device_type = self.lm_head.weight.device.type
@@ -321,8 +329,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return {**vars(self), "inference_engine": None}  # a copied or pickled model is not optimized
 
     def train(self, mode: bool = True) -> Any:
-        if mode:
-            self.inference_engine = None
+        self.inference_engine = None if mode else self.inference_engine
         return super().train(mode)
 
     @torch.no_grad()

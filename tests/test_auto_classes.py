@@ -56,6 +56,20 @@ def test_auto_classes_load_a_saved_folder(auto_class: type, tmp_path: Path) -> N
     assert all(tensor.equal(expected[name]) for name, tensor in loaded.state_dict().items())
 
 
+@pytest.mark.parametrize("saved", [AutoModelForSeq2SeqLM, AutoModelForTextEncoding])
+def test_auto_model_embeds_the_source(saved: type, tmp_path: Path) -> None:
+    """`AutoModel` gives the encoder's states of a call without a target, and loads a saved encoder as an encoder."""
+    model = randomise(saved.from_config(tiny_config())).eval()
+    model.save_pretrained(tmp_path)
+    embedder = AutoModel.from_pretrained(tmp_path).eval()
+    ids = padded(sentences([5, 3]))
+    mask = ids.ne(PAD).long()
+    outputs = embedder(ids, mask, output_hidden_states=True)
+    expected = model.get_encoder()(ids, mask) if saved is AutoModelForSeq2SeqLM else model(ids, mask)
+    assert torch.equal(outputs.last_hidden_state, expected.last_hidden_state) and len(outputs.hidden_states) == 3
+    assert hasattr(embedder, "decoder") == (saved is AutoModelForSeq2SeqLM)
+
+
 def test_registration_twice_is_harmless() -> None:
     for _ in range(2):
         hf_vanilla_transformer._register()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, TrainerCallback
+from transformers import AutoModelForSeq2SeqLM, AutoModelForTextEncoding, Seq2SeqTrainer, TrainerCallback
 
 from tests.compatibility.scripts import MODELS, loss_of, stock_trainer, text_pairs, word_tokenizer
 from tests.model_helpers import assert_near
@@ -258,17 +258,22 @@ def test_preference_optimization_trains(kind: str, name: str, tmp_path: Path) ->
     assert any(not weight.equal(before[key]) for key, weight in model.named_parameters())
 
 
-@pytest.mark.parametrize(
-    "kind", ["marian", pytest.param("ours", marks=pytest.mark.xfail(strict=False, reason="not yet an embedder"))]
-)
-def test_sentence_transformer_encodes_a_model_folder(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "saved"), [("marian", "whole"), ("ours", "whole"), ("ours", "encoder")])
+@pytest.mark.parametrize("again", [False, True], ids=["", "saved again"])
+def test_sentence_transformer_encodes_a_model_folder(kind: str, saved: str, again: bool, tmp_path: Path) -> None:
     """A vector for each sentence, here the mean of the encoder's states over the tokens of the sentence."""
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     model, tokenizer = MODELS[kind](), word_tokenizer()
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
+    if saved == "encoder":
+        AutoModelForTextEncoding.from_pretrained(tmp_path).save_pretrained(tmp_path)
     sentences = [row["source"] for row in text_pairs(5)]
-    found = library.SentenceTransformer(str(tmp_path), device="cpu").encode(sentences)
+    embedder = library.SentenceTransformer(str(tmp_path), device="cpu")
+    if again:
+        embedder.save_pretrained(str(tmp_path / "again"))
+        embedder = library.SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    found = embedder.encode(sentences)
     assert found.shape == (5, model.config.d_model)
     for sentence, vector in zip(sentences, found, strict=True):
         ids = tokenizer(sentence, return_tensors="pt")["input_ids"]
