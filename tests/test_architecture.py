@@ -175,7 +175,7 @@ def test_graph_has_imports_of_every_form() -> None:
     name = f"{package}.data.corpora"
     text = "from ..errors import UserError\nfrom .. import errors\nfrom . import readers\nimport json"
     assert list(imports(name, ast.parse(text))) == [
-        *(f"{package}.errors", f"{package}.errors", f"{package}.data.readers", "json"),
+        *(f"{package}.errors", f"{package}.errors", f"{package}.data.readers", "json")
     ]
     inside = "def f():\n    from hf_vanilla_transformer.data import readers, load_pairs"
     assert list(imports(f"{package}.data", ast.parse(inside))) == [f"{package}.data.readers", f"{package}.data"]

@@ -17,10 +17,7 @@ from hf_vanilla_transformer import search_vanilla_transformer as search
 from hf_vanilla_transformer.generation_vanilla_transformer import SLOTS, BeamCacheSlots, SlotCache
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import topk_log_probs
-from tests.search_helpers import (
-    source,
-    varied_model,
-)
+from tests.search_helpers import source, varied_model
 
 # KV cache slots and candidates
 

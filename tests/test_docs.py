@@ -15,10 +15,7 @@ import hf_vanilla_transformer
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "scripts" / "docs"
 FOLDERS = ("hf_vanilla_transformer", "scripts", "tests", "model_cards")
-MARKDOWN = [
-    *ROOT.glob("*.md"),
-    *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md"))),
-]
+MARKDOWN = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")))]
 MARKDOWN.remove(ROOT / "hf_vanilla_transformer" / "hub" / "card_template.md")
 
 

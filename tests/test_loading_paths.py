@@ -11,10 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_vanilla_transformer import (
-    Translator,
-    VanillaTransformerForConditionalGeneration,
-)
+from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub.model_files import choose_files
 from hf_vanilla_transformer.inference.loading import load_model

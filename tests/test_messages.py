@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vanilla_transformer import (
-    TranslationPipeline,
-    Translator,
-    VanillaTransformerConfig,
-)
+from hf_vanilla_transformer import TranslationPipeline, Translator, VanillaTransformerConfig
 from hf_vanilla_transformer.data import load_pairs, train_tokenizer
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
 from hf_vanilla_transformer.errors import UserError

@@ -12,14 +12,7 @@ from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationConfig, plan_search
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
-from tests.search_helpers import (
-    AS_DICT,
-    LENGTHS,
-    Model,
-    by_transformers,
-    source,
-    varied_model,
-)
+from tests.search_helpers import AS_DICT, LENGTHS, Model, by_transformers, source, varied_model
 
 
 def test_length_penalty_formulas() -> None:

@@ -54,12 +54,7 @@ def logits_of(model: VanillaTransformerForConditionalGeneration, **changes: Any)
 
 # Device maps
 
-DEVICE_MAPS = [
-    "auto",
-    "cpu",
-    {"": "cpu"},
-    {"model.encoder": "cpu", "model.decoder": "cpu", "lm_head": "cpu"},
-]
+DEVICE_MAPS = ["auto", "cpu", {"": "cpu"}, {"model.encoder": "cpu", "model.decoder": "cpu", "lm_head": "cpu"}]
 
 # `accelerate` loads a layer's weights from disk for its forward pass and frees them. Tied matrices must be on one
 # device.

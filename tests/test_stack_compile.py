@@ -245,10 +245,7 @@ class DecoderLogits(nn.Module):
 
     def forward(self, decoder_input_ids: Tensor, source: Tensor, attention_mask: Tensor) -> Tensor:
         states = self.decoder(
-            decoder_input_ids,
-            encoder_hidden_states=source,
-            encoder_attention_mask=attention_mask,
-            use_cache=False,
+            decoder_input_ids, encoder_hidden_states=source, encoder_attention_mask=attention_mask, use_cache=False
         )
         return self.lm_head(states.last_hidden_state)
 

@@ -14,9 +14,7 @@ from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Seq2SeqTrainer
 
-from hf_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import TYING_MODES, tiny_model
 from tests.trainer_helpers import DESCENT, collate, consistency_update, flat, random_pairs, trained
 

@@ -76,10 +76,7 @@ def test_training_report_has_a_row_per_measurement() -> None:
 
 @pytest.mark.parametrize(
     ("found", "titles"),
-    [
-        (DECODING, {"16 sentences": 1, "64 sentences": 2}),
-        (TRAINING, {"1 process": 1, "2 processes": 1}),
-    ],
+    [(DECODING, {"16 sentences": 1, "64 sentences": 2}), (TRAINING, {"1 process": 1, "2 processes": 1})],
 )
 def test_chart_has_a_panel_per_setting(found: list[Measurement], titles: dict[str, int], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -51,10 +51,7 @@ def test_defective_lines_are_dropped_with_their_numbers(tmp_path, streaming):
     sources[8] = b"a NUL \0 character\n"
     pairs, report = load_pairs(parallel(tmp_path, sources, targets), streaming=streaming)
     assert text_of(pairs) == [pair for number, pair in enumerate(GOOD) if number not in (6, 8)]
-    assert report.first_lines == {
-        "target is not UTF-8": [7],
-        "NUL character in the source": [9],
-    }
+    assert report.first_lines == {"target is not UTF-8": [7], "NUL character in the source": [9]}
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])

@@ -249,12 +249,7 @@ def test_failed_write_keeps_the_old_card(tmp_path, monkeypatch) -> None:
 
 
 def test_card_names_search_settings_and_parts(tmp_path):
-    recipe = {
-        "max_eval_samples": 200,
-        "validation": ["val.csv"],
-        "test": ["test.csv"],
-        "train": ["train.csv"],
-    }
+    recipe = {"max_eval_samples": 200, "validation": ["val.csv"], "test": ["test.csv"], "train": ["train.csv"]}
     metrics = {"test_bleu": 1.0, "eval_bleu": 2.0}
     facts = CardFacts("x", recipe=recipe, metrics=metrics, generation_config={"num_beams": 5, "length_penalty": 1.0})
     card = write_model_card(tmp_path, facts).read_text(encoding="utf-8")

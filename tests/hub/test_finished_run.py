@@ -66,8 +66,7 @@ def test_failed_upload_keeps_the_model_and_names_the_command(hub, tmp_path) -> N
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
-    [({"hub_token": TOKEN}, "hub_token"), ({"hub_strategy": "checkpoint"}, "hub_strategy")],
+    ("flags", "message"), [({"hub_token": TOKEN}, "hub_token"), ({"hub_strategy": "checkpoint"}, "hub_strategy")]
 )
 def test_token_and_checkpoint_uploads_are_refused(hub, tmp_path, flags, message) -> None:
     with pytest.raises(UserError, match=f"^{message}") as raised:

@@ -239,10 +239,7 @@ def write(name: str, text: str):
         (write("config.json", "{"), "config.json"),
         (write("README.md", f"see {TOKEN}"), "README.md"),
         (lambda folder: (folder / "layers_vanilla_transformer.py").unlink(), "layers_vanilla_transformer.py"),
-        (
-            lambda folder: (folder / "pipeline_vanilla_transformer.py").unlink(),
-            "pipeline_vanilla_transformer.py",
-        ),
+        (lambda folder: (folder / "pipeline_vanilla_transformer.py").unlink(), "pipeline_vanilla_transformer.py"),
         (lambda folder: (folder / "model.safetensors").unlink(), "config.json"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
     ],

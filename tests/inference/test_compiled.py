@@ -204,9 +204,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         pytest.skip(error)
     found, original = list[str](), CompiledModule._compile
     monkeypatch.setattr(
-        CompiledModule,
-        "_compile",
-        lambda self, args: found.append(self.function.__name__) or original(self, args),
+        CompiledModule, "_compile", lambda self, args: found.append(self.function.__name__) or original(self, args)
     )
     return found
 

@@ -123,10 +123,7 @@ def test_sentences_wait_until_joining_is_worth_it() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"do_sample": True}, "do_sample"),
-        ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size"),
-    ],
+    [({"do_sample": True}, "do_sample"), ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size")],
 )
 def test_settings_that_need_another_search_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -109,8 +109,7 @@ def engine_id(token: str, tokenizer) -> int:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"final_layer_norm": True}, {"decoder_attention_heads": 2}, {"head_dim": 3, "value_head_dim": 8}],
+    "fields", [{"final_layer_norm": True}, {"decoder_attention_heads": 2}, {"head_dim": 3, "value_head_dim": 8}]
 )
 def test_ctranslate2_export_names_unsupported_options(fields, tokenizer, tmp_path, record_property):
     tiny_model(vocab_size=320, **fields).save_pretrained(tmp_path / "model")

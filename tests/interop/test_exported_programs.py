@@ -15,14 +15,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exported_programs import export_programs
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import (
-    CASES,
-    CORPUS,
-    LINES,
-    assert_exported,
-    require_onnx,
-    write_model,
-)
+from tests.interop.exports import CASES, CORPUS, LINES, assert_exported, require_onnx, write_model
 from tests.interop.foreign import Record
 from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model
 

@@ -19,10 +19,7 @@ from tests.interop.foreign import converted, random_ids, write_m2m100_folder, wr
 
 @pytest.mark.parametrize(
     ("name", "write", "peer"),
-    [
-        ("marian", write_opus_folder, MarianMTModel),
-        ("m2m100", write_m2m100_folder, M2M100ForConditionalGeneration),
-    ],
+    [("marian", write_opus_folder, MarianMTModel), ("m2m100", write_m2m100_folder, M2M100ForConditionalGeneration)],
 )
 def test_search_in_the_config_of_an_older_folder_is_kept(name, write, peer, tmp_path):
     """transformers before 4.26 wrote no generation_config.json."""

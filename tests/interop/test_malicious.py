@@ -205,11 +205,7 @@ def torchscript(path: Path, whole: Any) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("write", "message"),
-    [
-        (strided, "larger than"),
-        (compressed, "compressed"),
-        (torchscript, "TorchScript.*state_dict"),
-    ],
+    [(strided, "larger than"), (compressed, "compressed"), (torchscript, "TorchScript.*state_dict")],
 )
 def test_malicious_torch_archives(write: Callable, message: str, tmp_path: Path) -> None:
     fairseq.save(tmp_path / "model.pt", fairseq.weights(9, 8))

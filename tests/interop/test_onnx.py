@@ -9,13 +9,7 @@ from transformers import AutoTokenizer
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import (
-    CASES,
-    LINES,
-    assert_exported,
-    require_onnx,
-    write_model,
-)
+from tests.interop.exports import CASES, LINES, assert_exported, require_onnx, write_model
 
 require_onnx()
 pytestmark = pytest.mark.slow

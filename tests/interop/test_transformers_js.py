@@ -201,10 +201,7 @@ def test_two_vocabularies_keep_the_target_ids(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3"),
-        ({"bad_words_ids": [[4, 5]]}, "bad_words_ids"),
-    ],
+    [({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3"), ({"bad_words_ids": [[4, 5]]}, "bad_words_ids")],
     ids=str,
 )
 def test_settings_that_the_web_lacks_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -48,10 +48,7 @@ def test_upload_prints_the_commit(push, hub, saved, caplog):
     assert TOKEN not in output and not any(TOKEN.encode() in content for content in commit.files.values())
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [((401, {}), "token"), ((403, {}), "token"), (None, "config.json")],
-)
+@pytest.mark.parametrize(("fault", "message"), [((401, {}), "token"), ((403, {}), "token"), (None, "config.json")])
 def test_errors_are_one_line(push, hub, saved, tmp_path, fault, message):
     folder = saved.folder
     if fault is None:

@@ -20,14 +20,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
 from hf_vanilla_transformer.serving.server import _connection_limit
-from tests.serving.running_server import (
-    RunningServer,
-    ask,
-    ask_all,
-    post,
-    read_answer,
-    running_server,
-)
+from tests.serving.running_server import RunningServer, ask, ask_all, post, read_answer, running_server
 from tests.serving_helpers import CORPUS, echo_folder
 
 GOOD = {"q": CORPUS[0], "source": "en", "target": "de"}

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from hf_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, TINY_RUN, as_flags, flat, random_pairs, trained
 

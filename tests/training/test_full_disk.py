@@ -18,11 +18,7 @@ from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.trainer_helpers import run_tiny, write_pairs
 
-NUMBERS = {
-    errno.ENOSPC: "no space left",
-    errno.EDQUOT: "quota",
-    errno.EFBIG: "allowed size",
-}
+NUMBERS = {errno.ENOSPC: "no space left", errno.EDQUOT: "quota", errno.EFBIG: "allowed size"}
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -158,8 +158,7 @@ def test_field_that_is_given_twice_is_refused(recipe):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"),
-    [("learning_rat", "learning_rate"), ("d_modle", "d_model"), ("train_file", "train")],
+    ("name", "nearest"), [("learning_rat", "learning_rate"), ("d_modle", "d_model"), ("train_file", "train")]
 )
 def test_misspelt_field_gets_a_suggestion(recipe, name, nearest):
     message = complaint([recipe({"output_dir": "x", name: 1})])

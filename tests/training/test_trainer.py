@@ -18,16 +18,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.progress import perplexities
 from tests.model_helpers import PAD, tiny_marian, tiny_model
-from tests.trainer_helpers import (
-    DESCENT,
-    SAVING,
-    collate,
-    flat,
-    make_trainer,
-    random_pairs,
-    relative_error,
-    trained,
-)
+from tests.trainer_helpers import DESCENT, SAVING, collate, flat, make_trainer, random_pairs, relative_error, trained
 
 WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
 
