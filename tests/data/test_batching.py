@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from hf_vanilla_transformer.data.batching import (
     TokenBatchSampler,
-    even_groups,
     pair_lengths,
     shard_batches,
     split_into_batches,
@@ -80,15 +79,6 @@ def test_update_has_the_same_pairs_for_any_world_size(pairs, tokens_per_update, 
         assert sorted(shares) == expected
 
 
-@FEW
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.data())
-def test_even_groups_are_not_empty_and_near_their_size(tokens, data):
-    count = data.draw(st.integers(1, len(tokens)))
-    starts = even_groups(np.array(tokens), count)
-    assert starts[0] == 0 and starts[-1] == len(tokens) and len(starts) == count + 1
-    assert (np.diff(starts) > 0).all()
-
-
 def test_split_into_batches_is_greedy():
     lengths = np.random.default_rng(1).integers(1, 30, 500)
     starts, batch = [0], []
@@ -143,11 +133,6 @@ def test_padding_share_is_small():
     assert 1 - real / padded <= 0.06
 
 
-def test_pair_over_the_limit_forms_a_batch_alone():
-    batches = [batch for update in sampler([(3, 4), (90, 2), (5, 5)], 20) for batch in update]
-    assert sorted(map(sorted, batches)) == [[0, 2], [1]]
-
-
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7])
 def test_shard_batches_balances_the_work_of_ranks(world_size):
     pairs = lengths_like_sentences()
@@ -157,13 +142,6 @@ def test_shard_batches_balances_the_work_of_ranks(world_size):
         shares = shard_batches(whole.update(number), lengths, world_size)
         work = [sum(len(batch) * lengths[batch].max() for batch in share) for share in shares]
         assert max(work) <= 1.35 * min(work)
-
-
-def test_ranks_without_pairs_get_a_dummy():
-    shares = [sampler([(3, 4), (5, 5)], batches_per_update=4, world_size=4, rank=p).batches(0) for p in range(4)]
-    rows = sorted(row for share in shares for batch in share for row in batch)
-    assert [len(share) for share in shares] == [1] * 4
-    assert [row for row in rows if row >= 0] == [0, 1] and len(rows) == 4
 
 
 def test_pair_lengths_of_a_list_of_rows():

@@ -148,23 +148,6 @@ def test_invalid_rows_are_dropped_and_reported_with_their_lines(tmp_path, stream
     assert report.summary().startswith("kept 2 of 8 pairs; dropped 6: ")
 
 
-def test_summary_has_counts_reasons_and_lines(tmp_path):
-    pairs = [("a", "" if line in (7, 31) else "b") for line in range(1, 1001)]
-    assert load_pairs(parallel(tmp_path, pairs))[1].summary() == (
-        "kept 998 of 1,000 pairs; dropped 2: empty target (lines 7, 31)"
-    )
-    pairs = [("a", "")] * 7 + [("a", "b")]
-    summary = load_pairs(parallel(tmp_path, pairs))[1].summary()
-    assert summary == "kept 1 of 8 pairs; dropped 7: empty target (lines 1, 2, 3, 4, 5, …)"
-
-
-def test_ragged_first_row_is_counted(tmp_path):
-    path = write_text(tmp_path / "x.csv", ["source,target", "a,b, c", "a,b"])
-    pairs, report = load_pairs(path)
-    assert (pairs["source"][:], pairs["target"][:]) == (["a"], ["b"])
-    assert (report.seen, report.kept) == (2, 1) and "2" in report.summary()
-
-
 def test_ragged_csv_rows_are_counted(tmp_path):
     path = write_text(tmp_path / "x.csv", ["source,target", "a,b", "a,b, c", "a", '"two\nlines",b', "c,"])
     pairs, report = load_pairs(path)
@@ -199,19 +182,6 @@ def test_latin1_error_names_file_line_and_remedy(tmp_path, streaming):
     files[1].write_bytes("ja\nschön\nnein\n".encode("latin1"))
     message = error_of(files, streaming=streaming)
     assert all(part in message for part in ("x.de", "UTF-8", "line 2", "iconv -f latin1 -t utf-8"))
-
-
-def test_utf16_error_suggests_the_encoding(tmp_path):
-    files = parallel(tmp_path)
-    files[0].write_text("a\n" * len(PAIRS), encoding="utf-16")
-    assert "iconv -f utf-16" in error_of(files)
-
-
-def test_failed_load_leaves_nothing_in_the_cache(tmp_path):
-    files = parallel(tmp_path, [("a", "b")] * 1000)
-    write_text(files[1], ["b"] * 999)
-    for _ in range(2):
-        assert "999" in error_of(files)
 
 
 def test_missing_columns_error_lists_those_that_exist(tmp_path):

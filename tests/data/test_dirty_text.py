@@ -85,12 +85,6 @@ def test_csv_record_that_is_malformed_is_counted(tmp_path):
     assert [lines for reason, lines in report.first_lines.items() if reason.startswith("malformed CSV")] == [[3], [4]]
 
 
-def test_missing_header_is_named(tmp_path):
-    (tmp_path / "x.tsv").write_text("a dog\tein Hund\na cat\teine Katze\n", encoding="utf-8")
-    with pytest.raises(UserError, match="x.tsv.*first line"):
-        load_pairs(tmp_path / "x.tsv")
-
-
 def test_json_integer_of_5000_digits_is_dropped(tmp_path):
     lines = [
         '{"source": "a", "target": "b", "id": ' + "7" * 5000 + "}",

@@ -141,11 +141,6 @@ def test_persistent_workers_get_the_epoch(tokenizer):
         assert [row for batch in loader for row in batch] == expected[epoch]
 
 
-def test_dropout_0_returns_the_input(tokenizer):
-    encoded, _ = encode_pairs(Dataset.from_dict({"source": SOURCES, "target": TARGETS}), tokenizer, drop_too_long=True)
-    assert with_bpe_dropout(encoded, tokenizer, dropout=0) is encoded
-
-
 def test_dropout_refuses_tokenizers_that_do_not_restore_the_text(tokenizer):
     pairs = Dataset.from_dict({"source": ["one two", "three four"], "target": ["eins", "zwei"]})
     no_bpe = word_tokenizer(["one", "two", "<unk>"])

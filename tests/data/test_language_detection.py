@@ -1,11 +1,8 @@
 """Languages are ranked among those that are given."""
 
-import sys
-
 import pytest
 
-from hf_vanilla_transformer.data.language_detection import _identifier, detect_languages
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.data.language_detection import detect_languages
 
 
 @pytest.mark.parametrize(
@@ -22,11 +19,3 @@ def test_most_probable_language_is_the_first(text: str, languages: list[str], ex
     found = detect_languages(text, languages)
     assert found[0][0] == expected and {code for code, _ in found} == {*languages}
     assert sum(share for _, share in found) == pytest.approx(1)
-
-
-def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    _identifier.cache_clear()
-    monkeypatch.setitem(sys.modules, "py3langid", None)
-    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    with pytest.raises(UserError, match=r"\[detect\]"):
-        detect_languages("one", ["en", "de"])

@@ -48,15 +48,6 @@ def test_dummy_pair_has_no_labels():
     assert len(data) == 50
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_stream_yields_every_pair_once(world_size):
-    shares = [list(stream(Stream(), world_size=world_size, rank=rank)) for rank in range(world_size)]
-    assert len({len(share) for share in shares}) == 1
-    found = [row["line"] for share in shares for update in share for batch in update for row in batch
-             if row["labels"][0] != -100]  # fmt: skip
-    assert sorted(found) == list(range(1, 51))
-
-
 def test_stream_order_depends_on_the_epoch():
     updates = stream(Stream())
     first = lines(updates)

@@ -128,27 +128,6 @@ def test_joint_tokenizer_replaces_separate_ones(tokenizer, tmp_path):
     assert source is target
 
 
-@pytest.mark.parametrize("first_line", ["", "import hf_vanilla_transformer"])
-def test_auto_tokenizer_loads_it_in_a_new_process(tokenizer, tmp_path, repository, first_line):
-    save_tokenizers(tmp_path, tokenizer)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vanilla_transformer"}))
-    code = f"""{first_line}
-from transformers import AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained({str(tmp_path)!r})
-ids = tokenizer("  two</s> Füße")["input_ids"]
-print(ascii([ids, tokenizer.decode(ids, skip_special_tokens=True), sorted(tokenizer("a"))]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
-    ids = tokenizer("  two</s> Füße")["input_ids"]
-    assert done.stdout.strip() == ascii([ids, "  two</s> Füße", ["attention_mask", "input_ids"]])
-
-
-def test_missing_tokenizer_is_a_one_line_error(tmp_path):
-    with pytest.raises(UserError, match="tokenizer") as caught:
-        load_tokenizers(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
 def test_save_tokenizers_removes_bpe_dropout(tokenizer, tmp_path):
     dropping = copy.deepcopy(tokenizer)
     dropping.backend_tokenizer.model.dropout = 0.3
@@ -177,21 +156,6 @@ def test_cached_tokenizer_does_not_read_the_texts(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(AssertionError, match="were read"):
             train_tokenizer(unread(), **{"vocab_size": 300, "content": "these", **others})
     assert [path.name.endswith(".tokenizer.json") for path in tmp_path.rglob("*.*")] == [True]
-
-
-LONG_WORD = """
-import random
-from hf_vanilla_transformer.data import train_tokenizer
-dice = random.Random(0)
-word = "".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=2**20))
-train_tokenizer([f"two hundred {word} zwei {'-' * 2**20}"] * 2, 2000)
-"""
-
-
-def test_words_of_a_megabyte_are_left_out_of_training():
-    done = subprocess.run([sys.executable, "-c", LONG_WORD], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "left out 4 words of more than 1000 characters" in done.stderr
 
 
 def test_words_of_a_thousand_characters_are_learned():

@@ -88,12 +88,6 @@ def test_links_and_hidden_files_are_not_uploaded(hub, site: Path, tmp_path: Path
         link.unlink()
 
 
-def test_space_is_retried_while_the_hub_is_busy(hub, site: Path) -> None:
-    hub.faults = {"create": [(503, {})], "commit": [(429, {"Retry-After": "3"})], "info": ["lost"]}
-    publish_space(site, "numbers", "me/numbers-en-de")
-    assert len(hub.repositories["spaces/me/numbers"].branches["main"]) == 2
-
-
 def test_space_reports_mistakes_in_one_line(hub, site: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"index\.html"):
         publish_space(tmp_path, "numbers", "me/numbers-en-de")

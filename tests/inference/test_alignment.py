@@ -96,12 +96,6 @@ def test_alignment_of_translations_covers_their_words(model, tokenizer):
     assert [[one.alignment for one in some] for some in alone] == [[one.alignment for one in some] for some in found]
 
 
-@pytest.mark.parametrize("layer", [0, 4])
-def test_missing_layer_is_refused(model, tokenizer, layer):
-    with pytest.raises(UserError, match=f"layer.* {layer}"):
-        align(model, tokenizer, tokenizer, [[5, 2]], [[5, 2]], layer)
-
-
 def test_model_of_another_package_is_refused(model, tokenizer):
     with pytest.raises(UserError, match="MarianMTModel"):
         Translator(to_marian(model), tokenizer).translate_nbest(["seven"], alignment=True)

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,36 +160,6 @@ def test_sentences_that_come_later_are_compiled_too(compilations: list[str]) -> 
 
     assert run(optimize_for_inference(endless_model(), compile=True)).equal(run(endless_model()))
     assert len(compilations) == 2
-
-
-def test_ids_outside_the_vocabulary_are_refused(compilations: list[str]) -> None:
-    model = optimize_for_inference(endless_model(), compile=True)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="input_ids.* 99"):
-            model.generate(torch.tensor([[5, 99, EOS]]))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [({"num_beam": 2}, "num_beam"), ({"decoder_input_ids": torch.tensor([[START, 40]])}, "decoder_input_ids.* 40")],
-)
-def test_wrong_arguments_are_refused_before_decoders_are_compiled(given, message, compilations):
-    model = optimize_for_inference(endless_model(), compile=True)
-    with pytest.raises(ValueError, match=message):
-        translate(model, 5, **given)
-    assert "step" not in compilations
-
-
-def test_compile_error_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "compiled decoding is for a CPU; the model is on cuda" in str(compile_error(torch.device("cuda")))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert "no C++ compiler was found; install g++, name one in CXX" in str(compile_error(CPU))
-    compiler = tmp_path / "my-compiler"
-    compiler.write_text("#!/bin/sh\n", encoding="utf-8")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    assert compile_error(CPU) is None
 
 
 # With a compiler

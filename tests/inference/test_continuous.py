@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.continuous import ContinuousSearch, FoundHypothesis
-from tests.model_helpers import EOS, sentences, tiny_model
+from tests.model_helpers import EOS, sentences
 from tests.search_helpers import Model, varied_model
 
 SOURCES = sentences([2 + (7 * i) % 12 for i in range(14)], 24, seed=3)
@@ -119,12 +118,3 @@ def test_sentences_wait_until_joining_is_worth_it() -> None:
     for _ in range(3):
         search.step()
     assert search.wants(1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"do_sample": True}, "do_sample"), ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size")],
-)
-def test_settings_that_need_another_search_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ContinuousSearch(tiny_model(), **settings)

@@ -15,7 +15,6 @@ from hf_vanilla_transformer.inference.documents import (
     unwrapped,
 )
 from hf_vanilla_transformer.inference.protected import has_words, protect
-from hf_vanilla_transformer.inference.translator import Translator
 from tests.serving_helpers import echo_translator
 
 pytest.importorskip("sentencex", reason="needs the extra `documents`")
@@ -252,9 +251,3 @@ def test_arguments_are_checked_before_anything_is_read() -> None:
 
     with pytest.raises(ValueError, match="batch_size"):
         translate_documents(echo_translator(), lines(), "en", batch_size=0)
-
-
-def test_translator_of_the_tests_tells_sentences_apart() -> None:
-    translator = echo_translator()
-    assert isinstance(translator, Translator)
-    assert len(set(translator.translate(SENTENCES, num_beams=1))) > 5

@@ -115,11 +115,6 @@ def test_packed_linear_chooses_its_kind(dtype, compiled, available, kind, monkey
     assert type(packed_linear(linears(True), dtype, compiled=compiled)) is kind
 
 
-def test_small_float32_weights_are_not_prepacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_LEAST_PREPACKED", 2**19)
-    assert type(packed_linear(linears(True), torch.float32)) is PlainLinear
-
-
 @needs_int8
 @torch.no_grad()
 def test_dynamic_int8_has_a_scale_for_each_output() -> None:

@@ -1,10 +1,8 @@
 """`optimize_for_inference`: it notices changes of the model, can be undone, and refuses unsupported models."""
 
 import copy
-import gc
 import pickle
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +15,7 @@ from torch import Tensor
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import deoptimize, optimize, optimize_for_inference
 from hf_vanilla_transformer.inference.linear import int8_error
-from hf_vanilla_transformer.inference.optimize import InferenceEngine, not_optimizable
+from hf_vanilla_transformer.inference.optimize import not_optimizable
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder
 from tests.inference.model_changes import (
     CHANGES,
@@ -251,15 +249,6 @@ def test_refusals_are_one_line_and_change_nothing(change, settings, message, mon
         assert len(translate(model)[0]) == 2
 
 
-def test_refusal_of_int8_on_other_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_vanilla_transformer.inference.linear.platform.machine", lambda: "aarch64")
-    model = varied_model()
-    with pytest.raises(ValueError, match="quantization: 'int8'.* aarch64"):
-        optimize_for_inference(model, quantization="int8")
-    assert model.inference_engine is None
-    assert translate(model)[0] == translate(optimize_for_inference(model))[0]
-
-
 @pytest.mark.parametrize("quantization", ["int4", "fp8"])
 def test_refusal_keeps_the_engine_that_was_there(quantization: str, decoders: list[type]) -> None:
     model = optimize_for_inference(varied_model())
@@ -375,25 +364,6 @@ def test_two_models_keep_their_weights() -> None:
             assert translate(model)[0] == tokens
     deoptimize(models[0])
     assert [translate(model)[0] for model in models] == [tokens for tokens, _ in expected]
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@torch.no_grad()
-def test_deleted_models_are_collected(compiled: bool, compilations: list[str]) -> None:
-    model = optimize_for_inference(varied_model(), compile=compiled)
-    translate(model, [5])
-    engine: InferenceEngine = model.inference_engine
-    packed, gone = list(engine.packed.values()), []
-    gone.append(weakref.ref(packed[0]))
-    write_in_place(model)
-    translate(model, [5])
-    del packed
-    gc.collect()
-    assert gone[0]() is None, "packed weights that are no longer the model's"
-    gone += [weakref.ref(model), weakref.ref(next(iter(engine.packed.values()))), weakref.ref(engine)]
-    del model, engine
-    gc.collect()
-    assert [each() for each in gone] == [None] * 4
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")

@@ -35,19 +35,6 @@ def rounded(results):
     ]
 
 
-@pytest.mark.parametrize("members", [1, 2], ids=["one model", "ensemble"])
-@pytest.mark.parametrize("n_best", [1, 2])
-def test_workers_return_the_results_of_one(tokenizer, members, n_best):
-    models = [aligning_model(tokenizer, seed) for seed in range(members)]
-    text = lines(130)  # at least 32 sentences for each worker
-    translators = [Translator(models[0], tokenizer, ensemble=models[1:], workers=workers) for workers in (1, 2, 4)]
-    expected, *others = (list(translator.translate_nbest(text, n_best, **SETTINGS)) for translator in translators)
-    # Otherwise the comparison proves little.
-    assert len({str(hypotheses[0].alignment) for hypotheses in expected}) > 20
-    for results in others:
-        assert rounded(results) == rounded(expected)
-
-
 @pytest.mark.parametrize("engine", ["modules", "packed", "eager", "training mode", "ensemble"])
 def test_user_threads_get_the_results_of_one_thread(tokenizer, engine):
     model = aligning_model(tokenizer)

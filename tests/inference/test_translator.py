@@ -1,7 +1,6 @@
 """Order, blank lines, lookahead, settings and loading of `Translator`, with a tiny random model."""
 
 import copy
-import platform
 import threading
 
 import pytest
@@ -13,7 +12,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.inference import deoptimize, loading, workers
+from hf_vanilla_transformer.inference import deoptimize, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
 from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
 from hf_vanilla_transformer.inference.file_translation import translated_lines
@@ -72,14 +71,6 @@ def test_translations_keep_the_order_of_their_sentences(translator, batch_size):
     found = list(translator.translate(SENTENCES, batch_size=batch_size, num_beams=1, max_new_tokens=8))
     assert found == expected
     assert len(set(found)) >= 4  # otherwise the order is not tested
-
-
-def test_translations_keep_their_order_over_many_windows(translator):
-    lines = [" ".join(["seven"] * (number * 7 % 5)) for number in range(3 * 2 * BATCHES_AHEAD + 1)]
-    found = list(translator.translate(lines, batch_size=2, num_beams=1, max_new_tokens=4))
-    known = dict(zip(lines, found, strict=True))
-    assert len(set(found)) > 2 and known[""] == ""
-    assert found == [known[line] for line in lines]
 
 
 @pytest.mark.parametrize(("batch_size", "ahead"), [(1, 1), (4, 4 * BATCHES_AHEAD)])
@@ -224,12 +215,6 @@ def test_prefix_tokens_come_first_and_search_continues_them(translator, batch_si
         assert text.startswith(prefix.strip())
 
 
-@pytest.mark.parametrize(("prefixes", "message"), [(["a"], "line 2 .*prefix"), (["a"] * 3, "line 3")])
-def test_prefixes_must_be_as_many_as_sentences(translator, prefixes, message):
-    with pytest.raises(UserError, match=message):
-        list(translator.translate(["seven", "seven"], prefixes=prefixes, max_new_tokens=2))
-
-
 def test_prefix_longer_than_learned_positions_is_refused(tokenizer):
     model = tiny_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
     translator = Translator(model, tokenizer)
@@ -249,22 +234,6 @@ def test_ensemble_equals_generate_with_several_models(model, tokenizer):
     assert found == [alone(model, tokenizer, line, **settings) if line.strip() else "" for line in SENTENCES]
     deoptimize(model)
     assert found != list(Translator(model, tokenizer).translate(SENTENCES, **settings))
-
-
-def test_translated_lines_follow_the_moses_format(translator):
-    settings = {"num_beams": 3, "max_new_tokens": 5}
-    plain = list(translated_lines(translator, SENTENCES, **settings))
-    assert plain == list(translator.translate(SENTENCES, **settings))
-    lines = list(translated_lines(translator, SENTENCES[:3], n_best=2, first_line=11, **settings))
-    fields = [line.split(" ||| ") for line in lines]
-    assert [number for number, *_ in fields] == ["10", "10", "11", "12", "12"]
-    assert [text for _, text, _ in fields][::2] == [plain[0], plain[1], plain[2]][:1] + [plain[1], fields[4][1]]
-    assert float(fields[0][2]) >= float(fields[1][2]) and fields[2] == ["11", "", "0.0000"]
-    aligned = list(translated_lines(translator, SENTENCES, alignment=True, **settings))
-    assert [line.split(" ||| ")[0] for line in aligned] == plain
-    assert all(len(line.split(" ||| ")) == 2 for line in aligned)
-    with pytest.raises(UserError, match="n_best: .*num_beams"):
-        list(translated_lines(translator, ["seven"], n_best=1, num_beams=1, max_new_tokens=2))
 
 
 def test_blank_lines_do_not_reach_the_model(translator, monkeypatch):
@@ -340,19 +309,6 @@ def test_arguments_are_checked_before_anything_is_read(translator, sentences, se
         translator.translate(sentences, **settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"n_best": 0}, "n_best"),
-        ({"n_best": 3, "num_beams": 2}, "n_best: 3 .*num_beams.* 2"),
-        ({"alignment": True, "alignment_layer": 2}, "alignment_layer: .* 2"),
-    ],
-)
-def test_n_best_and_alignment_layer_are_checked_at_once(translator, settings, message):
-    with pytest.raises(UserError, match=message):
-        translator.translate_nbest(["seven"], **settings)
-
-
 def test_items_other_than_strings_are_refused(translator):
     with pytest.raises(UserError, match="None"):
         list(translator.translate(["seven", None]))
@@ -389,20 +345,6 @@ def test_loaded_model_translates_like_the_saved_one(folder, translator):
     assert Translator.from_pretrained(folder, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
-def test_fastest_dtype_is_chosen_by_trial_times(folder, monkeypatch, faster):
-    trials = []
-
-    def seconds(model, tokens):
-        trials.append(model.dtype)
-        first = trials.count(model.dtype) == 1  # the warm-up
-        return 9.0 if first else 1.0 if model.dtype == faster else 2.0
-
-    monkeypatch.setattr(loading, "_seconds", seconds)
-    assert Translator.from_pretrained(folder, device="cpu", dtype="fastest").model.dtype == faster
-    assert trials.count(torch.float32) == trials.count(torch.bfloat16) >= 3
-
-
 def test_fastest_dtype_is_measured_with_a_real_model(folder):
     found = Translator.from_pretrained(folder, device="cpu", dtype="fastest")
     assert found.model.dtype in (torch.float32, torch.bfloat16) and not found.model.training
@@ -418,12 +360,6 @@ def test_int8_is_a_dtype_of_the_decoder(folder):
         for each in (found, plain)
     )
     assert int8 != full and int8 == pytest.approx(full, abs=0.2)
-
-
-def test_int8_is_refused_on_other_processors(folder, monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with pytest.raises(UserError, match="dtype: 'int8' .* aarch64"):
-        Translator.from_pretrained(folder, device="cpu", dtype="int8")
 
 
 def test_ensemble_members_must_share_a_tokenizer(folder, tmp_path, tokenizer):
@@ -470,11 +406,6 @@ def test_damaged_folder_is_refused_in_one_line(folder, tmp_path, damage, message
     with pytest.raises(UserError, match=message) as error:
         Translator.from_pretrained(tmp_path, device="cpu")
     assert "\n" not in str(error.value)
-
-
-def test_missing_folder_is_refused_with_a_remedy(tmp_path):
-    with pytest.raises(UserError, match="hf download"):
-        Translator.from_pretrained(tmp_path / "missing")
 
 
 @pytest.mark.parametrize("ensemble", [False, True])

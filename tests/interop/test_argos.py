@@ -213,8 +213,3 @@ def test_sentencepiece_tokenizer_is_exact_on_10000_lines(tmp_path: Path) -> None
         assert ids == [*processor.encode(line), tokenizer.eos_token_id], line
         assert tokenizer.decode(ids, skip_special_tokens=True).strip() == processor.decode(ids[:-1]).strip(), line
     assert len(lines) == 10_000 and tokenizer.convert_tokens_to_ids(["<s>", "<pad>", "</s>", "<unk>"]) == [0, 1, 2, 3]
-
-
-def test_sentencepiece_tokenizer_names_an_impossible_size() -> None:
-    with pytest.raises(UserError, match="vocab_size=100: "):
-        train_sentencepiece_tokenizer(["two hundred"] * 3, 100)

@@ -118,9 +118,3 @@ def test_ctranslate2_export_names_unsupported_options(fields, tokenizer, tmp_pat
         convert(tmp_path / "model", tmp_path / "ct2")
     assert not (tmp_path / "ct2").exists()
     record_property("not exported", spelt(fields))
-
-
-def test_ctranslate2_export_does_not_overwrite(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=str(tmp_path)):
-        convert(tmp_path, tmp_path)

@@ -146,24 +146,3 @@ def test_eole_refuses_other_architectures(option: str, value: Any, tmp_path: Pat
         from_eole(tmp_path)
     assert f"{option.rpartition('.')[2]}={shown}" in str(raised.value)
     record_property("refused", f"{option}: {shown}")
-
-
-def test_eole_options_have_their_types(tmp_path: Path) -> None:
-    for option, value, message in [
-        ("encoder.norm_eps", 10**400, "norm_eps=.* 63 bits"),
-        ("head_dim", 2**62, "settings"),
-        ("encoder", [1], "model.encoder="),
-        ("encoder.heads", 0, "heads=0"),
-    ]:
-        save(tmp_path, weights(), {option: value})
-        with pytest.raises(UserError, match=message):
-            from_eole(tmp_path)
-
-
-def test_eole_refuses_other_folders(tmp_path: Path) -> None:
-    save(tmp_path, weights())
-    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
-    with pytest.raises(UserError, match="eole: model"):
-        from_eole(tmp_path)
-    with pytest.raises(UserError, match="none"):
-        from_eole(tmp_path / "none")

@@ -1,6 +1,5 @@
 """Programs of `torch.export` give our logits and tokens, without our package."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,14 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoTokenizer
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exported_programs import export_programs
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import CASES, CORPUS, LINES, assert_exported, require_onnx, write_model
+from tests.interop.exports import CASES, LINES, assert_exported, require_onnx, write_model
 from tests.interop.foreign import Record
 from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model
 
@@ -25,19 +22,6 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:]]
 @pytest.mark.parametrize("case", [next(iter(CASES)), *SLOW])
 def test_exported_programs_give_our_logits_and_tokens(case: str, tmp_path: Path) -> None:
     assert_exported(tmp_path, "torch", case)
-
-
-def test_exported_tokenizers_have_a_class_of_transformers_4(tmp_path: Path) -> None:
-    write_model(tmp_path / "model", share_encoder_decoder_embeddings=False, decoder_vocab_size=330)
-    source, target = (train_tokenizer(CORPUS, vocab_size=size) for size in (320, 330))
-    save_tokenizers(tmp_path / "model", source, target)
-    export("torch", tmp_path / "model", tmp_path / "out")
-    for folder in ("", "target_tokenizer"):
-        settings = json.loads((tmp_path / "out" / folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        # TokenizersBackend is its name since transformers 5
-        assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
-        given, exported = (AutoTokenizer.from_pretrained(tmp_path / each / folder) for each in ("model", "out"))
-        assert exported(LINES)["input_ids"] == given(LINES)["input_ids"]
 
 
 @pytest.mark.slow

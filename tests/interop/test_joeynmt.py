@@ -77,24 +77,6 @@ def test_joeynmt_version_1_folder_gives_its_logits(data, tied, tmp_path, record_
     assert tokenizer("a3 A4 x")["input_ids"] == [7, 8 if data.get("lowercase") else 0, 0, 3]
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("data: {src: af, trg: en}\nmodel:\n\tencoder: x\n", "config.yaml"),
-        ("data: {src: af, trg: en}\nmodel: {encoder: 3, decoder: 4}\n", "encoder"),
-        ("data: {src: af, trg: en, level: [1]}\nmodel: {encoder: {}, decoder: {}}\n", "level"),
-        ("data: {src: af, trg: en}\nmodel: {encoder: {}, decoder: {}}\n", "type"),
-        ("data: {src: af, trg: {}}\nmodel: {encoder: {}, decoder: {}}\n", "src"),
-    ],
-)
-def test_joeynmt_version_1_bad_options_give_one_line(text: str, name: str, tmp_path: Path) -> None:
-    save(tmp_path, weights((7, 6)), (named(3, "a"), named(2, "b")))
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match=name) as raised:
-        from_joeynmt(tmp_path)
-    assert "\n" not in str(raised.value)
-
-
 def test_joeynmt_gelu_and_unscaled_embeddings(tmp_path: Path, record_property: Record) -> None:
     given, model = options(), weights((23, 29))
     for stack in ("encoder", "decoder"):

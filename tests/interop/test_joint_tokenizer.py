@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
@@ -48,12 +47,3 @@ def test_special_tokens_with_different_ids_are_refused() -> None:
     config = tiny_config(vocab_size=310, decoder_vocab_size=330, share_encoder_decoder_embeddings=False)
     with pytest.raises(UserError, match="'<mask>'"):
         joint_tokenizer(source, target, config)
-
-
-def test_tokenizer_without_tokenizer_json_is_refused() -> None:
-    class Slow(PreTrainedTokenizerBase):
-        pass
-
-    with pytest.raises(UserError, match=r"tokenizer: Slow"):
-        joint_tokenizer(Slow(), Slow(), tiny_config())
-    assert hasattr(PreTrainedTokenizerFast, "backend_tokenizer")

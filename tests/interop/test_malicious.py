@@ -105,16 +105,6 @@ def test_malicious_yaml(text: str, joey: tuple, tmp_path: Path) -> None:
         refused("marian-npz", tmp_path / "model.npz")
 
 
-def test_malicious_yaml_aliases_at_refused_options(joey: tuple, tmp_path: Path) -> None:
-    """Aliases that are permitted, of one list, are not written out in a message."""
-    folder, given = joey
-    repeated = "x: &x [" + ", ".join(["1"] * 50_000) + "]\n"
-    text = repeated + yaml.safe_dump({name: given[name] for name in ("data", "testing", "training")})
-    model = f"{{type: transformer, layer_norm: [{', '.join(['*x'] * 40)}]}}"
-    (folder / "config.yaml").write_text(f"{text}model: {{encoder: {model}, decoder: {model}}}\n")
-    assert "model.encoder.layer_norm=a list: text is needed" in refused("joeynmt", folder)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -435,17 +425,3 @@ def test_malicious_links_in_an_output_folder_are_not_followed(good: dict[str, Pa
     convert("marian", good["marian"], tmp_path / "out", overwrite=True)
     assert (tmp_path / "outside.json").read_text() == "kept"
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "vanilla_transformer"
-
-
-def test_malicious_files_are_good_ones_before_the_change(joey: tuple, good: dict[str, Path], tmp_path: Path) -> None:
-    """The tests above fail because of their change alone."""
-    folder, given = joey
-    (folder / "config.yaml").write_text(yaml.safe_dump(given))
-    convert("joeynmt", folder, tmp_path / "out1")
-    fairseq.save(tmp_path / "model.pt", fairseq.weights(9, 8))
-    convert("fairseq", tmp_path / "model.pt", tmp_path / "out2")
-    marian_npz.save(tmp_path / "model.npz", marian_npz.weights((9, 9)))
-    convert("marian-npz", tmp_path / "model.npz", tmp_path / "out3")
-    for name in PEERS:
-        convert(name, good[name], tmp_path / f"out {name}")
-    export("ctranslate2", good["ours"], tmp_path / "out4")

@@ -204,9 +204,3 @@ def test_opennmt_refuses_other_positions(tmp_path: Path, record_property: Record
     with pytest.raises(UserError, match="-position_encoding_type"):
         from_opennmt(tmp_path / "model.pt")
     record_property("refused", "-position_encoding_type SinusoidalConcat")
-
-
-def test_opennmt_refuses_other_files(tmp_path: Path) -> None:
-    torch.save({"model": {}}, tmp_path / "model.pt")
-    with pytest.raises(UserError, match="OpenNMT-py"):
-        from_opennmt(tmp_path / "model.pt")

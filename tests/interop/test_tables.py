@@ -42,16 +42,3 @@ def test_imports_table_has_a_row_for_each_format() -> None:
     assert second[0].startswith("NumPy restatement of OpenNMT-py") and int(second[1]) > 3
     assert 0 < float(second[2]) <= 1e-5
     assert "-max_relative_positions 20" in second[4]
-
-
-def test_imports_table_names_failed_tests_and_ignores_their_records(tmp_path: Path) -> None:
-    record = "def test_{}(record_property):\n    record_property('logits', ('a peer', {}))\n    assert {}\n"
-    (tmp_path / "test_of_a_test.py").write_text(record.format("near", 2e-7, True) + record.format("far", 1.0, False))
-    (tmp_path / "test_not_found.py").write_text("import no_such_module\n")
-    records = imports_table.run([tmp_path / name for name in ("test_of_a_test.py", "test_not_found.py")])
-    assert records.found == {("test_of_a_test.py", "logits"): [("a peer", 2e-7)]}
-    assert [failed.rpartition("/")[2] for failed in records.failed] == [
-        "test_not_found.py",
-        "test_of_a_test.py::test_far",
-    ]
-    assert imports_table.run(["test_that_is_not_there.py"]).failed

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS, write
 from tests.interop.exports import CASES, LINES, require_onnx, write_model
@@ -153,30 +152,6 @@ def test_other_dtypes_are_smaller_and_near(exported: Exported) -> None:
 
 
 @pytest.mark.slow
-def test_names_are_those_of_optimum_with_named_axes(exported: Exported) -> None:
-    graphs = Graphs(exported.folder)
-    pairs = [f"{i}.{stack}.{part}" for i in (0, 1) for stack in ("encoder", "decoder") for part in ("key", "value")]
-    inputs = {given.name: given.shape for given in graphs.decoder.get_inputs()}
-    assert set(inputs) == {
-        *("input_ids", "encoder_attention_mask", "encoder_hidden_states", "use_cache_branch"),
-        *(f"past_key_values.{pair}" for pair in pairs),
-    }
-    assert set(graphs.outputs) == {
-        "logits",
-        "cross_attentions.0",
-        "cross_attentions.1",
-        *(f"present.{pair}" for pair in pairs),
-    }
-    caches = [f"{i}.{stack}.{part}" for i in (0, 1) for stack in ("decoder", "encoder") for part in ("key", "value")]
-    for prefix, names in (("past_key_values", inputs), ("present", graphs.outputs)):
-        assert [name for name in names if name.startswith(prefix)] == [f"{prefix}.{each}" for each in caches]
-    assert inputs["past_key_values.0.encoder.key"] == ["batch_size", 4, "encoder_sequence_length_out", 32]
-    assert inputs["past_key_values.0.decoder.key"] == ["batch_size", 4, "past_decoder_sequence_length", 32]
-    assert inputs["encoder_hidden_states"] == ["batch_size", "encoder_sequence_length", 128]
-    assert [each.shape for each in graphs.encoder.get_inputs()] == [["batch_size", "encoder_sequence_length"]] * 2
-
-
-@pytest.mark.slow
 def test_two_vocabularies_keep_the_target_ids(tmp_path: Path) -> None:
     from tests.interop.foreign import write_two_tokenizers
 
@@ -210,10 +185,3 @@ def test_settings_that_the_web_lacks_are_refused(settings: dict[str, Any], messa
     with pytest.raises(UserError, match=message):
         write(model, tmp_path / "model", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
-    model: VanillaTransformerForConditionalGeneration = write_model(tmp_path / "model")
-    with pytest.raises(UserError, match="dtype: int3"):
-        write(model, tmp_path / "model", tmp_path / "out", ["fp32", "int3"])
-    assert load_tokenizers(tmp_path / "model")

@@ -99,9 +99,3 @@ def test_output_is_never_overwritten(average, finished, tmp_path, name):
     status, _, errors = average("--run", finished, "--last", 2, "--output", tmp_path / name)
     assert status == 2 and str(tmp_path / name) in errors
     assert there.read_text() == "mine" and len(list(there.parent.iterdir())) == 1
-
-
-@pytest.mark.parametrize("arguments", [[], ["a", "--run", "b", "--last", "1"], ["--run", "b"], ["a", "--last", "1"]])
-def test_checkpoints_and_run_exclude_each_other(average, arguments):
-    status, _, errors = average(*arguments, "--output", "out")
-    assert status == 2 and "error:" in errors.splitlines()[-1]

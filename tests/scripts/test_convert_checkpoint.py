@@ -1,13 +1,11 @@
 """`vanilla-transformer convert`: from a foreign checkpoint to a folder that `translate` loads."""
 
-import io
 import json
 
 import pytest
 import torch
 from transformers import MarianMTModel, MarianTokenizer
 
-from hf_vanilla_transformer.interop.converting import FORMATS
 from tests.interop.checkpoints import fairseq
 from tests.interop.checkpoints.torch_transformer import PYTORCH_TUTORIAL, AroundTorch
 from tests.interop.foreign import SOURCES, write_m2m100_folder, write_opus_folder
@@ -94,18 +92,3 @@ def test_convert_reports_wrong_options_in_one_line(command, opus, tmp_path, argu
     status, _, err = command("convert", "--from", "marian", opus, tmp_path / "ours", *arguments)
     assert (status, err.count("\n")) == (2, 1) and message in err
     assert not (tmp_path / "ours").exists()
-
-
-def test_convert_reports_missing_source_in_one_line(command, tmp_path):
-    for source_format in FORMATS:
-        status, _, err = command("convert", "--from", source_format, tmp_path / "no", tmp_path / "ours")
-        assert (status, err.count("\n")) == (2, 1) and str(tmp_path / "no") in err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_convert_help_names_every_format(command):
-    status, out, _ = command("convert", "--help")
-    assert status == 0 and "@@" not in out
-    with io.StringIO(out) as lines:
-        told = {line.split()[0] for line in lines if line.startswith("  ") and line.strip()}
-    assert set(FORMATS) <= told

@@ -136,16 +136,6 @@ def test_wrong_flag_is_one_line_with_a_hint(command, arguments, start, hint):
     assert errors.startswith(f"error: {start}") and hint in errors and "--help" in errors
 
 
-@pytest.mark.parametrize(
-    ("flag", "field"),
-    [("batch_size", "per_device_train_batch_size"), ("epochs", "num_train_epochs"), ("lr", "learning_rate"),
-     ("num_beams", "test_num_beams"), ("lerning_rate", "learning_rate")],
-)  # fmt: skip
-def test_wrong_field_of_train_is_one_line_with_a_hint(command, flag, field):
-    status, _, errors = command("train", f"--{flag}", "1")
-    assert status == 2 and errors.count("\n") == 1 and f" {field}?" in errors
-
-
 def test_flag_may_be_spelt_with_dashes_or_underscores(command, tmp_path):
     for flags in (["--repo-id", "x", "--dry-run"], ["--repo_id=x", "--dry_run"]):
         status, _, errors = command("publish", str(tmp_path), *flags)
@@ -179,8 +169,3 @@ def test_recipe_path_takes_a_name_or_a_path(repository):
     assert recipe_path("numbers_en_de") == str(repository / "scripts" / "recipes" / "numbers_en_de.yaml")
     assert recipe_path("mine/numbers_en_de.yaml") == "mine/numbers_en_de.yaml"
     assert installed_recipes().keys() >= {"numbers_en_de", "wmt14_en_fr_big"}
-
-
-def test_unknown_recipe_names_those_there_are(command):
-    status, _, errors = command("recipes", "numbers")
-    assert status == 2 and "numbers: " in errors and " iwslt14_bidirectional, iwslt14_de_en, " in errors

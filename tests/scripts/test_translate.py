@@ -296,17 +296,6 @@ def test_several_models_form_an_ensemble(run, model_folder, source, tmp_path):
     assert run(*command)[1] != printed
 
 
-def test_interrupted_job_is_not_resumed_with_other_settings(run, model_folder, source, monkeypatch):
-    output = source.with_name("out")
-    monkeypatch.setattr(Translator, "translate", interrupted)
-    command = ("--model", model_folder, "--input", source, "--output", output, "--batch_size", 1)
-    assert run(*command)[0] == 130
-    monkeypatch.undo()
-    for more in (("--n_best", 2), ("--alignment",), ("--num_beams", 2)):
-        status, _, errors = run(*command, *more)
-        assert status == 2 and "output" in errors
-
-
 def interrupted(self, sentences, **_):
     yield next(iter(sentences))
     raise KeyboardInterrupt

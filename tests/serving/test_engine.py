@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.continuous import ContinuousSearch
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.serving.engine import Engine, QueueFull
@@ -51,33 +50,6 @@ def test_engine_translates_like_the_translator(translator: Translator, sources: 
     engine.close()
     assert engine.translated == len(LINES) and engine.waiting == engine.running == 0
     assert not any(thread.is_alive() for thread in engine._threads)
-
-
-def test_sentence_is_counted_before_its_future_resolves(translator, sources, held):
-    seen: list[tuple[int, int]] = []
-    engine = engine_of(translator, batch_size=1)
-    for future in engine.submit(sources[:3]):  # the thread that resolves a future runs its callback
-        future.add_done_callback(lambda _: seen.append((engine.translated, engine.running)))
-    held.set()
-    engine.close()
-    assert seen == [(1, 0), (2, 0), (3, 0)]
-
-
-def test_workers_share_the_queue(translator, sources, monkeypatch):
-    # all threads see the whole queue first: otherwise one may be done before the next starts
-    taken, start, original = {}, threading.Barrier(2), ContinuousSearch.join
-
-    def join(self: ContinuousSearch, sentences: list) -> None:
-        if sentences and self not in taken:
-            taken[self] = len(sentences)
-            start.wait(timeout=30)
-        original(self, sentences)
-
-    monkeypatch.setattr(ContinuousSearch, "join", join)
-    engine = engine_of(translator, workers=2)
-    texts(translator, engine.submit(sources))
-    engine.close()
-    assert sorted(taken.values()) == [10, 10]
 
 
 def test_full_queue_takes_all_of_a_request_or_nothing(translator, sources, held):
@@ -167,8 +139,3 @@ def test_error_fails_its_batch_and_not_the_next(translator, sources, monkeypatch
     assert texts(translator, engine.submit(sources[:3])) == list(translator.translate(LINES[:3]))
     engine.close()
     assert "translation failed" in caplog.text and engine.translated == 3
-
-
-def test_engine_refuses_numbers_below_one(translator: Translator) -> None:
-    with pytest.raises(UserError, match="max_queue"):
-        Engine(translator, max_queue=0)

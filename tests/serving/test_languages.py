@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.inference.languages import NAMES
 from hf_vanilla_transformer.serving.languages import model_folders
 
 
@@ -61,8 +60,3 @@ def test_card_without_two_languages_is_passed_over(tmp_path: Path, card: str) ->
 def test_languages_that_are_unclear_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         model_folders(arguments)
-
-
-def test_names_are_one_for_each_code() -> None:
-    assert all(2 <= len(code) <= 3 and code.islower() and name[0].isupper() for code, name in NAMES.items())
-    assert len(NAMES) > 70 and len(set(NAMES.values())) == len(NAMES)

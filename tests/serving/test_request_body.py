@@ -1,8 +1,6 @@
 """Bodies of requests: read within limits, parsed as JSON or a form, checked. An error is one line with a status."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,37 +12,12 @@ from fastapi import HTTPException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.serving.request_body import check_key, parse_fields, read_body, validate
+from hf_vanilla_transformer.serving.request_body import check_key, parse_fields, validate
 from hf_vanilla_transformer.serving.schemas import TranslateRequest
 
 GOOD = {"q": "seven", "source": "en", "target": "de"}
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data; boundary=x"
-
-
-def read(chunks: list[bytes], declared: str | None, limit: int) -> bytes:
-    """The body. It takes the chunks that it reads out of the list."""
-
-    async def stream() -> AsyncIterator[bytes]:
-        while chunks:
-            yield chunks.pop(0)
-
-    return asyncio.run(read_body(stream(), declared, limit))
-
-
-def test_body_is_read_up_to_its_limit() -> None:
-    assert read([b"abc", b"de"], "5", 5) == b"abcde"
-    chunks = [b"abc", b"de", b"f"]
-    with pytest.raises(HTTPException) as error:
-        read(chunks, None, 4)
-    assert error.value.status_code == 413 and chunks == [b"f"]
-
-
-def test_body_that_declares_too_much_is_not_read() -> None:
-    chunks = [b"x"]
-    with pytest.raises(HTTPException) as error:
-        read(chunks, "100000000", 10)
-    assert error.value.status_code == 413 and chunks == [b"x"]
 
 
 def multipart(*fields: tuple[str, str]) -> bytes:
@@ -108,29 +81,6 @@ def test_any_bytes_are_fields_or_a_bad_request(body: bytes) -> None:
             assert isinstance(parse_fields(body, content_type), dict)
         except HTTPException as error:
             assert error.status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *[("q", value) for value in (7, ["seven", 7], {"a": 1})],
-        ("target", 7),
-        *[("format", "pdf"), ("format", ["text"])],
-        *[("alternatives", value) for value in (-1, 1.5, "²", "9" * 5000, [])],
-    ],
-)
-def test_wrong_fields_are_named(name: str, value: Any) -> None:
-    with pytest.raises(HTTPException) as error:
-        validate(TranslateRequest, GOOD | {name: value})
-    message = error.value.detail
-    assert error.value.status_code == 400 and message.startswith(f"{name}: ")
-    assert str(TranslateRequest.model_fields[name].description) in message
-
-
-@pytest.mark.parametrize("fields", [{}, {"target": None}, {"target": ""}])
-def test_missing_field_is_named(fields: dict) -> None:
-    with pytest.raises(HTTPException, match="^400: Invalid request: missing target parameter"):
-        validate(TranslateRequest, {"q": "seven", "source": "en"} | fields)
 
 
 def test_fields_have_the_defaults_of_libretranslate() -> None:

@@ -19,7 +19,6 @@ pytest.importorskip("psutil", reason="measures the memory of the server with it"
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
-from hf_vanilla_transformer.serving.server import _connection_limit
 from tests.serving.running_server import RunningServer, ask, ask_all, post, read_answer, running_server
 from tests.serving_helpers import CORPUS, echo_folder
 
@@ -231,21 +230,3 @@ def test_wrong_options_are_refused_in_one_line(folder: Path, changed: dict, mess
 def test_port_that_is_taken_is_refused_before_models_are_loaded(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="--port"):
         serve(ServeOptions(models=["en-de=missing"], port=taken.getsockname()[1]))
-
-
-@pytest.mark.parametrize(
-    ("hard", "most", "limit"),
-    [(resource.RLIM_INFINITY, 10_240, 10_240), (resource.RLIM_INFINITY, 10**9, 65_536), (500, 10**9, 500)],
-    ids=["macOS", "no limit", "low limit"],
-)
-def test_limit_of_open_files_is_raised_as_far_as_the_system_allows(monkeypatch, hard, most, limit):
-    limits = [(256, hard)]
-
-    def setrlimit(_: int, wanted: tuple[int, int]) -> None:
-        if not 0 <= wanted[0] <= most:  # RLIM_INFINITY is -1
-            raise ValueError("current limit exceeds maximum limit")
-        limits.append(wanted)
-
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", setrlimit)
-    assert limit - 500 < _connection_limit() < limit and limits[-1] == (limit, hard)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import TrainerControl
 
-from hf_vanilla_transformer.training import callbacks, precision, run
+from hf_vanilla_transformer.training import callbacks, run
 from hf_vanilla_transformer.training.arguments import RunArguments
 from hf_vanilla_transformer.training.callbacks import StopWithCheckpoint
 from hf_vanilla_transformer.training.precision import bf16_is_faster
@@ -78,35 +78,6 @@ def test_bf16_measurement_has_no_side_effects(training):
     assert all(parameter.grad is None for parameter in model.parameters())
     for name, tensor in model.state_dict().items():
         assert tensor.dtype == torch.float32 and torch.equal(tensor, weights[name]), name
-
-
-@pytest.mark.parametrize("faster", [True, False])
-def test_bf16_measurement_compares_medians(monkeypatch, faster):
-    model, steps, clock = tiny_model(encoder_layers=1, decoder_layers=1), [], iter(range(10**6))
-    model.register_forward_pre_hook(lambda *_: steps.append(torch.is_autocast_enabled("cpu")))
-
-    class Time:
-        now = 0.0
-
-        def perf_counter(self):
-            if next(clock) % 2:  # the end of a step
-                # an outlier in the faster precision must not decide
-                disturbed = steps[-1] is faster and steps.count(faster) == precision.WARM_UP + 1
-                self.now += 100.0 if disturbed else 1.0 if steps[-1] is faster else 2.0
-            return self.now
-
-    monkeypatch.setattr(precision, "time", Time())
-    assert bf16_is_faster(model, sentences=1, length=2) is faster
-    assert steps.count(True) == steps.count(False) == precision.WARM_UP + precision.TIMED
-
-
-@pytest.mark.parametrize("faster", [True, False])
-def test_auto_bf16_follows_the_measurement(tmp_path, monkeypatch, faster):
-    monkeypatch.setattr(precision, "bf16_is_faster", lambda model: faster)
-    args = RunArguments(output_dir=str(tmp_path), auto_bf16=True, use_cpu=True)
-    run.resolve_arguments(tiny_model(), args)
-    assert args.bf16 is faster
-    assert (args.mixed_precision == "bf16") is faster
 
 
 def test_peak_learning_rate_defaults_to_the_papers(tmp_path):

@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.errors import DiskFull, UserError
-from hf_vanilla_transformer.training import checkpoints
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import average_weights, complete_checkpoints, remove_staging_folder
 from tests.model_helpers import TYING_MODES, tiny_model
 
@@ -35,11 +34,6 @@ def test_incomplete_and_pruned_checkpoints_are_ignored_and_stay(tmp_path):
     checkpoint(tmp_path / ".saving", "checkpoint-15")
     remove_staging_folder(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before and all(path.exists() for path in incomplete + others)
-
-
-def test_complete_checkpoints_of_a_missing_run_are_none(tmp_path):
-    assert complete_checkpoints(tmp_path / "nowhere") == []
-    remove_staging_folder(tmp_path / "nowhere")
 
 
 def saved(path, **tensors):
@@ -135,26 +129,3 @@ def test_damaged_shard_index_is_refused(tmp_path, index):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UserError, match=r"index\.json"):
         average_weights([tmp_path], tmp_path / "mean.safetensors")
-
-
-def test_average_of_missing_checkpoints_is_refused(tmp_path):
-    with pytest.raises(UserError, match="checkpoint"):
-        average_weights([], tmp_path / "mean.safetensors")
-    with pytest.raises(UserError, match="checkpoint-7"):
-        average_weights([tmp_path / "checkpoint-7"], tmp_path / "mean.safetensors")
-
-
-def test_average_leaves_the_target_unchanged_when_writing_fails(tmp_path, monkeypatch):
-    file = saved(tmp_path / "first.safetensors", a=torch.ones(2))
-    target = tmp_path / "mean.safetensors"
-    target.write_bytes(b"old")
-
-    def full(_, path, **__):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(DiskFull, match=f"{tmp_path}: no space left"):
-        average_weights([file], target)
-    assert target.read_bytes() == b"old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.safetensors", "mean.safetensors"]

@@ -11,53 +11,8 @@ import pytest
 from transformers import EvalPrediction, TrainerState
 
 from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.training.report import SampleTranslations, TrainingBar, log_line
+from hf_vanilla_transformer.training.report import SampleTranslations, TrainingBar
 from tests.trainer_helpers import run_tiny, write_pairs
-
-LOG = {
-    "loss": 3.2104,
-    "grad_norm": 1.5,
-    "learning_rate": 0.004,
-    "tokens_per_second": 12345.6,
-    "padding": 0.04,
-    "minutes_left": 23.04,
-    "nll_loss": 2.984,
-    "perplexity": 19.766,
-    "epoch": 1.5,
-}
-
-
-def test_log_line_has_units_and_no_dictionary() -> None:
-    line = log_line(LOG, TrainerState(global_step=1000, max_steps=8000))
-    assert line == (
-        "update 1,000 of 8,000  loss 3.210  nll 2.984  perplexity 19.77  12,346 target tokens/s  "
-        "learning rate 4.00e-03  23.0 min left"
-    )
-
-
-@pytest.mark.parametrize(
-    ("minutes", "text"), [(23.04, "23.0 min left"), (1.0, "1.0 min left"), (0.2, "12 s left"), (0.0, "e-03")]
-)
-def test_log_line_ends_with_the_time_that_is_left(minutes: float, text: str) -> None:
-    assert log_line(LOG | {"minutes_left": minutes}, TrainerState(global_step=1, max_steps=2)).endswith(text)
-
-
-def test_log_line_of_an_evaluation_has_the_scores() -> None:
-    logs = {"eval_loss": 2.5, "eval_bleu": 23.456, "eval_chrf": 50.0, "eval_exact_match": 1.25, "eval_runtime": 12.34}
-    line = log_line(logs, TrainerState(global_step=500, max_steps=8000))
-    assert line == "update 500  validation  loss 2.500  BLEU 23.46  chrF 50.00  exact match 1.2 %  12.3 s"
-
-
-def test_log_line_of_the_summary_is_empty() -> None:
-    assert log_line({"train_runtime": 3.0, "train_loss": 2.0}, TrainerState()) == ""
-
-
-@pytest.mark.parametrize(("count", "rows"), [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (600, [100, 300, 500])])
-def test_samples_are_at_equal_distances(count: int, rows: list[int]) -> None:
-    pairs = [{"source": f"s{row}", "target": f"t{row}"} for row in range(count)]
-    samples = SampleTranslations.of(pairs, count)
-    assert samples.rows == rows and samples.sources == [f"s{row}" for row in rows]
-    assert samples.references == [f"t{row}" for row in rows] and samples.lines() == []
 
 
 def test_samples_are_decoded_from_the_predictions_without_padding() -> None:

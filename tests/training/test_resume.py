@@ -11,7 +11,7 @@ from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, TrainerC
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training import precision
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, read_run_state
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests import trainer_helpers
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import SAVING, error_of, flat, make_trainer, random_pairs, run_tiny, write_pairs
@@ -246,15 +246,6 @@ def stream():
     return IterableDataset.from_generator(lambda: iter(random_pairs(32)))
 
 
-# In the second pass, which the number of updates alone does not tell of a stream.
-@pytest.mark.parametrize("data", [lambda: None, stream], ids=["table", "stream"])
-def test_resume_from_a_path_object_is_bit_identical(tmp_path, data):
-    expected = trained(tmp_path / "whole", data(), max_steps=6, **TOKENS)
-    checkpoint = tmp_path / "whole" / "checkpoint-4"
-    resumed = trained(tmp_path / "resumed", data(), max_steps=6, resume=checkpoint, **TOKENS)
-    assert torch.equal(flat(resumed.model), flat(expected.model))
-
-
 def streamed(folder, resume=None):
     """4 updates to a pass."""
     data = IterableDataset.from_generator(lambda: iter(random_pairs(16)))
@@ -377,13 +368,6 @@ def test_stream_without_a_usable_pair_saves_no_model(tmp_path, by_tokens):
     assert not (tmp_path / "run" / "model.safetensors").exists() and not (tmp_path / "run" / "README.md").exists()
 
 
-def test_run_state_is_written_with_each_checkpoint(run):
-    for checkpoint in complete_checkpoints(run):
-        state = read_run_state(checkpoint)
-        assert {"learning_rate", "optim", "precision"} <= state.fixed.keys()
-        assert {"seed", "max_tokens_per_batch"} <= state.data.keys() and state.position == {"batches_per_update": 1}
-
-
 @pytest.mark.parametrize(
     ("before", "after", "lines"),
     [
@@ -401,12 +385,6 @@ def test_resume_prints_each_change_of_the_objective(tmp_path, capsys, before, af
     trained(tmp_path, max_steps=2, resume=True, **after)
     printed = [line for line in capsys.readouterr().out.splitlines() if "objective" in line]
     assert len(printed) == len(lines) and all(any(part in line for line in printed) for part in lines)
-
-
-def test_resume_prints_a_change_of_the_dropout(tmp_path, capsys):
-    trained(tmp_path, max_steps=1)
-    trained(tmp_path, max_steps=2, resume=True, model=tiny_model(dropout=0.1, encoder_layers=1, decoder_layers=1))
-    assert "dropout was 0.3, is now 0.1" in capsys.readouterr().out
 
 
 def test_collator_that_pads_on_the_left_is_refused(tmp_path):

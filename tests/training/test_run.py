@@ -1,25 +1,20 @@
 """Tiny runs: every recipe ends in a model folder, interrupted runs can be resumed, the better weights are kept."""
 
-import errno
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_failed_save
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.corpus import load_corpus
-from hf_vanilla_transformer.training.finishing import choose_weights, load_full_state_dict
+from hf_vanilla_transformer.training.finishing import choose_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
@@ -116,34 +111,6 @@ def test_average_of_the_last_checkpoints_is_scored(finished):
     assert results["averaged_checkpoints"] in (0, 2)
 
 
-NEW_PROCESS = """
-import json, sys
-import hf_vanilla_transformer
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-found = []
-for folder in sys.argv[1:]:
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer(["two hundred", "seven"], return_tensors="pt", padding=True)
-    found.append([type(model).__name__, model.generate(**inputs, max_new_tokens=6).tolist()])
-print(json.dumps(found))
-"""
-
-
-def test_model_folders_translate_alike_in_a_new_process(finished, repository, tmp_path):
-    folders = [finished(name)[0] for name in ("multi30k_en_de_tiny", "numbers_en_de")]
-    process = subprocess.run(
-        [sys.executable, "-c", NEW_PROCESS, *folders], capture_output=True, text=True, cwd=tmp_path, timeout=300
-    )
-    assert process.returncode == 0, process.stderr
-    expected = []
-    for folder in folders:
-        model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-        inputs = tokenizer(["two hundred", "seven"], return_tensors="pt", padding=True)
-        expected.append([type(model).__name__, model.generate(**inputs, max_new_tokens=6).tolist()])
-    assert json.loads(process.stdout.splitlines()[-1]) == expected
-    assert expected[0][0] == "VanillaTransformerForConditionalGeneration" and len(expected[0][1]) == 2
-
-
 # 2. Interrupted runs
 
 
@@ -182,59 +149,6 @@ def test_time_limit_ends_with_an_evaluation_and_a_checkpoint(tmp_path, parallel)
     assert [path.name for path in complete_checkpoints(tmp_path / "run")] == ["checkpoint-1"]
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert any("eval_bleu" in entry and entry["step"] == 1 for entry in state["log_history"])
-
-
-def test_resumed_run_counts_the_time_before(tmp_path, parallel):
-    run = tmp_path / "run"
-    first = train(run, **only_training(parallel), max_steps=2, max_minutes=60)
-    state = json.loads((run / "checkpoint-2" / "trainer_state.json").read_text())
-    spent = state["stateful_callbacks"]["StopWithCheckpoint"]["attributes"]["spent"]
-    assert 0 < spent <= first["train_seconds"]
-    second = train(run, **only_training(parallel), max_steps=3, resume_from_checkpoint=True)
-    assert second["train_seconds"] > spent
-
-
-def test_checkpoints_contain_both_tokenizers(tmp_path, parallel):
-    run = tmp_path / "run"
-    train(run, **only_training(parallel), max_steps=1, separate_vocabularies=True)
-    (checkpoint,) = complete_checkpoints(run)
-    source, target = load_tokenizers(checkpoint)
-    assert source is not target and target.get_vocab() != source.get_vocab()
-
-
-def test_early_stopping_ends_a_run_without_improvement(tmp_path, parallel):
-    settings = {"max_steps": 50, "eval_strategy": "steps", "eval_steps": 1, "learning_rate": 0, "dropout": 0}
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "bleu", "greater_is_better": True}
-    patience = {"early_stopping_patience": 2, "save_total_limit": 2}
-    results = train(tmp_path / "run", **parallel, **settings, **best, **patience)
-    assert results["train_updates"] == 3  # the first evaluation is the best so far, then two are no better
-
-
-# Errors of a full disk: from Python, from safetensors, from torch.save.
-FULL = [
-    OSError(errno.ENOSPC, "No space left on device"),
-    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
-    RuntimeError(
-        "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"
-    ),  # torch.save does not mention the disk
-    RuntimeError("PytorchStreamWriter failed writing file data/0: No space left on device"),
-]
-
-
-@pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
-def test_full_disk_is_a_one_line_error(tmp_path, monkeypatch, error):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100, free=0))
-    with pytest.raises(UserError) as raised, report_failed_save(tmp_path, "training stopped"):
-        raise error
-    message = str(raised.value)
-    assert "no space left" in message and "training stopped" in message and "\n" not in message
-
-
-@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(errno.EIO, "I/O error"), KeyError("x")])
-def test_other_errors_are_raised_unchanged(tmp_path, error):
-    with pytest.raises(type(error)) as raised, report_failed_save(tmp_path, "training stopped"):
-        raise error
-    assert raised.value is error
 
 
 def test_ctrl_c_after_training_keeps_the_checkpoints(tmp_path, parallel, monkeypatch):
@@ -368,12 +282,6 @@ def test_length_limit_of_the_test_score_is_that_of_the_saved_model(parallel, tmp
         saved = json.loads((tmp_path / str(limit) / "generation_config.json").read_text())
         assert saved.get("max_length") == (limit and 7)
         assert (results["test_gen_len"] > 7) is (limit is None)
-
-
-def test_load_full_state_dict_refuses_missing_weights(tmp_path):
-    tiny_model(1, encoder_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"model\.encoder\.layers\.1\."):
-        load_full_state_dict(tiny_model(2), load_file(tmp_path / "model.safetensors"))
 
 
 # 4. Tokenizers

@@ -11,12 +11,10 @@ from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file
 from transformers import Seq2SeqTrainer
 
-import hf_vanilla_transformer
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_bpe_dropout
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.progress import perplexities
 from tests.model_helpers import PAD, tiny_marian, tiny_model
 from tests.trainer_helpers import DESCENT, SAVING, collate, flat, make_trainer, random_pairs, relative_error, trained
 
@@ -206,18 +204,6 @@ def test_log_has_the_unsmoothed_loss(tmp_path, batching):
     assert [entry["nll_loss"] for entry in lines] == pytest.approx([plain, plain], rel=1e-5)
     assert [entry["perplexity"] for entry in lines] == pytest.approx([math.exp(plain)] * 2, rel=1e-4)
     assert abs(lines[0]["loss"] / plain - 1) > 1e-4
-
-
-def test_perplexity_is_not_computed_from_a_smoothed_loss():
-    assert perplexities({"loss": 2.0}, exclude="loss") == {}
-    assert perplexities({"loss": 2.0, "nll_loss": 1.0}, exclude="loss") == {"perplexity": math.e}
-
-
-def test_public_names_are_imported_lazily():
-    assert {"VanillaTransformerTrainer", "VanillaTransformerTrainingArguments"} <= set(hf_vanilla_transformer.__all__)
-    assert {"VanillaTransformerTrainer"} <= set(dir(hf_vanilla_transformer))
-    with pytest.raises(AttributeError, match="VanillaTransformerTrainee"):
-        _ = hf_vanilla_transformer.VanillaTransformerTrainee
 
 
 def test_evaluation_counts_every_sentence_with_drop_last(tmp_path):
