@@ -1,6 +1,5 @@
 """The Auto classes of transformers, and the encoder's second life as a classifier."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,10 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
-    PreTrainedConfig,
     Trainer,
     TrainingArguments,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-import hf_vanilla_transformer
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerEncoderModel,
@@ -68,23 +64,6 @@ def test_auto_model_embeds_the_source(saved: type, tmp_path: Path) -> None:
     expected = model.get_encoder()(ids, mask) if saved is AutoModelForSeq2SeqLM else model(ids, mask)
     assert torch.equal(outputs.last_hidden_state, expected.last_hidden_state) and len(outputs.hidden_states) == 3
     assert hasattr(embedder, "decoder") == (saved is AutoModelForSeq2SeqLM)
-
-
-def test_registration_twice_is_harmless() -> None:
-    for _ in range(2):
-        hf_vanilla_transformer._register()
-    assert type(AutoModel.from_config(tiny_config())) is VanillaTransformerModel
-
-
-def test_registration_refuses_a_foreign_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Foreign(PreTrainedConfig):
-        model_type = "vanilla_transformer"
-
-    # as if another class had been registered before this package was imported
-    monkeypatch.setitem(CONFIG_MAPPING._extra_content, "vanilla_transformer", Foreign)
-    assert type(AutoConfig.for_model("vanilla_transformer")) is Foreign
-    with pytest.raises(ValueError, match="'vanilla_transformer'.*Foreign"):
-        importlib.reload(hf_vanilla_transformer)
 
 
 # From a translator to an encoder
@@ -153,31 +132,6 @@ def test_classifier_accepts_inputs_embeds() -> None:
     ids = torch.tensor(sentences([5, 5]))
     embeds = classifier.get_input_embeddings()(ids)
     assert_near(classifier(inputs_embeds=embeds).logits, classifier(ids).logits, 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("num_labels", "problem_type", "labels"),
-    [
-        (3, "single_label_classification", torch.tensor([0, 2, 1, 0])),
-        (3, "multi_label_classification", torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]])),
-        (1, "regression", torch.tensor([0.5, -1.0, 2.0, 0.0])),
-    ],
-)
-@pytest.mark.parametrize("stated", [True, False])
-def test_classifier_learns(num_labels: int, problem_type: str, labels: Tensor, stated: bool) -> None:
-    config = tiny_config(num_labels=num_labels, problem_type=problem_type if stated else None)
-    classifier = VanillaTransformerForSequenceClassification(config).train()
-    ids = padded(sentences([4, 7, 3, 5]))
-    optimizer = torch.optim.Adam(classifier.parameters(), lr=2e-3)
-    losses = []
-    for _ in range(60):
-        loss = classifier(ids, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert classifier.config.problem_type == problem_type
-    assert losses[-1] < 0.2 * losses[0]
 
 
 def test_classification_losses_match_their_definitions() -> None:

@@ -21,7 +21,6 @@ from tests.model_helpers import (
     START,
     TYING_MODES,
     assert_near,
-    assert_same_gradients,
     gradients,
     padded,
     randomise,
@@ -242,31 +241,6 @@ def test_forward_does_not_modify_inputs() -> None:
     assert all(batch[name].equal(tensor) for name, tensor in before.items())
 
 
-# the name that every transformers 5 knows
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_gives_equal_gradients(backend: str, reentrant: bool) -> None:
-    model = tiny_model(attn_implementation=backend, label_smoothing=0.1, dropout=0.2).train()
-    batch = translation_batch([7, 2, 5], [3, 8, 1])
-    torch.manual_seed(3)
-    loss, expected = gradients(model, **batch)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    calls = count_calls(model.model.decoder.layers[0].fc1)
-    torch.manual_seed(3)
-    checkpointed_loss, actual = gradients(model, **batch)
-    assert len(calls) == 2, "the layer was not computed again"
-    assert checkpointed_loss == pytest.approx(loss, rel=1e-6)
-    assert_same_gradients(actual, expected)
-
-
-def count_calls(module: torch.nn.Module) -> list[int]:
-    calls: list[int] = []
-    module.register_forward_hook(lambda *_: calls.append(1))
-    return calls
-
-
 def test_dropout_is_active_in_training_only() -> None:
     batch = translation_batch([7, 2, 5], [3, 8, 1])
     for field in ("dropout", "attention_dropout", "activation_dropout"):
@@ -278,51 +252,7 @@ def test_dropout_is_active_in_training_only() -> None:
             assert first == second, (field, backend)
 
 
-def test_bfloat16_autocast_trains() -> None:
-    model = tiny_model(label_smoothing=0.1).train()
-    batch = translation_batch([7, 2, 5], [3, 8, 4])
-    loss, expected = gradients(model, **batch)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        half_loss, actual = gradients(model, **batch)
-    assert half_loss == pytest.approx(loss, rel=2e-2)
-    error = math.sqrt(sum((actual[n] - g).norm().item() ** 2 for n, g in expected.items()))
-    assert error < 0.1 * math.sqrt(sum(g.norm().item() ** 2 for g in expected.values()))
-
-
 # Attentions and hidden states
-
-
-@torch.no_grad()
-def test_attentions_and_hidden_states_have_documented_shapes() -> None:
-    model = tiny_model(attn_implementation="eager", encoder_layers=3, encoder_attention_heads=8)
-    batch = translation_batch([7, 4], [5, 3])
-    output = model(**batch, output_attentions=True, output_hidden_states=True)
-    assert [tuple(a.shape) for a in output.encoder_attentions] == [(2, 8, 7, 7)] * 3
-    assert [tuple(a.shape) for a in output.decoder_attentions] == [(2, 4, 5, 5)] * 2
-    assert [tuple(a.shape) for a in output.cross_attentions] == [(2, 4, 5, 7)] * 2
-    assert [tuple(h.shape) for h in output.encoder_hidden_states] == [(2, 7, 32)] * 4
-    assert [tuple(h.shape) for h in output.decoder_hidden_states] == [(2, 5, 32)] * 3
-    assert output.encoder_hidden_states[-1].equal(output.encoder_last_hidden_state)
-    for attentions in (*output.encoder_attentions, *output.decoder_attentions, *output.cross_attentions):
-        assert_near(attentions.sum(dim=-1), torch.ones(attentions.shape[:-1]), 1e-6)
-    padding = batch["attention_mask"][:, None, None, :].eq(0)
-    for attentions in (*output.encoder_attentions, *output.cross_attentions):
-        assert (attentions * padding).abs().max() == 0
-    for attentions in output.decoder_attentions:
-        assert attentions.triu(1).abs().max() == 0
-
-
-@torch.no_grad()
-def test_outputs_are_optional_and_can_be_tuples() -> None:
-    model = tiny_model(attn_implementation="eager")
-    batch = translation_batch([7, 4], [5, 3])
-    output = model(**batch)
-    assert output.encoder_attentions is output.cross_attentions is output.decoder_hidden_states is None
-    assert output.past_key_values is None, "a loss needs no cache"
-    as_tuple = model(**batch, return_dict=False)
-    assert isinstance(as_tuple, tuple)
-    assert as_tuple[0].equal(output.loss)
-    assert as_tuple[1].equal(output.logits)
 
 
 @torch.no_grad()
@@ -416,19 +346,6 @@ def test_save_and_load_keep_the_tied_weights(share: bool, tie: bool, fields: dic
         assert sum(file.get_tensor(name).numel() for name in names) == parameters
 
 
-@torch.no_grad()
-def test_base_model_and_translator_load_from_each_other(tmp_path: Path) -> None:
-    model = tiny_model()
-    batch = {"input_ids": IDS, "decoder_input_ids": IDS}
-    model.save_pretrained(tmp_path / "translator")
-    base = VanillaTransformerModel.from_pretrained(tmp_path / "translator").eval()
-    expected = model.model(**batch).last_hidden_state
-    assert base(**batch).last_hidden_state.equal(expected)
-    base.save_pretrained(tmp_path / "base")
-    again = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "base").eval()
-    assert again(**batch).logits.equal(model(**batch).logits)
-
-
 def test_vocab_size_can_be_set_in_from_pretrained(tmp_path: Path) -> None:
     # One number for both vocabularies where they are one, whenever it is given.
     tiny_config().save_pretrained(tmp_path)
@@ -514,12 +431,6 @@ def test_resize_token_embeddings_without_an_output_layer(model_class, share, tmp
     model.save_pretrained(tmp_path)
     loaded = model_class.from_pretrained(tmp_path).eval()
     assert loaded(**inputs)[0].equal(model(**inputs)[0])
-
-
-def test_resize_token_embeddings_pads_to_multiple_of() -> None:
-    model = tiny_model()
-    model.resize_token_embeddings(41, pad_to_multiple_of=16)
-    assert model.config.vocab_size == model.config.target_vocab_size == model.lm_head.out_features == 48
 
 
 def test_pad_token_id_may_be_none() -> None:

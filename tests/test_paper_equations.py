@@ -52,15 +52,6 @@ def test_sinusoidal_positions_for_d_model_1_and_2(d_model: int, expected: list[f
     assert_near(sinusoidal_positions(torch.tensor([[3]]), d_model, layout)[0, 0], torch.tensor(expected), 1e-7)
 
 
-def test_sinusoidal_positions_are_rotations_of_each_other() -> None:
-    # §3.5's reason for sinusoids: PE(pos + k) is a linear function of PE(pos), the same for every pos.
-    k, d_model = 7, 16
-    pe = sinusoidal_positions(torch.arange(2000)[None], d_model)[0].double()
-    angles = [k / 10000 ** (2 * i / d_model) for i in range(d_model // 2)]
-    rotations = [torch.tensor([[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]]).double() for a in angles]
-    assert_near(pe[:-k] @ torch.block_diag(*rotations).T, pe[k:], 1e-6)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("pad", [1, 4])
 def test_model_adds_the_configured_positions(layout: str, pad: int) -> None:
@@ -267,17 +258,6 @@ def test_dropout_gradient_is_its_mask() -> None:
     y.sum().backward()
     assert_near(x.detach().transpose(0, 1) * x.grad.transpose(0, 1), y.detach(), 1e-6)
     assert 0 < (x.grad == 0).sum() < x.numel()
-
-
-@pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])
-def test_dropout_is_the_identity_when_inactive(p: float, training: bool) -> None:
-    x = torch.randn(4, 5)
-    assert dropout(x, p, training).equal(x)
-
-
-@pytest.mark.parametrize("p", [1e-7, 0.99999, 0.999999])
-def test_dropout_is_finite_for_extreme_probabilities(p: float) -> None:
-    assert torch.isfinite(dropout(torch.ones(10_000), p, training=True)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -59,14 +59,6 @@ def test_pipeline_equals_translator(translate, expected, folder):
     assert (translate.target_tokenizer is not translate.tokenizer) == separate
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_pipeline_does_not_depend_on_batch_size(translate, expected, batch_size):
-    found = translate(SENTENCES, batch_size=batch_size)
-    assert texts(found) == expected
-    alone = [translate(sentence)[0]["score"] for sentence in SENTENCES]
-    assert [each["score"] for each in found] == pytest.approx(alone, abs=1e-5)
-
-
 def test_pipeline_accepts_a_sentence_a_stream_and_a_dataset(translate, expected):
     assert texts(translate(SENTENCES[0])) == expected[:1]
     read = []

@@ -1,7 +1,5 @@
 """The model with transformers' `Seq2SeqTrainer` and `DataCollatorForSeq2Seq`, without the package's trainer."""
 
-import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from tests.model_helpers import (
     PAD,
     SPECIAL_TOKENS,
     sentences,
-    tiny_config,
     tiny_model,
     word_tokenizer,
 )
@@ -206,49 +203,6 @@ def test_evaluation_uses_generation_max_length(tokenizer: PreTrainedTokenizerFas
     settings = {"predict_with_generate": True, "generation_max_length": 13, "generation_num_beams": 1}
     trainer = trainer_of(model, tokenizer, tmp_path, **settings)
     assert longest_translation(trainer.predict(random_pairs(3)).predictions) == 13
-
-
-@pytest.mark.parametrize(
-    ("longest", "d_model", "size", "updates", "wanted"),
-    [(4, 32, 32, 350, 0.9), pytest.param(6, 64, 64, 800, 0.95, marks=pytest.mark.slow)],
-)
-def test_tiny_model_learns_to_reverse(longest, d_model, size, updates, wanted, tokenizer, tmp_path):
-    rng = random.Random(0)
-    tokens = range(FIRST_WORD, FIRST_WORD + 8)
-    strings = list(dict.fromkeys(tuple(rng.choices(tokens, k=rng.randint(2, longest))) for _ in range(5000)))
-    rows = [{"input_ids": [*string, EOS], "labels": [*reversed(string), EOS]} for string in strings]
-    held_out, train = rows[:200], rows[200:]
-    torch.manual_seed(0)
-    sizes = {"d_model": d_model, "encoder_ffn_dim": 2 * d_model, "decoder_ffn_dim": 2 * d_model}
-    model = VanillaTransformerForConditionalGeneration(tiny_config(**sizes, dropout=0.0, label_smoothing=0.1))
-    warmup = updates // 5
-    trainer = trainer_of(
-        model,
-        tokenizer,
-        tmp_path,
-        train,
-        max_steps=updates,
-        per_device_train_batch_size=size,
-        per_device_eval_batch_size=200,
-        # §5.3
-        learning_rate=d_model**-0.5 * warmup**-0.5 / 2,
-        lr_scheduler_type="inverse_sqrt",
-        warmup_steps=warmup,
-        adam_beta2=0.98,
-        adam_epsilon=1e-9,
-        logging_steps=updates // 5,
-        predict_with_generate=True,
-    )
-    trainer.train()
-    losses = logged(trainer)
-    assert all(math.isfinite(loss) for loss in losses)
-    assert losses[-1] < 0.5 * losses[0]
-    written = trainer.predict(held_out).predictions
-    right = [
-        [token for token in row[1:].tolist() if token not in (PAD, EOS, -100)] == pair["labels"][:-1]
-        for row, pair in zip(written, held_out, strict=True)
-    ]
-    assert np.mean(right) >= wanted
 
 
 @pytest.mark.parametrize("settings", [{}, {"generation_num_beams": 1}])

@@ -9,9 +9,7 @@ import torch
 
 from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
 from hf_vanilla_transformer.benchmarks.decoding import cache_bytes, compare
-from hf_vanilla_transformer.benchmarks.measurements import DecodingMeasurement
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import workers
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.marian import to_marian
@@ -96,40 +94,8 @@ def test_batches_of_one_get_fewer_sentences_and_no_bleu(folder: Path, one_proces
     assert [(one.sentences, one.bleu is None) for one in found] == [(2, True), (3, False)]
 
 
-def test_interrupt_keeps_the_finished_rounds(folder: Path, one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    original = InProcessWorker.ask
-
-    def ask(self: InProcessWorker, request: str, *args: Any) -> Any:
-        calls.append(request)
-        if calls.count("translate") == 6:  # after the warm-up and a round: the second engine's turn in round 2
-            raise KeyboardInterrupt
-        return original(self, request, *args)
-
-    monkeypatch.setattr(InProcessWorker, "ask", ask)
-    found: list[DecodingMeasurement] = []
-    with pytest.raises(KeyboardInterrupt):
-        for one in compare(folder, SENTENCES, ["ours_fp32", "marian_fp32"], [2], [1]):
-            found.append(one)
-    assert [(one.engine, len(one.seconds)) for one in found] == [("ours_fp32", 2), ("marian_fp32", 1)]
-    assert all(one.tokens_per_second > 0 and one.peak_mib for one in found)
-
-
 @pytest.mark.slow
 def test_engines_run_in_worker_processes(folder: Path) -> None:
     found = list(compare(folder, SENTENCES, ["ours_fp32", "marian_fp32"], [2], [3], rounds=2))
     assert [one.same_output for one in found] == [1.0, 1.0]
     assert all(one.peak_mib > 50 for one in found)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engines": ["ours_fp32", "fairseq"]}, "engines.*fairseq"),
-        ({"references": ["one"]}, "references"),
-        ({"sentences": []}, "sentences"),
-    ],
-)
-def test_wrong_arguments_are_refused(folder: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        list(compare(**{"folder": folder, "sentences": SENTENCES, "engines": ["ours_fp32"], **options}))

@@ -52,28 +52,6 @@ def test_ratios_compare_medians_in_the_same_precision() -> None:
     ]
 
 
-def test_process_scaling_compares_with_one_process() -> None:
-    assert report.process_scaling(TRAINING) == [{"engine": "ours_fp32", "processes": 2, "times": pytest.approx(1.9)}]
-
-
-def test_decoding_report_has_a_row_per_measurement() -> None:
-    lines = report.decoding_report(DECODING, {"ours_fp32": 2**20, "marian_fp32": 4 * 2**20}, 8).splitlines()
-    assert lines[2] == "| ours_fp32 | 16 | 4 | 450 | 133% | | 31.2 | 100 | 100.0% | 40.00 |"
-    assert "| 3.00 (ours_fp32) |" in lines[4] and "| 1.80 (ours_bf16) |" in lines[5]
-    assert lines[-1] == "| marian_fp32 | 4.0 | 0.25 |"
-    for table in "\n".join(lines).split("\n\n"):
-        assert len({line.count("|") for line in table.splitlines()}) == 1
-
-
-def test_training_report_has_a_row_per_measurement() -> None:
-    lines = report.training_report(TRAINING).splitlines()
-    assert lines[2] == "| ours_fp32 | 1 | 200 | 100% | | 5.0% | 500 | 100 | 40 | |"
-    assert lines[4] == "| marian_fp32 | 1 | 50 | 60% | 4.00 (ours_fp32) | 5.0% | 500 | 400 | 40 | 0.25 |"
-    assert lines[-1] == "| ours_fp32 | 2 | 1.90 |"
-    for table in "\n".join(lines).split("\n\n"):
-        assert len({line.count("|") for line in table.splitlines()}) == 1
-
-
 @pytest.mark.parametrize(
     ("found", "titles"),
     [(DECODING, {"16 sentences": 1, "64 sentences": 2}), (TRAINING, {"1 process": 1, "2 processes": 1})],

@@ -10,7 +10,6 @@ from hf_vanilla_transformer.benchmarks import training as benchmark
 from hf_vanilla_transformer.benchmarks.measurements import TrainingMeasurement
 from hf_vanilla_transformer.benchmarks.report import process_scaling
 from hf_vanilla_transformer.benchmarks.training import BatchSizes, batch_sizes, compare, prepare
-from hf_vanilla_transformer.errors import UserError
 
 WORDS = ["a", "dog", "and", "two", "cats", "sleep", "in", "the", "snow", "while", "it", "is", "cold"]
 PAIRS = [(" ".join(WORDS[: 1 + n % 11]), " ".join(reversed(WORDS[: 1 + n % 7]))) for n in range(60)]
@@ -121,19 +120,3 @@ def test_engines_train_in_worker_processes() -> None:
     assert all(one.target_tokens == [128, 128] and len(one.seconds) == 2 for one in found)
     assert all(one.padding == 0 and one.peak_mib > 50 for one in found)
     assert [one["processes"] for one in process_scaling(found)] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engines": ["ours_fp32", "fairseq"]}, "engines.*fairseq"),
-        ({"preset": "huge"}, "preset.*huge"),
-        ({"device": "tpu"}, "device.*tpu"),
-        ({"source": "a"}, "source.*target"),
-        ({"source": "a", "target": "b"}, "no such file"),
-    ],
-)
-def test_wrong_arguments_are_refused(tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message):
-        list(compare(**{"engines": ["ours_fp32"], **options}))

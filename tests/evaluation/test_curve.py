@@ -38,37 +38,10 @@ def test_curve_has_losses_and_score(tmp_path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["curve.png"]
 
 
-def test_curve_without_evaluation_has_one_panel(tmp_path) -> None:
-    losses = [entry for entry in history() if "loss" in entry]
-    path = plot_curve(losses, tmp_path / "curve.png")
-    assert imread(path).shape[:2] == (585, 1200)
-    assert pixels_of(TRAIN_COLOR, path) > 200
-    assert pixels_of(EVAL_COLOR, path) == pixels_of(SCORE_COLOR, path) == 0
-
-
-@pytest.mark.parametrize(
-    ("entry", "color"),
-    [({"loss": 2.5, "step": 1}, TRAIN_COLOR), ({"eval_loss": 2.5, "eval_bleu": 0.0, "step": 1}, SCORE_COLOR)],
-)
-def test_curve_of_a_single_point_is_visible(tmp_path, entry, color) -> None:
-    assert pixels_of(color, plot_curve([entry], tmp_path / "curve.png")) > 20
-
-
-def test_curve_metric_can_be_chosen(tmp_path) -> None:
-    entries = [{"loss": 2.0, "step": 1}, {"eval_chrf": 50.0, "step": 1}]
-    assert pixels_of(SCORE_COLOR, plot_curve(entries, tmp_path / "without.png")) == 0
-    assert pixels_of(SCORE_COLOR, plot_curve(entries, tmp_path / "with.png", metric="eval_chrf")) > 20
-
-
 def test_curve_leaves_out_evaluations_after_training() -> None:
     assert _during_training(history(), "eval_bleu")[-1] == (3000, pytest.approx(40 * (1 - np.exp(-3000 / 900))))
     after = [{"train_runtime": 9.0, "step": 60}, {"eval_bleu": 7.0, "step": 60}, {"eval_bleu": 8.0, "step": 60}]
     assert _during_training(after, "eval_bleu") == [(60, 7.0)]
-
-
-def test_curve_skips_nan_losses(tmp_path) -> None:
-    entries = [{"loss": float("nan"), "step": 1}, {"loss": 2.0, "step": 2}]
-    assert pixels_of(TRAIN_COLOR, plot_curve(entries, tmp_path / "curve.png")) > 20
 
 
 def test_curve_prefers_the_unsmoothed_loss(tmp_path) -> None:

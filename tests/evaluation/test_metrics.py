@@ -12,7 +12,6 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import metrics
 from hf_vanilla_transformer.evaluation.metrics import (
     check_tokenizer,
-    example_translations,
     score_translations,
     translation_metrics,
 )
@@ -113,11 +112,6 @@ def test_invalid_texts_are_refused(hypotheses, references, message):
         score_translations(hypotheses, references)
 
 
-def test_unknown_tokenizer_error_lists_the_known():
-    with pytest.raises(UserError, match="'13b'.*13a.*char"):
-        score_translations(["a"], ["a"], tokenize="13b")
-
-
 def test_tokenizer_that_cannot_be_loaded_is_a_one_line_error(monkeypatch):
     def missing(name):
         raise RuntimeError("\nPlease install\n\n    pip install extra\n")
@@ -137,12 +131,6 @@ def test_lines_too_short_for_bleu_give_one_warning(caplog):
         assert score_translations(words, words)["bleu"] == 0  # no 4-gram exists
     assert ["BLEU" in record.message for record in caplog.records] == [True]
     assert score_translations(words, words, tokenize="char")["bleu"] == pytest.approx(100)
-
-
-@pytest.mark.parametrize(("sentences", "expected"), [(1000, [0, 200, 400, 600, 800]), (3, [0, 1, 2]), (0, [])])
-def test_examples_are_at_even_distances(sentences, expected):
-    texts = [[f"{side}{number}" for number in range(sentences)] for side in "srh"]
-    assert example_translations(*texts) == [[f"s{number}", f"r{number}", f"h{number}"] for number in expected]
 
 
 @pytest.fixture
