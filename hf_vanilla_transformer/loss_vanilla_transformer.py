@@ -4,7 +4,6 @@ Shapes: N target positions, N' of them with a label, n positions in a chunk, P p
 vocabulary.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +22,8 @@ IGNORED = -100  # the label that Hugging Face's collators give to padding
 CPU_CHUNK, CPU_ROWS = 2**23, 4  # logits; positions, times D
 CPU_HALF_CHUNK, CPU_HALF_ROWS = 2**25, 8
 DEVICE_CHUNK = 2**26
-ROW_UNIT = (
-    64  # positions are rounded up to a multiple of it: oneDNN compiles and keeps kernels for every shape of a product
-)
+# positions are rounded up to a multiple of it: oneDNN compiles and keeps kernels for every shape of a product
+ROW_UNIT = 64
 CPU_CACHE = 2**19  # logits that are differentiated at once: on a CPU they should stay in a core's cache
 
 #: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1) and
@@ -262,32 +260,35 @@ class KeptTensors(torch.autograd.Function):
 class UnreadLogits:
     """Logits (B, T, V) of a training step that are computed if somebody reads them. The fused loss does not.
 
-    `VanillaTransformerTrainingOutput` computes them at the first access. `dtype` and `float()` are for accelerate, and
-    convert the outputs of a step in half precision to float32 without computing them.
+    `VanillaTransformerTrainingOutput` computes them at the first access, and so does access to an attribute of a
+    tensor. `dtype` and `float()` are for accelerate, and convert the outputs of a step in half precision to float32
+    without computing them.
     """
 
     def __init__(self, states: Tensor, lm_head: nn.Linear):
-        device_type = states.device.type
-        autocast, autocast_dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-        self.autocast: dict[str, Any] = {"device_type": device_type, "enabled": autocast, "dtype": autocast_dtype}
-        self.dtype = autocast_dtype if autocast else lm_head.weight.dtype
-        self.kept: Tensor = KeptTensors.apply(states, lm_head.weight, lm_head.bias)
+        kind = states.device.type
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        self.autocast: dict[str, Any] = {"device_type": kind, "enabled": enabled, "dtype": dtype}
+        self.dtype = dtype if enabled else lm_head.weight.dtype
+        self.kept: Any = KeptTensors.apply(states, lm_head.weight, lm_head.bias)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.read() if "kept" in vars(self) else None, name)
 
     def float(self) -> "UnreadLogits":
-        converted = copy.copy(self)
-        converted.dtype = torch.float32
-        return converted
+        self.dtype = torch.float32
+        return self
 
     def read(self) -> Tensor:
-        node: Any = self.kept.grad_fn
         try:
-            states, weight, bias = node.saved_tensors
+            states, weight, bias = self.kept.grad_fn.saved_tensors
         except RuntimeError as error:
             raise RuntimeError(
                 "logits: the weights have changed since the forward pass; read outputs.logits before "
                 "optimizer.step(), or call the model with skip_logits=False"
             ) from error
-        with torch.autocast(**self.autocast):
+        # The first reader may compute a metric without gradients, and a later one a loss.
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(**self.autocast):
             return F.linear(states, weight, bias).to(self.dtype)
 
 
@@ -300,9 +301,10 @@ class VanillaTransformerOutput(Seq2SeqLMOutput):
 
 @dataclass
 class VanillaTransformerTrainingOutput(VanillaTransformerOutput):
-    """An output with `UnreadLogits`, computed at the first access by name, key or index.
+    """An output with `UnreadLogits`, computed at the first access by name, key, index or `items()`.
 
-    A separate class, because torch.compile cannot trace one that intercepts access.
+    A separate class, because torch.compile cannot trace one that intercepts access. `values()` computes nothing:
+    DistributedDataParallel reads them.
     """
 
     def __getattribute__(self, name: str) -> Any:
@@ -314,9 +316,14 @@ class VanillaTransformerTrainingOutput(VanillaTransformerOutput):
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
-            return self.logits if key == "logits" and key in self else super().__getitem__(key)
+            return getattr(self, key) if key in self else super().__getitem__(key)
         names = list(self)[key]
         return self[names] if isinstance(names, str) else tuple(self[name] for name in names)
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default  # noqa: SIM401
+        return getattr(self, key) if key in self else default
+
+    def items(self) -> Any:
+        is_small = getattr(vars(self)["logits"], "dtype", None) in (torch.float16, torch.bfloat16)
+        # accelerate converts small ones through this
+        return super().items() if is_small else {name: self[name] for name in self}.items()

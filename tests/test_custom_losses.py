@@ -1,5 +1,6 @@
 """Losses of users: what `compute_loss` overrides read of a training step is what a plain output layer gives."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,35 @@ def test_logits_of_training_equal_those_of_the_output_layer_with_their_gradients
     assert unread.loss.item() == pytest.approx(model(**BATCH, skip_logits=False).loss.item(), rel=1e-6)
 
 
+READERS: dict[str, Any] = {
+    "metric first": lambda outputs: (torch.no_grad()(lambda: outputs.logits.argmax(-1))(), outputs.logits)[1],
+    "inference mode first": lambda outputs: (torch.inference_mode()(lambda: outputs.logits.sum())(), outputs.logits)[
+        1
+    ],
+    "items": lambda outputs: {name: value * 1 for name, value in outputs.items()}["logits"],
+    "tensors among the items": lambda outputs: [v for _, v in outputs.items() if torch.is_tensor(v)][1],
+    "values": lambda outputs: [value.clone() for value in outputs.values()][1],
+    "copy": lambda outputs: copy.copy(outputs).logits,
+    "leaves": lambda outputs: torch.utils._pytree.tree_leaves(outputs)[1].clone(),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_logits_have_gradients_for_every_reader(read: Any) -> None:
+    model = tiny_model().train()
+    outputs = model(**BATCH)
+    computed = model(**BATCH, skip_logits=False).logits
+    logits = read(outputs)
+    assert logits.equal(computed) and logits.requires_grad
+    found = [torch.autograd.grad(z.sin().sum(), [model.lm_head.weight])[0] for z in (logits, computed)]
+    assert_near(*found)
+
+
 def test_logits_are_not_computed_for_whoever_does_not_read_them() -> None:
     model = tiny_model().train()
     outputs = model(**BATCH)
     assert any(type(value) is not torch.Tensor for value in outputs.values())
+    assert outputs["loss"] is outputs[0] is outputs.get("loss")
     outputs.loss.backward()
     assert any(type(value) is not torch.Tensor for value in outputs.values())
 
