@@ -137,16 +137,16 @@ def from_eole(
     special = {name: specials.text(name, token) for name, token in opennmt.SPECIAL.items()}
     for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
         vocabularies.require_size(side, size, folder / "vocab.json")
-    ids = opennmt.special_ids(sides, special)
-    ids["decoder_start_token_id"] = opennmt.start_id(vocabulary, sides[1], special)
+    ids, search_ids = opennmt.special_ids(sides, special, tying.fields["share_encoder_decoder_embeddings"])
+    start = {"decoder_start_token_id": opennmt.start_id(vocabulary, sides[1], special)}
     model = state_dicts.build_model(
-        _fields(sections, config.section("training"), tensors) | tying.fields | sizes | ids,
+        _fields(sections, config.section("training"), tensors) | tying.fields | sizes | ids | start,
         tensors,
         partial(state_dicts.rename, renames=RENAMES),
         tying.copies | set(filter(_NOT_WEIGHTS.fullmatch, tensors)),
     )
     inference = config.section("inference")
-    set_generation_config(model, _search(inference, ids["unk_token_id"]) | ids)
+    set_generation_config(model, _search(inference, search_ids["unk_token_id"]) | search_ids | start)
     notes = [SEARCH_NOTE, *inference.dropped(DROPPED)]
     spm_models = sentencepiece, target_sentencepiece
     return opennmt.with_tokenizers(model, sides, special, spm_models, notes, config.texts("transforms"))

@@ -113,17 +113,15 @@ def from_opennmt(
     is_old = any(str(name).endswith(".a_2") for name in state["model"])
     epsilon = state_dicts.EPSILON_OF_UNBIASED_NORMS if is_old else EPSILON
     sides = _vocabularies(state.get("vocab"))
-    ids = _TORCHTEXT_IDS | special_ids(sides, SPECIAL)
+    ids, search_ids, start = _TORCHTEXT_IDS, _TORCHTEXT_IDS, _TORCHTEXT_IDS["bos_token_id"]
     if sides:
-        ids["decoder_start_token_id"] = start_id(Options(state["vocab"], f"{path}: vocab."), sides[1], SPECIAL)
-    else:
-        ids["decoder_start_token_id"] = ids["bos_token_id"]
+        ids, search_ids = special_ids(sides, SPECIAL, tying.fields["share_encoder_decoder_embeddings"])
+        start = start_id(Options(state["vocab"], f"{path}: vocab."), sides[1], SPECIAL)
+    fields = _fields(options, tensors, epsilon) | tying.fields | sizes | ids | {"decoder_start_token_id": start}
     locate = partial(state_dicts.rename, renames=RENAMES)
-    model = state_dicts.build_model(
-        _fields(options, tensors, epsilon) | tying.fields | sizes | ids, tensors, locate, tying.copies | tables
-    )
+    model = state_dicts.build_model(fields, tensors, locate, tying.copies | tables)
     is_version_3 = isinstance(state.get("vocab"), Mapping) and isinstance(state["vocab"].get("src"), list)
-    set_generation_config(model, _search(is_version_3) | ids)
+    set_generation_config(model, _search(is_version_3) | search_ids | {"decoder_start_token_id": start})
     if not sides:
         return Converted(model, notes=["the checkpoint contains no vocabularies"])
     for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
@@ -213,18 +211,26 @@ def _tokens_of_torchtext(field: Any) -> list[str] | None:
     return None
 
 
-def special_ids(sides: list[list[str]], special: Mapping[str, str]) -> dict[str, int]:
-    """The ids of the special tokens. Raises a UserError if they differ between source and target."""
-    ids: dict[str, int] = {}
-    for side in sides:
-        for name, token in special.items():
-            if token not in side and side is sides[0] and name in ("bos_token", "eos_token"):
-                continue  # torchtext's sources have neither
-            if token not in side:
-                raise UserError(f"vocab: {shown(token)} is missing there")
-            if ids.setdefault(f"{name}_id", side.index(token)) != side.index(token):
-                raise UserError("vocab: the special tokens have different ids in source and target")
-    return ids
+def special_ids(
+    sides: list[list[str]], special: Mapping[str, str], shared: bool
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The ids of the special tokens for the configuration, which are the source's, and for the search, the target's.
+
+    Raises:
+        UserError: a token is missing, or the sides have different ids in embeddings that they share.
+    """
+    source, target = sides
+    for name, token in special.items():
+        if token not in target or (token not in source and name not in ("bos_token", "eos_token")):
+            raise UserError(f"vocab: {shown(token)} is missing there")
+    search = {f"{name}_id": target.index(token) for name, token in special.items()}
+    # torchtext's sources have no ends
+    ids = {f"{name}_id": (source if token in source else target).index(token) for name, token in special.items()}
+    if not shared:
+        return ids | {f"decoder_{name}": search[name] for name in ("pad_token_id", "eos_token_id")}, search
+    if ids != search:
+        raise UserError("vocab: source and target share their embeddings, but their special tokens have different ids")
+    return ids, search
 
 
 def start_id(vocabulary: Options, target: list[str], special: Mapping[str, str]) -> int:

@@ -1,5 +1,6 @@
 """A converted `FSMTForConditionalGeneration` gives its logits, its ids and its text."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,17 @@ import transformers
 from packaging.version import Version
 from transformers import FSMTTokenizer
 
-from tests.interop.foreign import SOURCES, UNSEEN, Record, assert_same_logits, converted, installed, write_fsmt_folder
+from hf_vanilla_transformer.errors import UserError
+from tests.interop.foreign import (
+    SOURCES,
+    SPECIAL,
+    UNSEEN,
+    Record,
+    assert_same_logits,
+    converted,
+    installed,
+    write_fsmt_folder,
+)
 
 PEER = f"`FSMTForConditionalGeneration`, {installed('transformers')}"
 
@@ -58,3 +69,15 @@ def test_fsmt_beam_search_gives_the_same_tokens(tmp_path: Path, record_property:
     batch = tokenizer(SOURCES, padding=True, return_tensors="pt")
     assert ours.generate(**batch).tolist() == theirs.generate(**batch).tolist()
     record_property("tokens", "its beam search")
+
+
+def test_fsmt_special_ids_that_differ_are_refused(tmp_path: Path) -> None:
+    """FSMTTokenizer skips the ids of the source's special tokens when it decodes the target."""
+    write_fsmt_folder(tmp_path / "fsmt")
+    file = tmp_path / "fsmt" / "vocab-tgt.json"
+    words = list(json.loads(file.read_text()))[len(SPECIAL) :]
+    ids = {token: number for number, token in enumerate(["<s>", words[0], "<pad>", "</s>", "<unk>", *words[1:]])}
+    file.write_text(json.dumps(ids))
+    assert FSMTTokenizer.from_pretrained(tmp_path / "fsmt").decode([1], skip_special_tokens=True) == ""
+    with pytest.raises(UserError, match="vocab-tgt.json"):
+        converted("fsmt", tmp_path / "fsmt", tmp_path / "ours")

@@ -104,6 +104,48 @@ def test_opennmt_vocabularies_of_torchtext_are_read(version: str, tmp_path: Path
     assert ours.generation_config.length_penalty == 0.0
 
 
+@pytest.mark.parametrize("source_format", ["opennmt", "eole"])
+def test_opennmt_and_eole_targets_have_special_ids_of_their_own(source_format: str, tmp_path: Path) -> None:
+    """A batch of sources is padded with the source's token. The search starts, ends and pads with the target's."""
+    vocab = {"src": [*SPECIAL, *"abcde"], "tgt": ["x", *SPECIAL[::-1], "y", "z", "w"], "decoder_start_token": "<s>"}
+    path = tmp_path / "in" / "model.pt"
+    if source_format == "opennmt":
+        model, head = weights((9, 8))
+        head["bias"][vocab["tgt"].index("</s>")] += 4.0  # translations end
+        save(path, model, head, {**vocab, "data_task": "seq2seq"})
+        reference = restated(model, head)
+    else:
+        tensors = eole.weights()
+        tensors["generator.bias"][vocab["tgt"].index("</s>")] += 4.0
+        eole.save(path.parent, tensors)
+        content = {**json.loads((path.parent / "vocab.json").read_text()), **vocab}
+        (path.parent / "vocab.json").write_text(json.dumps(content))
+        reference = eole.restated(tensors)
+    source = path if source_format == "opennmt" else path.parent
+    ours, tokenizer, target = converted(source_format, source, tmp_path / "ours")
+    batch = tokenizer(["a b c d e", "b"], padding=True, return_tensors="pt")
+    assert batch["input_ids"][1].tolist() == [5, 1, 1, 1, 1]
+    found = ours.generate(**batch, num_beams=1, max_new_tokens=6)
+    start, end, pad = (vocab["tgt"].index(token) for token in ("<s>", "</s>", "<blank>"))
+    for ids, written in zip([[4, 5, 6, 7, 8], [5]], found.tolist(), strict=True):
+        expected = [start]
+        while len(expected) <= 6 and expected[-1] != end:
+            expected.append(int(reference.logits(ids, expected)[-1].argmax()))
+        assert written == expected + [pad] * (len(written) - len(expected))
+        assert target.decode(written, skip_special_tokens=True).split() == [
+            vocab["tgt"][token] for token in expected if vocab["tgt"][token] not in SPECIAL
+        ]
+
+
+def test_opennmt_shared_embeddings_have_one_id_for_a_token(tmp_path: Path) -> None:
+    model, head = weights((6, 6))
+    source, target = (f"{stack}.embeddings.make_embedding.emb_luts.0.weight" for stack in ("encoder", "decoder"))
+    vocab = {"src": [*SPECIAL, "a", "b"], "tgt": [*SPECIAL[::-1], "a", "b"]}
+    save(tmp_path / "model.pt", model | {target: model[source]}, head, vocab)
+    with pytest.raises(UserError, match="share"):
+        from_opennmt(tmp_path / "model.pt")
+
+
 RAW = [*SOURCES, *TARGETS, *UNSEEN, "ﬁne ½ ①  \u3000 x\u00a0y ", "…   Ａ１", "<s> </s> <unk>"]
 
 
