@@ -35,7 +35,7 @@ from ..errors import UserError
 from ..inference.languages import NAMES, model_languages
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
-from .held_out import count_overlap, hold_out
+from .held_out import Overlap, hold_out
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
 SPLITS = ("train", "validation", "test", "base_test")
@@ -52,6 +52,7 @@ class Corpus:
     reports: dict[str, PairReport | MixtureReport]
     #: for a split that does not consist of all rows, their number and a digest of the row numbers
     selected: dict[str, tuple[int, str]] = field(default_factory=dict)
+    overlap: Overlap | None = None  #: of a stream and the evaluation data
 
     def select(self, split: str, pairs: Dataset, rows: np.ndarray) -> None:
         """Let a split consist of some rows of `pairs`."""
@@ -111,14 +112,21 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
     if data_args.bidirectional:
         for split in corpus.pairs.keys() & {"train", "validation"}:
             corpus.pairs[split] = corpus.pairs[split].map(both_directions, batched=True)
-    train = corpus.pairs["train"]
-    for split, pairs in corpus.pairs.items():
-        if split != "train" and isinstance(train, Dataset) and (count := count_overlap(pairs, train)):
-            print_main(
-                f"warning: {count:,} of {len(pairs):,} {split} pairs have a source that is trained on, "
-                "so that their scores are too high"
-            )
+    _compare_sources(corpus)
     return corpus
+
+
+def _compare_sources(corpus: Corpus) -> None:
+    """Warn of evaluation pairs whose source is trained on. A stream is compared while it is read."""
+    train = corpus.pairs["train"]
+    overlap = Overlap({split: pairs for split, pairs in corpus.pairs.items() if split != "train"})
+    if isinstance(train, IterableDataset):
+        corpus.overlap, corpus.pairs["train"] = overlap, train.map(overlap.see, batched=True)
+        return
+    for batch in train.select_columns(["source"]).iter(_ROWS_READ):
+        overlap.see(batch)
+    for warning in overlap.warnings():
+        print_main(warning)
 
 
 def _limit(corpus: Corpus, split: str, data_args: DataArguments) -> None:

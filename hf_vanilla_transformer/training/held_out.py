@@ -4,7 +4,7 @@ Sentences that differ only in case, white space or the composition of their char
 """
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from datasets import Dataset
@@ -14,15 +14,14 @@ from ..errors import UserError
 _ROWS_READ = 1000
 
 
-def _keys(pairs: Dataset, column: str) -> Iterator[int]:
-    """One number for each sentence, the same for sentences that count as the same."""
-    for batch in pairs.select_columns([column]).iter(_ROWS_READ):
-        for text in batch[column]:
-            yield hash(" ".join(unicodedata.normalize("NFKC", text).casefold().split()))
+def _key(text: str) -> int:
+    """A number, the same for sentences that count as the same."""
+    return hash(" ".join(unicodedata.normalize("NFKC", text).casefold().split()))
 
 
-def _key_array(pairs: Dataset, column: str) -> np.ndarray:
-    return np.fromiter(_keys(pairs, column), np.int64, len(pairs))
+def _keys(pairs: Dataset, column: str) -> np.ndarray:
+    batches = pairs.select_columns([column]).iter(_ROWS_READ)
+    return np.fromiter((_key(text) for batch in batches for text in batch[column]), np.int64, len(pairs))
 
 
 def hold_out(
@@ -41,7 +40,7 @@ def hold_out(
     Returns:
         Row numbers of the training pairs and of the validation pairs, in the order of `pairs`.
     """
-    sources, targets = (_key_array(pairs, column) for column in ("source", "target"))
+    sources, targets = (_keys(pairs, column) for column in ("source", "target"))
     rows = np.flatnonzero(~distilled)
     first = np.sort(rows[np.unique(sources[rows], return_index=True)[1]])
     count = min(count, len(first) // 10)
@@ -60,9 +59,25 @@ def hold_out(
     return kept, drawn
 
 
-def count_overlap(pairs: Dataset, train: Dataset) -> int:
-    """Number of pairs whose source occurs among the sources of the training data."""
-    keys = _key_array(pairs, "source")
-    evaluated = set(keys.tolist())
-    seen = {key for key in _keys(train, "source") if key in evaluated}
-    return int(np.isin(keys, np.array(sorted(seen), np.int64)).sum())
+class Overlap:
+    """The pairs of evaluation splits whose source is trained on. `seen` collects the sources of the training data."""
+
+    def __init__(self, splits: Mapping[str, Dataset]):
+        self.keys = {split: _keys(pairs, "source") for split, pairs in splits.items()}
+        self.known = {key for keys in self.keys.values() for key in keys.tolist()}
+        self.seen: set[int] = set()
+
+    def see(self, batch: dict[str, list]) -> dict[str, list]:
+        """Compare a batch of training pairs, and return it."""
+        self.seen.update(self.known.intersection(map(_key, batch["source"])))
+        return batch
+
+    def warnings(self) -> Iterator[str]:
+        """A line for each split that overlaps with what has been seen."""
+        seen = np.array(sorted(self.seen), np.int64)
+        for split, keys in self.keys.items():
+            if count := int(np.isin(keys, seen).sum()):
+                yield (
+                    f"warning: {count:,} of {len(keys):,} {split} pairs have a source that is trained on, so that "
+                    "their scores are too high"
+                )

@@ -89,6 +89,8 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
             if data_args.streaming:
                 last_pass = f"{corpus.reports['train'].summary()}; {encoding['train'].summary()}"
                 print_main(f"train (streamed, last pass): {last_pass}")
+                for warning in corpus.overlap.warnings() if corpus.overlap else ():
+                    print_main(warning)
             with errors_on_main_rank_only():
                 results = finishing.score_and_save(trainer, stop, tokenizers, corpus, encoded, data_args, results)
                 finishing.write_card(trainer, tokenizers, corpus, results, model_args, data_args, args, command)

@@ -3,9 +3,11 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
@@ -79,3 +81,15 @@ def test_choose_weights_keeps_the_ema_where_it_scores_best(tmp_path: Path, singl
 def test_ema_decay_out_of_range_is_refused(tmp_path: Path, decay: float) -> None:
     with pytest.raises(ValueError, match="ema_decay"):
         Arguments(output_dir=str(tmp_path), use_cpu=True, ema_decay=decay)
+
+
+def test_ema_with_sharded_weights_of_deepspeed_is_refused(tmp_path: Path) -> None:
+    """DeepSpeed itself is not needed: transformers asks the configuration that is registered."""
+    zero_3 = Mock(is_zero3=lambda: True)
+    set_hf_deepspeed_config(zero_3)
+    try:
+        with pytest.raises(UserError, match="ema_decay=0.4.*ZeRO-3"):
+            run(tmp_path, 1)
+    finally:
+        unset_hf_deepspeed_config()
+    run(tmp_path, 1)

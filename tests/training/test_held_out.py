@@ -133,6 +133,14 @@ def test_overlap_of_given_evaluation_data_is_reported(tmp_path, split, capsys):
     assert "warning" not in capsys.readouterr().out
 
 
+def test_overlap_of_a_stream_is_reported_when_it_has_been_read(tmp_path, capsys):
+    train = write(tmp_path, "train", [(f"text {number}", f"Text {number}") for number in range(20)])
+    test = write(tmp_path, "test", [("TEXT 3", "x"), ("new", "w"), ("text 19", "y")])
+    flags = {"train": train, "test": test, "streaming": True, "max_steps": 3, "output_dir": tmp_path / "run"}
+    run_training(*parse_recipe(as_flags(TINY_RUN | flags | {"per_device_train_batch_size": 20})))
+    assert "warning: 2 of 3 test pairs" in capsys.readouterr().out
+
+
 def test_overlap_counts_both_directions(tmp_path, capsys):
     train = write(tmp_path, "train", [(f"text {number}", f"wort {number}") for number in range(20)])
     load(train=train, test=write(tmp_path, "test", [("wort 3", "text 3")]), bidirectional=True)
