@@ -94,9 +94,12 @@ class DynamicInt8Linear(PlainLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         integers, scales = quantize_per_row(x, UNSIGNED, torch.uint8)  # (R, D), (R,)
-        product = kernels.int8_product(integers, self.weight, self.scales, self.zero_points, self.shift)
-        product = product * scales[:, None]
+        product = self.product(integers) * scales[:, None]
         return (product if self.bias is None else product + self.bias).to(x.dtype)  # (R, O)
+
+    def product(self, integers: Tensor) -> Tensor:
+        """Quantised rows (R, D) times the weight, (R, O), without the scales of the rows and without the bias."""
+        return kernels.int8_product(integers, self.weight, self.scales, self.zero_points, self.shift)
 
 
 def largest_weight() -> int:

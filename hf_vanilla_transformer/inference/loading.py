@@ -49,8 +49,8 @@ def load_model(
     Args:
         directory: the folder.
         device: such as "cpu" or "cuda:1". None is the machine's accelerator if it has one.
-        dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" computes the decoder's matrices in int8
-            on a CPU, and the rest in bfloat16 or float32; "fastest" is float32 or bfloat16, whichever is faster in a
+        dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" computes products in int8 on an
+            x86 CPU; "fastest" is float32 or bfloat16, whichever is faster in a
             few trial translations. None is the checkpoint's.
         trust_remote_code: run the code of a subclass that the folder contains, as in `from_pretrained`.
         model_class: load this class instead of the one that the Auto classes know for the folder.

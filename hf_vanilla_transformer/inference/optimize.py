@@ -19,6 +19,8 @@ from ..generation_vanilla_transformer import ModuleDecoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import Decoder
 from .compiled import CompiledDecoder, CompiledWeights, compile_error
+from .int8_kernels import library
+from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
 from .linear import INT8, int8_error
 from .packed_decoder import PackedDecoder, PackedWeights
@@ -42,7 +44,8 @@ def optimize_for_inference(
 
     Args:
         model: in evaluation mode, whole on one device, without adapters or hooks. It is returned.
-        quantization: None computes in the model's dtype, "int8" the decoder's matrices in dynamic int8 (x86 CPUs).
+        quantization: None computes in the model's dtype, "int8" all products in dynamic int8 (x86 CPUs). Without a C
+            compiler it is half as fast, and the encoder computes in the model's dtype.
         compile: compile encoder and decoder for requests of one sentence on a CPU. Needs a C++ compiler; the first
             sentence takes a minute or two. Torch caches most of the work on disk.
 
@@ -122,13 +125,13 @@ class InferenceEngine:
         self.lock = threading.Lock()
         self.states: dict[bool, list[Any]] = {}  # of encoder (True) and decoder (False), when they were packed
         self.held: list[Any] = []  # modules and weights of these states, so that no other gets their id or address
-        self.packed: dict[tuple[torch.dtype, bool], PackedWeights | CompiledWeights] = {}
+        self.packed: dict[tuple[torch.dtype, bool], PackedWeights | Int8Weights | CompiledWeights] = {}
         with _engines_lock:
             _engines.add(self)
 
     def weights(
         self, model: PreTrainedModel, compiled: bool, for_encoder: bool = False
-    ) -> PackedWeights | CompiledWeights | None:
+    ) -> PackedWeights | Int8Weights | CompiledWeights | None:
         """Packed weights for the current model and compute dtype, or None if it cannot be packed."""
         device = model.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.lm_head.weight.dtype
@@ -144,16 +147,27 @@ class InferenceEngine:
                 self.held = [weight.detach() for weight in model.parameters()]
                 self.held += [module for module in model.modules() if module is not model]  # which must be collected
             if (dtype, compiled) not in self.packed:
-                make = CompiledWeights if compiled else PackedWeights
                 with torch.no_grad():
-                    self.packed[dtype, compiled] = make(model, dtype, self.quantization)
+                    self.packed[dtype, compiled] = self._pack(model, dtype, compiled)
             return self.packed[dtype, compiled]
 
+    def _pack(
+        self, model: PreTrainedModel, dtype: torch.dtype, compiled: bool
+    ) -> PackedWeights | Int8Weights | CompiledWeights:
+        if compiled:
+            return CompiledWeights(model, dtype, self.quantization)
+        fused = self.quantization == INT8 and library() is not None
+        return Int8Weights(model) if fused else PackedWeights(model, dtype, self.quantization)
+
     def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> BaseModelOutput:
-        """The source (B, S) as states (B, S, D): by the model's encoder, or the compiled one for one sentence."""
-        weights = self.weights(model, True, for_encoder=True) if self.compile and len(ids) == 1 else None
+        """The source (B, S) as states (B, S, D): by the model's encoder, in int8, or compiled for one sentence."""
+        compiled, weights = self.compile and len(ids) == 1, None
+        if compiled or (self.quantization and mask is not None and mask.shape == ids.shape and bool(mask.any())):
+            weights = self.weights(model, compiled, for_encoder=True)
         encoder: Any = model.get_encoder()
-        return encoder(ids, mask) if weights is None else weights.encode(ids, mask)  # type: ignore[operator]
+        if weights is None or isinstance(weights, PackedWeights):
+            return encoder(ids, mask)
+        return weights.encode(ids, mask)
 
     def decoder(self, model: PreTrainedModel, states: Tensor, mask: Tensor, beams: int, rows: int) -> Decoder:
         """A decoder of encoded sentences (B, S, D), for a search of so many rows."""
@@ -162,7 +176,7 @@ class InferenceEngine:
             return ModuleDecoder(model, states, mask)
         if isinstance(weights, CompiledWeights):
             return CompiledDecoder(weights, states, mask, beams)
-        return PackedDecoder(weights, states, mask)
+        return (Int8Decoder if isinstance(weights, Int8Weights) else PackedDecoder)(weights, states, mask)
 
 
 def _state(model: PreTrainedModel, of_encoder: bool) -> list[Any]:

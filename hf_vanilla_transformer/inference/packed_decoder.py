@@ -195,16 +195,20 @@ class PackedDecoder:
 
     initial_beams = 1
 
-    def __init__(self, weights: PackedWeights, states: Tensor, mask: Tensor):
+    def __init__(self, weights: Any, states: Tensor, mask: Tensor):
         self.weights, self.slots = weights, BeamCacheSlots(len(states), states.device)
-        cross_kv = weights.cross_kv(states)
+        visible = mask.to(states.device).ne(0)
+        cross_kv = self._source_kv(states, visible)
         self.self_kv = [kv[:, :0] for kv in cross_kv]  # (B, C, ·)
-        self._hold_source(mask.to(states.device).ne(0), cross_kv)
+        self._hold_source(visible, cross_kv)
+
+    def _source_kv(self, states: Tensor, visible: Tensor) -> list[KV]:
+        return self.weights.cross_kv(states)
 
     def _hold_source(self, visible: Tensor, cross_kv: list[KV]) -> None:
         """Trim padding shared by all rows. The longest sentence may have left the batch."""
         length = max(1, length_of(visible.any(dim=0)))
-        self.visible, self.source_mask = visible[:, :length], None  # (B, S), (B, 1, 1, S)
+        self.visible, self.source_mask = visible[:, :length].contiguous(), None  # (B, S), (B, 1, 1, S)
         self.cross_kv = [resized(kv, length, 1).contiguous() for kv in cross_kv]  # (B, S, ·)
         if not bool(self.visible.all()):
             self.source_mask = self.visible[:, None, None]  # Boolean: zeros where nothing is visible

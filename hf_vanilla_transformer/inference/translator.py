@@ -240,7 +240,7 @@ class Translator:
             "max_new_tokens": given.get("max_new_tokens") or defaults.max_new_tokens or f"source + {EXTRA_TOKENS}",
             "length_penalty": next(penalty for penalty in penalties if penalty is not None),
             "device": str(self.model.device),
-            "dtype": f"{dtype}, decoder {engine.quantization}" if engine and engine.quantization else dtype,
+            "dtype": f"{dtype}, products in {engine.quantization}" if engine and engine.quantization else dtype,
         }
 
     def _search_settings(self, settings: dict[str, Any], n_best: int, scores: bool) -> tuple[dict[str, Any], bool]:

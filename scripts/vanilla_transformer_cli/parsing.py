@@ -79,8 +79,8 @@ _SHARED: dict[str, dict[str, Any]] = {
     "device": {"help": 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'},
     "dtype": {
         "choices": ["float32", "bfloat16", "float16", "int8", "fastest"],
-        "help": "precision; int8, for a few sentences at a time on a CPU, is dynamic int8 in the decoder and bfloat16 "
-        "in the rest; fastest times float32 and bfloat16 (default: the checkpoint's)",
+        "help": "precision; int8 is dynamic int8, the fastest on x86 CPUs with a C compiler; fastest "
+        "times float32 and bfloat16 (default: the checkpoint's)",
     },
 }
 

@@ -353,7 +353,7 @@ def test_fastest_dtype_is_measured_with_a_real_model(folder):
 def test_int8_is_a_dtype_of_the_decoder(folder):
     found = Translator.from_pretrained(folder, device="cpu", dtype="int8", ensemble=[folder])
     assert found.model.inference_engine.quantization == "int8"
-    assert found.describe()["dtype"] == f"{str(found.model.dtype).removeprefix('torch.')}, decoder int8"
+    assert found.describe()["dtype"] == f"{str(found.model.dtype).removeprefix('torch.')}, products in int8"
     plain = Translator.from_pretrained(folder, device="cpu", dtype=found.model.dtype)
     int8, full = (
         [one.score for found_ in each.translate_nbest(SENTENCES, 1, max_new_tokens=6) for one in found_]

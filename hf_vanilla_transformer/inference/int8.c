@@ -1,0 +1,174 @@
+/* What stands between the int8 products of a Transformer, in one pass over each row.
+ *
+ * int8.py compiles this file and documents the calls. Every row is computed alone, and in an order that depends on
+ * nothing but its own tokens: a sentence gets the same numbers in every batch.
+ */
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int64_t i64;
+
+#ifdef __AVX512F__
+enum { LANES = 16, BLOCK = 64 };
+#else
+enum { LANES = 8, BLOCK = 64 };
+#endif
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+
+static inline float from_bfloat16(uint16_t bits) {
+    union { uint32_t bits; float number; } wide = {(uint32_t)bits << 16};
+    return wide.number;
+}
+
+static inline floats vector_from_bfloat16(const uint16_t *numbers) {
+    halves narrow;
+    memcpy(&narrow, numbers, sizeof narrow);
+    return (floats)(__builtin_convertvector(narrow, words) << 16);
+}
+
+static inline uint16_t to_bfloat16(float number) {  /* rounded to nearest, ties to even */
+    union { float number; uint32_t bits; } wide = {number};
+    return (wide.bits + 0x7FFF + (wide.bits >> 16 & 1)) >> 16;
+}
+
+static inline float exponential(float x) {  /* of x <= 0, by 2^n times a polynomial, within 2e-7 of it */
+    x = x < -87 ? -87 : x;
+    float n = nearbyintf(x * 1.44269504f), r = x - n * 0.693147181f;
+    float power = 1 + r * (1 + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (8.3333333e-3f
+        + r * 1.38888889e-3f)))));
+    union { uint32_t bits; float number; } scale = {(uint32_t)((int)n + 127) << 23};
+    return power * scale.number;
+}
+
+static float maximum(const float *x, i64 size) {
+    float most = -FLT_MAX;
+    for (i64 i = 0; i < size; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+/* The numbers of a row as round(x / scale) + 128, from 1 to 255. */
+static void quantize(const float *x, i64 size, uint8_t *bytes, float *scale) {
+    float most = 1e-28f;
+    for (i64 i = 0; i < size; i++) {
+        float absolute = fabsf(x[i]);
+        most = absolute > most ? absolute : most;
+    }
+    float inverse = 127 / most;
+    for (i64 i = 0; i < size; i++) bytes[i] = (uint8_t)(int)(x[i] * inverse + 128.5f);
+    *scale = most / 127;
+}
+
+void finish(float *x, i64 rows, i64 width, const float *scales, const float *bias, i64 relu, const float *residual,
+            i64 norm_first, const float *gamma, const float *beta, float eps, uint8_t *bytes, float *byte_scales) {
+    float *hidden = malloc(width * sizeof(float));
+    for (i64 r = 0; r < rows; r++, x += width) {
+        float scale = scales ? scales[r] : 1;
+        if (bias) for (i64 i = 0; i < width; i++) x[i] = x[i] * scale + bias[i];
+        else for (i64 i = 0; i < width; i++) x[i] *= scale;
+        if (relu) for (i64 i = 0; i < width; i++) x[i] = x[i] > 0 ? x[i] : 0;
+        if (residual) for (i64 i = 0; i < width; i++) x[i] += residual[r * width + i];
+        float *normed = x;
+        if (gamma) {
+            float mean = 0, variance = 0;
+            for (i64 i = 0; i < width; i++) mean += x[i];
+            mean /= width;
+            for (i64 i = 0; i < width; i++) variance += (x[i] - mean) * (x[i] - mean);
+            float inverse = 1 / sqrtf(variance / width + eps);
+            if (norm_first) normed = hidden;
+            for (i64 i = 0; i < width; i++)
+                normed[i] = (x[i] - mean) * inverse * gamma[i] + (beta ? beta[i] : 0);
+        }
+        if (bytes) quantize(normed, width, bytes + r * width, byte_scales + r);
+    }
+    free(hidden);
+}
+
+void write_cache(const float *x, i64 rows, i64 stride, const float *scales, const float *bias, i64 width,
+                 const i64 *places, uint16_t *cache) {
+    for (i64 r = 0; r < rows; r++, x += stride) {
+        uint16_t *row = cache + places[r] * width;
+        for (i64 i = 0; i < width; i++) row[i] = to_bfloat16(x[i] * scales[r] + (bias ? bias[i] : 0));
+    }
+}
+
+static inline __attribute__((always_inline)) void attend_row(
+    const float *restrict query, const uint16_t *restrict cache, const i64 *restrict seen, i64 count, i64 heads,
+    i64 key, i64 value, float *restrict scores, float *restrict output) {
+    i64 width = heads * (key + value);
+    for (i64 h = 0; h < heads; h++, query += key, output += value) {
+        for (i64 n = 0; n < count; n++) {
+            const uint16_t *keys = cache + seen[n] * width + h * key;
+            float sum = 0;
+            for (i64 i = 0; i < key; i++) sum += query[i] * from_bfloat16(keys[i]);
+            scores[n] = sum;
+        }
+        float most = maximum(scores, count), total = 0;
+        for (i64 n = 0; n < count; n++) scores[n] = exponential(scores[n] - most);
+        for (i64 n = 0; n < count; n++) total += scores[n];
+        for (i64 n = 0; n < count; n++) scores[n] /= total;
+        const uint16_t *values = cache + heads * key + h * value;
+        i64 i = 0;
+        for (; i + LANES <= value; i += LANES) {
+            floats sums = {0};
+            for (i64 n = 0; n < count; n++) sums += scores[n] * vector_from_bfloat16(values + seen[n] * width + i);
+            memcpy(output + i, &sums, sizeof sums);
+        }
+        for (; i < value; i++) {
+            output[i] = 0;
+            for (i64 n = 0; n < count; n++) output[i] += scores[n] * from_bfloat16(values[seen[n] * width + i]);
+        }
+    }
+}
+
+void attend(const float *x, i64 rows, i64 stride, const float *scales, const float *bias, i64 heads, i64 key, i64 value,
+            float scaling, const uint16_t *cache, const i64 *firsts, const uint8_t *visible, const i64 *masks, i64 size,
+            uint8_t *bytes, float *byte_scales) {
+    float *query = malloc(heads * (key + value) * sizeof(float)), *output = query + heads * key;
+    float *scores = malloc(size * sizeof(float));
+    i64 *seen = malloc(size * sizeof(i64));
+    for (i64 r = 0; r < rows; r++, x += stride) {
+        const uint8_t *mask = visible + masks[r];
+        i64 count = 0;
+        for (i64 n = 0; n < size; n++) {
+            seen[count] = firsts[r] + n;
+            count += mask[n] != 0;
+        }
+        for (i64 i = 0; i < heads * key; i++) query[i] = (x[i] * scales[r] + (bias ? bias[i] : 0)) * scaling;
+        if (key == 64 && value == 64) attend_row(query, cache, seen, count, heads, 64, 64, scores, output);
+        else attend_row(query, cache, seen, count, heads, key, value, scores, output);
+        quantize(output, heads * value, bytes + r * heads * value, byte_scales + r);
+    }
+    free(query);
+    free(scores);
+    free(seen);
+}
+
+void best(float *x, i64 rows, i64 size, const float *scales, const float *bias, i64 count, i64 normalize, float *values,
+          i64 *tokens) {
+    for (i64 r = 0; r < rows; r++, x += size, values += count, tokens += count) {
+        if (bias) for (i64 i = 0; i < size; i++) x[i] = x[i] * scales[r] + bias[i];
+        else for (i64 i = 0; i < size; i++) x[i] *= scales[r];
+        for (i64 n = 0; n < count; n++) values[n] = -FLT_MAX, tokens[n] = n;
+        for (i64 first = 0; first < size; first += BLOCK) {
+            i64 end = first + BLOCK < size ? first + BLOCK : size;
+            float least = values[count - 1];
+            if (!(maximum(x + first, end - first) > least)) continue;
+            for (i64 i = first; i < end; i++) {
+                if (!(x[i] > values[count - 1])) continue;
+                i64 n = count - 1;
+                for (; n > 0 && x[i] > values[n - 1]; n--) values[n] = values[n - 1], tokens[n] = tokens[n - 1];
+                values[n] = x[i], tokens[n] = i;
+            }
+        }
+        if (!normalize) continue;
+        float most = values[0], total = 0;
+        for (i64 i = 0; i < size; i++) total += exponential(x[i] - most);
+        for (i64 n = 0; n < count; n++) values[n] -= most + logf(total);
+    }
+}

@@ -1,0 +1,174 @@
+"""Encoder and decoder in int8: every product in bytes, everything else in float32, and the KV caches in bfloat16.
+
+The formulas stand in layers_vanilla_transformer.py. Between two products the rows of all sentences are read once, by
+`int8_kernels`. Rows of padding are left out.
+
+Shapes: B sentences, K beams, R rows, C slots of a sentence's KV cache, S source length, D d_model, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import PreTrainedModel
+
+from ..layers_vanilla_transformer import VanillaTransformerAttention, check_ids, positions_from_mask
+from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, resized
+from .int8_kernels import Rows, View, attend, best, finish, write_cache
+from .linear import INT8, packed_linear
+from .packed_decoder import KV, PackedDecoder, PositionEncodings, packed_norm
+
+
+def _pack(*linears: nn.Linear) -> Any:
+    return packed_linear(linears, torch.float32, INT8)
+
+
+class Int8Attention:
+    """Queries of rows, and keys and values of the same rows if `is_cross` is False, up to the output projection."""
+
+    def __init__(self, attention: VanillaTransformerAttention, is_cross: bool):
+        queries = attention.q_proj.out_features
+        self.widths = queries // attention.head_dim, attention.head_dim, attention.value_head_dim
+        self.key_from, self.scaling = queries, attention.scaling
+        own = () if is_cross else (attention.k_proj, attention.v_proj)
+        self.projection = _pack(attention.q_proj, *own)
+
+    def __call__(self, rows: Rows, cache: KV, view: View, places: Tensor | None) -> Rows:
+        """The heads of all rows. Their keys and values go to these `places` (R,) of the cache (B, N, ·)."""
+        product, bias = self.projection.product(rows.bytes), self.projection.bias
+        if places is not None:
+            write_cache(product, self.key_from, rows.scales, bias, places, cache)
+        return attend(product, rows.scales, bias, self.widths, self.scaling, cache, view)
+
+
+class Int8FeedForward:
+    """The first half of the feed-forward network, `activation` included."""
+
+    def __init__(self, layer: Any):
+        self.fc1, self.activation = _pack(layer.fc1), layer.activation
+
+    def __call__(self, rows: Rows) -> Any:
+        hidden, relu = self.fc1.product(rows.bytes), isinstance(self.activation, nn.ReLU)
+        found = finish(hidden, rows.scales, self.fc1.bias, relu, quantized=relu)
+        return found if relu else finish(self.activation(hidden))
+
+
+class Int8Stack:
+    """The layers of an encoder or a decoder."""
+
+    def __init__(self, stack: Any):
+        self.position_encodings = PositionEncodings(stack)
+        self.embedding, self.embed_scale = stack.embed_tokens.weight.detach(), stack.embed_scale
+        self.pre_norm = stack.config.layer_norm_position == "pre"
+        self.sublayers: list[tuple[Any, Any]] = []  # each with its last product
+        norms: list[nn.LayerNorm | None] = []
+        for layer in stack.layers:
+            attentions = [(layer.self_attn, layer.self_attn_layer_norm, False)]
+            if hasattr(layer, "cross_attn"):
+                attentions.append((layer.cross_attn, layer.cross_attn_layer_norm, True))
+            for attention, norm, is_cross in attentions:
+                self.sublayers.append((Int8Attention(attention, is_cross), _pack(attention.out_proj)))
+                norms.append(packed_norm(norm, torch.float32))
+            self.sublayers.append((Int8FeedForward(layer), _pack(layer.fc2)))
+            norms.append(packed_norm(layer.final_layer_norm, torch.float32))
+        last = packed_norm(stack.layer_norm, torch.float32) if stack.config.final_layer_norm else None
+        # norms[i] comes before sub-layer i, and the last one after all
+        self.norms = [*norms, last] if self.pre_norm else [None, *norms]
+        self.last = None if self.pre_norm else last
+
+    def embed(self, tokens: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Embeddings (R, D) in float32 of tokens (R,) at these positions (R,), all below `count`."""
+        embeds = F.embedding(tokens, self.embedding).float()
+        return embeds * self.embed_scale + self.position_encodings(count)[positions]
+
+    def __call__(self, x: Tensor, caches: Sequence[tuple[KV, View, Tensor | None]]) -> tuple[Tensor, Rows]:
+        """States (R, D) of embeddings (R, D), also quantised. `caches` belong to the attentions, in their order."""
+        rows = finish(x, norm=self.norms[0], norm_first=True)
+        following = iter(caches)
+        for index, (sublayer, last) in enumerate(self.sublayers, start=1):
+            hidden = sublayer(rows, *(next(following) if isinstance(sublayer, Int8Attention) else ()))
+            states = last.product(hidden.bytes)
+            norm_first = self.pre_norm and index < len(self.sublayers)
+            rows = finish(states, hidden.scales, last.bias, False, x, self.norms[index], norm_first)
+            x = states
+        return x, rows if self.last is None else finish(x, norm=self.last)
+
+
+class Int8Weights:
+    """A model packed in int8. Several searches may share one."""
+
+    def __init__(self, model: PreTrainedModel):
+        decoder: Any = model.get_decoder()
+        self.dtype, self.vocab_size = model.dtype, model.config.vocab_size
+        self.encoder, self.decoder = Int8Stack(model.get_encoder()), Int8Stack(decoder)
+        self.source_kv = [_pack(layer.cross_attn.k_proj, layer.cross_attn.v_proj) for layer in decoder.layers]
+        self.lm_head = _pack(model.lm_head)
+
+    def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
+        """The source (B, S) as states (B, S, D), zeros for padding."""
+        check_ids(ids, self.vocab_size, "input_ids")
+        (batch, length), visible = ids.shape, mask.ne(0).contiguous()
+        places = visible.flatten().nonzero()[:, 0]  # (R,)
+        firsts = places // length * length
+        tokens, positions = ids.flatten()[places], positions_from_mask(mask).flatten()[places]
+        x = self.encoder.embed(tokens, positions, length)  # (R, D)
+        attentions = [sub for sub, _ in self.encoder.sublayers if isinstance(sub, Int8Attention)]
+        width = attentions[0].widths[0] * sum(attentions[0].widths[1:])
+        cache = torch.empty(batch, length, width, dtype=torch.bfloat16)
+        found, _ = self.encoder(x, [(cache, View(firsts, visible, firsts), places)] * len(attentions))
+        states = found.new_zeros(batch * length, found.shape[1]).index_copy_(0, places, found)
+        return BaseModelOutput(last_hidden_state=states.view(batch, length, -1).to(self.dtype))
+
+    def cross_kv(self, states: Tensor, visible: Tensor) -> list[KV]:
+        """Keys and values (B, S, ·) of source states (B, S, D), for each layer."""
+        places = visible.flatten().nonzero()[:, 0]  # (R,)
+        rows = finish(states.flatten(0, 1)[places].float())
+        found = []
+        for linear in self.source_kv:
+            product = linear.product(rows.bytes)
+            cache = torch.zeros(*states.shape[:2], product.shape[1], dtype=torch.bfloat16)
+            write_cache(product, 0, rows.scales, linear.bias, places, cache)
+            found.append(cache)
+        return found
+
+
+class Int8Decoder(PackedDecoder):
+    """A `PackedDecoder` in int8."""
+
+    def _source_kv(self, states: Tensor, visible: Tensor) -> list[KV]:
+        return self.weights.cross_kv(states, visible)
+
+    def step(self, state: BeamState, advance: Advance) -> BeamState:
+        if not isinstance(advance, SearchConfig) or advance.forced_eos_token_id is not None:
+            return super().step(state, advance)
+        rows = self._rows(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
+        head, shape = self.weights.lm_head, state.next_tokens.shape
+        product = head.product(rows.bytes)  # (R, V)
+        count = min(advance.num_candidates, product.shape[1])
+        found = best(product, rows.scales, head.bias, count, normalize=advance.num_beams > 1)
+        return advance.extend(state, *(part.view(*shape, count) for part in found))
+
+    def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
+        rows, head = self._rows(tokens, positions, parents, longest), self.weights.lm_head
+        logits = head.product(rows.bytes)
+        finish(logits, rows.scales, head.bias, quantized=False)
+        return logits.view(*tokens.shape, -1)
+
+    def _rows(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Rows:
+        """The decoder's states of the next tokens (B, K), quantised."""
+        slots, (batch, beams) = self.slots.append(parents), tokens.shape
+        size, length, decoder = self.slots.visible.shape[2], self.visible.shape[1], self.weights.decoder
+        self.self_kv = [resized(kv, size, 1) for kv in self.self_kv]
+        rows = torch.arange(batch * beams)
+        sentences = rows // beams  # (R,)
+        own = View(sentences * size, self.slots.visible, rows * size)
+        source = View(sentences * length, self.visible, sentences * length)
+        places = own.firsts + slots.flatten()
+        caches: list[tuple[KV, View, Tensor | None]] = []
+        for self_kv, cross_kv in zip(self.self_kv, self.cross_kv, strict=True):
+            caches += [(self_kv, own, places), (cross_kv, source, None)]
+        x = decoder.embed(tokens.flatten(), positions[sentences], longest)  # (R, D)
+        return decoder(x, caches)[1]
