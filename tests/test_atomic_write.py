@@ -24,12 +24,6 @@ def test_atomic_file_keeps_the_old_file_until_the_end(tmp_path, error):
     assert target.read_text() == "new" and list(tmp_path.iterdir()) == [target]
 
 
-def test_atomic_file_keeps_suffix_and_folder(tmp_path):
-    with atomic_file(tmp_path / "text.txt.gz") as temporary:
-        assert temporary.parent == tmp_path and temporary.suffixes[-2:] == [".txt", ".gz"]
-        temporary.touch()
-
-
 def test_atomic_file_has_the_mode_of_a_plain_open(tmp_path):
     umask = os.umask(0o027)
     try:
@@ -38,14 +32,6 @@ def test_atomic_file_has_the_mode_of_a_plain_open(tmp_path):
     finally:
         os.umask(umask)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
-
-
-def test_atomic_file_has_a_name_for_each_writer(tmp_path):
-    with atomic_file(tmp_path / "file") as first, atomic_file(tmp_path / "file") as second:
-        assert first != second
-        first.write_text("first")
-        second.write_text("second")
-    assert (tmp_path / "file").read_text() == "first"
 
 
 def test_atomic_file_does_not_replace_a_device(tmp_path):

@@ -126,14 +126,6 @@ def test_classifier_does_not_depend_on_the_rest_of_the_batch() -> None:
             assert_near(classifier(torch.tensor([row])).logits[0], logits)
 
 
-@torch.no_grad()
-def test_classifier_accepts_inputs_embeds() -> None:
-    classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config())).eval()
-    ids = torch.tensor(sentences([5, 5]))
-    embeds = classifier.get_input_embeddings()(ids)
-    assert_near(classifier(inputs_embeds=embeds).logits, classifier(ids).logits, 1e-6)
-
-
 def test_classification_losses_match_their_definitions() -> None:
     ids = padded(sentences([4, 7]))
     classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config(num_labels=3))).eval()

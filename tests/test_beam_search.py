@@ -455,11 +455,6 @@ def test_wrong_arguments_are_refused_by_name(decoder: str, given: dict[str, Any]
             model.generate(**source([3]), **given)
 
 
-def test_ensemble_refuses_other_vocabularies() -> None:
-    with pytest.raises(ValueError, match="ensemble: .* 30 .* 24"):
-        EnsembleEngine(varied_model(), [tiny_model(vocab_size=30)])
-
-
 @pytest.mark.parametrize("kind", ["do_sample", "encoder_outputs", "inputs_embeds"])
 def test_ensemble_refuses_sampling_and_encoded_sources(kind: str) -> None:
     model, inputs = varied_model(), source([3])

@@ -22,16 +22,6 @@ from tests.search_helpers import source, varied_model
 # KV cache slots and candidates
 
 
-def test_cache_slots_that_no_beam_sees_are_taken_again() -> None:
-    slots = BeamCacheSlots(1, torch.device("cpu"), beams=2)
-    taken = []
-    for parents in ([0, 0], [0, 1], [1, 1]):
-        taken.append(slots.append(torch.tensor([parents]))[0].tolist())
-    assert taken == [[0, 1], [2, 3], [0, 2]]
-    visible = [row.nonzero().flatten().tolist() for row in slots.visible[0]]
-    assert visible == [[0, 1, 3], [1, 2, 3]]
-
-
 def test_cache_slots_stay_few_when_beams_share_their_past() -> None:
     # All beams go on from the first one: one past is visible, and the K tokens of the last step.
     beams, steps = 8, 100

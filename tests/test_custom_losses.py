@@ -184,14 +184,6 @@ def test_logits_after_an_optimizer_step_are_refused() -> None:
         _ = outputs.logits
 
 
-def test_logits_without_gradients_are_computed_at_once() -> None:
-    model = tiny_model(dropout=0.5).train()
-    with torch.no_grad():
-        outputs = model(**BATCH)
-    assert all(type(value) is torch.Tensor for value in outputs.values())
-    assert not outputs.logits.requires_grad
-
-
 def test_hooks_of_the_output_layer_run_in_training() -> None:
     model = tiny_model()
 

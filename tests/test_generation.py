@@ -111,31 +111,11 @@ def test_generation_config_is_saved(tmp_path: Path) -> None:
     assert loaded.generate(**source([6, 3])).tolist() == model.generate(**source([6, 3])).tolist()
 
 
-def test_generation_config_of_the_user_is_saved(tmp_path: Path) -> None:
-    model = endless_model()
-    model.generation_config.num_beams = 2
-    model.generation_config.max_new_tokens = 13
-    model.save_pretrained(tmp_path)
-    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path).eval()
-    assert (loaded.generation_config.num_beams, loaded.generation_config.max_new_tokens) == (2, 13)
-    assert loaded.generate(**source([4])).shape[1] == 14
-
-
 def test_special_tokens_come_from_the_configuration() -> None:
     model = tiny_model(decoder_start_token_id=7, eos_token_id=[2, 3])
     written = model.generate(**source([4, 6]), max_new_tokens=4)
     assert written[:, 0].tolist() == [7, 7]
     assert model.generation_config.eos_token_id == [2, 3]
-
-
-def test_max_length_of_20_counts_when_the_caller_gives_it() -> None:
-    model = endless_model()
-    ids = torch.tensor([[5, 6, 7, 8]])
-    given = GenerationConfig(max_length=20, num_beams=1, decoder_start_token_id=0, pad_token_id=1)
-    assert model.generate(ids, generation_config=given).shape[1] == 20
-    assert given.max_length == 20
-    model.generation_config.update(max_length=20, defaults_only=True)  # as the trainer leaves it
-    assert model.generate(ids, num_beams=1).shape[1] == 1 + 4 + 50
 
 
 @pytest.mark.parametrize("beams", [1, 4])

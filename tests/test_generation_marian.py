@@ -12,7 +12,7 @@ import transformers
 from packaging.version import Version
 from torch import Tensor
 from transformers import GenerationConfig, MarianMTModel
-from transformers.modeling_outputs import BaseModelOutput, ModelOutput
+from transformers.modeling_outputs import ModelOutput
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import EOS, PAD, START, assert_near, padded, sentences, tiny_model
@@ -181,20 +181,6 @@ def test_other_modes_equal_marian(mode: str, pair: Pair, greedy_tokens: list[lis
     assert tokens_of(output) != greedy_tokens, "the mode has no effect"
 
 
-def test_beam_search_is_the_same_with_every_cache(pair: Pair) -> None:
-    expected = written(pair[0], source(), num_beams=4)
-    for settings in ({"use_cache": False}, {"cache_implementation": "static"}):
-        assert_same_translations(written(pair[0], source(), num_beams=4, **settings), expected)
-    own = written(pair[0], source(), num_beams=4, output_scores=False)
-    assert own.sequences.tolist() == expected.sequences.tolist()
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("lengths", [[6], [1, 1], [3, 11], [20, 4, 13, 8, 2, 16, 5]], ids=lambda lengths: f"{lengths}")
-def test_batches_of_any_size_equal_marian(lengths: list[int], beams: int, pair: Pair) -> None:
-    both(pair, source(lengths), num_beams=beams)
-
-
 def test_modes_have_the_effect_that_they_ask_for(pair: Pair) -> None:
     def tokens(**settings: Any) -> list[list[int]]:
         return tokens_of(written(pair[0], source(), **settings))
@@ -216,22 +202,6 @@ def test_prefixes_equal_marian(settings: dict[str, Any], pair: Pair) -> None:
     output = both(pair, {**source(), "decoder_input_ids": prefix}, **settings)
     assert output.sequences[:, :4].equal(prefix)
     assert output.sequences.shape[1] > 8
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_encoder_outputs_equal_marian(beams: int, pair: Pair) -> None:
-    mask = source()["attention_mask"]
-    # made by one of them for both
-    with torch.no_grad():
-        states = pair[1].get_encoder()(**source()).last_hidden_state
-    expected = written(pair[0], source(), num_beams=beams)
-    given = [{"encoder_outputs": BaseModelOutput(states.clone()), "attention_mask": mask} for _ in pair]
-    for model, inputs in zip(pair, given, strict=True):
-        assert_same_translations(written(model, inputs, num_beams=beams), expected)
-    # Marian has changed its argument. Ours can be used again.
-    plain = written(pair[0], given[0], num_beams=beams, output_scores=False)
-    assert plain.sequences.tolist() == expected.sequences.tolist()
-    assert given[0]["encoder_outputs"].last_hidden_state.equal(states)
 
 
 @pytest.mark.parametrize("beams", [1, 4])

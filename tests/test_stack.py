@@ -151,21 +151,6 @@ def test_half_precision_survives_masked_rows_and_large_scores(backend: str, dtyp
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@torch.no_grad()
-def test_half_precision_chooses_the_most_probable_tokens(dtype: torch.dtype) -> None:
-    """But for rounding: where two are as probable, which one is found depends on the processor's kernels."""
-    model = tiny_model(seed=2, tie_word_embeddings=False).to(dtype)
-    inputs = padded(sentences([7, 2, 5]))
-    written = model.generate(inputs, num_beams=1, max_new_tokens=10)
-    mask, choices = inputs.ne(PAD).long(), written[:, 1:]  # (B, S), (B, T)
-    logits = model(input_ids=inputs, attention_mask=mask, decoder_input_ids=written[:, :-1]).logits.float()
-    chosen = logits.gather(2, choices[..., None])[..., 0]  # (B, T)
-    behind = (logits.amax(dim=2) - chosen)[choices.ne(PAD)]
-    assert behind.max() <= 2 * ROUNDING[dtype]
-    assert len(set(written.flatten().tolist())) > 3
-
-
-@pytest.mark.parametrize("dtype", HALVES)
 def test_half_precision_scores_as_in_transformers_own_loop(dtype: torch.dtype) -> None:
     model = tiny_model(seed=2, tie_word_embeddings=False).to(dtype)
     settings: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 10, "length_penalty": 1.0}
@@ -281,21 +266,6 @@ def test_lora_loads_through_transformers(tmp_path: Path) -> None:
     assert_near(logits_of(loaded), trained, 1e-6)
     loaded.disable_adapters()
     assert logits_of(loaded).equal(logits_of(tiny_model()))
-
-
-def test_lora_with_gradient_accumulation_is_exact() -> None:
-    model = adapted(tiny_model(label_smoothing=0.1), target_modules=["q_proj", "v_proj"]).train()
-    batch = translation_batch([7, 2, 5, 1], [3, 8, 1, 6])
-    tokens = int(batch["labels"].ne(-100).sum())
-    _, whole = gradients(model, **batch)
-    model.zero_grad()
-    for start, end in ((0, 1), (1, 4)):
-        part = {name: tensor[start:end] for name, tensor in batch.items()}
-        model(**part, num_items_in_batch=tokens).loss.backward()
-    assert whole.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            assert_near(parameter.grad, whole[name], 1e-6, name)
 
 
 def test_lora_does_not_make_padding_visible() -> None:

@@ -19,7 +19,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import CompileConfig
 from transformers.integrations.executorch import Seq2SeqLMExportableModule
 
-from hf_vanilla_transformer import VanillaTransformerEncoderModel, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import (
     EOS,
     PAD,
@@ -28,9 +28,7 @@ from tests.model_helpers import (
     assert_same_gradients,
     gradients,
     padded,
-    randomise,
     sentences,
-    tiny_config,
     tiny_model,
     translation_batch,
 )
@@ -253,21 +251,6 @@ class DecoderLogits(nn.Module):
 def sizes() -> tuple[Any, Any, Any]:
     """B, S and T, free."""
     return tuple(torch.export.Dim(name, min=2, max=512) for name in ("batch", "source", "target"))
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_exported_encoder_accepts_other_lengths() -> None:
-    encoder = randomise(VanillaTransformerEncoderModel(tiny_config())).eval()
-    batch, source, _ = sizes()
-    first = batch_of(7, 5)
-    shapes = {name: {0: batch, 1: source} for name in ("input_ids", "attention_mask")}
-    inputs = {name: first[name] for name in shapes}
-    exported_encoder = torch.export.export(encoder, (), inputs, dynamic_shapes=shapes)
-    for length, _ in LENGTHS:
-        other = {name: tensor for name, tensor in batch_of(length, 5, size=5).items() if name in shapes}
-        actual = exported_encoder.module()(**other).last_hidden_state
-        assert_near(actual, encoder(**other).last_hidden_state, 1e-5, f"length {length}")
 
 
 def export_translator(model: VanillaTransformerForConditionalGeneration) -> torch.export.ExportedProgram:

@@ -196,15 +196,6 @@ def test_evaluation_does_not_truncate_translations(tokenizer: PreTrainedTokenize
     assert loaded.generate(torch.tensor([source])).shape[1] == 1 + len(source) + 50
 
 
-def test_evaluation_uses_generation_max_length(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model = tiny_model(lm_head_bias=True)
-    with torch.no_grad():
-        model.lm_head.bias[[PAD, EOS]] = -1e4
-    settings = {"predict_with_generate": True, "generation_max_length": 13, "generation_num_beams": 1}
-    trainer = trainer_of(model, tokenizer, tmp_path, **settings)
-    assert longest_translation(trainer.predict(random_pairs(3)).predictions) == 13
-
-
 @pytest.mark.parametrize("settings", [{}, {"generation_num_beams": 1}])
 def test_predict_with_generate_uses_the_search_of_this_package(settings, tokenizer, tmp_path, monkeypatch):
     # The trainer passes whole batches, labels included, to `generate`.

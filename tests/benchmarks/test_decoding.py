@@ -92,10 +92,3 @@ def test_cache_bytes_are_those_of_the_tensors(folder: Path, one_process: None) -
 def test_batches_of_one_get_fewer_sentences_and_no_bleu(folder: Path, one_process: None) -> None:
     found = list(compare(folder, SENTENCES, ["ours_fp32"], [1, 2], [1], 1, limit_single=2, references=SENTENCES))
     assert [(one.sentences, one.bleu is None) for one in found] == [(2, True), (3, False)]
-
-
-@pytest.mark.slow
-def test_engines_run_in_worker_processes(folder: Path) -> None:
-    found = list(compare(folder, SENTENCES, ["ours_fp32", "marian_fp32"], [2], [3], rounds=2))
-    assert [one.same_output for one in found] == [1.0, 1.0]
-    assert all(one.peak_mib > 50 for one in found)

@@ -7,9 +7,7 @@ import pytest
 from datasets import Dataset, load_from_disk
 
 from hf_vanilla_transformer.benchmarks import training as benchmark
-from hf_vanilla_transformer.benchmarks.measurements import TrainingMeasurement
-from hf_vanilla_transformer.benchmarks.report import process_scaling
-from hf_vanilla_transformer.benchmarks.training import BatchSizes, batch_sizes, compare, prepare
+from hf_vanilla_transformer.benchmarks.training import BatchSizes, batch_sizes, prepare
 
 WORDS = ["a", "dog", "and", "two", "cats", "sleep", "in", "the", "snow", "while", "it", "is", "cold"]
 PAIRS = [(" ".join(WORDS[: 1 + n % 11]), " ".join(reversed(WORDS[: 1 + n % 7]))) for n in range(60)]
@@ -106,17 +104,3 @@ def test_random_pairs_have_no_padding(tmp_path: Path) -> None:
     assert len(load_from_disk(tmp_path / "data")) == 32
     _, turn = serve(tmp_path, "ours_fp32", batch_sizes(data, 64, None, 1), ("updates", (1,)))
     assert (turn.target_tokens, turn.tokens, turn.padded_tokens) == (64, 128, 128)
-
-
-@pytest.mark.slow
-def test_engines_train_in_worker_processes() -> None:
-    found: list[TrainingMeasurement] = list(compare(
-        ["ours_fp32", "marian_fp32"], preset="tiny", vocab_size=300, tokens=64, tokens_per_update=128, updates=1,
-        rounds=2, processes=[1, 2],
-    ))  # fmt: skip
-    assert [(one.engine, one.processes) for one in found] == [
-        ("ours_fp32", 1), ("marian_fp32", 1), ("ours_fp32", 2), ("marian_fp32", 2),
-    ]  # fmt: skip
-    assert all(one.target_tokens == [128, 128] and len(one.seconds) == 2 for one in found)
-    assert all(one.padding == 0 and one.peak_mib > 50 for one in found)
-    assert [one["processes"] for one in process_scaling(found)] == [2, 2]

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from hf_vanilla_transformer.data import load_pairs
-from hf_vanilla_transformer.data.translation_memories import _AllowedCharacters, language_match, read_memory
+from hf_vanilla_transformer.data.translation_memories import _AllowedCharacters, read_memory
 from hf_vanilla_transformer.errors import UserError
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -45,18 +45,6 @@ def test_tmx_markup_of_the_document_is_removed(tmp_path):
     marked = 'a <bpt i="1">&lt;b&gt;</bpt>big<ept i="1">&lt;/b&gt;</ept> <ph x="1">{0}</ph><hi>dog <it/>runs</hi>.'
     path = write_tmx(tmp_path, unit(en=marked, de="<!-- note -->ein Hund"))
     assert text_of(load_pairs(path, **EN_DE)[0]) == [("a big dog runs.", "ein Hund")]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "found", "fits"),
-    [
-        *[("en", "en", 3), ("en", "EN", 3), ("en-GB", "en_gb", 3), ("en", "en-GB", 2), ("en-GB", "en", 2)],
-        *[("zh", "zh-Hant-TW", 2), ("en-GB", "en-US", 0), ("en", "eng", 0), ("en", "de", 0), ("en", "", 0)],
-        ("en", None, 0),
-    ],
-)
-def test_language_codes_match_by_their_parts(wanted, found, fits):
-    assert language_match(wanted, found) == fits
 
 
 def test_best_matching_variant_is_taken(tmp_path):
@@ -289,10 +277,3 @@ def test_one_character_that_xml_forbids_costs_one_unit(tmp_path, reference, enco
     handle = _AllowedCharacters(path.open("rb"))
     read = b"".join(iter(lambda: handle.read(7), b""))  # blocks that cut a reference
     assert read.count(b"&#1114109;") == 2 and read.count(b"&#x1F600;") == 1
-
-
-def test_utf_16_passes_unchanged(tmp_path):
-    path = tmp_path / "x.tmx"
-    text = '<?xml version="1.0" encoding="UTF-16"?><tmx><body>' + unit(en="two &amp; one", de="zwei") + "</body></tmx>"
-    path.write_text(text, encoding="utf-16")
-    assert text_of(load_pairs(path, **EN_DE)[0]) == [("two & one", "zwei")]

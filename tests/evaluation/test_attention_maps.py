@@ -26,14 +26,6 @@ def model(tokenizer):
     return VanillaTransformerForConditionalGeneration(config).eval()
 
 
-def test_rows_are_distributions_over_the_source(model, tokenizer):
-    source, target, weights = cross_attention(model, tokenizer, None, SENTENCE, TRANSLATION)
-    assert weights.shape == (LAYERS, HEADS, len(target), len(source))
-    assert weights.dtype == torch.float32
-    torch.testing.assert_close(weights.sum(-1), torch.ones(LAYERS, HEADS, len(target)))
-    assert weights.min() >= 0
-
-
 def test_weights_equal_equation_1_in_the_first_layer(model, tokenizer):
     """softmax(QK^T / sqrt(d_k)), with the queries and keys that the first layer's projections give."""
     kept = {}
@@ -102,9 +94,3 @@ def test_plot_has_the_mean_and_every_head(tmp_path, drawn):
     assert not labels[1].get_parse_math()
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["eins", "</s>"]
     assert "layer 2 of 3" in drawn[0].get_suptitle()
-
-
-def test_layer_defaults_to_the_last(tmp_path, drawn):
-    weights = torch.rand(2, 1, 2, 2)
-    plot_attention(["a", "b"], ["c", "d"], weights, tmp_path / "a.svg")
-    torch.testing.assert_close(torch.tensor(drawn[0].axes[1].images[0].get_array()), weights[1, 0])

@@ -151,17 +151,6 @@ def test_one_sentence_joins_a_batch_that_is_not_compiled(compilations: list[str]
         assert found.tolist() == [row.tolist() for row in alone]
 
 
-def test_sentences_that_come_later_are_compiled_too(compilations: list[str]) -> None:
-    rows = [padded(sentences([length])) for length in (18, 3, 40)]
-
-    def run(model: Model) -> Tensor:
-        waiting = [(ids, torch.ones_like(ids)) for ids in rows[1:]]
-        return model.generate(rows[0], next_batch=lambda count: waiting.pop(0) if waiting else None)
-
-    assert run(optimize_for_inference(endless_model(), compile=True)).equal(run(endless_model()))
-    assert len(compilations) == 2
-
-
 # With a compiler
 
 

@@ -28,7 +28,6 @@ from tests.inference.model_changes import (
     inject_adapter,
     resident_bytes,
     train_decoder,
-    trained_by,
     translate,
     write_in_place,
 )
@@ -125,13 +124,6 @@ def test_weights_are_left_where_they_are() -> None:
     assert [weight.data_ptr() for weight in model.parameters()] == addresses
     array[2] += 1.0
     assert_as_by_modules(optimize_for_inference(model))
-
-
-def test_optimized_model_is_left_alone_by_optimizers_of_others() -> None:
-    model = optimize_for_inference(varied_model())
-    packed = model.inference_engine.weights(model, False)
-    trained_by(lambda weights: torch.optim.AdamW(weights, fused=True))(varied_model())
-    assert model.inference_engine.weights(model, False) is packed
 
 
 @torch.no_grad()
@@ -247,16 +239,6 @@ def test_refusals_are_one_line_and_change_nothing(change, settings, message, mon
     assert getattr(model, "inference_engine", None) is None
     if change is not on_meta:
         assert len(translate(model)[0]) == 2
-
-
-@pytest.mark.parametrize("quantization", ["int4", "fp8"])
-def test_refusal_keeps_the_engine_that_was_there(quantization: str, decoders: list[type]) -> None:
-    model = optimize_for_inference(varied_model())
-    expected = translate(model)
-    with pytest.raises(ValueError, match="quantization"):
-        optimize_for_inference(model, quantization=quantization)
-    assert translate(model)[0] == expected[0]
-    assert decoders == [PackedDecoder, PackedDecoder]
 
 
 def test_refusal_of_compilation_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

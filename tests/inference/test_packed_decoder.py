@@ -1,6 +1,5 @@
 """`PackedDecoder` and `CompiledDecoder` (not compiled here), step by step, against the model's modules."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import linear, optimize_for_inference
 from hf_vanilla_transformer.inference.compiled import CompiledDecoder, CompiledWeights
-from hf_vanilla_transformer.inference.linear import PlainLinear, PrepackedLinear
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder, PackedWeights
 from hf_vanilla_transformer.search_vanilla_transformer import BeamState, Decoder
 from tests.model_helpers import PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model
@@ -204,21 +202,6 @@ def test_source_padding_of_sentences_that_left_is_cut() -> None:
 
 
 @torch.no_grad()
-def test_decoders_share_packed_weights() -> None:
-    model = tiny_model(1)
-    weights, expected = PackedWeights(model, torch.float32, None), []
-    for lengths in ([5, 2], [9, 3]):
-        expected.append(Walk(PackedDecoder(weights, *encoded(model, lengths)), 2, 3).steps(6))
-    walks = [Walk(PackedDecoder(weights, *encoded(model, lengths)), 2, 3) for lengths in ([5, 2], [9, 3])]
-    found: list[list[Tensor]] = [[], []]
-    for _ in range(6):
-        for walk, logits in zip(walks, found, strict=True):
-            logits += walk.steps(1)
-    for mine, alone in zip(found, expected, strict=True):
-        assert_same_walk(mine, alone, 0.0)
-
-
-@torch.no_grad()
 def test_position_encodings_grow_with_the_longest_hypothesis() -> None:
     for kind in ("sinusoidal", "sinusoidal_fairseq", "learned"):
         model = tiny_model(position_encoding_type=kind, max_position_embeddings=200)
@@ -229,20 +212,6 @@ def test_position_encodings_grow_with_the_longest_hypothesis() -> None:
             ids = torch.arange(count)[None]
             expected = model.get_decoder().embed(torch.zeros(1, count, 32), ids)[0]
             assert_near(encodings[:count], expected, 1e-6)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_packed_weights_hold_no_parameters(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
-    model = tiny_model()
-    with torch.no_grad():
-        weights = PackedWeights(model, torch.float32, None, compiled)
-    assert not any(parameter.requires_grad for parameter in weights.parameters())
-    kinds = {type(layer) for layer in weights.modules() if isinstance(layer, PlainLinear)}
-    if compiled:
-        assert kinds == {PlainLinear}
-    elif torch.backends.mkldnn.is_available():
-        assert kinds <= {PlainLinear, PrepackedLinear}
 
 
 @pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
@@ -260,14 +229,3 @@ def test_compiled_decoder_computes_every_kind_of_model(length, fields, compilati
         other.draw.set_state(walk.draw.get_state())
         other.state = other.state._replace(next_tokens=walk.state.next_tokens, parents=walk.state.parents)
         assert_same_walk(ours + walk.steps(6), theirs + other.steps(6))
-
-
-@torch.no_grad()
-def test_copied_decoders_do_not_share_caches() -> None:
-    decoder, _ = decoders(tiny_model(), [5, 2])
-    walk = Walk(decoder, 2, 2)
-    walk.steps(3)
-    before = [kv.clone() for kv in decoder.self_kv]
-    other = Walk(copy.deepcopy(decoder), 2, 2)
-    other.steps(3)
-    assert all(kv.equal(old) for kv, old in zip(decoder.self_kv, before, strict=True))

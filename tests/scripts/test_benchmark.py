@@ -77,13 +77,6 @@ def test_interrupted_benchmark_reports_the_finished_rounds(run, model_folder, tm
     assert [one["seconds"] for one in found["measurements"]] == [[2.0]]
 
 
-@pytest.mark.slow
-def test_unknown_device_is_refused_in_one_line(run, model_folder):
-    status, printed, errors = run("--model", model_folder, "--source", "source", "--device", "cuda:99")
-    assert status == 2 and printed == ""
-    assert errors.startswith("error: device: 'cuda:99' cannot be used here")
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

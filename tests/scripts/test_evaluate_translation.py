@@ -69,13 +69,6 @@ def test_model_is_scored_with_its_settings(run, work, model_folder):
     assert results["bleu_signature"] in printed and "sentences per second" in printed
 
 
-def test_ensemble_is_named_in_the_results(run, work, model_folder):
-    files = ("--source", "hypotheses", "--reference", "references", "--output", "results.json")
-    status, _, errors = run("--model", model_folder, model_folder, *files, "--max_new_tokens", 2)
-    assert status == 0, errors
-    assert json.loads((work / "results.json").read_text(encoding="utf-8"))["model"] == [str(model_folder)] * 2
-
-
 def test_results_can_be_written_to_standard_output(run, work):
     status, printed, errors = run("--hypothesis", "hypotheses", "--reference", "references", "--output", "-")
     assert status == 0 and json.loads(printed)["sentences"] == 3 and "exact match" in errors

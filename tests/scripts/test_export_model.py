@@ -44,21 +44,6 @@ def test_export_overwrites_only_when_asked(run, tmp_path):
     assert not (tmp_path / "out" / "thesis.tex").exists() and (tmp_path / "out" / "model.bin").is_file()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--to", "onnx", "--quantization", "int8"), "quantization=int8: only ctranslate2"),
-        (("--to", "ctranslate2", "--quantization", "int7"), "quantization=int7: CTranslate2 has int8"),
-    ],
-)
-def test_export_reports_wrong_options_in_one_line(run, tmp_path, arguments, message):
-    pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
-    write_model(tmp_path / "model")
-    status, _, err = run(*arguments, tmp_path / "model", tmp_path / "out")
-    assert (status, err.count("\n")) == (2, 1) and message in err
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 def test_export_does_not_replace_the_model(run, tmp_path):
     write_model(tmp_path / "runs" / "model")
     for output in (tmp_path / "runs" / "model", tmp_path / "runs"):

@@ -13,7 +13,6 @@ import yaml
 from torch import distributed
 
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
-from vanilla_transformer_cli.installed_recipes import installed_recipes, recipe_path
 from vanilla_transformer_cli.main import SUBCOMMANDS, main
 from vanilla_transformer_cli.train_fields import COMMON_FIELDS
 
@@ -113,11 +112,6 @@ def test_help_of_train_has_groups_a_recipe_and_an_example(command):
     assert "--fsdp" not in printed
 
 
-def test_help_all_of_train_has_every_field(command):
-    status, printed, _ = command("train", "--help-all")
-    assert status == 0 and {"--fsdp", "--d_model", "--train"} <= set(re.findall(r"--\w+", printed))
-
-
 @pytest.mark.parametrize(
     ("arguments", "start", "hint"),
     [
@@ -142,12 +136,6 @@ def test_flag_may_be_spelt_with_dashes_or_underscores(command, tmp_path):
         assert status == 2 and str(tmp_path) in errors
 
 
-@pytest.mark.parametrize("subcommand", [name for name in SUBCOMMANDS if name not in ("train", "recipes", "serve")])
-def test_missing_arguments_are_refused_before_torch_is_imported(subcommand, command):
-    status, printed, errors = command(subcommand)
-    assert status == 2 and printed == "" and f"vanilla-transformer {subcommand}" in errors and errors.count("\n") == 1
-
-
 def test_recipes_are_listed_with_what_they_train(command, repository):
     status, printed, _ = command("recipes")
     files = {path.stem for path in (repository / "scripts" / "recipes").glob("*.yaml")}
@@ -163,9 +151,3 @@ def test_recipe_is_printed_as_a_file_that_can_be_edited(command, repository):
     assert status == 0
     assert printed == (repository / "scripts" / "recipes" / "numbers_en_de.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(printed)["numbers_size"] == 20_000
-
-
-def test_recipe_path_takes_a_name_or_a_path(repository):
-    assert recipe_path("numbers_en_de") == str(repository / "scripts" / "recipes" / "numbers_en_de.yaml")
-    assert recipe_path("mine/numbers_en_de.yaml") == "mine/numbers_en_de.yaml"
-    assert installed_recipes().keys() >= {"numbers_en_de", "wmt14_en_fr_big"}

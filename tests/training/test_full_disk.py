@@ -3,15 +3,13 @@
 import errno
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from hf_vanilla_transformer.atomic_write import atomic_file, full_disk_reason, new_folder, report_full_disk
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.atomic_write import atomic_file, full_disk_reason, new_folder
 from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.training import finishing
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
@@ -45,35 +43,11 @@ def test_error_of_torch_alone_names_every_possible_reason():
     assert all(part in reason for part in ("no space left", "quota", "ulimit -f"))
 
 
-def test_file_of_the_error_names_the_folder(tmp_path):
-    copied = OSError(errno.ENOSPC, "No space left on device", "/source/file", None, str(tmp_path / "copy"))
-    with pytest.raises(DiskFull, match=f"^{tmp_path}: no space left"), report_full_disk("/elsewhere"):
-        raise copied
-
-
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), ValueError("no disk"), UserError("os error 28")])
 def test_other_errors_pass(tmp_path, error):
     with pytest.raises(type(error)) as raised, new_folder(tmp_path / "new"):
         raise error
     assert raised.value is error
-
-
-def save_with_limit(folder):
-    """Save a tokenizer where no file may have more than 2 KiB."""
-    tokenizer = train_tokenizer(["abc abc"] * 5, 270)
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
-    try:
-        save_tokenizers(folder, tokenizer)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_tokenizer_that_exceeds_a_limit_is_one_line(tmp_path):
-    with pytest.raises(DiskFull, match=f"^{tmp_path}: .*allowed size"):
-        save_with_limit(tmp_path)
 
 
 LIMITED = """

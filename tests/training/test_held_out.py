@@ -139,19 +139,3 @@ def test_overlap_of_a_stream_is_reported_when_it_has_been_read(tmp_path, capsys)
     flags = {"train": train, "test": test, "streaming": True, "max_steps": 3, "output_dir": tmp_path / "run"}
     run_training(*parse_recipe(as_flags(TINY_RUN | flags | {"per_device_train_batch_size": 20})))
     assert "warning: 2 of 3 test pairs" in capsys.readouterr().out
-
-
-def test_overlap_counts_both_directions(tmp_path, capsys):
-    train = write(tmp_path, "train", [(f"text {number}", f"wort {number}") for number in range(20)])
-    load(train=train, test=write(tmp_path, "test", [("wort 3", "text 3")]), bidirectional=True)
-    assert "warning: 1 of 1" in capsys.readouterr().out
-
-
-def test_card_counts_the_pairs_that_were_used(tmp_path):
-    files = write(tmp_path, "text", [(f"text {number}", f"Text {number}") for number in range(40)])
-    flags = TINY_RUN | {"train": files, "held_out_pairs": 3, "max_steps": 1, "output_dir": tmp_path / "run"}
-    run_training(*parse_recipe(as_flags(flags | {"bleu_tokenize": "intl"})))
-    card = (tmp_path / "run" / "README.md").read_text()
-    assert "- train: text.en, text.de; 37 pairs; kept 40 of 40 pairs; fingerprint" in card
-    assert "- validation: pairs held out of the training text; 3 pairs; fingerprint" in card
-    assert "The 3 validation sentences were translated with 4 beams." in card and "tok:intl" in card

@@ -111,16 +111,6 @@ def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path
 
 
 @pytest.mark.slow
-def test_signal_before_a_due_evaluation_leaves_it_to_the_resumed_run(train, tmp_path, monkeypatch):
-    settings = {"eval_strategy": "epoch"}  # 5 updates each
-    with monkeypatch.context() as context, pytest.raises(Interrupted, match="step 5"):
-        patch(context, "training_step", lambda trainer: trainer.state.global_step == 4, signal.SIGINT)
-        train(tmp_path, **settings, max_steps=10)
-    attributes = json.loads((tmp_path / "checkpoint-5" / "trainer_state.json").read_text())["stateful_callbacks"]
-    assert attributes["StopWithCheckpoint"]["attributes"]["evaluation_due"] is True
-
-
-@pytest.mark.slow
 def test_run_killed_between_a_save_and_the_evaluation_of_its_epoch_loses_neither(train, tmp_path, monkeypatch):
     """As by SIGKILL: the checkpoint of the last update of an epoch was saved, its evaluation not made."""
     settings = {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 5, "max_steps": 7}
@@ -273,17 +263,6 @@ def test_two_processes_stop_at_the_same_update_with_one_message(repository, tmp_
     assert errors.count("error: interrupted at step") == 1, errors
     assert f"interrupted at step {checkpoint.name.removeprefix('checkpoint-')}; " in errors
     assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
-
-
-@pytest.mark.slow
-def test_ctrl_c_before_training_is_reported_once_by_two_processes(repository, tmp_path):
-    process = start(repository, tmp_path, processes=2, train="numbers", numbers_size=5000, vocab_size=500)
-    for line in process.stdout:
-        if line.startswith("tokenizer: "):  # the pairs are encoded next
-            os.killpg(process.pid, signal.SIGINT)
-            break
-    _, errors = process.communicate(timeout=120)
-    assert errors.count("error: interrupted") == 1, errors
 
 
 @pytest.mark.slow

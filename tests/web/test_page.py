@@ -214,13 +214,6 @@ def test_page_names_a_damaged_or_missing_file(site: Site, tmp_path: Path, name: 
         assert page.error == f"{name} is missing (status 404): export the site again."
 
 
-def test_page_says_that_a_changed_runtime_is_not_run(site: Site, tmp_path: Path) -> None:
-    shutil.copytree(site.folder, tmp_path / "site")
-    (tmp_path / "site" / "runtime" / "tokenizers.min.mjs").write_text("this is no script {")
-    with opened(tmp_path / "site") as page:
-        assert "tokenizers.min.mjs cannot be loaded" in page.error
-
-
 def test_page_checks_the_hashes_of_another_host(site: Site, tmp_path: Path) -> None:
     # the runtime at a second address stands for the network's. One of its files has been changed there
     runtime = tmp_path / "runtime"
