@@ -19,16 +19,16 @@ from ..data.source_text import source_text
 from ..errors import naming_extras
 from .alignment import UNSPACED, Link
 from .placement import TranslatedPart
-from .protected import has_words
+from .protected import BLOCK_TAG, has_words, spans_in
 from .translator import TOKENIZER_LOCK, Translator
 
 logger = logging.getLogger(__name__)
 
 #: Bullets, numbers, letters with a parenthesis, Markdown headings and quotations, at the beginning of a line.
-_LIST_MARK = re.compile(r"\s*(?:(?:[-*+•‣◦–—>]|#{1,6}|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))[^\S\n]+)*")
+_LIST_MARK = re.compile(r"\s*(?:(?:[-*+•‣⁃◦·–—→✓✔☐☑\u25a0-\u25ff➢❖>]|#{1,6}|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))[^\S\n]+)*")
 
-#: Line ends, cell ends and a byte order mark: what a reader sees as the end of a sentence, or does not see.
-_SEPARATORS = re.compile(r"((?:\r\n|[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029\ufeff])+)")
+#: Ends of lines, cells and blocks, and a byte order mark: where a reader sees a sentence end, or sees nothing.
+_SEPARATORS = re.compile(rf"((?:\r\n|[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029\ufeff]|{BLOCK_TAG})+)", re.IGNORECASE)
 
 #: Languages that write ordinal numbers with a full stop: "3. Oktober".
 _DOTTED_ORDINALS = frozenset(
@@ -99,7 +99,7 @@ def split_text(
             start = number.start()
         parts.append(Part(line[:start], False))
         sentences = split(line[start:]) if line[start:].strip() else [line[start:]]
-        for sentence in _rejoined(sentences) if ordinals else sentences:
+        for sentence in _rejoined(sentences, spans_in(line[start:]), ordinals):
             stripped = sentence.strip()
             before, _, after = sentence.partition(stripped) if stripped else (sentence, "", "")
             parts.append(Part(before, False))
@@ -165,14 +165,16 @@ def unwrapped(lines: Iterable[str], language: str | None = None) -> Iterator[str
         yield paragraph
 
 
-def _rejoined(sentences: Iterable[str]) -> list[str]:
-    """Sentences without the cuts after an ordinal number, as in "Der 1. FC Köln"."""
-    whole: list[str] = []
+def _rejoined(sentences: Iterable[str], spans: list[tuple[int, int]], ordinals: bool) -> list[str]:
+    """Sentences without the cuts within a protected span, and after an ordinal number, as in "Der 1. FC Köln"."""
+    whole, end = list[str](), 0
+    inside = {position for start, stop in spans for position in range(start + 1, stop)}
     for sentence in sentences:
-        if whole and _ENDS_WITH_ORDINAL.search(whole[-1]):
+        if whole and (end in inside or (ordinals and _ENDS_WITH_ORDINAL.search(whole[-1]))):
             whole[-1] += sentence
         else:
             whole.append(sentence)
+        end += len(sentence)
     return whole
 
 

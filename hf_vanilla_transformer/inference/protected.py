@@ -7,6 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .alignment import UNSPACED, WHITE_SPACE_WORD, WORD, Link
 from .placement import Element, Placement, TranslatedPart, is_letter
@@ -14,34 +15,46 @@ from .placement import Element, Placement, TranslatedPart, is_letter
 _ADDRESS_END = r"(?<![.,;:!?'’”»\]}*_])"
 _ADDRESS = rf"(?:[^\s<>\"()\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\))+{_ADDRESS_END}"
 
+_LETTERS = rf"[^\W{UNSPACED}\uac00-\ud7af]"
+_EMOJI = "\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff"
+_NESTED = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
+
 #: Letters that touch one of these belong to it, as in {count}th.
 _IN_WORDS = (
-    rf"(?:https?://|ftp://|(?<![A-Za-z0-9])www\.){_ADDRESS}",
-    r"(?<![A-Za-z0-9])[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
-    r"[$#@%]?\{\{?\s*(?:[\w.$@#/^ \[\]-]*(?:[:!,|](?:[^{}]|\{[^{}]*\})*)?)\}\}?",  # {name}, {{ x }}, {n, plural, …}
-    r"%\([^()\s]*\)[a-zA-Z]|%[A-Za-z_]\w+%(?!%)|%%",
-    r"(?<![\d%])%(?:\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[jtz])?[sdiufFeEgGxXocp@]",
+    rf"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]{{1,15}}://|www\.){_ADDRESS}",
+    r"(?<![A-Za-z0-9])(?:mailto:)?[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
+    # {name}, {{ x }}, {n, plural, …}
+    r"[$#@%€£¥]?(?:\{{2,3}[^{}]*\}{2,3}"
+    rf"|\{{\{{?\s*[\w.$@#/^\\ \[\]-]*(?:[:!,|]{_NESTED})?\}}\}}?)(?:[°€£¥]|%(?![A-Za-z0-9_%({{+#'*@-]|\.\d))?",
+    r"\[\[[^\[\]]*\]\]",
+    r"(?<![A-Za-z0-9])\$(?:[A-Za-z_]\w*|\([A-Za-z_]\w*\))",
+    r"(?<![A-Za-z0-9_/@.])@[A-Za-z_](?:[A-Za-z0-9_./@-]*[A-Za-z0-9_])?",
+    rf"(?<![A-Za-z0-9_&#/])#(?!\d){_LETTERS}+",
+    r"(?<![A-Za-z0-9_:/)\]]):[A-Za-z_][A-Za-z0-9_]*(?![A-Za-z0-9_:])",
+    r"%\([^()\s]*\)[-+#0]*\d*(?:\.\d+)?[a-zA-Z]|%[A-Za-z_]\w+%(?!%)|%%",
+    r"(?<![\d%])%(?:\d+\$)?[-+#0'_^]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[jtzqL]|I64)?[A-Za-z@]",
+    r"(?<![\d%])%[1-9](?!\d)",
     r"&[A-Za-z](?:acute|grave|circ|uml|tilde|cedil|ring|slash|caron|lig);|&szlig;",
-    r"`[^`\n]+`",
+    r"```[^`\n]+```|``(?!\s)[^`\n]+(?:`[^`\n]+)*``|`(?![\s`])[^`\n]+`",
     r"(?<![\d:.])\d{1,2}:\d\d(?::\d\d)?(?![\d:])",  # a time
 )
 _BETWEEN_WORDS = (
-    r"</?[A-Za-z][^<>]*>|&(?:#\d+|#[xX][\da-fA-F]+|[A-Za-z]\w*);",
-    r"(?<![A-Za-z0-9_:]):[a-z][a-z0-9_+-]+:(?![A-Za-z0-9_:])",  # an emoji by name
-    "[0-9#*]\ufe0f?\u20e3|"
-    "[\u231a-\u23ff\u2600-\u27bf\u2b50\u2b55\U0001f000-\U0001faff][\u200d\ufe0f\u20e3\U000e0020-\U000e007f]*",
+    r"</?[A-Za-z][^<>]*>|<%[^%]*%>|<\?[^?]*\?>|\{%[^{}]*%\}|&lt;/?[A-Za-z][^<>&]*&gt;|&(?:#\d+|#[xX][\da-fA-F]+|[A-Za-z]\w*);",
+    r"(?<![A-Za-z0-9_:]):[a-z+-][a-z0-9_+-]*:(?![A-Za-z0-9_:])",  # an emoji by name
+    rf"[0-9#*]\ufe0f?\u20e3|(?:[{_EMOJI}]|[^\w\s]\ufe0f)[\u200d\ufe0f\u20e3\U000e0020-\U000e007f]*",
 )
-_LETTERS = rf"[^\W{UNSPACED}\uac00-\ud7af]"
 _IN_WORD = f"(?:{'|'.join(_IN_WORDS)})"
 _ANY = rf"(?:(?<!{_LETTERS}){_LETTERS}*{_IN_WORD}(?:{_LETTERS}*{_IN_WORD})*{_LETTERS}*|{'|'.join(_BETWEEN_WORDS)})"
 _JOINED = rf"{_ANY}(?:[-–/:.,&=+~|]?{_ANY})*"
 _SPAN = re.compile("|".join([rf"\({_JOINED}\)", rf"\[{_JOINED}\]", rf"\"{_JOINED}\"", rf"“{_JOINED}”", _JOINED]))
 
 #: A character of every span, so that a sentence without spans costs no more than this search.
-_SIGN = re.compile(r"[{%<&@`:\u231a-\u23ff\u2600-\u27bf\u2b50\u2b55\ufe0f\u20e3\U0001f000-\U0001faff]")
+_SIGN = re.compile(rf"[{{%<&@`:#$\ufe0f\u20e3{_EMOJI}]|\[\[")
 _LETTER = re.compile(r"[^\W\d_]")
 
-_SPACE_ENTITIES = frozenset(["&nbsp;", "&#160;", "&#xa0;", "&#xA0;", "&ensp;", "&emsp;", "&thinsp;"])
+#: Markup that separates words, and that of a block.
+BLOCK_TAG = r"</?(?:br|p|div|li|[uo]l|d[ltd]|h[1-6]|t[rdh]|hr|blockquote)(?![\w-])[^<>]*>"
+_SPACING = re.compile(rf"(?:&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);|{BLOCK_TAG})+", re.IGNORECASE)
 _CLOSING, _OPENING = frozenset(".,;:!?)]}»”’'\"…。，、；：！？"), frozenset("([{«„“‘'\"¿¡")
 
 
@@ -52,6 +65,11 @@ def has_words(text: str) -> bool:
 
 def _has_sign(text: str) -> bool:
     return _SIGN.search(text) is not None or "www." in text
+
+
+def spans_in(text: str) -> list[tuple[int, int]]:
+    """The starts and ends of the protected spans of a text."""
+    return [match.span() for match in _SPAN.finditer(text)] if _has_sign(text) else []
 
 
 @dataclass(frozen=True)
@@ -72,37 +90,39 @@ class Protected:
         """
         placement = Placement(self.text, [TranslatedPart(self.text, translation, links)], self.spans)
         numbers = {id(span): number for number, span in enumerate(self.spans)}
+        removed = [0, *accumulate(self.lengths)]  # characters before each span
         restored, position = "", 0
-        insertions: list[tuple[int, int]] = []  # position in the translation, number of characters
+        places, moved = list[int](), [0]  # of the spans in the translation, and characters inserted up to each
         pairs: list[tuple[int, int]] = []  # linked characters of the sentence and the restored translation
-        for place in placement.places():
+        placed = list(placement.places())
+        for place, next_place in zip(placed, [*placed[1:], None], strict=True):
             restored += translation[position : place.opens]
             position, length, opening = place.opens, len(restored), place.element.opening
             number, core = numbers[id(place.element)], opening.strip()
-            start = place.element.start + sum(self.lengths[:number]) + opening.index(core)
+            start = place.element.start + removed[number] + opening.index(core)
             before, after = self.sentence[:start][-1:], self.sentence[start + len(core) :][:1]
             following = translation[position : position + 1]
+            left, right = self.sentence[:start].rstrip()[-1:], self.text[place.element.start :][:1]
             if self.lengths[number] < len(opening):  # an entity for a space
                 position += following.isspace()
-            elif restored[-1:].strip() and restored[-1] not in _OPENING:
+            elif restored[-1:].strip() and (restored[-1] not in _OPENING or restored[-1] == left):
                 restored += " " if before.isspace() or (is_letter(restored[-1]) and not is_letter(before)) else ""
             pairs += [(start + word.start(), len(restored) + word.start()) for word in WORD.finditer(core)]
             restored += core
-            if position == place.opens and is_letter(following) and not is_letter(after):
+            apart = after.isspace() and following.strip() and (following not in _CLOSING or following == right)
+            touches = position > place.opens or (next_place is not None and next_place.opens == position)
+            if not touches and (apart or (is_letter(following) and not is_letter(after))):
                 restored += " "
-            insertions.append((place.opens, len(restored) - length - (position - place.opens)))
+            places.append(place.opens)
+            moved.append(moved[-1] + len(restored) - length - (position - place.opens))
         restored += translation[position:]
         sources, targets = _starts(self.text, WORD), _starts(translation, WORD)
+        starts = [span.start for span in self.spans]
         for i, j in links if links is not None else zip(range(len(sources)), range(len(targets)), strict=False):
             if i < len(sources) and j < len(targets):
-                moved = sum(length for at, length in insertions if at <= targets[j])
-                pairs.append((self._in_sentence(sources[i]), targets[j] + moved))
+                in_sentence = sources[i] + removed[bisect_right(starts, sources[i])]
+                pairs.append((in_sentence, targets[j] + moved[bisect_right(places, targets[j])]))
         return restored, word_links(pairs, self.sentence, restored, WORD)
-
-    def _in_sentence(self, position: int) -> int:
-        """The position in the sentence of a character of `text`."""
-        before = zip(self.spans, self.lengths, strict=True)
-        return position + sum(length for span, length in before if span.start <= position)
 
 
 def protect(sentence: str) -> Protected | None:
@@ -121,7 +141,7 @@ def protect(sentence: str) -> Protected | None:
         elif not text.strip() and after.isspace():
             position, opening = position + 1, opening + after
         spans.append(Element(opening, len(text), end=len(text)))
-        blank = " " if opening in _SPACE_ENTITIES and text[-1:].strip() and after.strip() else ""
+        blank = " " if _SPACING.fullmatch(opening) and text[-1:].strip() and after.strip() else ""
         lengths.append(len(opening) - len(blank))
         text += blank
     text += sentence[position:]

@@ -172,10 +172,28 @@ def test_sentences_are_joined_as_the_target_language_writes_them(languages, text
     assert join_text(parts, [f"<{i}>" for i in range(len(sentences_of(parts)))], *languages) == joined
 
 
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("Say {{ 'a. B' }} now. Go on.", ["Say {{ 'a. B' }} now.", "Go on."]),
+        ("See https://a.b/x?Hello for it. Go.", ["See https://a.b/x?Hello for it.", "Go."]),
+        ('Press <a title="Stop! Go">here</a> now.', ['Press <a title="Stop! Go">here</a> now.']),
+        ("Long 5` here. Short 6` there.", ["Long 5` here.", "Short 6` there."]),
+        ("one<br>two<BR />three", ["one", "two", "three"]),
+        ("<p>One <b>a</b>.</p><p class='x'>Two</p>", ["One <b>a</b>.", "Two"]),
+        ("● one\n☐ two\n→ three", ["one", "two", "three"]),
+    ],
+)
+def test_sentences_end_at_breaks_and_not_within_placeholders(text: str, sentences: list[str]) -> None:
+    parts = split_text(text, sentence_splitter("en"), "en")
+    assert [part.text for part in parts if part.is_sentence] == sentences
+    assert "".join(part.text for part in parts) == text
+
+
 def test_lines_that_only_look_like_marks_are_sentences() -> None:
     split = sentence_splitter("en")
     assert split_text("-5 degrees", split) == [Part("-5 degrees", True)]
-    assert split_text("#hashtag", split) == [Part("#hashtag", True)]
+    assert split_text("#1st dog", split) == [Part("#1st dog", True)]
     assert split_text("A. Smith", split) == [Part("A. Smith", True)]
 
 
