@@ -19,10 +19,39 @@ from .placement import Element, Place, Placement, TranslatedPart, TranslateTexts
 
 #: Elements that end a passage. Every other element is inline, as in HTML, also an unknown one.
 _BLOCK = frozenset(
-    ("address", "area", "article", "aside", "audio", "base", "blockquote", "body", "br", "caption", "center", "col")
+    (
+        "address",
+        "area",
+        "article",
+        "aside",
+        "audio",
+        "base",
+        "blockquote",
+        "body",
+        "br",
+        "button",
+        "caption",
+        "center",
+        "col",
+    )
     + ("colgroup", "dd", "details", "dialog", "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer")
     + ("form", "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hgroup", "hr", "html")
-    + ("iframe", "legend", "li", "link", "main", "map", "menu", "meta", "nav", "noframes", "noscript", "object", "ol")
+    + (
+        "iframe",
+        "input",
+        "legend",
+        "li",
+        "link",
+        "main",
+        "map",
+        "menu",
+        "meta",
+        "nav",
+        "noframes",
+        "noscript",
+        "object",
+        "ol",
+    )
     + ("optgroup", "option", "p", "param", "pre", "section", "select", "source", "style", "summary", "table", "tbody")
     + ("td", "template", "textarea", "tfoot", "th", "thead", "title", "tr", "track", "ul", "video")
 )
@@ -123,6 +152,9 @@ def split_html(
     pieces: list[str | Passage] = []
     run: list[Event] = []
     for event in _with_scripts_whole(_with_kept_elements_whole(list(_events(document, kept, is_block)))):
+        if event.kind == "start" and event.tag == "a" and run and (run[-1].kind, run[-1].tag) == ("end", "a"):
+            pieces += passage_of(run)  # links of a menu
+            run = []
         if event.kind in ("text", "point") or (event.kind != "other" and not event.block):
             run.append(event)
             continue

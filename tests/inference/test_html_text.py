@@ -97,6 +97,9 @@ def test_inline_elements_follow_their_words(document, translation, links, expect
         # every element that is not a block is inline
         ("<p>A man is <big>riding</big> a bike</p>", ["A man is riding a bike"]),
         ("<p>A <my-word>man</my-word> <g id=1>is</g> <x id=2/>riding</p>", ["A man is riding"]),
+        # buttons, fields and the links of a menu
+        ("<button>Save</button><button>Go</button>one<input>two", ["Save", "Go", "one", "two"]),
+        ("<a>Home</a><a>About <b>us</b></a>, <a>x</a> y", ["Home", "About us, x y"]),
         # comments, as frameworks write them between texts
         ("<p>one <!-- --><!-- x -->two</p>", ["one two"]),
         # kept elements stay within their sentence
