@@ -1,5 +1,6 @@
 """Fill the translations of files for translators: PO, XLIFF and TMX. Translations that are there stay."""
 
+import html
 import re
 from collections.abc import Iterator
 
@@ -14,21 +15,28 @@ _CODES = frozenset(("bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec")
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _PO_ENTRY = re.compile(
     rf"^msgid[ \t]+((?:{_STRING}\s*)+)(?:^msgid_plural[ \t]+((?:{_STRING}\s*)+))?"
-    rf'((?:^msgstr(?:\[\d+\])?[ \t]+""[ \t]*(?:\r?\n(?!")|\Z))+)',
+    rf"((?:^msgstr(?:\[\d+\])?[ \t]+(?:{_STRING}\s*)+)+)",
     re.MULTILINE,
 )
-_PO_TARGET = re.compile(r'^(msgstr(?:\[(\d+)\])?[ \t]+)""', re.MULTILINE)
+_PO_TARGET = re.compile(r'^(msgstr(?:\[(\d+)\])?[ \t]+)""(?!\s*")', re.MULTILINE)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
-_XLIFF_UNIT = re.compile(r"<(trans-unit|segment)\b([^>]*)>(.*?)</\1\s*>", re.DOTALL)
+_XLIFF_UNIT = re.compile(r"<(trans-unit|segment)\b([^<>]*)>((?:(?!<\1\b).)*?)</\1\s*>", re.DOTALL)
+_XLIFF_PARENT = re.compile(r"<(/?)(?:file|group|unit)\b([^<>]*?)(/?)>")
+_KEPT = re.compile(r"\btranslate\s*=\s*[\"'](no|yes)")
 _XLIFF_SOURCE = re.compile(
     r"([ \t]*)<source\b[^>]*>(.*?)</source\s*>(\s*<seg-source\b.*?</seg-source\s*>)?", re.DOTALL
 )
 _XLIFF_TARGET = re.compile(r"<target\b([^>]*?)(?:/>|>(.*?)</target\s*>)", re.DOTALL)
 _UNTRANSLATED = re.compile(r"state\s*=\s*[\"'](?:new|needs-translation|initial)[\"']")
 
-_TMX_UNIT = re.compile(r"<tu\b.*?</tu\s*>", re.DOTALL)
-_TMX_VARIANT = re.compile(r"([ \t]*)<tuv\b([^>]*)>.*?<seg\b[^>]*>(.*?)</seg\s*>.*?</tuv\s*>", re.DOTALL)
+_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
+
+_TMX_UNIT = re.compile(r"<tu\b(?:(?!<tu\b).)*?</tu\s*>", re.DOTALL)
+_INSIDE = r"(?:(?!<tuv\b).)*?"
+_TMX_VARIANT = re.compile(
+    rf"([ \t]*)<tuv\b([^<>]*)>{_INSIDE}<seg\b[^<>]*>({_INSIDE})</seg\s*>{_INSIDE}</tuv\s*>", re.DOTALL
+)
 _TMX_LANGUAGE = re.compile(r"\b(?:xml:)?lang\s*=\s*[\"']([^\"']+)")
 
 Insertion = tuple[int, int, str, str, str]  # replaced characters, source markup, text before and after its translation
@@ -63,10 +71,19 @@ def _po_string(text: str) -> str:
 def translate_xliff(text: str, translate: TranslateTexts) -> str:
     """Fill the targets of XLIFF 1.2 and 2 that are empty or marked as untranslated. Inline markup stays."""
 
+    parents = list(_XLIFF_PARENT.finditer(text))[::-1]
+    kept = [False]  # for each open parent
+
     def insertions() -> Iterator[Insertion]:
         for unit in _XLIFF_UNIT.finditer(text):
+            while parents and parents[-1].start() < unit.start():
+                end, attributes, empty = parents.pop().groups()
+                if end:
+                    kept[1:] = kept[1:-1]
+                elif not empty:
+                    kept.append(_is_kept(attributes, kept[-1]))
             source = _XLIFF_SOURCE.search(text, unit.start(3), unit.end(3))
-            if source is None or re.search(r"translate\s*=\s*[\"']no", unit[2]):
+            if source is None or _is_kept(unit[2], kept[-1]):
                 continue
             alternatives = text.find("<alt-trans", source.end(), unit.end())
             end = alternatives if alternatives >= 0 else unit.end(3)
@@ -79,6 +96,11 @@ def translate_xliff(text: str, translate: TranslateTexts) -> str:
                 yield target.start(), target.end(), source[2], f"<target{target[1]}>", "</target>"
 
     return _inserted(text, insertions(), translate)
+
+
+def _is_kept(attributes: str, inherited: bool) -> bool:
+    mark = _KEPT.search(attributes)
+    return mark[1] == "no" if mark else inherited
 
 
 def translate_tmx(text: str, translate: TranslateTexts, source: str | None, target: str | None) -> str:
@@ -108,7 +130,8 @@ def translate_tmx(text: str, translate: TranslateTexts, source: str | None, targ
 
 def _inserted(text: str, insertions: Iterator[Insertion], translate: TranslateTexts) -> str:
     places = list(insertions)
-    pieces = [split_html(markup, _CODES, lambda tag: False) for _, _, markup, _, _ in places]
+    escaped = [_CDATA.sub(lambda match: html.escape(match[1], quote=False), place[2]) for place in places]
+    pieces = [split_html(markup, _CODES, lambda tag: False) for markup in escaped]
     joined, position = [], 0
     for (start, end, _, before, after), content in zip(places, translate_pieces(pieces, translate), strict=True):
         joined += [text[position:start], before, content, after]

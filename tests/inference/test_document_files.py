@@ -244,6 +244,37 @@ def test_long_markdown_is_split_in_linear_time(line: str) -> None:
     assert translate_document(document.encode(), ".md", translator_by(str)).count(b"\n") > 0
 
 
+@pytest.mark.parametrize(
+    ("suffix", "document", "texts", "added"),
+    [
+        (".po", 'msgid "a"\nmsgid_plural "b"\nmsgstr[0] "x"\nmsgstr[1] ""\nmsgstr[2] ""\n"y"\n', ["b"], '[1] "B"'),
+        (".po", 'msgctxt "c"\nmsgid ""\n"a "\n"b"\nmsgstr ""\n', ["a b"], 'msgstr "A B"'),
+        (".xlf", "<trans-unit><source><![CDATA[a <b>b</b>]]></source></trans-unit>", ["a <b>b</b>"],
+         "<target>A &lt;B&gt;B&lt;/B&gt;</target>"),
+        (".xlf", '<unit translate="no"><segment><source>a</source></segment><segment translate="yes"><source>b'
+         '</source></segment></unit><group translate="yes"/><unit><segment><source>c</source></segment></unit>',
+         ["b", "c"],
+         "<target>C</target>"),
+        (".xlf", '<trans-unit/><trans-unit id="2"><source>a</source></trans-unit>', ["a"], "<target>A</target>"),
+        (".tmx", '<tu><tuv xml:lang="fr"><seg>x</seg></tuv><tuv xml:lang="en"><seg/></tuv></tu>\n<tu><tuv lang="en">'
+         "<seg>a</seg></tuv></tu>", ["a"], '<tuv xml:lang="de"><seg>A</seg></tuv>'),
+    ],
+)  # fmt: skip
+def test_translation_files_are_filled_where_they_are_empty(suffix, document, texts, added) -> None:
+    seen: list[str] = []
+    filled = translate_document(document.encode(), suffix, translator_by(str.upper, seen), "en", "de").decode()
+    assert seen == texts and added in filled
+
+
+@pytest.mark.parametrize(
+    "unit", ["<trans-unit>", "<segment ", "<tu>", "<tuv>", "<tu><tuv><seg>", '"a"\n', 'msgid "a"\n']
+)
+def test_damaged_translation_files_are_read_in_linear_time(unit: str) -> None:
+    data = (unit * 100_000).encode()  # an hour, if the time were quadratic
+    for suffix in (".po", ".xlf", ".tmx"):
+        assert translate_document(data, suffix, translator_by(str), "en", "de") == data
+
+
 def test_other_formats_are_refused_by_name() -> None:
     for suffix in (".pdf", "", ".odp", ".docx", ".odt", ".tmx"):
         with pytest.raises(UserError, match="documents"):
