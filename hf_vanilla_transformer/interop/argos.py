@@ -29,47 +29,45 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives 
 
 
 def write(model: Any, folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> str:
-    """Write a model folder as an .argosmodel, and return a note about it or "".
+    """Write the model in `folder` as an .argosmodel, and return a note about it or "".
 
     Args:
-        model: the model in `folder`.
         folder: a model with a `MarianTokenizer`, because Argos needs its SentencePiece models.
         output: the file.
         languages: the codes of source and target, such as ("en", "de"), or None for those of the model.
         quantization: see `ctranslate2.convert`.
     """
-    source, target = _codes(languages or model_languages(folder))
+    given = list(languages or model_languages(folder) or ())
+    if len(given) != 2 or not all(isinstance(code, str) and _CODE.fullmatch(code) for code in given):
+        raise UserError(f"languages={shown(given)}: two codes are needed, of source and target, such as en de")
+    source, target = given
     _refuse_settings(model)
-    _require_sentencepiece(folder)
+    tokenizer, _ = load_tokenizers(folder)
+    if not isinstance(tokenizer, transformers.MarianTokenizer):
+        raise UserError(
+            f"{folder}: Argos tokenizes with SentencePiece, and no SentencePiece model gives the tokens of a "
+            f"{type(tokenizer).__name__}; train with `vanilla-transformer tokenizer --sentencepiece`, tokenizer_name=…"
+        )
+    content = {"sentencepiece.model": require_file(Path(folder) / "source.spm").read_bytes(), **splitter_files(source)}
     metadata = {
         **{"package_version": "1.0", "argos_version": "1.9", "type": "translate"},
         **{"from_code": source, "from_name": NAMES.get(source, source)},
         **{"to_code": target, "to_name": NAMES.get(target, target)},
     }
     name = f"translate-{source}_{target}-1_0"
+    content["metadata.json"] = json.dumps(metadata, indent=2).encode()
     with tempfile.TemporaryDirectory() as temporary:
         converted = ctranslate2.convert(folder, Path(temporary) / "model", quantization)
-        config = json.loads((converted / "config.json").read_text(encoding="utf-8"))
+        content |= {f"model/{file.name}": file.read_bytes() for file in sorted(converted.glob("*vocabulary.*"))}
+        content["model/model.bin"] = (converted / "model.bin").read_bytes()
         # Argos passes the pieces of a sentence without its end
-        (converted / "config.json").write_text(
-            json.dumps({**config, "add_source_eos": True}, indent=2), encoding="utf-8"
-        )
-        with zipfile.ZipFile(output, "w") as archive:
-            _add(archive, f"{name}/metadata.json", json.dumps(metadata, indent=2).encode())
-            _add(archive, f"{name}/sentencepiece.model", (Path(folder) / "source.spm").read_bytes())
-            for file in ("config.json", "model.bin", *(path.name for path in sorted(converted.glob("*vocabulary.*")))):
-                _add(archive, f"{name}/model/{file}", (converted / file).read_bytes())
-            for file, content in splitter_files(source).items():
-                _add(archive, f"{name}/{file}", content)
-        vocabulary = next(converted.glob("*vocabulary.json")).read_text(encoding="utf-8")
-    return "; versions before 1.10 print byte pieces such as <0xE6> as they are" if "<0xE6>" in vocabulary else ""
-
-
-def _codes(languages: Any) -> tuple[str, str]:
-    given = list(languages or ())
-    if len(given) != 2 or not all(isinstance(code, str) and _CODE.fullmatch(code) for code in given):
-        raise UserError(f"languages={shown(given)}: two codes are needed, of source and target, such as en de")
-    return given[0], given[1]
+        config = json.loads((converted / "config.json").read_text(encoding="utf-8")) | {"add_source_eos": True}
+        content["model/config.json"] = json.dumps(config, indent=2).encode()
+    with zipfile.ZipFile(output, "w") as archive:
+        for file, data in content.items():
+            archive.writestr(zipfile.ZipInfo(f"{name}/{file}", _DATE), data, zipfile.ZIP_DEFLATED)
+    has_bytes = any(b"<0xE6>" in data for file, data in content.items() if "vocabulary" in file)
+    return "; versions before 1.10 print byte pieces such as <0xE6> as they are" * has_bytes
 
 
 def _refuse_settings(model: Any) -> None:
@@ -82,17 +80,3 @@ def _refuse_settings(model: Any) -> None:
     }
     if refused := [reason for reason, is_true in reasons.items() if is_true]:
         raise UserError(f"generation_config.json: {refused[0]}: Argos Translate cannot apply it; change or remove it")
-
-
-def _require_sentencepiece(folder: str | Path) -> None:
-    tokenizer, _ = load_tokenizers(folder)
-    if not isinstance(tokenizer, transformers.MarianTokenizer):
-        raise UserError(
-            f"{folder}: Argos tokenizes with SentencePiece, and no SentencePiece model gives the tokens of a "
-            f"{type(tokenizer).__name__}; train with `vanilla-transformer tokenizer --sentencepiece`, tokenizer_name=…"
-        )
-    require_file(Path(folder) / "source.spm")
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)

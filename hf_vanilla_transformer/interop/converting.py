@@ -20,8 +20,8 @@ from .sources import local_files
 #: The module of this package, and its function, that reads each format.
 FORMATS = {
     "marian": ("marian", "from_marian"),
-    "fsmt": ("fsmt", "from_fsmt"),
-    "m2m100": ("m2m100", "from_m2m100"),
+    "fsmt": ("fairseq_folders", "from_fsmt"),
+    "m2m100": ("fairseq_folders", "from_m2m100"),
     "marian-npz": ("marian_npz", "from_marian_npz"),
     "torch": ("torch_transformer", "from_torch"),
     "fairseq": ("fairseq", "from_fairseq"),
@@ -56,9 +56,6 @@ def convert(
         overwrite: replace a folder that exists already.
         **options: keyword arguments of the format's function, for settings that the checkpoint lacks. Text is parsed
             as the type of the argument.
-
-    Raises:
-        UserError: an unknown format or option, a folder that is not empty, or an error of the format's function.
     """
     if source_format not in FORMATS:
         raise UserError(f"format: {source_format!r} is none of {', '.join(FORMATS)}")
@@ -90,17 +87,16 @@ def convert(
 
 def _parsed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     """The value of an option as one of its types. Raises a UserError if it is none of them."""
-    needed = {bool: "true or false", int: "a whole number", float: "a number"}
-    kind = next((kind for kind in needed if kind in kinds), str)
-    if isinstance(value, str) and kind is bool:
-        value = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(
-            value.lower(), value
-        )
-    elif isinstance(value, str) and kind is not str:
-        with suppress(ValueError):
-            value = kind(value)
-    allowed = (*kinds, int) if kind is float else kinds
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool) or not is_finite:
-        raise UserError(f"{name}={shown(value)}: {needed.get(kind, 'text')} is needed")
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    parsers: dict[type, tuple[str, Any]] = {bool: ("true or false", lambda text: words[text.lower()])}
+    parsers |= {int: ("a whole number", int), float: ("a number", float), str: ("text", str)}
+    kind = next(kind for kind in parsers if kind in kinds)
+    needed, parse = parsers[kind]
+    if isinstance(value, str):
+        with suppress(ValueError, KeyError):
+            value = parse(value)
+    is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
+    is_flag, is_finite = isinstance(value, bool), not isinstance(value, float) or math.isfinite(value)
+    if not is_kind or not is_finite or (is_flag and kind is not bool):
+        raise UserError(f"{name}={shown(value)}: {needed} is needed")
     return value

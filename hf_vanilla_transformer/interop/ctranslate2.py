@@ -46,10 +46,6 @@ def convert(
         output: a new folder. It appears when it is complete.
         quantization: CTranslate2's name of a dtype, such as "int8". None keeps the dtype of the weights.
         vmap: a vocabulary mapping, for `use_vmap` of `Translator.translate_batch`.
-
-    Raises:
-        UserError: ctranslate2 is not installed, the output exists already, there is no such quantization, or
-            CTranslate2 cannot express the model.
     """
     register()
     from ctranslate2.converters import TransformersConverter
@@ -67,8 +63,7 @@ def convert(
 def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
     """The arguments of `Translator.translate_batch` for this model's search. The paper's α becomes a length penalty.
 
-    Args:
-        tokens: of the target, by id.
+    `tokens` are those of the target, by id.
     """
     settings = check_search(model, "CTranslate2", APPLIED)
     arguments: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1}
@@ -102,37 +97,18 @@ def register() -> None:
         architecture_name = "AutoModelForSeq2SeqLM"
 
         def get_model_spec(self, model: Any) -> TransformerSpec:
-            config = model.config
-            refuse(config)
-            spec = TransformerSpec.from_config(
-                (config.encoder_layers, config.decoder_layers),
-                config.encoder_attention_heads,
-                pre_norm=config.layer_norm_position == "pre",
-                activation=_activation(config),
-            )
-            for stack in (model.model.encoder, model.model.decoder):
-                stack.embed_positions = torch.nn.Embedding.from_pretrained(position_table(stack))
-                for layer in stack.layers:
-                    if hasattr(layer, "cross_attn"):
-                        layer.encoder_attn = layer.cross_attn
-                        layer.encoder_attn_layer_norm = layer.cross_attn_layer_norm
+            spec = _new_spec(model.config)
+            _use_names_of_bart(model)
             self.set_encoder(spec.encoder, model.model.encoder)
             self.set_decoder(spec.decoder, model.model.decoder)
             self.set_linear(spec.decoder.projection, model.lm_head)
-            if banned := banned_tokens(check_search(model, "CTranslate2", APPLIED)):
-                bias = model.lm_head.bias
-                zeros = torch.zeros(model.lm_head.out_features, dtype=model.lm_head.weight.dtype)
-                spec.decoder.projection.bias = (zeros if bias is None else bias.detach()).index_fill(
-                    0, torch.tensor(banned), NEVER
-                )
             return spec
 
         def get_vocabulary(self, model: Any, tokenizer: Any) -> list[list[str]]:
             source, target = load_tokenizers(tokenizer.name_or_path)
-            config = model.config
             return [
-                side_tokens(source, config.vocab_size, "source"),
-                side_tokens(target, config.target_vocab_size, "target"),
+                side_tokens(source, model.config.vocab_size, "source"),
+                side_tokens(target, model.config.target_vocab_size, "target"),
             ]
 
         def set_vocabulary(self, spec: TransformerSpec, tokens: list[list[str]]) -> None:
@@ -156,6 +132,39 @@ def register() -> None:
     converter.register_loader(VanillaTransformerConfig.__name__)(VanillaTransformerLoader)
 
 
+def _new_spec(config: VanillaTransformerConfig) -> Any:
+    """A specification of the model's sizes. A UserError for a model that CTranslate2 cannot express."""
+    from ctranslate2.specs import TransformerSpec
+    from ctranslate2.specs.common_spec import Activation
+
+    if config.activation_function not in ACTIVATIONS:
+        raise UserError(f"activation_function={config.activation_function}: CTranslate2 has {', '.join(ACTIVATIONS)}")
+    heads, is_pre_norm = config.encoder_attention_heads, config.layer_norm_position == "pre"
+    other_widths = {config.head_dim, config.value_head_dim} - {None, config.d_model // heads}
+    # `final_layer_norm` is always True with "pre"
+    if (config.final_layer_norm and not is_pre_norm) or config.decoder_attention_heads != heads or other_widths:
+        raise UserError(
+            f"final_layer_norm={config.final_layer_norm}, heads={heads} and {config.decoder_attention_heads}, "
+            f"head_dim={config.head_dim}, value_head_dim={config.value_head_dim}: CTranslate2's Transformer has one "
+            f"number of heads, heads of width d_model / h, and a final LayerNorm only with pre-norm"
+        )
+    activation = Activation[ACTIVATIONS[config.activation_function]]
+    depths = config.encoder_layers, config.decoder_layers
+    return TransformerSpec.from_config(depths, heads, pre_norm=is_pre_norm, activation=activation)
+
+
+def _use_names_of_bart(model: Any) -> None:
+    """Give the loader's names to modules, a table to positions, and a bias to forbidden tokens."""
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_positions = torch.nn.Embedding.from_pretrained(position_table(stack))
+    for layer in model.model.decoder.layers:
+        layer.encoder_attn, layer.encoder_attn_layer_norm = layer.cross_attn, layer.cross_attn_layer_norm
+    if banned := banned_tokens(check_search(model, "CTranslate2", APPLIED)):
+        head = model.lm_head
+        bias = head.weight.new_zeros(head.out_features) if head.bias is None else head.bias.detach()
+        head.bias = torch.nn.Parameter(bias.index_fill(0, torch.tensor(banned), NEVER), requires_grad=False)
+
+
 def position_table(stack: Any) -> torch.Tensor:
     """The positions of a stack as a table (P, D): its embedding layer applied to zeros."""
     rows = stack.config.max_position_embeddings
@@ -163,25 +172,3 @@ def position_table(stack: Any) -> torch.Tensor:
         rows = max(MIN_POSITIONS, rows)
     zeros = torch.zeros(1, rows, stack.config.d_model)
     return stack.eval().embed(zeros, torch.arange(rows)[None])[0].detach()
-
-
-def _activation(config: VanillaTransformerConfig) -> Any:
-    from ctranslate2.specs.common_spec import Activation
-
-    return Activation[ACTIVATIONS[config.activation_function]]
-
-
-def refuse(config: VanillaTransformerConfig) -> None:
-    """Raise a UserError for a model that CTranslate2 cannot express."""
-    if config.activation_function not in ACTIVATIONS:
-        raise UserError(f"activation_function={config.activation_function}: CTranslate2 has {', '.join(ACTIVATIONS)}")
-    heads = config.encoder_attention_heads
-    other_widths = {config.head_dim, config.value_head_dim} - {None, config.d_model // heads}
-    # `final_layer_norm` is always True with "pre"
-    post_and_final = config.final_layer_norm and config.layer_norm_position == "post"
-    if post_and_final or config.decoder_attention_heads != heads or other_widths:
-        raise UserError(
-            f"final_layer_norm={config.final_layer_norm}, heads={heads} and {config.decoder_attention_heads}, "
-            f"head_dim={config.head_dim}, value_head_dim={config.value_head_dim}: CTranslate2's Transformer has one "
-            f"number of heads, heads of width d_model / h, and a final LayerNorm only with pre-norm"
-        )

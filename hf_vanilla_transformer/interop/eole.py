@@ -91,11 +91,7 @@ RENAMES: Renames = (
     ("self_attn_layer_norm", "input_layernorm"),
     ("cross_attn_layer_norm", "precontext_layernorm"),
     ("final_layer_norm", "post_attention_layernorm"),
-    ("cross_attn", "context_attn"),
-    ("q_proj", "linear_query"),
-    ("k_proj", "linear_keys"),
-    ("v_proj", "linear_values"),
-    ("out_proj", "final_linear"),
+    *opennmt.ATTENTION_RENAMES,
     ("fc1", "mlp.gate_up_proj"),
     ("fc2", "mlp.down_proj"),
 )
@@ -107,31 +103,39 @@ _NOT_WEIGHTS = re.compile(r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\
 
 
 def from_eole(
-    source: str | Path, *, sentencepiece: str | Path | None = None, target_sentencepiece: str | Path | None = None
+    source: str | Path,
+    *,
+    codes: str | Path | None = None,
+    sentencepiece: str | Path | None = None,
+    target_sentencepiece: str | Path | None = None,
 ) -> Converted:
     """A pre-norm encoder-decoder Transformer that eole trained.
 
     Args:
         source: the model_path of a training, or a step_NUMBER in it: a folder with config.json, vocab.json and
             model.00.safetensors.
-        sentencepiece, target_sentencepiece: models. The tokenizer then takes raw text. One may serve both sides.
+        codes, sentencepiece, target_sentencepiece: as in `from_opennmt`.
 
     Returns:
-        The model with the search of `eole predict`, and a tokenizer: without a SentencePiece model for text that is
-        tokenized already.
+        The model with the search of `eole predict`, and a tokenizer: without these files for text that is tokenized
+        already.
     """
     folder = Path(source)
     config = Options(read_json_object(folder / "config.json"), f"{folder / 'config.json'}: ")
     if not config.section("model").values:
         raise UserError(f"{folder / 'config.json'}: no configuration of eole: model is missing")
-    sections = _sections(config.section("model"))
-    for section, unsupported in REFUSED.items():
-        sections[section].refuse(unsupported, neutral=())
+    model_options = config.section("model")
+    # an option that a section lacks has the model's value
+    shared = {name: value for name, value in model_options.values.items() if not isinstance(value, Mapping)}
+    sections = {"": model_options}
+    for name, unsupported in REFUSED.items():
+        options = model_options.section(name) if name else model_options
+        sections[name] = Options({**shared, **options.values}, options.where)
+        sections[name].refuse(unsupported, neutral=())
     tensors = _with_biases(_read_weights(folder))
-    tying = state_dicts.find_tying(
-        tensors, "src_emb.embeddings.weight", "tgt_emb.embeddings.weight", "generator.weight"
-    )
-    sizes = state_dicts.find_sizes(tensors, "src_emb.embeddings.weight", _LAYERS, "mlp.gate_up_proj.weight")
+    source, target = (f"{side}_emb.embeddings.weight" for side in ("src", "tgt"))
+    tying = state_dicts.find_tying(tensors, source, target, "generator.weight")
+    sizes = state_dicts.find_sizes(tensors, source, _LAYERS, "mlp.gate_up_proj.weight")
     vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")
     sides, specials = [vocabulary.texts(side) for side in ("src", "tgt")], vocabulary.section("specials")
     special = {name: specials.text(name, token) for name, token in opennmt.SPECIAL.items()}
@@ -148,24 +152,14 @@ def from_eole(
     inference = config.section("inference")
     set_generation_config(model, _search(inference, search_ids["unk_token_id"]) | search_ids | start)
     notes = [SEARCH_NOTE, *inference.dropped(DROPPED)]
-    spm_models = sentencepiece, target_sentencepiece
-    return opennmt.with_tokenizers(model, sides, special, spm_models, notes, config.texts("transforms"))
-
-
-def _sections(model: Options) -> dict[str, Options]:
-    """The options of each section of `REFUSED`. An option that a section lacks has the model's value."""
-    shared = {name: value for name, value in model.values.items() if not isinstance(value, Mapping)}
-    sections = [(name, model.section(name)) for name in REFUSED if name]
-    return {"": model} | {name: Options({**shared, **section.values}, section.where) for name, section in sections}
+    files = codes, sentencepiece, target_sentencepiece
+    return opennmt.with_tokenizers(model, sides, special, files, notes, config.texts("transforms"))
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors of all files. eole itself saves one file."""
-    files = sorted(folder.glob("model.*.safetensors"))
-    if not files:
-        raise UserError(f"{folder}: there is no model.00.safetensors")
     tensors: dict[str, Tensor] = {}
-    for file in files:
+    for file in sorted(folder.glob("model.*.safetensors")) or [folder / "model.00.safetensors"]:
         part = state_dicts.require_tensors(state_dicts.read_torch_file(file), str(file))
         if twice := sorted(tensors.keys() & part.keys()):
             raise UserError(f"{file}: {shown(twice[0])} is also in a file before it")
@@ -191,7 +185,7 @@ def _fields(sections: Mapping[str, Options], training: Options, tensors: Mapping
     dropout = opennmt.first_number(training, "dropout", 0.3)
     fields: dict[str, Any] = {
         "layer_norm_position": "pre",
-        "layer_norm_eps": float(both(Options.number, "norm_eps", EPSILON, 0.0)),
+        "layer_norm_eps": both(Options.number, "norm_eps", EPSILON, 0.0),
         "activation_function": ACTIVATIONS[both(Options.text, "mlp_activation_fn", "relu")],
         "attention_bias": any(map(_ATTENTION_BIAS.fullmatch, tensors)),
         "lm_head_bias": "generator.bias" in tensors,
@@ -223,7 +217,7 @@ def _of_both_stacks(sections: Mapping[str, Options], read: Callable[..., Any], n
 
 def _search(inference: Options, unk: int) -> dict[str, Any]:
     """The section `inference`, with the defaults of `eole predict`, under the names of `generate`."""
-    beams, alpha = inference.integer("beam_size", 5, 1), float(inference.number("alpha", 1.0))
+    beams, alpha = inference.integer("beam_size", 5, 1), inference.number("alpha", 1.0)
     settings: dict[str, Any] = {
         "num_beams": beams,
         "max_new_tokens": inference.integer("max_length", 250, 1),

@@ -21,24 +21,31 @@ from ..untrusted import one_line
 BATCH, SOURCE, TARGET, PAST = (Dim(name) for name in ("batch", "source", "target", "past"))
 
 
-class ExportableEncoder(nn.Module):
-    """The encoder, and the cross-attention keys and values of each decoder layer, computed once for a source."""
+class Projections(nn.Module):
+    """The cross-attention keys and values of each decoder layer, computed once for a source."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
         layers: Any = model.model.decoder.layers
-        self.encoder = model.model.encoder
-        self.cross_attentions = nn.ModuleList(layer.cross_attn for layer in layers)
+        self.attentions = nn.ModuleList(layer.cross_attn for layer in layers)
+
+    def forward(self, encoder_hidden_states: Tensor) -> list[Tensor]:
+        """(B, S, D) to keys (B, H, S, d_k) and values (B, H, S, d_v) of each layer."""
+        attentions: Any = self.attentions
+        return [part for attention in attentions for part in attention.keys_and_values(encoder_hidden_states)]
+
+
+class ExportableEncoder(nn.Module):
+    """The encoder and `Projections` of its output."""
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration):
+        super().__init__()
+        self.encoder, self.projections = model.model.encoder, Projections(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Encode sources (B, S) with their mask (B, S), 1 for tokens and 0 for padding.
-
-        Returns:
-            The encoder's output (B, S, D), and for each decoder layer keys (B, H, S, d_k) and values (B, H, S, d_v).
-        """
+        """Sources (B, S) and their mask, 0 for padding, to the encoder's output (B, S, D) and its projections."""
         states = self.encoder(input_ids, attention_mask).last_hidden_state
-        attentions: Any = self.cross_attentions
-        return states, [part for attention in attentions for part in attention.keys_and_values(states)]
+        return states, self.projections(states)
 
 
 class ExportableDecoder(nn.Module):
@@ -46,8 +53,7 @@ class ExportableDecoder(nn.Module):
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
-        self.decoder = model.model.decoder
-        self.lm_head = model.lm_head
+        self.decoder, self.lm_head = model.model.decoder, model.lm_head
 
     def forward(
         self, input_ids: Tensor, encoder_attention_mask: Tensor, source: list[Tensor], past: list[Tensor]
@@ -57,7 +63,7 @@ class ExportableDecoder(nn.Module):
         Args:
             input_ids: (B, T).
             encoder_attention_mask: the source's mask (B, S).
-            source: the keys and values that `ExportableEncoder` returns.
+            source: the keys and values of `Projections`.
             past: for each layer keys (B, H, P, d_k) and values (B, H, P, d_v) of the tokens before, P = 0 at first.
 
         Returns:
@@ -104,7 +110,7 @@ def example_inputs(config: VanillaTransformerConfig, sources: int = 3) -> tuple[
 
 
 def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[str, ExportedProgram]:
-    """The model as `torch.export` programs: "encoder" and "decoder", with the forwards of the two classes above.
+    """The model as `torch.export` programs: "encoder" and "decoder", with the forwards of the classes above.
 
     Args:
         model: in float32, on the CPU. It is not changed. The programs share its weights.
@@ -114,23 +120,21 @@ def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[s
     """
     refuse(model)
     ids, target, source, past = example_inputs(model.config)
-    encoder_shapes = ({0: BATCH, 1: SOURCE},) * 2
+    mask, source_shape = torch.ones_like(ids), {0: BATCH, 1: SOURCE}
     caches = [{0: BATCH, 2: SOURCE}] * len(source), [{0: BATCH, 2: PAST}] * len(past)
-    decoder_shapes = {0: BATCH, 1: TARGET}, {0: BATCH, 1: SOURCE}, *caches
+    decoder_shapes = {0: BATCH, 1: TARGET}, source_shape, *caches
     model = shared_copy(model, attention="eager")  # no fused kernels, no dropout
-    with torch.no_grad():
-        return {
-            "encoder": export_module(ExportableEncoder(model), (ids, torch.ones_like(ids)), encoder_shapes),
-            "decoder": export_module(
-                ExportableDecoder(model), (target, torch.ones_like(ids), source, past), decoder_shapes
-            ),
-        }
+    return {
+        "encoder": export_module(ExportableEncoder(model), (ids, mask), (source_shape,) * 2),
+        "decoder": export_module(ExportableDecoder(model), (target, mask, source, past), decoder_shapes),
+    }
 
 
 def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> ExportedProgram:
     """Trace a module with `torch.export`, or raise a UserError if that fails."""
     try:
-        program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic_shapes)
+        with torch.no_grad():
+            program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch.export raises whatever the traced code raises
         name = type(module).__name__.lstrip("_").removeprefix("Exportable").lower()
         raise UserError(f"torch.export cannot trace the {name}: {one_line(error)}") from error

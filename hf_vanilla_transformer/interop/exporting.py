@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -50,44 +51,40 @@ def export(
         overwrite: replace a folder that exists already.
         languages: for argos, the codes of source and target; its output is a file.
         quantization, vmap: see `ctranslate2.convert`. The other formats are float32 and have no vocabulary mapping.
-
-    Raises:
-        UserError: an unknown format, a folder that is not empty, a model that the format cannot express, or a damaged
-            one.
     """
     if target_format not in FORMATS:
         raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
     if quantization is not None and target_format not in ("ctranslate2", "argos"):
         raise UserError(f"quantization={quantization}: only ctranslate2 has it; {target_format} is written in float32")
-    if vmap is not None and target_format != "ctranslate2":
-        raise UserError(f"vmap={vmap}: only ctranslate2 has a vocabulary mapping")
+    for name, value, owner in (("vmap", vmap, "ctranslate2"), ("languages", languages, "argos")):
+        if value is not None and target_format != owner:
+            raise UserError(f"{name}={value}: only {owner} has this option")
     if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise UserError(f"output {output} contains the model itself; name a new folder")
     refuse_special_files(source)
-    if target_format == "argos":
-        return _write_argos(source, Path(output), overwrite, languages, quantization)
-    if languages is not None:
-        raise UserError(f"languages={languages}: only argos needs them")
-    module, note = import_module(f".{FORMATS[target_format]}", __package__), ""
-    with new_folder(Path(output), overwrite) as folder:
+    module, note, output = import_module(f".{FORMATS[target_format]}", __package__), "", Path(output)
+    writes = _new_file(output, overwrite) if target_format == "argos" else new_folder(output, overwrite)
+    with writes as written:
         model = load_translator(source, target_format in ("onnx", "torch"))
         check_generation_config(model.generation_config)
         tokenizers = load_tokenizers(source)
-        if target_format == "ctranslate2":
-            module.convert(source, folder, quantization, vmap)
+        if target_format == "argos":
+            note = module.write(model, source, written, languages, quantization)
+        elif target_format == "ctranslate2":
+            module.convert(source, written, quantization, vmap)
             tokens = side_tokens(tokenizers[1], model.config.target_vocab_size, "target")
             arguments = ", ".join(f"{name}={value}" for name, value in module.search_arguments(model, tokens).items())
             note = f"; its search is an argument of translate_batch: {arguments}"
         elif target_format == "marian":
-            module.write(model, folder)
-            save_tokenizers(folder, *tokenizers)
+            module.write(model, written)
+            save_tokenizers(written, *tokenizers)
         elif target_format == "marian-npz":
-            note = module.write(model.to(torch.float32), source, tokenizers, folder)
+            note = module.write(model.to(torch.float32), source, tokenizers, written)
         else:
-            _write_graphs(module.write, model.to(torch.float32), tokenizers, folder)
+            _write_graphs(module.write, model.to(torch.float32), tokenizers, written)
         exact = quantization in (None, "float32") and vmap is None
-        note += self_test(target_format, model, tokenizers, folder, exact)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        note += self_test(target_format, model, tokenizers, written, exact)
+        size = sum(path.stat().st_size for path in (written, *written.rglob("*")) if path.is_file())
     return f"{output}: {size / 1e6:.1f} MB{note}"
 
 
@@ -102,22 +99,13 @@ def load_translator(source: str | Path, subclass: bool = False) -> Any:
     return load_peer(model_class, source)
 
 
-def _write_argos(
-    source: str | Path, output: Path, overwrite: bool, languages: Sequence[str] | None, quantization: str | None
-) -> str:
-    module = import_module(".argos", __package__)
-    model = load_translator(source)
-    check_generation_config(model.generation_config)
-    tokenizers = load_tokenizers(source)
+def _new_file(output: Path, overwrite: bool) -> AbstractContextManager[Path]:
     if output.suffix != ".argosmodel" or output.is_dir():
         raise UserError(f"output {output}: name a file that ends with .argosmodel")
     if output.exists() and not overwrite:
         raise UserError(f"output {output} exists already; name a new file, or give --overwrite")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(output) as temporary:
-        note = module.write(model, source, temporary, languages, quantization)
-        note += self_test("argos", model, tokenizers, temporary, quantization in (None, "float32"))
-    return f"{output}: {output.stat().st_size / 1e6:.1f} MB{note}"
+    return atomic_file(output)
 
 
 def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: Path) -> None:

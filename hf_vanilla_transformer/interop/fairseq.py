@@ -101,45 +101,31 @@ def from_fairseq(
     fields = _fields(options, tensors) | tying.fields | positions | _IDS | sizes
     model = state_dicts.build_model(fields, tensors, _locate, tying.copies)
     set_generation_config(model, _search(search) | _GENERATION_IDS)
-    for name, language in (("source_lang", source_language), ("target_lang", target_language)):
-        task = Options({**task.values, **({} if language is None else {name: language})}, task.where)
+    languages = {"source_lang": source_language, "target_lang": target_language}
+    task = Options({**task.values, **{name: value for name, value in languages.items() if value}}, task.where)
     folder = Path(data) if data else path.parent
     sides = _dictionaries(folder, task, fields)
-    spm_models = sentencepiece, target_sentencepiece
-    converted = _with_tokenizers(model, sides, task, codes, spm_models)
-    converted.notes += search.dropped(DROPPED)
-    if not sides and any(folder.glob("dict.*.txt")):
-        converted.notes.append("its dictionaries were not chosen: give source_language and target_language")
-    if sides and _language_tokens(task):
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if task.values.get(name))
-        converted.notes.append(f"its task adds tokens of languages to the text ({names}), the tokenizer does not")
-    return converted
-
-
-def _with_tokenizers(
-    model: Any,
-    sides: list[list[str]],
-    task: Options,
-    codes: str | Path | None,
-    spm_models: tuple[str | Path | None, str | Path | None],
-) -> Converted:
-    source_spm, target_spm = spm_models[0] or spm_models[1], spm_models[1]
-    if codes and source_spm:
-        raise UserError(f"codes={codes}, sentencepiece={source_spm}: give one of them")
-    if not sides:
-        if codes or source_spm:
+    codes_of_sides = vocabularies.both_sides(codes, None)
+    spm_models = vocabularies.both_sides(sentencepiece, target_sentencepiece)
+    if codes_of_sides or spm_models:
+        if not sides:
             raise UserError("dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER")
-        return Converted(model)
-    special = [dict(zip(_SPECIAL_NAMES, side, strict=False)) for side in sides]
-    if (codes or source_spm) and any(side[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS for side in sides):
-        raise UserError("a dictionary overwrites a special token: leave out codes and sentencepiece, tokenize first")
-    if codes:
-        languages = task.text("source_lang"), task.text("target_lang")
-        return Converted(model, vocabularies.bpe_tokenizer(Path(codes), sides, languages, special[0]))
-    if source_spm:
-        paths = Path(source_spm), Path(target_spm or source_spm)
-        return Converted(model, vocabularies.sentencepiece_tokenizer(paths, sides, special[0]))
-    return Converted(model, *vocabularies.whitespace_tokenizers(sides, special), notes=[vocabularies.PRETOKENIZED])
+        if any(side[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS for side in sides):
+            reason = "leave out codes and sentencepiece, and tokenize the text first"
+            raise UserError(f"a dictionary overwrites a special token: {reason}")
+    converted = Converted(model)
+    if sides:
+        special = [dict(zip(_SPECIAL_NAMES, side, strict=False)) for side in sides]
+        raw_text = spm_models, codes_of_sides, [task.text(name) for name in languages]
+        converted = vocabularies.with_tokenizers(model, sides, special, *raw_text)
+        if _language_tokens(task):
+            names = [f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if task.values.get(name)]
+            reason = f"its task adds tokens of languages to the text ({', '.join(names)}), the tokenizer does not"
+            converted.notes.append(reason)
+    elif any(folder.glob("dict.*.txt")):
+        converted.notes.append("its dictionaries were not chosen: give source_language and target_language")
+    converted.notes += search.dropped(DROPPED)
+    return converted
 
 
 def _options(state: Mapping[str, Any], path: Path) -> tuple[Options, Options, Options]:
@@ -164,7 +150,7 @@ def _search(search: Options) -> dict[str, Any]:
     beams = search.integer("beam", 5, 1)
     settings: dict[str, Any] = {
         "num_beams": beams,
-        "length_penalty": 0.0 if search.flag("unnormalized") else float(search.number("lenpen", 1.0)),
+        "length_penalty": 0.0 if search.flag("unnormalized") else search.number("lenpen", 1.0),
         "min_new_tokens": search.integer("min_len", 1, 0),
         "no_repeat_ngram_size": search.integer("no_repeat_ngram_size", 0, 0),
         "suppress_tokens": [_IDS["pad_token_id"]],
@@ -200,17 +186,12 @@ def _refuse(options: Options) -> None:
 
 def _upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights under the names of newer versions, with separate projections."""
-    upgraded = {}
-    for name, tensor in tensors.items():
-        if _NOT_WEIGHTS.fullmatch(name):
-            continue
-        name = state_dicts.rename(name, _UPGRADES)
-        fused = re.fullmatch(r"(.*)\.in_proj_(weight|bias)", name)
-        if fused is None:
-            upgraded[name] = tensor
-            continue
-        for projection, part in zip("qkv", tensor.chunk(3), strict=False):
-            upgraded[f"{fused[1]}.{projection}_proj.{fused[2]}"] = part
+    kept = {name: tensor for name, tensor in tensors.items() if not _NOT_WEIGHTS.fullmatch(name)}
+    upgraded = {state_dicts.rename(name, _UPGRADES): tensor for name, tensor in kept.items()}
+    for name in list(upgraded):
+        if fused := re.fullmatch(r"(.*)\.in_proj_(weight|bias)", name):
+            for projection, part in zip("qkv", upgraded.pop(name).chunk(3), strict=False):
+                upgraded[f"{fused[1]}.{projection}_proj.{fused[2]}"] = part
     return upgraded
 
 
@@ -237,7 +218,7 @@ def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "lm_head_bias": "decoder.output_projection.bias" in tensors,
     }
     for name in ("dropout", "attention_dropout", "activation_dropout"):
-        fields[name] = float(options.number(name, 0.0, 0.0))
+        fields[name] = options.number(name, 0.0, 0.0)
     for stack in STACKS:
         name = f"{stack}_attention_heads"
         fields[name] = options.integer(name, None, 1)

@@ -52,25 +52,34 @@ def from_joeynmt(source: str | Path) -> Converted:
     options, is_version_1 = _read_options(folder / "config.yaml")
     architecture, data = options.section("model"), options.section("data")
     _refuse(architecture)
-    checkpoint = _checkpoint(path)
-    state = state_dicts.read_torch_file(checkpoint)
+    files = [path] if not path.is_dir() else list(path.glob("best.ckpt")) or sorted(path.glob("*.ckpt"))
+    if len(files) != 1:
+        raise UserError(f"{path}: no best.ckpt and {len(files)} other checkpoints; name the file")
+    state = state_dicts.read_torch_file(files[0])
     state = state.get("model_state") if isinstance(state, Mapping) else None
-    tensors = state_dicts.require_tensors(state, f"{checkpoint}: model_state")
+    tensors = state_dicts.require_tensors(state, f"{files[0]}: model_state")
     embeddings = "src_embed.lut.weight", "trg_embed.lut.weight"
     tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_layer.weight")
     fields = _fields(architecture) | tying.fields | state_dicts.find_sizes(tensors, embeddings[0])
-    special = _special(data)
+    symbols = data.section("special_symbols")
+    for number, name in enumerate(_SPECIAL_TOKENS):
+        if symbols.integer(f"{name}_id", number) != number:
+            raise symbols.error(f"{name}_id", f"only {number} is supported")
+    special = {f"{name}_token": symbols.text(f"{name}_token", token) for name, token in _SPECIAL_TOKENS.items()}
+    # the separator and the language tags, the next tokens of the vocabulary
+    further = [*filter(None, [symbols.text("sep_token")]), *symbols.texts("lang_tags")]
     ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
     fields |= {**ids, "decoder_start_token_id": ids["bos_token_id"]}
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(fields, tensors, locate, tying.copies | _TABLES)
     sizes = fields["vocab_size"], fields["decoder_vocab_size"]
-    tokens = [_tokens(folder, data, *each, special) for each in zip(SIDES, sizes, strict=True)]
+    first = [*special.values(), *further]
+    tokens = [_tokens(folder, data, *pair, first) for pair in zip(SIDES, sizes, strict=True)]
     # JoeyNMT's search leaves out these tokens, from version 2 on
-    banned = [] if is_version_1 else [special["bos_token"], special["pad_token"], *_further_special(data)]
-    notes = _set_search(model.generation_config, options.section("testing"), [tokens[1].index(t) for t in banned])
+    banned = [] if is_version_1 else [special["bos_token"], special["pad_token"], *further]
     converted = _with_tokenizers(model, folder, data, tokens, special)
-    converted.notes += notes
+    banned_ids = [tokens[1].index(token) for token in banned]
+    converted.notes += _set_search(model.generation_config, options.section("testing"), banned_ids)
     return converted
 
 
@@ -106,80 +115,52 @@ def _of_version_2(options: Options) -> dict[str, Any]:
     return {**options.values, **changed}
 
 
-def _checkpoint(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    files = [path / "best.ckpt"] if (path / "best.ckpt").is_file() else sorted(path.glob("*.ckpt"))
-    if len(files) != 1:
-        raise UserError(f"{path}: no best.ckpt and {len(files)} other checkpoints; name the file")
-    return files[0]
-
-
 def _refuse(model: Options) -> None:
-    for stack, default_type in (("encoder", "recurrent"), ("decoder", "transformer")):
-        options = model.section(stack)
+    stacks = [model.section(stack) for stack in STACKS]
+    for options, default_type in zip(stacks, ("recurrent", "transformer"), strict=True):
         if options.text("type", default_type) != "transformer":
             raise options.error("type", "only its Transformer can be converted")
         if options.number("alpha", 1.0) != 1:
             raise options.error("alpha", "§3.1 adds the input once, not alpha times")
-    norms = [
-        model.section(stack).text("layer_norm", default) for stack, default in zip(STACKS, ("", "post"), strict=True)
-    ]
-    if norms not in (["post"] * 2, ["pre"] * 2):
+    norms = stacks[0].text("layer_norm"), stacks[1].text("layer_norm", "post")
+    if norms not in (("post", "post"), ("pre", "pre")):
         # without the option JoeyNMT's encoder is pre-norm, but has no normalisation after its last layer
         raise UserError(
             f"{model.where}encoder.layer_norm={shown(norms[0]) or 'missing'}, decoder.layer_norm={shown(norms[1])}: "
             f"pre in both or post in both is needed"
         )
-    widths = {model.section(stack).integer("hidden_size", 512, 1) for stack in STACKS}
-    scales = {_scales_embedding(model, stack) for stack in STACKS[: 1 if model.flag("tied_embeddings") else 2]}
-    for name, values in (("hidden_size", widths), ("embeddings.scale", scales)):
+    embeddings = [options.section("embeddings") for options in stacks[: 1 if model.flag("tied_embeddings") else 2]]
+    for name, values in {
+        "hidden_size": {options.integer("hidden_size", 512, 1) for options in stacks},
+        "activation": {options.text("activation", "relu") for options in stacks},
+        "embeddings.scale": {options.flag("scale") for options in embeddings},
+    }.items():
         if len(values) > 1:
-            raise UserError(f"{model.where}{name} differs between encoder and decoder; here both have the same")
-
-
-def _scales_embedding(model: Options, stack: str) -> bool:
-    return model.section(stack).section("embeddings").flag("scale")
+            reason = f"encoder and decoder have {shown(' and '.join(sorted(map(str, values))))}"
+            raise UserError(f"{model.where}{name}: {reason}; here both have the same")
 
 
 def _fields(model: Options) -> dict[str, Any]:
-    activations = {model.section(stack).text("activation", "relu") for stack in STACKS}
-    if len(activations) > 1:
-        raise UserError(f"activation is {shown(' and '.join(sorted(activations)))}; here both stacks have the same")
+    encoder, decoder = (model.section(stack) for stack in STACKS)
     fields: dict[str, Any] = {
-        "activation_function": activations.pop(),
-        "scale_embedding": _scales_embedding(model, "encoder"),
+        "activation_function": encoder.text("activation", "relu"),
+        "scale_embedding": encoder.section("embeddings").flag("scale"),
         "layer_norm_eps": EPSILON,
-        "layer_norm_position": model.section("encoder").text("layer_norm"),
-        "dropout": float(model.section("decoder").number("dropout", 0.1, 0.0)),
+        "layer_norm_position": encoder.text("layer_norm"),
+        "dropout": decoder.number("dropout", 0.1, 0.0),
     }
-    for stack, heads in (("encoder", 4), ("decoder", 8)):  # JoeyNMT's defaults
-        fields[f"{stack}_attention_heads"] = model.section(stack).integer("num_heads", heads, 1)
-        fields[f"{stack}_ffn_dim"] = model.section(stack).integer("ff_size", 2048, 1)
+    for stack, options, heads in zip(STACKS, (encoder, decoder), (4, 8), strict=True):  # JoeyNMT's defaults
+        fields[f"{stack}_attention_heads"] = options.integer("num_heads", heads, 1)
+        fields[f"{stack}_ffn_dim"] = options.integer("ff_size", 2048, 1)
     return fields
 
 
-def _special(data: Options) -> dict[str, str]:
-    """The special tokens as keyword arguments of a tokenizer. Their ids are 0 to 3."""
-    symbols = data.section("special_symbols")
-    for number, name in enumerate(_SPECIAL_TOKENS):
-        if symbols.integer(f"{name}_id", number) != number:
-            raise symbols.error(f"{name}_id", f"only {number} is supported")
-    return {f"{name}_token": symbols.text(f"{name}_token", token) for name, token in _SPECIAL_TOKENS.items()}
-
-
-def _further_special(data: Options) -> list[str]:
-    """The separator and the language tags, the next tokens of the vocabulary."""
-    symbols = data.section("special_symbols")
-    return [*filter(None, [symbols.text("sep_token")]), *symbols.texts("lang_tags")]
-
-
-def _tokens(folder: Path, data: Options, side: str, size: int, special: Mapping[str, str]) -> list[str]:
+def _tokens(folder: Path, data: Options, side: str, size: int, special: list[str]) -> list[str]:
     """The tokens of a side by id, in the order of JoeyNMT's `Vocabulary`: special tokens first, each token once."""
     file, named = folder / f"{side}_vocab.txt", data.section(side).text("voc_file")
     if not file.is_file() and named:
         file = folder / Path(named).name
-    tokens = dict.fromkeys([*special.values(), *_further_special(data), *vocabularies.read_lines(file)])
+    tokens = dict.fromkeys([*special, *vocabularies.read_lines(file)])
     return vocabularies.require_size(list(tokens), size, file)
 
 
@@ -188,7 +169,7 @@ def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> 
     unk, notes = list(_SPECIAL_TOKENS).index("unk"), []
     generation_config.num_beams = testing.integer("beam_size", 1, 1)
     alpha = testing.number("alpha", testing.number("beam_alpha", -1.0))
-    generation_config.paper_length_penalty = float(max(0, alpha))
+    generation_config.paper_length_penalty = max(0.0, alpha)
     generation_config.min_new_tokens = testing.integer("min_output_length", 1, 0)
     generation_config.suppress_tokens = banned + [unk] * (not testing.flag("generate_unk", True)) or None
     longest, size = testing.integer("max_output_length", -1), testing.integer("no_repeat_ngram_size", -1)
@@ -200,7 +181,7 @@ def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> 
     if size > 1:
         generation_config.no_repeat_ngram_size = generation_config.encoder_no_repeat_ngram_size = size
     if penalty > 1:
-        generation_config.repetition_penalty = float(penalty)
+        generation_config.repetition_penalty = penalty
         # transformers takes the inverse for the encoder's tokens
         generation_config.encoder_repetition_penalty = 1 / penalty
     if penalty > 1 or size > 1:
@@ -211,32 +192,32 @@ def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> 
 def _with_tokenizers(
     model: Any, folder: Path, data: Options, tokens: list[list[str]], special: Mapping[str, str]
 ) -> Converted:
-    sides = [data.section(side) for side in SIDES]
-    spm_models = [_sentencepiece_model(folder, *each) for each in zip(sides, tokens, strict=True)]
-    paths = [path for path in spm_models if path]
-    if len(paths) == len(SIDES):
-        return Converted(model, vocabularies.sentencepiece_tokenizer(paths, tokens, special))
-    plain = [side.text("level") == "word" and not _preprocesses(side) for side in sides]  # split at white space
-    lowercase = [side.flag("lowercase") and is_plain for side, is_plain in zip(sides, plain, strict=True)]
-    origins = "src_vocab.txt", "trg_vocab.txt"
-    tokenizers = vocabularies.whitespace_tokenizers(tokens, (special,) * 2, origins, lowercase)
-    takes_text = all(plain) and not any(side.flag("needs_codes") for side in sides)
-    return Converted(model, *tokenizers, notes=[] if takes_text else [vocabularies.PRETOKENIZED])
-
-
-def _preprocesses(side: Options) -> bool:
-    return side.flag("normalize") or side.section("tokenizer_cfg").text("pretokenizer", "none") != "none"
+    sides, specials = [data.section(side) for side in SIDES], (special,) * 2
+    pretokenizers = [side.section("tokenizer_cfg").text("pretokenizer", "none") for side in sides]
+    changes = [side.flag("normalize") or name != "none" for side, name in zip(sides, pretokenizers, strict=True)]
+    if not any(changes):
+        spm_models = [_sentencepiece_model(folder, *pair) for pair in zip(sides, tokens, strict=True)]
+        if all(spm_models):
+            return vocabularies.with_tokenizers(model, tokens, specials, list(filter(None, spm_models)))
+    plain = [side.text("level") == "word" and not change for side, change in zip(sides, changes, strict=True)]
+    settings: dict[str, Any] = {
+        "origins": [f"{side}_vocab.txt" for side in SIDES],
+        "lowercase": [side.flag("lowercase") and is_plain for side, is_plain in zip(sides, plain, strict=True)],
+    }
+    converted = vocabularies.with_tokenizers(model, tokens, specials, **settings)
+    if all(plain) and not any(side.flag("needs_codes") for side in sides):
+        converted.notes.clear()  # split at white space
+    return converted
 
 
 def _sentencepiece_model(folder: Path, side: Options, tokens: list[str]) -> Path | None:
     """The SentencePiece model of a side, if JoeyNMT applies nothing else to its text."""
     file = side.section("tokenizer_cfg").text("model_file")
     kind = side.text("tokenizer_type", side.text("bpe_type", "sentencepiece"))
-    is_plain = side.text("level") == "bpe" and kind == "sentencepiece"
-    if not (is_plain and file) or side.flag("lowercase") or _preprocesses(side):
+    if side.text("level") != "bpe" or kind != "sentencepiece" or not file or side.flag("lowercase"):
         return None
     path = folder / Path(file).name
     # JoeyNMT never splits text into a piece of several characters that its vocabulary lacks. Here it would be unknown.
     known = {*tokens, "<s>", "</s>", "<unk>"}
-    forbidden = [piece for piece in vocabularies.sentencepiece_pieces(path) if len(piece) > 1 and piece not in known]
-    return None if forbidden else path
+    is_whole = all(len(piece) == 1 or piece in known for piece in vocabularies.sentencepiece_pieces(path))
+    return path if is_whole else None

@@ -11,6 +11,7 @@ from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .converting import Converted
+from .search_settings import refuse_fields
 from .state_dicts import TensorRef, position_layout
 from .transformers_folders import POSITION_TABLES, SAME_FIELDS, from_peer, load_tokenizer, read_folder
 
@@ -20,12 +21,8 @@ _READS = ("q_proj", "k_proj", "v_proj", "fc1", "lm_head")  # the D features are 
 def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
     """A `MarianMTModel` that gives the same logits.
 
-    Args:
-        model: with sinusoidal positions. If sines and cosines are interleaved, the weights are permuted to Marian's
-            split order.
-
-    Returns:
-        The model in evaluation mode, with the dtype of `model`, on its device.
+    `model` has sinusoidal positions. If sines and cosines are interleaved, the weights are permuted to Marian's split
+    order. The result is in evaluation mode, with the dtype of `model`, on its device.
     """
     config = model.config
     _refuse(config)
@@ -50,13 +47,12 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
     """Save `to_marian(model)` with the model's search. The paper's length penalty becomes log P / length^α."""
     marian, search = to_marian(model), model.generation_config.to_diff_dict()
-    settings = marian.generation_config.to_diff_dict() | search
-    alpha = settings.pop("paper_length_penalty", 1.0)
-    settings.pop("max_length_over_source", None)
-    settings |= {"num_beams": search.get("num_beams", 1), "length_penalty": search.get("length_penalty", alpha)}
+    defaults = {"num_beams": 1, "length_penalty": search.pop("paper_length_penalty", 1.0)}
+    settings = marian.generation_config.to_diff_dict() | defaults | search
+    dropped = {"max_length_over_source"}
     if settings["num_beams"] == 1:  # transformers refuses to save options of a beam search for a greedy one
-        for name in ("length_penalty", "early_stopping"):
-            settings.pop(name, None)
+        dropped |= {"length_penalty", "early_stopping"}
+    settings = {name: value for name, value in settings.items() if name not in dropped}
     if not settings.keys() & {"max_length", "max_new_tokens"}:
         settings["max_length"] = model.config.max_position_embeddings
     marian.generation_config = GenerationConfig(**settings)
@@ -83,53 +79,35 @@ def from_marian(folder: str | Path) -> Converted:
     if tokenizer is None and (Path(folder) / "tokenizer.json").is_file():
         tokenizer, target_tokenizer = load_tokenizers(folder)
     converted = from_peer(
-        peer,
-        output="lm_head.weight",
-        tokenizer=tokenizer,
-        other_fields={"position_encoding_type": positions, "lm_head_bias": bias is not None and bool(bias.any())},
-        locate=_locate,
-        unused={"final_logits_bias"},
+        *(peer, tokenizer, {"lm_head.bias": TensorRef("final_logits_bias", 0)}, ["final_logits_bias"]),  # (1, V)
+        position_encoding_type=positions,
+        lm_head_bias=bias is not None and bool(bias.any()),
     )
     converted.target_tokenizer = None if target_tokenizer is tokenizer else target_tokenizer
     return converted
 
 
-def _locate(name: str) -> str | TensorRef:
-    if name == "lm_head.bias":
-        return TensorRef("final_logits_bias", 0)  # (1, V)
-    return name.replace("cross_attn", "encoder_attn")
-
-
 def _refuse(config: VanillaTransformerConfig) -> None:
     widths = {config.d_model / heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
     given = {width for width in (config.head_dim, config.value_head_dim) if width is not None}
-    refused = {
-        "position_encoding_type": config.position_encoding_type not in ("sinusoidal", "sinusoidal_split"),
-        "attention_bias": not config.attention_bias,
-        "layer_norm_position": config.layer_norm_position != "post",
-        "final_layer_norm": config.final_layer_norm,
-        "head_dim": bool(given) and given != widths,
-        "layer_norm_eps": config.layer_norm_eps != 1e-5,
-    }
-    for name, cannot in refused.items():
-        if cannot:
-            raise UserError(f"{name}={getattr(config, name)!r}: Marian has no such option, the model stays as it is")
+    refuse_fields(
+        config,
+        "MarianMTModel has no such option, the model stays as it is",
+        position_encoding_type=config.position_encoding_type not in ("sinusoidal", "sinusoidal_split"),
+        attention_bias=not config.attention_bias,
+        layer_norm_position=config.layer_norm_position != "post",
+        final_layer_norm=config.final_layer_norm,
+        head_dim=bool(given) and given != widths,
+        layer_norm_eps=config.layer_norm_eps != 1e-5,
+    )
 
 
 def weights_with_split_sinusoids(model: VanillaTransformerForConditionalGeneration) -> dict[str, Tensor]:
-    """The weights with which `model` computes the same logits from split sinusoids.
+    """The weights by name, tied ones under each name, with which `model` gives the same logits from split sinusoids.
 
     The paper interleaves sines and cosines (§3.5). The order of the D features of the residual stream is free as long
-    as every matrix uses the same one, so permuting the weights moves all sines to the front.
-
-    Args:
-        model: with sinusoids, interleaved or split.
-
-    Returns:
-        Weights by name, tied ones under each of their names. The model's weights if its sinusoids are split.
-
-    Raises:
-        ValueError: learned positions, or sinusoids that are no permutation of the paper's.
+    as every matrix uses the same one, so permuting the weights moves all sines to the front. A ValueError for other
+    positions.
     """
     kind = model.config.position_encoding_type
     weights = {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)}
@@ -138,13 +116,12 @@ def weights_with_split_sinusoids(model: VanillaTransformerForConditionalGenerati
     if kind != "sinusoidal":
         raise ValueError(f"position_encoding_type={kind!r} has no split order; 'sinusoidal' is needed")
     width = model.config.d_model
-    order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
+    order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)]).to(model.device)
     return {name: _permuted(name, weight, order) for name, weight in weights.items()}
 
 
 def _permuted(name: str, weight: Tensor, order: Tensor) -> Tensor:
     module, kind = name.split(".")[-2:]
-    order = order.to(weight.device)
     if module == "embed_tokens" or (module in _READS and kind == "weight"):
         return weight[:, order]  # (·, D)
     return weight if module in _READS else weight[order]  # (D, ·) or (D,): out_proj, fc2 and LayerNorm

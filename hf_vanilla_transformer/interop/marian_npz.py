@@ -4,6 +4,7 @@ import math
 import re
 import zipfile
 import zlib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from ..errors import UserError
 from ..layers_vanilla_transformer import sinusoidal_positions
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line, parse_yaml_mapping, require_file, shown
 from . import state_dicts, vocabularies
 from .converting import Converted
@@ -28,6 +30,7 @@ MAX_POSITIONS = 1024  # rows of the table that replaces Marian's formula
 NEVER = -1e4  # output bias of the tokens that Marian does not have
 PAD = "<pad>"
 _SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": PAD}
+_SPM_MODELS = ("source.spm", "target.spm")
 
 # Seen in 1.12.42, and reproduced by leaving the keys and values of later steps unnormalised.
 PRE_NORM_NOTE = (
@@ -68,8 +71,8 @@ DROPPED = {
     **{"output-sampling": [], "output-approx-knn": [], "force-decode": False, "no-spm-encode": False},
 }
 
-# Options that place normalisations before each sub-layer, after it, and after each stack.
-_NORMALISATIONS = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
+# Options that place normalisations before each sub-layer, after it, and after each stack, with their defaults.
+_NORMALISATIONS = {"transformer-preprocess": "", "transformer-postprocess": "dan", "transformer-postprocess-top": ""}
 _POSITIONS: dict[tuple[str, ...], str] = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
 
 #: Within a layer: our modules, and Marian's names of their weight and bias.
@@ -119,6 +122,34 @@ def from_marian_npz(
     _refuse(options)
     tensors = state_dicts.require_tensors({name: _tensor(name, array) for name, array in arrays.items()}, str(path))
     tensors, pad = _with_padding(tensors)
+    named = _vocabulary_names(options, decoder)
+    paths = vocabularies.both_sides(source_vocabulary, target_vocabulary) or _existing(path.parent, named)
+    sides = [_tokens(vocabulary) for vocabulary in paths]
+    ids, is_pre_norm = _special_ids(sides, pad), _POSITIONS[_normalisations(options)] == "pre"
+    model = _model(tensors, options, ids, is_pre_norm)
+    set_generation_config(model, ids | _search(decoder, ids["unk_token_id"]))
+    files = [(source_sentencepiece, target_sentencepiece), (codes, target_codes)]
+    spm_models, codes_of_sides = (vocabularies.both_sides(*pair) for pair in files)
+    if sides:
+        if not spm_models and not codes_of_sides:
+            has_pieces = paths[0].suffix == paths[1].suffix == ".spm"
+            spm_models = _existing(paths[0].parent, [path.name for path in paths] if has_pieces else _SPM_MODELS)
+        sides, specials = [_with_unused(side, pad) for side in sides], (_SPECIAL,) * 2
+        raw_text = spm_models, codes_of_sides, (source_language, target_language)
+        converted = vocabularies.with_tokenizers(model, sides, specials, *raw_text, origins=paths)
+        converted.notes += [TRUECASING_NOTE] * bool(codes_of_sides)
+    elif spm_models or codes_of_sides:
+        raise UserError("no vocabularies in the model's folder: give source_vocabulary and target_vocabulary")
+    else:
+        missing = f"its vocabularies {' and '.join(map(shown, named))} are not in its folder"
+        converted = Converted(model, notes=[missing] * bool(named))
+    converted.notes += [*decoder.dropped(DROPPED), *([PRE_NORM_NOTE] * is_pre_norm)]
+    return converted
+
+
+def _model(
+    tensors: dict[str, Tensor], options: Options, ids: Mapping[str, int | None], is_pre_norm: bool
+) -> VanillaTransformerForConditionalGeneration:
     tying = state_dicts.find_tying(tensors, "encoder_Wemb", "decoder_Wemb", "output")
     sizes = state_dicts.find_sizes(tensors, "encoder_Wemb", ("encoder_l", "decoder_l"))
     tensors, positions = _positions(tensors, options, sizes["d_model"])
@@ -130,35 +161,13 @@ def from_marian_npz(
         **{f"{stack}_attention_heads": options.integer("transformer-heads", 8, 1) for stack in STACKS},
         **{f"{stack}_ffn_dim": state_dicts.require_matrix(tensors, f"{stack}_l1_ffn_W1").shape[1] for stack in STACKS},
         "activation_function": _activation(options),
-        "layer_norm_position": _POSITIONS[_normalisations(options)],
+        "layer_norm_position": "pre" if is_pre_norm else "post",
         "dropout": options.number("transformer-dropout", 0.0, 0.0),
         "layer_norm_eps": EPSILON,
         "lm_head_bias": True,
     }
-    paths = _vocabulary_files(path, options, decoder, source_vocabulary, target_vocabulary)
-    sides = [_tokens(vocabulary) for vocabulary in paths]
-    ids = _special_ids(sides, pad)
-    locate = partial(_locate, pre_norm=fields["layer_norm_position"] == "pre")
-    model = state_dicts.build_model({**fields, **ids}, tensors, locate, tying.copies)
-    set_generation_config(model, ids | _search(decoder, ids["unk_token_id"]))
-    spm_models = source_sentencepiece, target_sentencepiece
-    converted = _with_tokenizers(model, paths, [_with_unused(side, pad) for side in sides], spm_models)
-    converted.notes += decoder.dropped(DROPPED)
-    if fields["layer_norm_position"] == "pre":
-        converted.notes.append(PRE_NORM_NOTE)
-    if codes or target_codes:
-        if not sides or any(spm_models):
-            reason = "leave out the SentencePiece models" if sides else "give source_vocabulary and target_vocabulary"
-            raise UserError(f"codes={codes or target_codes}: {reason}")
-        pairs = zip(_both_sides(codes, target_codes), sides, (source_language, target_language), strict=True)
-        converted.tokenizer, converted.target_tokenizer = (
-            vocabularies.bpe_tokenizer(file, [_with_unused(side, pad)] * 2, (language,) * 2, _SPECIAL)
-            for file, side, language in pairs
-        )
-        converted.notes = [TRUECASING_NOTE if note == vocabularies.PRETOKENIZED else note for note in converted.notes]
-    if converted.tokenizer is None and (names := _vocabulary_names(options, decoder)):
-        converted.notes.append(f"its vocabularies {' and '.join(map(shown, names))} are not in its folder")
-    return converted
+    locate = partial(_locate, pre_norm=is_pre_norm)
+    return state_dicts.build_model({**fields, **ids}, tensors, locate, tying.copies)
 
 
 def _search(decoder: Options, unk: int | None) -> dict[str, Any]:
@@ -182,16 +191,14 @@ def _activation(options: Options) -> str:
 
 def _model_file(source: Path) -> tuple[Path, Options]:
     """The .npz, and the options of decoding: NAME.npz.decoder.yml, as training writes it, or decoder.yml."""
-    folder = source if source.is_dir() else source.parent
     if not source.is_dir():
-        for path in (source.with_name(f"{source.name}.decoder.yml"), folder / "decoder.yml"):
-            if path.is_file():
-                return require_file(source), _read_options(path)
-        return require_file(source), Options({})
-    models = [path for path in sorted(folder.glob("*.npz")) if not path.name.endswith(_FILES_OF_TRAINING)]
-    for path in [folder / "decoder.yml", folder / "model.npz.decoder.yml", *sorted(folder.glob("*.npz.decoder.yml"))]:
+        files = source.with_name(f"{source.name}.decoder.yml"), source.with_name("decoder.yml")
+        options = next((_read_options(path) for path in files if path.is_file()), Options({}))
+        return require_file(source), options
+    models = [path for path in sorted(source.glob("*.npz")) if not path.name.endswith(_FILES_OF_TRAINING)]
+    for path in [source / "decoder.yml", source / "model.npz.decoder.yml", *sorted(source.glob("*.npz.decoder.yml"))]:
         if path.is_file() and "models" in (decoder := _read_options(path)):
-            named = [folder / Path(name).name for name in decoder.texts("models")]
+            named = [source / Path(name).name for name in decoder.texts("models")]
             if len(named) != 1 or not named[0].is_file():
                 raise UserError(f"{path}: it names {len(named)} models; name the .npz file to convert")
             return named[0], decoder
@@ -240,19 +247,15 @@ def _read_options(path: Path) -> Options:
 
 def _normalisations(options: Options) -> tuple[str, ...]:
     """The three options without "d" (dropout)."""
-    defaults = ("", "dan", "")
-    return tuple(
-        options.text(name, default).replace("d", "") for name, default in zip(_NORMALISATIONS, defaults, strict=True)
-    )
+    return tuple(options.text(name, default).replace("d", "") for name, default in _NORMALISATIONS.items())
 
 
 def _refuse(options: Options) -> None:
     options.refuse(REFUSED)
     if _normalisations(options) not in _POSITIONS:
         chosen = ", ".join(f"--{name}={shown(options.text(name))}" for name in _NORMALISATIONS)
-        raise UserError(
-            f"{options.where.removesuffix('--')}{chosen}: such a model is neither post-norm (§3.1) nor pre-norm"
-        )
+        where = options.where.removesuffix("--")
+        raise UserError(f"{where}{chosen}: such a model is neither post-norm (§3.1) nor pre-norm")
     known = (*ACTIVATIONS, "gelu")
     if options.text("transformer-ffn-activation", "swish") not in known:
         raise options.error("transformer-ffn-activation", f"it is none of {', '.join(known)}")
@@ -270,19 +273,14 @@ def _tensor(name: str, array: np.ndarray) -> Tensor:
 
 def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
     """Name embeddings and output matrix uniformly, with zero rows up to the padding token. Return its id too."""
-    rest = dict(tensors)
+    rest: dict[str, Any] = dict(tensors)
     shared = rest.pop("Wemb", None)
-    matrices: dict[str, Tensor] = {}
-    for name in ("encoder_Wemb", "decoder_Wemb"):
-        matrix = rest.pop(name, shared)
+    matrices = {name: rest.pop(name, shared) for name in ("encoder_Wemb", "decoder_Wemb")}
+    for name, matrix in matrices.items():
         if matrix is None or matrix.ndim != 2:
             raise UserError(f"there is no matrix {name} or Wemb: this is no encoder-decoder Transformer of Marian")
-        matrices[name] = matrix
-    output = matrices["output"] = (
-        rest.pop("decoder_ff_logit_out_W").T
-        if "decoder_ff_logit_out_W" in rest
-        else rest.pop("decoder_ff_logit_out_Wt", matrices["decoder_Wemb"])
-    )
+    output = rest.pop("decoder_ff_logit_out_W").T if "decoder_ff_logit_out_W" in rest else matrices["decoder_Wemb"]
+    output = matrices["output"] = rest.pop("decoder_ff_logit_out_Wt", output)
     pad = max(map(len, matrices.values()))
     bias = rest.pop("decoder_ff_logit_out_b", torch.zeros(len(output), dtype=output.dtype))
     rest |= {name: F.pad(matrix, (0, 0, 0, pad + 1 - len(matrix))) for name, matrix in matrices.items()}
@@ -293,12 +291,9 @@ def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
 def _positions(tensors: dict[str, Tensor], options: Options, width: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     # old versions stored the option under the shorter name
     learned = any(options.flag(f"transformer-train-{name}") for name in ("positions", "position-embeddings"))
-    if learned:
-        if "Wpos" not in tensors:
-            raise UserError("Wpos is missing, the table of --transformer-train-positions")
-        table = tensors.pop("Wpos")
-    else:
-        table = marian_positions(width)
+    if learned and "Wpos" not in tensors:
+        raise UserError("Wpos is missing, the table of --transformer-train-positions")
+    table = tensors.pop("Wpos") if learned else marian_positions(width)
     tensors = {**tensors, "encoder positions": table, "decoder positions": table}
     fields = {"position_encoding_type": "learned", "max_position_embeddings": len(table)}
     return tensors, {**fields, "scale_embedding": not learned}
@@ -319,23 +314,15 @@ def _locate(name: str, pre_norm: bool) -> str | TensorRef:
         return f"{stack}_Wemb" if rest == "embed_tokens.weight" else f"{stack} positions"
     _, number, module = rest.split(".", 2)
     module, kind = module.rsplit(".", 1)
-    theirs = f"{stack}_l{int(number) + 1}_{IN_LAYER[module][kind == 'bias']}"
-    if pre_norm and "norm" in module:
-        theirs += "_pre"
-    return TensorRef(theirs, transposed=kind == "weight" and "norm" not in module)
+    is_norm = "norm" in module
+    theirs = f"{stack}_l{int(number) + 1}_{IN_LAYER[module][kind == 'bias']}" + "_pre" * (pre_norm and is_norm)
+    return TensorRef(theirs, transposed=kind == "weight" and not is_norm)
 
 
-def _vocabulary_files(path: Path, options: Options, decoder: Options, *given: str | Path | None) -> list[Path]:
-    """The vocabularies of source and target, `given` or named by the options, or none if these do not exist."""
-    if any(given):
-        return _both_sides(*given)
-    named = [path.parent / Path(name).name for name in _vocabulary_names(options, decoder)]
-    return [named[0], named[-1]] if named and all(file.is_file() for file in named) else []
-
-
-def _both_sides(source: str | Path | None, target: str | Path | None) -> list[Path]:
-    """Two files, or one for both sides."""
-    return [Path(source or target or ""), Path(target or source or "")]
+def _existing(folder: Path, names: Sequence[str]) -> list[Path]:
+    """The files of source and target by the names of two or of one, or none if one is missing."""
+    files = [folder / Path(name).name for name in names]
+    return [files[0], files[-1]] if files and all(file.is_file() for file in files) else []
 
 
 def _vocabulary_names(options: Options, decoder: Options) -> list[str]:
@@ -379,22 +366,3 @@ def _with_unused(side: list[str], pad: int) -> list[str]:
     if PAD in side:
         raise UserError(f"{PAD} is a token of the vocabulary; the padding that is added needs this name")
     return [*side, *(f"<unused_{number}>" for number in range(len(side), pad)), PAD]
-
-
-def _with_tokenizers(
-    model: Any, paths: list[Path], sides: list[list[str]], given: tuple[str | Path | None, str | Path | None]
-) -> Converted:
-    if not sides:
-        if any(given):
-            raise UserError("no vocabularies in the model's folder: give source_vocabulary and target_vocabulary")
-        return Converted(model)
-    if any(given):
-        spm_models = _both_sides(*given)
-    elif paths[0].suffix == paths[1].suffix == ".spm":
-        spm_models = paths
-    else:
-        spm_models = [paths[0].with_name(f"{side}.spm") for side in ("source", "target")]
-    if any(given) or all(path.is_file() for path in spm_models):
-        return Converted(model, vocabularies.sentencepiece_tokenizer(spm_models, sides, _SPECIAL))
-    tokenizers = vocabularies.whitespace_tokenizers(sides, (_SPECIAL,) * 2, paths)
-    return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED])

@@ -4,6 +4,7 @@ Marian can express models with its own arithmetic only, such as converted ones a
 from a zero vector, has sinusoids of its own, and reads trained positions wrongly: each step is at position 0.
 """
 
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,32 +13,29 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from torch import Tensor
 
 from ..data.side_tokens import side_tokens
 from ..errors import UserError
 from .ctranslate2 import NEVER, position_table
 from .marian_npz import ACTIVATIONS, EPSILON, IN_LAYER, OPTIONS, marian_positions
-from .search_settings import banned_tokens, check_search
+from .search_settings import banned_tokens, check_search, refuse_fields
+from .state_dicts import STACKS
 from .vocabularies import sentencepiece_pieces
 
 #: Generation settings that Marian applies. A forced end replaces the last token at the limit, which is no text.
 APPLIED = {"bad_words_ids", "suppress_tokens", "forced_eos_token_id"}
 _ACTIVATIONS = {**{ours: theirs for theirs, ours in ACTIVATIONS.items()}, "swish": "swish", "gelu": "gelu"}
 _SPECIAL = {"eos": "</s>", "unk": "<unk>"}
+_REMEDY = (
+    "Marian's own files need its positions, epsilon and zero vector at the start, and no recipe trains such a model. "
+    "Fine-tune one of convert --from marian-npz, or export --to marian or ctranslate2"
+)
 
 
 def write(model: Any, source: str | Path, tokenizers: Sequence[Any], folder: Path) -> str:
-    """Write a model into a new folder, and return a note about its text.
+    """Write a model in float32 into a new folder, and return a note about its text.
 
-    Args:
-        model: in float32. It is not changed.
-        source: its folder, with the SentencePiece models if it has any.
-        tokenizers: of source and target.
-        folder: is created.
-
-    Raises:
-        UserError: a model or a search that Marian cannot express.
+    `source` is the model's folder, which has its SentencePiece models if there are any.
     """
     _refuse(model)
     settings = check_search(model, "Marian", APPLIED)
@@ -66,24 +64,21 @@ def _refuse(model: Any) -> None:
     expected = marian_positions(config.d_model)
     tables = [position_table(stack)[: len(expected)] for stack in (model.model.encoder, model.model.decoder)]
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
-    refused = {
-        "layer_norm_position": config.layer_norm_position != "post",  # its decoder does not normalise cached keys
-        "final_layer_norm": config.final_layer_norm,
-        "layer_norm_eps": config.layer_norm_eps != EPSILON,
-        "scale_embedding": not config.scale_embedding,
-        "decoder_attention_heads": len(heads) > 1,
-        "head_dim": config.head_dim not in (None, config.d_model // min(heads)),
-        "value_head_dim": config.value_head_dim not in (None, config.d_model // min(heads)),
-        "activation_function": config.activation_function not in _ACTIVATIONS,
-        "position_encoding_type": any((table - expected[: len(table)]).abs().max() > 1e-6 for table in tables),
-        "decoder_start_token_id": bool(start.any()),
-    }
-    for name, cannot in refused.items():
-        if cannot:
-            raise UserError(
-                f"{name}={getattr(config, name)!r}: Marian cannot express it. Only models with its positions, epsilon "
-                "and zero vector at the start can return to it, such as those converted by --from marian-npz"
-            )
+    width = config.d_model // min(heads)
+    refuse_fields(
+        config,
+        _REMEDY,
+        layer_norm_position=config.layer_norm_position != "post",  # its decoder does not normalise cached keys
+        final_layer_norm=config.final_layer_norm,
+        layer_norm_eps=config.layer_norm_eps != EPSILON,
+        scale_embedding=not config.scale_embedding,
+        decoder_attention_heads=len(heads) > 1,
+        head_dim=config.head_dim not in (None, width),
+        value_head_dim=config.value_head_dim not in (None, width),
+        activation_function=config.activation_function not in _ACTIVATIONS,
+        position_encoding_type=any((table - expected[: len(table)]).abs().max() > 1e-6 for table in tables),
+        decoder_start_token_id=bool(start.any()),
+    )
 
 
 def _without_padding(model: Any, side: str, tokens: list[str]) -> list[str]:
@@ -104,11 +99,9 @@ def _without_padding(model: Any, side: str, tokens: list[str]) -> list[str]:
 
 def _write_vocabularies(source: Path, folder: Path, sides: list[list[str]]) -> list[str]:
     """The files of source and target: SentencePiece models whose pieces have the model's ids, otherwise YAML."""
-    models = [source / f"{side}.spm" for side in ("source", "target")]
-    if all(
-        path.is_file() and sentencepiece_pieces(path) == tokens for path, tokens in zip(models, sides, strict=True)
-    ):
-        names = ["source.spm", "target.spm"]
+    names = ["source.spm", "target.spm"]
+    has_models = all((source / name).is_file() for name in names)
+    if has_models and [sentencepiece_pieces(source / name) for name in names] == sides:
         for name in names:
             shutil.copyfile(source / name, folder / name)
         return names
@@ -124,22 +117,20 @@ def _arrays(model: Any, sizes: list[int], banned: list[int]) -> tuple[dict[str, 
     """The weights under Marian's names, and its options."""
     config, weights = model.config, {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)}
     shared, tied = config.share_encoder_decoder_embeddings, config.tie_word_embeddings
-    stacks = {"encoder": (config.encoder_layers, sizes[0]), "decoder": (config.decoder_layers, sizes[1])}
     arrays = {} if tied else {"decoder_ff_logit_out_Wt": weights["lm_head.weight"][: sizes[1]]}
     bias = weights.get("lm_head.bias", torch.zeros(config.target_vocab_size)).clone()
     bias[banned] = NEVER
     arrays["decoder_ff_logit_out_b"] = bias[: sizes[1]]
-    for stack, (depth, size) in stacks.items():
-        name = "Wemb" if shared else f"{stack}_Wemb"
-        arrays[name] = weights[f"model.{stack}.embed_tokens.weight"][:size]
-        for layer in range(depth):
-            for module, names in IN_LAYER.items():
-                prefix = f"model.{stack}.layers.{layer}.{module}"
-                if f"{prefix}.weight" in weights:
-                    weight = weights[f"{prefix}.weight"]
-                    bias = weights.get(f"{prefix}.bias", torch.zeros(len(weight)))
-                    pair = weight if weight.ndim == 1 else weight.T, bias  # Marian's matrices are (inputs, outputs)
-                    arrays |= {f"{stack}_l{layer + 1}_{name}": part for name, part in zip(names, pair, strict=True)}
+    for stack, size in zip(STACKS, sizes, strict=True):
+        embedding = weights[f"model.{stack}.embed_tokens.weight"]
+        arrays["Wemb" if shared else f"{stack}_Wemb"] = embedding[:size]
+    for name, weight in weights.items():
+        if match := re.fullmatch(r"model\.(\w+)\.layers\.(\d+)\.(.+)\.weight", name):
+            stack, layer, module = match[1], int(match[2]), match[3]
+            bias = weights.get(name.replace("weight", "bias"), torch.zeros(len(weight)))
+            pair = weight if weight.ndim == 1 else weight.T, bias  # Marian's matrices are (inputs, outputs)
+            for theirs, part in zip(IN_LAYER[module], pair, strict=True):
+                arrays[f"{stack}_l{layer + 1}_{theirs}"] = part
     options = {
         **{"type": "transformer", "version": "v1.12.42", "enc-depth": config.encoder_layers},
         **{"dec-depth": config.decoder_layers, "dim-emb": config.d_model, "ulr": False, "input-types": []},
@@ -154,9 +145,5 @@ def _arrays(model: Any, sizes: list[int], banned: list[int]) -> tuple[dict[str, 
         **{"tied-embeddings": tied and not shared, "layer-normalization": False, "right-left": False},
         **{"transformer-guided-alignment-layer": "last", "lemma-dim-emb": 0},
     }
-    return {name: _array(part) for name, part in arrays.items()}, options
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    array = np.ascontiguousarray(tensor.float().numpy())
-    return array[None] if array.ndim == 1 else array  # (n,) to (1, n)
+    # (n,) to (1, n)
+    return {name: np.atleast_2d(np.ascontiguousarray(part.float().numpy())) for name, part in arrays.items()}, options

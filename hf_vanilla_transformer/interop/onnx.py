@@ -16,6 +16,7 @@ from ..errors import UserError, naming_extras
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line
 from .exported_programs import export_programs
+from .state_dicts import STACKS
 
 WEIGHTS = "weights.bin"
 
@@ -34,9 +35,19 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
         model: see `export_programs`.
     """
     onnx_ir = require_onnx()
-    function, graphs = model.config.activation_function, {}
-    for name, exported_program in export_programs(model).items():
-        graphs[name] = to_onnx(exported_program, *_names(name, model.config.decoder_layers), function)
+    function, layers = model.config.activation_function, model.config.decoder_layers
+    source, past = (cache_names("past_key_values", layers, stack) for stack in STACKS)
+    names = {
+        "encoder": (
+            ["input_ids", "attention_mask"],
+            ["last_hidden_state", *cache_names("present", layers, "encoder")],
+        ),
+        "decoder": (
+            ["input_ids", "encoder_attention_mask", *source, *past],
+            ["logits", *cache_names("present", layers)],
+        ),
+    }
+    graphs = {name: to_onnx(program, *names[name], function) for name, program in export_programs(model).items()}
     with (folder / WEIGHTS).open("wb") as file:
         _move_weights(list(graphs.values()), file, onnx_ir)
     for name, graph in graphs.items():
@@ -59,11 +70,11 @@ def to_onnx(exported_program: ExportedProgram, inputs: list[str], outputs: list[
         function: the model's activation function, for the error if ONNX has no such operator.
     """
     _replace_cosines(exported_program)
-    with _silent_exporter():
+    with without_log_messages(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            converted: Any = torch.onnx.export(
-                exported_program, input_names=inputs, output_names=outputs, verbose=False
-            )
+            names = {"input_names": inputs, "output_names": outputs}
+            converted: Any = torch.onnx.export(exported_program, **names, verbose=False)  # type: ignore[arg-type]
         except torch.onnx.errors.OnnxExporterError as error:
             raise UserError(f"activation_function={function}: {one_line(error)}") from error
     for node in converted.model.graph.all_nodes():
@@ -93,10 +104,9 @@ def _name_axes(graph: Any) -> None:
     """Replace the exporter's `s0`, `s1` … in the shapes of inputs and outputs. None in `AXES` keeps a static size."""
     encoder = any(value.name == "attention_mask" for value in graph.inputs)
     for value in (*graph.inputs, *graph.outputs):
-        kind = value.name.split(".")[0]
+        kind, *rest = value.name.split(".")
         if kind in ("past_key_values", "present"):
-            stack = value.name.split(".")[2]
-            kind = "encoder_cache" if stack == "encoder" else f"decoder_{kind.split('_')[0]}"
+            kind = "encoder_cache" if "encoder" in rest else f"decoder_{kind.split('_')[0]}"
         names = (_BATCH, _SOURCE) if encoder and kind == "input_ids" else AXES[kind]
         value.shape = type(value.shape)(name or size for name, size in zip(names, value.shape, strict=True))
     for node in graph.all_nodes():
@@ -114,15 +124,6 @@ def _replace_cosines(exported_program: ExportedProgram) -> None:
             shifted.meta = dict(node.meta)
         node.target, node.args = aten.sin.default, (shifted,)
     exported_program.graph_module.recompile()
-
-
-def _names(graph: str, layers: int) -> tuple[list[str], list[str]]:
-    """Input and output names of a graph."""
-    if graph == "encoder":
-        outputs = ["last_hidden_state", *cache_names("present", layers, "encoder")]
-        return ["input_ids", "attention_mask"], outputs
-    past = cache_names("past_key_values", layers, "encoder") + cache_names("past_key_values", layers)
-    return ["input_ids", "encoder_attention_mask", *past], ["logits", *cache_names("present", layers)]
 
 
 def cache_names(prefix: str, layers: int, stack: str = "decoder") -> list[str]:
@@ -150,13 +151,11 @@ def _move_weights(graphs: list[Any], file: BinaryIO, onnx_ir: Any) -> None:
 
 
 @contextmanager
-def _silent_exporter() -> Iterator[None]:
-    """Suppress the log messages and warnings of torch's exporter."""
+def without_log_messages() -> Iterator[None]:
+    """Suppress the log messages of exporters and quantisers."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         logging.disable(disabled)

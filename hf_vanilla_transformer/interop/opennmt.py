@@ -5,7 +5,7 @@ The option `layer_norm` chooses a formula, "standard" or "rms". No option choose
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,13 @@ TRANSFORMS = (
 # The scores of version 3 are means, so that a later hypothesis may be better.
 SEARCH_NOTE = "OpenNMT-py 3 ends a search when its best candidate ends, `generate` when no other can win"
 
+ATTENTION_RENAMES: Renames = (
+    ("cross_attn", "context_attn"),
+    ("q_proj", "linear_query"),
+    ("k_proj", "linear_keys"),
+    ("v_proj", "linear_values"),
+    ("out_proj", "final_linear"),
+)
 RENAMES: Renames = (
     (r"^model\.(en|de)coder\.embed_tokens", r"\1coder.embeddings.make_embedding.emb_luts.0"),
     (r"^model\.(en|de)coder\.embed_positions$", r"\1coder.embeddings.make_embedding.pe.pe"),
@@ -70,11 +77,7 @@ RENAMES: Renames = (
     ("self_attn_layer_norm", "layer_norm_1"),
     ("cross_attn_layer_norm", "layer_norm_2"),
     ("final_layer_norm", "feed_forward.layer_norm"),
-    ("cross_attn", "context_attn"),
-    (r"q_proj", "linear_query"),
-    (r"k_proj", "linear_keys"),
-    (r"v_proj", "linear_values"),
-    ("out_proj", "final_linear"),
+    *ATTENTION_RENAMES,
     ("fc1", "feed_forward.w_1"),
     ("fc2", "feed_forward.w_2"),
 )
@@ -83,6 +86,7 @@ RENAMES: Renames = (
 def from_opennmt(
     checkpoint: str | Path,
     *,
+    codes: str | Path | None = None,
     sentencepiece: str | Path | None = None,
     target_sentencepiece: str | Path | None = None,
 ) -> Converted:
@@ -90,11 +94,12 @@ def from_opennmt(
 
     Args:
         checkpoint: a .pt of `onmt_train`.
+        codes: a file of subword-nmt or fastBPE. The tokenizer then splits words, as the transform `bpe` does.
         sentencepiece, target_sentencepiece: models. The tokenizer then takes raw text. One may serve both sides.
 
     Returns:
-        The model with the search of `onmt_translate`, and a tokenizer: without a SentencePiece model for text that is
-        tokenized already.
+        The model with the search of `onmt_translate`, and a tokenizer: without these files for text that is tokenized
+        already.
     """
     path = Path(checkpoint)
     state = _read(path)
@@ -107,28 +112,31 @@ def from_opennmt(
     sizes = state_dicts.find_sizes(tensors, source, layers, "feed_forward.w_1.weight")
     tables = {_POSITIONS.format(stack) for stack in STACKS}
     if state_dicts.position_layout(tensors[name].flatten(0, -2) for name in tables if name in tensors) == "learned":
-        raise UserError(
-            f"{path}: -position_encoding_type: only SinusoidalInterleaved, the paper's (§3.5), is converted"
-        )
+        reason = "only SinusoidalInterleaved, the paper's (§3.5), is converted"
+        raise UserError(f"{path}: -position_encoding_type: {reason}")
     is_old = any(str(name).endswith(".a_2") for name in state["model"])
     epsilon = state_dicts.EPSILON_OF_UNBIASED_NORMS if is_old else EPSILON
-    sides = _vocabularies(state.get("vocab"))
+    vocab = state.get("vocab")
+    sides = _vocabularies(vocab)
     ids, search_ids, start = _TORCHTEXT_IDS, _TORCHTEXT_IDS, _TORCHTEXT_IDS["bos_token_id"]
     if sides:
         ids, search_ids = special_ids(sides, SPECIAL, tying.fields["share_encoder_decoder_embeddings"])
-        start = start_id(Options(state["vocab"], f"{path}: vocab."), sides[1], SPECIAL)
+        start = start_id(Options(vocab, f"{path}: vocab."), sides[1], SPECIAL)
     fields = _fields(options, tensors, epsilon) | tying.fields | sizes | ids | {"decoder_start_token_id": start}
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(fields, tensors, locate, tying.copies | tables)
-    is_version_3 = isinstance(state.get("vocab"), Mapping) and isinstance(state["vocab"].get("src"), list)
-    set_generation_config(model, _search(is_version_3) | search_ids | {"decoder_start_token_id": start})
+    is_version_3 = isinstance(vocab, Mapping) and isinstance(vocab.get("src"), list)
+    # the defaults of `onmt_translate`: 5 beams, ranked by log-probability, from version 3 on by its mean
+    penalty, longest = (1.0, 250) if is_version_3 else (0.0, 100)
+    search = {"num_beams": 5, "length_penalty": penalty, "early_stopping": True, "max_new_tokens": longest}
+    set_generation_config(model, search | search_ids | {"decoder_start_token_id": start})
     if not sides:
         return Converted(model, notes=["the checkpoint contains no vocabularies"])
     for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
         vocabularies.require_size(side, size, path)
     notes = [SEARCH_NOTE] if is_version_3 else []
-    spm_models = sentencepiece, target_sentencepiece
-    return with_tokenizers(model, sides, SPECIAL, spm_models, notes, options.texts("transforms"))
+    files = codes, sentencepiece, target_sentencepiece
+    return with_tokenizers(model, sides, SPECIAL, files, notes, options.texts("transforms"))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -164,7 +172,7 @@ def _fields(options: Options, tensors: Mapping[str, Tensor], epsilon: float) -> 
         "activation_function": options.text("pos_ffn_activation_fn", "relu"),
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
-        "layer_norm_eps": float(options.number("norm_eps", epsilon, 0.0)),
+        "layer_norm_eps": options.number("norm_eps", epsilon, 0.0),
         "scale_embedding": True,
         # version 3 has an option for them
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
@@ -178,13 +186,7 @@ def first_number(options: Options, name: str, default: float = 0.1) -> float:
     """The value of an option, or the first one of a schedule such as [0.1]."""
     value = options.values.get(name)
     first = value[0] if isinstance(value, list) and value else value
-    return float(Options({name: first}, options.where).number(name, default, 0.0))
-
-
-def _search(is_version_3: bool) -> dict[str, Any]:
-    """The defaults of `onmt_translate`: 5 beams, ranked by log-probability, from version 3 on by its mean."""
-    penalty, longest = (1.0, 250) if is_version_3 else (0.0, 100)
-    return {"num_beams": 5, "length_penalty": penalty, "early_stopping": True, "max_new_tokens": longest}
+    return Options({name: first}, options.where).number(name, default, 0.0)
 
 
 def _vocabularies(vocab: Any) -> list[list[str]]:
@@ -245,24 +247,21 @@ def with_tokenizers(
     model: Any,
     sides: list[list[str]],
     special: Mapping[str, str],
-    spm_models: tuple[str | Path | None, str | Path | None],
+    files: Sequence[str | Path | None],
     notes: list[str],
     transforms: list[str],
 ) -> Converted:
-    """The model with tokenizers for raw text or, without SentencePiece models, for text that is tokenized already.
+    """The model with the tokenizers of `vocabularies.with_tokenizers`. Sources do not end with </s>.
 
-    Sources do not end with </s>. `transforms` are those of the training. Some of them also change the text of a
-    translation.
+    `files` are `codes` and two SentencePiece models, or None. `transforms` are those of the training, of which some
+    change the text of a translation too.
     """
-    applied = {*TRANSFORMS} & {*transforms} - ({"sentencepiece"} if any(spm_models) else set())
-    if applied:
-        notes = [*notes, f"the toolkit applies {', '.join(sorted(applied))} to its text, the tokenizer does not"]
-    ends = False, True
+    spm_models, codes = vocabularies.both_sides(*files[1:]), vocabularies.both_sides(files[0], None)
     specials = [{name: token for name, token in special.items() if token in side} for side in sides]
-    if not any(spm_models):
-        tokenizers = vocabularies.whitespace_tokenizers(sides, specials, ends=ends)
-        return Converted(model, *tokenizers, notes=[vocabularies.PRETOKENIZED, *notes])
-    paths = Path(spm_models[0] or spm_models[1] or ""), Path(spm_models[1] or spm_models[0] or "")
-    parts = zip(paths, sides, specials, ends, strict=True)
-    source, target = (vocabularies.fast_sentencepiece_tokenizer(*part) for part in parts)
-    return Converted(model, source, target, notes)
+    converted = vocabularies.with_tokenizers(model, sides, specials, spm_models, codes, source_ends=False)
+    applied = {*TRANSFORMS} & {*transforms} - ({"sentencepiece"} if spm_models else {"bpe"} if codes else set())
+    if applied:
+        names = ", ".join(sorted(applied))
+        converted.notes.append(f"the toolkit applies {names} to its text, the tokenizer does not")
+    converted.notes += notes
+    return converted

@@ -36,11 +36,11 @@ class Options:
             raise self.error(name, f"{least} is the least")
         return value
 
-    def number(self, name: str, default: float | None = None, least: float | None = None) -> Any:
+    def number(self, name: str, default: float = 0.0, least: float = -math.inf) -> float:
         value = self._read(name, default, (int, float), "a number is needed")
-        if value is not None and not (math.isfinite(value) and (least is None or value >= least)):
-            raise self.error(name, "a number is needed" + ("" if least is None else f", at least {least}"))
-        return value
+        if not math.isfinite(value) or value < least:
+            raise self.error(name, "a number is needed" + ("" if math.isinf(least) else f", at least {least}"))
+        return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.values.get(name)

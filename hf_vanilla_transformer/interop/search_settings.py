@@ -45,3 +45,10 @@ def ends(settings: dict[str, Any]) -> list[int]:
     """The end-of-sentence tokens."""
     tokens = settings.get("eos_token_id")
     return tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
+
+
+def refuse_fields(config: Any, reason: str, **refused: object) -> None:
+    """Raise a UserError for the first field of a configuration that an export has to refuse."""
+    for name, cannot in refused.items():
+        if cannot:
+            raise UserError(f"{name}={getattr(config, name)!r}: {reason}")

@@ -1,9 +1,11 @@
 """The test at the end of an export: its engine translates two lines from the written files as this package does."""
 
+import copy
 import json
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from .translate_exported import Translator, best_token
 
 _TOKENS = 12  # of a translation
 _WORDS = 5  # of a line
+_AS_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 
 
 class Translation(NamedTuple):
@@ -33,11 +36,7 @@ class Translation(NamedTuple):
 
 
 class Reference:
-    """The model that was exported: the lines of the test, and its greedy translations.
-
-    Args:
-        model: on the CPU. tokenizers: of source and target.
-    """
+    """A model on the CPU, its tokenizers of source and target, and the lines of the test."""
 
     def __init__(self, model: Any, tokenizers: Sequence[Any]):
         self.model, (self.source, self.target) = model, tokenizers
@@ -47,17 +46,13 @@ class Reference:
         if model.config.position_encoding_type == "learned":
             self.length = min(self.length, model.config.max_position_embeddings)
         self.names = side_tokens(self.target, model.config.target_vocab_size, "target")
-        self.lines = self._lines()
-
-    def _lines(self) -> list[str]:
-        """Words of the vocabulary, because the text has to be of the model's languages."""
+        # words of the vocabulary, because the text has to be of the model's languages
         decode, size = side_decoder(self.source, "source"), len(self.source)
-        words: list[str] = []
-        for number in range(size - 1, 0, -max(1, size // 300)):
-            word = decode([number]).strip()
-            if word.isalpha() and number not in self.source.all_special_ids and len(words) < 2 * _WORDS:
-                words.append(word)
-        return [" ".join(words[:_WORDS]), " ".join(words[_WORDS:])] if len(words) > _WORDS else ["a", "a b c"]
+        numbers = (i for i in range(size - 1, 0, -max(1, size // 300)) if i not in self.source.all_special_ids)
+        words = [word for word in (decode([number]).strip() for number in numbers) if word.isalpha()][: 2 * _WORDS]
+        self.lines = ["a", "a b c"]
+        if len(words) > _WORDS:
+            self.lines = [" ".join(words[:_WORDS]), " ".join(words[_WORDS:])]
 
     def pieces(self, line: str) -> list[str]:
         """The source tokens, by the tokenizer itself: names made by id would hide a wrong vocabulary."""
@@ -65,36 +60,31 @@ class Reference:
         known = self.source.convert_tokens_to_ids(pieces)
         start = next((i for i in range(len(ids)) if ids[i : i + len(known)] == known), 0)
         names = side_tokens(self.source, self.model.config.vocab_size, "source")
-        rest = ids[start + len(pieces) :]
-        return [*(names[i] for i in ids[:start]), *pieces, *(names[i] for i in rest)]
+        return [*(names[i] for i in ids[:start]), *pieces, *(names[i] for i in ids[start + len(pieces) :])]
 
-    def named(self, ids: Sequence[int], text: str) -> Translation:
-        return Translation([self.names[i] for i in ids if i not in self.ends], text.strip())
+    def named(self, ids: Sequence[int], decode: Callable[..., str]) -> Translation:
+        return Translation([self.names[i] for i in ids if i not in self.ends], decode(ids).strip())
 
     @torch.inference_mode()
     def translations(self, **settings: Any) -> list[Translation]:
-        found = []
-        for line in self.lines:
-            batch = self.source(line, return_tensors="pt")
-            ids = self.model.generate(
-                batch["input_ids"], num_beams=1, max_new_tokens=self.length, max_length=None, **settings
-            )[0, 1:].tolist()
-            text = self.target.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            found.append(self.named(ids, text))
-        return found
+        """The model's greedy translations of the lines."""
+        settings |= {"num_beams": 1, "max_new_tokens": self.length, "max_length": None}
+        sources = (self.source(line, return_tensors="pt")["input_ids"] for line in self.lines)
+        rows = [self.model.generate(source, **settings)[0, 1:].tolist() for source in sources]
+        return [self.named(row, partial(self.target.decode, **_AS_TEXT)) for row in rows]
+
+    def of_another(self, model: Any, tokenizers: Sequence[Any]) -> list[Translation]:
+        """The translations of a model that was read back."""
+        exported = copy.copy(self)
+        exported.model, (exported.source, exported.target) = model.eval(), tokenizers
+        exported.names = side_tokens(exported.target, len(self.names), "target")
+        return exported.translations()
 
 
 def self_test(target_format: str, model: Any, tokenizers: Sequence[Any], written: Path, exact: bool = True) -> str:
-    """Compare an export with the model, and return a note about it.
+    """Compare a `written` export with the model, and return a note about it.
 
-    Args:
-        target_format: a key of `_ENGINES`.
-        model, tokenizers: what was exported.
-        written: the exported folder or file.
-        exact: False for quantised weights, whose translations may differ.
-
-    Raises:
-        UserError: the translations differ, although `exact`.
+    A difference is a UserError if the export is `exact`, as without quantised weights.
     """
     library, translate, minimum = _ENGINES[target_format]
     reference = Reference(model.to(torch.float32) if exact else model, tokenizers)
@@ -104,42 +94,33 @@ def self_test(target_format: str, model: Any, tokenizers: Sequence[Any], written
         found = translate(reference, written)
     except ImportError as error:
         return f"; not checked, because {error.name or library} is not installed"
-    differing = [i for i, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]]
+    triples = list(zip(reference.lines, expected, found, strict=True))
+    differing = [triple for triple in triples if triple[1] != triple[2]]
     if differing and exact:
-        one = differing[0]
-        raise UserError(
-            f"{target_format}: the export is not used, because {library} translates {reference.lines[one]!r} as "
-            f"{found[one].text!r} ({' '.join(found[one].tokens)}), and the model as {expected[one].text!r} "
-            f"({' '.join(expected[one].tokens)})"
-        )
-    same = len(expected) - len(differing)
-    return f"; checked with {library} {version(library)}: {same} of {len(expected)} lines as here"
+        line, *pair = differing[0]
+        ours, theirs = (f"{text!r} ({' '.join(tokens)})" for tokens, text in pair)
+        reason = f"{library} translates {line!r} as {theirs}, and the model as {ours}"
+        raise UserError(f"{target_format}: the export is not used, because {reason}")
+    same = len(triples) - len(differing)
+    return f"; checked with {library} {version(library)}: {same} of {len(triples)} lines as here"
 
 
 def _ctranslate2(reference: Reference, folder: Path) -> list[Translation]:
     arguments = ctranslate2.search_arguments(reference.model, reference.names)
-    prefix = arguments.pop("target_prefix", None)
-    return _ctranslate2_translations(
-        reference, folder, list(map(reference.pieces, reference.lines)), prefix, arguments
-    )
+    rows = _ctranslate2_rows(reference, folder, map(reference.pieces, reference.lines), arguments)
+    special, join = set(reference.target.all_special_tokens), reference.target.convert_tokens_to_string
+    return [Translation(row, join([token for token in row if token not in special]).strip()) for row in rows]
 
 
-def _ctranslate2_translations(
-    reference: Reference, folder: Path, rows: list[list[str]], prefix: Any, arguments: dict[str, Any]
-) -> list[Translation]:
+def _ctranslate2_rows(
+    reference: Reference, folder: Path, rows: Iterable[list[str]], arguments: dict[str, Any]
+) -> list[list[str]]:
     import ctranslate2 as library
 
     length = reference.length - (reference.settings.get("forced_eos_token_id") is not None)
-    arguments = arguments | {"beam_size": 1, "max_decoding_length": length}
-    arguments.pop("length_penalty", None)
+    arguments = arguments | {"beam_size": 1, "length_penalty": 1, "max_decoding_length": length}
     engine = library.Translator(str(folder), "cpu", intra_threads=1)
-    found = []
-    for row in rows:
-        tokens = engine.translate_batch([row], target_prefix=prefix, **arguments)[0].hypotheses[0]
-        special = set(reference.target.all_special_tokens)
-        text = reference.target.convert_tokens_to_string([token for token in tokens if token not in special])
-        found.append(Translation(tokens, text.strip()))
-    return found
+    return [engine.translate_batch([row], **arguments)[0].hypotheses[0] for row in rows]
 
 
 def _argos(reference: Reference, file: Path) -> list[Translation]:
@@ -153,9 +134,9 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
             if not (package / splitter).exists():
                 raise UserError(f"argos: the package has no sentence splitter ({splitter}), so it would download one")
         processor = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
-        rows = [processor.encode(line, out_type=str) for line in reference.lines]
-        found = _ctranslate2_translations(reference, package / "model", rows, None, {})
-        return [Translation(tokens, processor.decode_pieces(tokens).strip()) for tokens, _ in found]
+        sources = (processor.encode(line, out_type=str) for line in reference.lines)
+        rows = _ctranslate2_rows(reference, package / "model", sources, {})
+        return [Translation(tokens, processor.decode_pieces(tokens).strip()) for tokens in rows]
 
 
 def _graphs(reference: Reference, folder: Path) -> list[Translation]:
@@ -165,8 +146,7 @@ def _graphs(reference: Reference, folder: Path) -> list[Translation]:
     for line in reference.lines:
         batch = translator.tokenizer(line, return_tensors="np")
         (ids,) = translator.greedy(*(batch[name].astype(np.int64) for name in ("input_ids", "attention_mask")))
-        text = translator.target_tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        found.append(reference.named(ids, text))
+        found.append(reference.named(ids, partial(translator.target_tokenizer.decode, **_AS_TEXT)))
     return found
 
 
@@ -178,40 +158,36 @@ def _web(reference: Reference, folder: Path) -> list[Translation]:
     encoder, decoder = (onnxruntime.InferenceSession(str(folder / "onnx" / f"{name}{suffix}.onnx")) for name in GRAPHS)
     settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     tokenizer, found = Tokenizer.from_file(str(folder / "tokenizer.json")), []
+    inputs, outputs = (
+        {value.name: value for value in values} for values in (decoder.get_inputs(), decoder.get_outputs())
+    )
     for line in reference.lines:
         ids = np.array([tokenizer.encode(line).ids])
-        feeds = {"encoder_attention_mask": np.ones_like(ids)}
-        states = encoder.run(None, {"input_ids": ids, "attention_mask": feeds["encoder_attention_mask"]})[0]
-        feeds |= {"encoder_hidden_states": states, "use_cache_branch": np.array([False])}
-        for value in decoder.get_inputs():
-            if value.name.startswith("past_key_values"):
-                feeds[value.name] = np.zeros([1, value.shape[1], 0, value.shape[3]], np.float32)
+        feeds = {"encoder_attention_mask": np.ones_like(ids), "use_cache_branch": np.array([False])}
+        (feeds["encoder_hidden_states"],) = encoder.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        for name in inputs.keys() - {*feeds, "input_ids"}:
+            feeds[name] = np.zeros([1, inputs[name].shape[1], 0, inputs[name].shape[3]], np.float32)
         tokens: list[int] = []
         while len(tokens) < reference.length and not reference.ends & set(tokens):
             feeds["input_ids"] = np.array([[tokens[-1] if tokens else settings["decoder_start_token_id"]]])
-            outputs = dict(zip([v.name for v in decoder.get_outputs()], decoder.run(None, feeds), strict=True))
-            tokens.append(best_token(outputs["logits"][0, -1], tokens, reference.length, settings))
+            results = dict(zip(outputs, decoder.run(None, feeds), strict=True))
+            tokens.append(best_token(results["logits"][0, -1], tokens, reference.length, settings))
+            present = {name.replace("present", "past_key_values"): value for name, value in results.items()}
+            feeds |= {name: value for name, value in present.items() if name in inputs}
             feeds["use_cache_branch"] = np.array([True])
-            feeds |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
-            feeds = {name: value for name, value in feeds.items() if name in {v.name for v in decoder.get_inputs()}}
-        found.append(reference.named(tokens, tokenizer.decode(tokens)))
+        found.append(reference.named(tokens, tokenizer.decode))
     return found
 
 
 def _marian(reference: Reference, folder: Path) -> list[Translation]:
-    model: Any = MarianMTModel.from_pretrained(folder, dtype=torch.float32).eval()
-    exported = Reference(reference.model, load_tokenizers(folder))
-    exported.model, exported.lines, exported.length = model, reference.lines, reference.length
-    return exported.translations()
+    model = MarianMTModel.from_pretrained(folder, dtype=torch.float32)
+    return reference.of_another(model, load_tokenizers(folder))
 
 
 def _marian_npz(reference: Reference, folder: Path) -> list[Translation]:
     """Read the files back, because pymarian does not come with this package."""
     back = from_marian_npz(folder)
-    back.model.eval()
-    exported = Reference(back.model, (back.tokenizer, back.target_tokenizer or back.tokenizer))
-    exported.lines, exported.length = reference.lines, reference.length
-    return exported.translations()
+    return reference.of_another(back.model, (back.tokenizer, back.target_tokenizer or back.tokenizer))
 
 
 _Engine = Callable[[Reference, Path], list[Translation]]

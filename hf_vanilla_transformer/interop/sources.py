@@ -139,7 +139,7 @@ def _scale(module: str, options: Options) -> float:
                 values[name] = value
     numbers = Options(values, options.where)
     rank = numbers.integer("r", 8, 1)
-    return float(numbers.number("lora_alpha", 8)) / (math.sqrt(rank) if options.flag("use_rslora") else rank)
+    return numbers.number("lora_alpha", 8) / (math.sqrt(rank) if options.flag("use_rslora") else rank)
 
 
 def weight_files(folder: Path) -> list[Path]:

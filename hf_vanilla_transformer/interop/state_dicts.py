@@ -187,17 +187,14 @@ def require_tensors(state: Any, where: str) -> dict[str, Tensor]:
 
 
 def find_weights(saved: Any, is_model: Callable[[Iterable[str]], bool], where: str) -> dict[str, Tensor]:
-    """Find the weights of a model in what a trainer saved.
+    """Find the weights of a model, by `is_model` of a state dictionary's names, in what a trainer saved.
 
-    Args:
-        saved: a state dictionary, a module, or containers of them, such as {"state_dict": …} or (model, optimizer).
-        is_model: decides from the names of a state dictionary.
-        where: the file, for messages.
+    `saved` is a state dictionary, a module, or containers of them, such as {"state_dict": …} or (model, optimizer).
     """
-    level, seen = [("", saved)], {id(saved)}
+    level, seen = {"": saved}, {id(saved)}
     for _ in range(_MAX_NESTING):
-        models: dict[str, Any] = {}
-        for key, value in level:
+        models = {}
+        for key, value in level.items():
             state = _state_of_module(value) if isinstance(value, Ignored) else value
             if isinstance(state, Mapping) and is_model(name for name in state if isinstance(name, str)):
                 models[key] = state
@@ -206,19 +203,15 @@ def find_weights(saved: Any, is_model: Callable[[Iterable[str]], bool], where: s
             if len(models) > 1 and not usual:
                 raise UserError(f"{where}: {_some(models)}: each contains a model; save the state_dict() of one")
             return require_tensors(models[(usual or list(models))[0]], where)
-        parents, level = level, []
-        for parent, value in parents:
-            for key, child in _children(value):
+        parents, level = level, {}
+        for parent, value in parents.items():
+            sequence = value if isinstance(value, list | tuple) else ()
+            children = value.items() if isinstance(value, Mapping) else enumerate(sequence)
+            for key, child in itertools.islice(children, _MAX_CHILDREN):
                 if id(child) not in seen:
                     seen.add(id(child))
-                    level.append((f"{parent}/{key}".lstrip("/"), child))
+                    level[f"{parent}/{shown(key)}".lstrip("/")] = child
     return require_tensors(saved, where)
-
-
-def _children(value: Any) -> Iterable[tuple[str, Any]]:
-    sequence = value if isinstance(value, list | tuple) else ()
-    items = value.items() if isinstance(value, Mapping) else enumerate(sequence)
-    return [(shown(key), child) for key, child in itertools.islice(items, _MAX_CHILDREN)]
 
 
 def _state_of_module(module: Ignored) -> dict[str, Any]:
@@ -250,12 +243,10 @@ def find_sizes(
     layers: Iterable[str] = ("encoder.layers.", "decoder.layers."),
     ffn: str | None = None,
 ) -> dict[str, int]:
-    """The configuration fields `d_model`, `encoder_layers`, `decoder_layers` and perhaps the widths d_ff.
+    """The configuration fields `d_model`, `encoder_layers`, `decoder_layers` and, with `ffn`, the widths d_ff.
 
-    Args:
-        embedding: the name of an embedding matrix (V, D).
-        layers: for encoder and decoder, the part of tensor names before the layer number.
-        ffn: the part of the name of a matrix (d_ff, D) after the layer number, for the d_ff of both stacks.
+    Tensors have the names `embedding`, (V, D), `layers` for encoder and decoder before the number of the layer, and
+    `ffn`, (d_ff, D), after it.
     """
     sizes = {"d_model": require_matrix(tensors, embedding).shape[1]}
     for stack, prefix in zip(STACKS, layers, strict=True):
@@ -277,10 +268,8 @@ def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: 
     decoder = require_matrix(tensors, target) if target in tensors else encoder
     head = require_matrix(tensors, output) if output in tensors else decoder
     shared, tied = same(encoder, decoder), same(decoder, head)
-    if head.shape[0] != decoder.shape[0]:
-        raise UserError(
-            f"{output} has {head.shape[0]} tokens, {target} has {decoder.shape[0]}: the numbers must agree"
-        )
+    if len(head) != len(decoder):
+        raise UserError(f"{output} has {len(head)} tokens, {target} has {len(decoder)}: the numbers must agree")
     fields = {
         "vocab_size": encoder.shape[0],
         "decoder_vocab_size": decoder.shape[0],
@@ -308,13 +297,13 @@ def position_layout(tables: Iterable[Tensor]) -> str:
 
     The tables are rounded to float32 or less. Training changes a table much more.
     """
-
-    def matches(table: Tensor, layout: str) -> bool:
-        sinusoids = sinusoidal_positions(torch.arange(len(table))[None], table.shape[1], layout)[0]  # (P, D)
-        return torch.allclose(sinusoids, table.float(), rtol=0, atol=_TABLE_ROUNDING)
-
-    tables, layouts = list(tables), ("sinusoidal", "sinusoidal_split")
-    return next((layout for layout in layouts if all(matches(table, layout) for table in tables)), "learned")
+    layouts = ["sinusoidal", "sinusoidal_split"]
+    for table in tables:
+        positions = torch.arange(len(table))[None]
+        expected = {layout: sinusoidal_positions(positions, table.shape[1], layout)[0] for layout in layouts}  # (P, D)
+        near: dict[str, Any] = {"rtol": 0, "atol": _TABLE_ROUNDING}
+        layouts = [layout for layout in layouts if torch.allclose(expected[layout], table.float(), **near)]
+    return layouts[0] if layouts else "learned"
 
 
 def build_model(
@@ -323,16 +312,10 @@ def build_model(
     locate: Callable[[str], str | TensorRef],
     unused: Iterable[str] = (),
 ) -> VanillaTransformerForConditionalGeneration:
-    """The model with these weights.
+    """The model with these configuration fields, and with the weights and the dtype of a toolkit's `tensors`.
 
-    Args:
-        fields: arguments of `VanillaTransformerConfig`.
-        tensors: the toolkit's state dictionary.
-        locate: maps the name of our parameter to the toolkit's tensor.
-        unused: tensors that need not be used: copies of tied matrices, tables of sinusoids, counters.
-
-    Returns:
-        The model in evaluation mode, with the dtype of the weights.
+    `locate` maps the name of our parameter to the toolkit's tensor. `unused` tensors, such as copies of tied matrices
+    and tables of sinusoids, may be left out.
     """
     try:
         config = VanillaTransformerConfig(**fields)
@@ -341,37 +324,31 @@ def build_model(
             model = VanillaTransformerForConditionalGeneration(config)
     except (ValueError, TypeError) as error:
         raise UserError(f"the settings do not fit together: {one_line(error)}") from None
-    located = {name: locate(name) for name, _ in model.named_parameters()}
+    parameters = dict(model.named_parameters())
+    located = {name: locate(name) for name in parameters}
     refs = {name: TensorRef(ref) if isinstance(ref, str) else ref for name, ref in located.items()}
-    _require_all(refs, tensors, set(unused))
-    dtypes = {tensors[ref.name].dtype for ref in refs.values()}
+    used = dict.fromkeys((ref.name for ref in refs.values()), 0)
+    if missing := used.keys() - tensors.keys():
+        raise UserError(f"tensors are missing ({len(missing)}): {_some(missing)}")
+    if surplus := tensors.keys() - used.keys() - set(unused):
+        raise UserError(f"tensors that this architecture does not have ({len(surplus)}): {_some(surplus)}")
+    dtypes = {tensors[name].dtype for name in used}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     if not dtype.is_floating_point:
         raise UserError(f"the weights are {str(dtype).removeprefix('torch.')}: quantised weights cannot be converted")
-    weights, used = {}, dict.fromkeys(tensors, 0)
-    for name, parameter in model.named_parameters():
-        source, rows, transposed = refs[name]
+    weights = {}
+    for name, (source, rows, transposed) in refs.items():
         weight = tensors[source] if rows is None else tensors[source][rows]
-        weight = weight.T if transposed else weight
-        if weight.shape != parameter.shape:
-            raise UserError(f"{source} gives {tuple(weight.shape)} for {name}, which is {tuple(parameter.shape)}")
+        weight, shape = weight.T if transposed else weight, parameters[name].shape
+        if weight.shape != shape:
+            raise UserError(f"{source} gives {tuple(weight.shape)} for {name}, which is {tuple(shape)}")
         weights[name] = weight.to(dtype, copy=True).contiguous()
         used[source] += weight.numel()
-    wrong = [name for name, count in used.items() if count and count != tensors[name].numel()]
-    if wrong:
+    if wrong := [name for name, count in used.items() if count != tensors[name].numel()]:
         raise UserError(f"not used exactly once: {_some(wrong)}")
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
-
-
-def _require_all(refs: Mapping[str, TensorRef], tensors: Mapping[str, Tensor], unused: set[str]) -> None:
-    needed = {ref.name for ref in refs.values()}
-    missing, surplus = needed - tensors.keys(), tensors.keys() - needed - unused
-    if missing:
-        raise UserError(f"tensors are missing ({len(missing)}): {_some(missing)}")
-    if surplus:
-        raise UserError(f"tensors that this architecture does not have ({len(surplus)}): {_some(surplus)}")
 
 
 def _some(names: Iterable[str]) -> str:

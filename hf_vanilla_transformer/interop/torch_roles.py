@@ -66,10 +66,11 @@ def layer_refs(tensors: Mapping[str, Tensor]) -> tuple[dict[str, TensorRef], dic
     refs: dict[str, TensorRef] = {}
     depths = dict.fromkeys((f"{stack}_layers" for stack in STACKS), 0)
     for (short, number), modules in sorted(layers.items()):
-        stack = f"{short}oder"
-        prefix = f"model.{stack}.layers.{number}."
+        prefix = f"model.{short}oder.layers.{number}."
         refs |= {prefix + name: ref for name, ref in _roles(modules, tensors, short == "dec", prefix).items()}
-        depths[f"{stack}_layers"] += 1
+        depths[f"{short}oder_layers"] += 1
+    if not all(depths.values()):
+        raise UserError(f"there are no layers of an encoder and a decoder among {len(tensors)} tensors")
     return refs, depths
 
 
@@ -101,8 +102,7 @@ def _roles(modules: Modules, tensors: Mapping[str, Tensor], is_decoder: bool, wh
     for group, path in rest:
         if group in attentions:
             attentions[group].setdefault("o", path)
-    used = {path for parts in attentions.values() for path in parts.values()}
-    feed_forward = [path for _, path in rest if path not in used]
+    feed_forward = [path for group, path in rest if path != attentions.get(group, {}).get("o")]
     norms = [path for path, ndim in dimensions.items() if ndim == 1]
     kinds = ["self_attn", "cross_attn"] if is_decoder else ["self_attn"]
     complete = all(sorted("".join(parts)) == sorted("qkvo") for parts in attentions.values())
@@ -115,10 +115,8 @@ def _roles(modules: Modules, tensors: Mapping[str, Tensor], is_decoder: bool, wh
     refs: dict[str, TensorRef] = {}
     for kind, group in zip(kinds, _in_order(list(attentions)), strict=True):
         refs |= _attention(f"{kind}.", attentions[group], modules, tensors)
-    ordered = [f"{kind}_layer_norm" for kind in kinds] + ["final_layer_norm"]
-    for name, path in zip(
-        ["fc1", "fc2", *ordered], [*sorted(feed_forward, key=_number), *_in_order(norms)], strict=True
-    ):
+    names = ["fc1", "fc2", *(f"{kind}_layer_norm" for kind in kinds), "final_layer_norm"]
+    for name, path in zip(names, [*sorted(feed_forward, key=_number), *_in_order(norms)], strict=True):
         refs |= {f"{name}.{kind}": TensorRef(tensor) for kind, tensor in modules[path].items()}
     return refs
 
@@ -129,12 +127,10 @@ def _attention(
     refs = {}
     for part, path in parts.items():
         for kind, name in modules[path].items():
-            if part == "o":
-                refs[f"{prefix}out_proj.{kind}"] = TensorRef(name)
-            for index, letter in enumerate(part if part != "o" else ""):
-                third = len(tensors[name]) // len(part)
-                rows = None if len(part) == 1 else slice(index * third, (index + 1) * third)
-                refs[f"{prefix}{letter}_proj.{kind}"] = TensorRef(name, rows)
+            size = len(tensors[name]) // len(part)
+            for index, letter in enumerate(part):
+                rows = None if len(part) == 1 else slice(index * size, (index + 1) * size)
+                refs[f"{prefix}{'out' if letter == 'o' else letter}_proj.{kind}"] = TensorRef(name, rows)
     return refs
 
 
@@ -172,16 +168,13 @@ def around_layers(
     if len(embeddings) == 1:
         sources = targets = embeddings
     sources, targets = [source] if source else sources, [target] if target else targets
-    for option, found in (("source_embedding", sources), ("target_embedding", targets), ("output_layer", outputs)):
-        if len(found) != 1:
-            raise UserError(
-                f"{option} is missing: give the name of that module, because {len(found)} tensors of {len(outside)} "
-                f"around the layers look like it"
-            )
+    for option, names in (("source_embedding", sources), ("target_embedding", targets), ("output_layer", outputs)):
+        if len(names) != 1:
+            reason = f"because {len(names)} tensors of {len(outside)} around the layers look like it"
+            raise UserError(f"{option} is missing: give the name of that module, {reason}")
     if len(norms) not in (0, 2):
-        raise UserError(
-            f"{len(norms)} normalisations after the stacks: here each stack ends with one, or neither does"
-        )
+        reason = "here each stack ends with one, or neither does"
+        raise UserError(f"{len(norms)} normalisations after the stacks: {reason}")
     for names in (norms, tables):
         names.sort(key=lambda name: bool(_TARGET.search(name)))
     return Around(sources[0], targets[0], outputs[0], tables, norms)

@@ -4,8 +4,9 @@ Such a file contains weights under module names, but neither the number of heads
 role of each tensor (`torch_roles`) and identify well-known tutorials (`TUTORIALS`). The caller gives the rest.
 """
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,38 +108,31 @@ def from_torch(
     if heads is None:
         raise UserError("heads is missing: give the number of attention heads, which a state dictionary lacks")
     refs, depths = layer_refs(tensors)
-    if not all(depths.values()):
-        raise UserError(f"there are no layers of an encoder and a decoder among {len(tensors)} tensors")
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
-    given: dict[str, Any] = {"layer_norm_eps": layer_norm_eps, "scale_embedding": scale_embedding}
-    given |= {"pad_token_id": pad_token_id, "unk_token_id": unk_token_id}
-    given |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id}
-    if norm_first is not None:
-        given["layer_norm_position"] = "pre" if norm_first else "post"
-    settings = {**_known(around), **{name: value for name, value in given.items() if value is not None}}
-    for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
-        if name not in settings:
-            raise UserError(f"{name} is missing: give it, because these are no known tutorial's names")
-    notes = _choose_norm_position(settings, around, refs)
+    given = {
+        "layer_norm_position": None if norm_first is None else "pre" if norm_first else "post",
+        **{"layer_norm_eps": layer_norm_eps, "scale_embedding": scale_embedding, "pad_token_id": pad_token_id},
+        **{"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "unk_token_id": unk_token_id},
+    }
+    is_of_torch = any("in_proj" in ref.name for ref in refs.values())
+    settings, notes = _settings(around, given, is_of_torch)
     fields = {"activation_function": activation, "decoder_start_token_id": settings["bos_token_id"], **settings}
     fields |= depths | {f"{stack}_attention_heads": heads for stack in STACKS}
     model, others = _build(tensors, refs, around, fields, positions)
     _check_forward(model)
-    if any(ref.rows is not None for ref in refs.values()) and not _is_of_torch(refs):
+    if any(ref.rows is not None for ref in refs.values()) and not is_of_torch:
         notes.append("fused projections are read as all queries, then keys, then values")
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
-    if tokenizer is None and target_tokenizer is None:
-        return Converted(model, notes=notes)
-    ids = {name: settings.get(f"{name}_id") for name in ("unk_token", "pad_token", "bos_token", "eos_token")}
-    sizes = model.config.vocab_size, model.config.target_vocab_size
-    paths = Path(tokenizer or target_tokenizer or ""), Path(target_tokenizer or tokenizer or "")
-    source_side, target_side = (
-        vocabularies.given_tokenizer(path, size, ids, starts)
-        for path, size, starts in zip(paths, sizes, (True, False), strict=True)
-    )
-    return Converted(model, source_side, target_side, notes)
+    converted = Converted(model, notes=notes)
+    if files := vocabularies.both_sides(tokenizer, target_tokenizer):
+        ids = {name: settings.get(f"{name}_id") for name in ("unk_token", "pad_token", "bos_token", "eos_token")}
+        parts = zip(files, (model.config.vocab_size, model.config.target_vocab_size), (True, False), strict=True)
+        converted.tokenizer, converted.target_tokenizer = (
+            vocabularies.given_tokenizer(path, size, ids, starts) for path, size, starts in parts
+        )
+    return converted
 
 
 @torch.no_grad()
@@ -150,19 +144,12 @@ def _check_forward(model: VanillaTransformerForConditionalGeneration) -> None:
         raise UserError("the model computes numbers that are not finite: the settings do not fit its weights")
 
 
-def _around(
-    tensors: Mapping[str, Tensor],
-    width: int,
-    modules: tuple[str | None, str | None, str | None],
-    positions: str | None,
-) -> Around:
+def _around(tensors: Mapping[str, Tensor], width: int, modules: Sequence[str | None], positions: str | None) -> Around:
     """The tensors around the layers: those of the named `modules`, and of the others those found by their names."""
-    names = [None if name is None else f"{name}.weight" for name in modules]
-    for name in names:
-        if name is not None:
-            state_dicts.require_matrix(tensors, name)
-    source, target, output = names[0], names[1] or names[0], names[2]
-    around = around_layers(tensors, width, source, target, output)
+    source, target, output = (None if name is None else f"{name}.weight" for name in modules)
+    for name in filter(None, (source, target, output)):
+        state_dicts.require_matrix(tensors, name)
+    around = around_layers(tensors, width, source, target or source, output)
     if positions is None or positions in POSITION_ENCODING_TYPES:
         return around
     if positions not in tensors:
@@ -170,29 +157,22 @@ def _around(
     return around._replace(positions=[positions])
 
 
-def _known(around: Around) -> dict[str, Any]:
-    """The settings of the tutorial with these names, if there is one."""
+def _settings(around: Around, given: Mapping[str, Any], is_of_torch: bool) -> tuple[dict[str, Any], list[str]]:
+    """The settings: `given`, of a tutorial with these names, or guessed with a note."""
+    settings: dict[str, Any] = {}
     for naming in TUTORIALS:
         pairs = ((around.source, naming.source), (around.output, naming.output))
         if all(f".{name}".endswith(f".{module}.weight") for name, module in pairs):
-            return dict(naming.settings)
-    return {}
-
-
-def _is_of_torch(refs: Mapping[str, TensorRef]) -> bool:
-    return any("in_proj" in ref.name for ref in refs.values())
-
-
-def _choose_norm_position(settings: dict[str, Any], around: Around, refs: Mapping[str, TensorRef]) -> list[str]:
-    """Fill in `layer_norm_position`, and return a note if it is a guess."""
-    if "layer_norm_position" in settings:
-        return []
-    if _is_of_torch(refs):
-        settings["layer_norm_position"] = "post"
-        return []
-    settings["layer_norm_position"] = "pre" if around.norms else "post"
-    reason = "a normalisation" if around.norms else "no normalisation"
-    return [f"read as {settings['layer_norm_position']}-norm, because {reason} follows the stacks; or give norm_first"]
+            settings = dict(naming.settings)
+    settings |= {name: value for name, value in given.items() if value is not None}
+    for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
+        if name not in settings:
+            raise UserError(f"{name} is missing: give it, because these are no known tutorial's names")
+    if "layer_norm_position" in settings or is_of_torch:
+        return {"layer_norm_position": "post", **settings}, []
+    position, reason = ("pre", "a normalisation") if around.norms else ("post", "no normalisation")
+    note = f"read as {position}-norm, because {reason} follows the stacks; or give norm_first"
+    return settings | {"layer_norm_position": position}, [note]
 
 
 def _build(
@@ -204,14 +184,14 @@ def _build(
 ) -> tuple[VanillaTransformerForConditionalGeneration, list[str]]:
     """The model, and the names of tensors under another prefix."""
     tying = state_dicts.find_tying(tensors, around.source, around.target, around.output)
-    refs = {**refs, "model.encoder.embed_tokens.weight": TensorRef(around.source)}
-    refs |= {"model.decoder.embed_tokens.weight": TensorRef(around.target), "lm_head.weight": TensorRef(around.output)}
-    for stack, name in zip(STACKS, around.norms, strict=False):
-        refs[f"model.{stack}.layer_norm.weight"] = TensorRef(name)
-    for name in [name for name in refs if name.endswith("weight")]:
+    around_layers = {"model.encoder.embed_tokens": around.source, "model.decoder.embed_tokens": around.target}
+    around_layers |= {f"model.{stack}.layer_norm": name for stack, name in zip(STACKS, around.norms, strict=False)}
+    around_layers["lm_head"] = around.output
+    refs = refs | {f"{module}.weight": TensorRef(name) for module, name in around_layers.items()}
+    for name, ref in list(refs.items()):
         for gain, bias in ((".a_2", ".b_2"), (".gamma", ".beta"), (".alpha", ".bias"), ("weight", "bias")):
-            other = refs[name].name.removesuffix(gain) + bias
-            if other in tensors and refs[name].name.endswith(gain):
+            other = ref.name.removesuffix(gain) + bias
+            if name.endswith("weight") and ref.name.endswith(gain) and other in tensors:
                 refs.setdefault(name.replace("weight", "bias"), TensorRef(other))
     fields |= tying.fields | {
         "d_model": tensors[around.source].shape[1],
@@ -227,15 +207,14 @@ def _build(
     tables = [table[: min(map(len, tables))] for table in tables]
     tensors |= dict(zip(_TABLES, (tables[0], tables[-1]) if tables else (), strict=False))
     fields |= _position_fields(tables, around, positions)
-    learned = fields["position_encoding_type"] == "learned"
-    refs |= {
-        f"model.{stack}.embed_positions.weight": TensorRef(name) for stack, name in zip(STACKS, _TABLES, strict=True)
-    }
     used = {ref.name for ref in refs.values()}
-    prefix = _common_prefix([name for name in used if name not in _TABLES])
-    others = [name for name in tensors if not name.startswith(prefix) and name not in {*used, *around.positions}]
+    for stack, name in zip(STACKS, _TABLES, strict=True):
+        refs[f"model.{stack}.embed_positions.weight"] = TensorRef(name)
+    modules = os.path.commonprefix([name.split(".")[:-1] for name in used])
+    kept = "".join(f"{module}." for module in modules), *_TABLES
+    others = [name for name in tensors if not name.startswith(kept) and name not in {*used, *around.positions}]
     tensors = {name: tensor for name, tensor in tensors.items() if name not in others}
-    unused = {*around.positions, *(() if learned else _TABLES)}
+    unused = {*around.positions, *(() if fields["position_encoding_type"] == "learned" else _TABLES)}
     model = state_dicts.build_model(fields, tensors, lambda name: refs.get(name, name), tying.copies | unused)
     return model, others
 
@@ -271,12 +250,3 @@ def _position_fields(tables: list[Tensor], around: Around, positions: str | None
     if positions in POSITION_ENCODING_TYPES and positions != layout:
         raise UserError(f"positions={positions}: {around.positions[0]} is a table of {layout} positions")
     return {"position_encoding_type": layout, "max_position_embeddings": len(tables[0])}
-
-
-def _common_prefix(names: list[str]) -> str:
-    """The modules that all names have in common, with a dot, or an empty prefix."""
-    parts = [name.split(".")[:-1] for name in names]
-    common = 0
-    while all(len(part) > common and part[common] == parts[0][common] for part in parts):
-        common += 1
-    return "".join(f"{part}." for part in parts[0][:common])

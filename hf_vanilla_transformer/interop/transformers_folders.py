@@ -4,8 +4,9 @@ The weights are read from the files without the class, because it may tie matric
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import transformers
@@ -74,17 +75,17 @@ def _read_config(folder: Path, model_type: str) -> dict[str, Any]:
 
 def from_peer(
     peer: PeerFolder,
-    output: str,
     tokenizer: PreTrainedTokenizerBase | None,
-    other_fields: Mapping[str, Any],
-    locate: Callable[[str], str | TensorRef],
-    unused: set[str],
+    renames: Mapping[str, str | TensorRef] = MappingProxyType({}),
+    unused: Iterable[str] = (),
+    **other_fields: Any,
 ) -> Converted:
     """Convert a folder of any of these classes.
 
-    `output` is the name of the output matrix. `other_fields` are the configuration fields that are not in
-    `SAME_FIELDS`. See `build_model` for `locate` and `unused`.
+    `renames` has the tensors of our parameters whose names differ in more than the cross-attention's. `other_fields`
+    are the configuration fields that are not in `SAME_FIELDS`. `unused` tensors may be left out.
     """
+    output = str(renames.get("lm_head.weight", "lm_head.weight"))
     tensors, notes = _untied(peer, output)
     source, target = _EMBEDDINGS
     tying = find_tying(tensors, source, target, output)
@@ -93,14 +94,19 @@ def from_peer(
     for name, number in find_sizes(tensors, _EMBEDDINGS[0], prefixes).items():
         if fields[name] != number:
             raise UserError(f"config.json: {name}={shown(fields[name])}, but the weights have {number}")
-    fields |= tying.fields | dict(other_fields)
+    fields |= tying.fields | other_fields
     if fields["position_encoding_type"] == "sinusoidal_fairseq" and fields["pad_token_id"] is not None:
         fields["position_offset"] = fields["pad_token_id"] + 1
     fields["unk_token_id"] = None if tokenizer is None else tokenizer.unk_token_id
     if tokenizer is not None and not fields["share_encoder_decoder_embeddings"]:
         for name in ("pad_token_id", "eos_token_id"):  # config.json has those of the target
             fields[f"decoder_{name}"], fields[name] = fields[name], getattr(tokenizer, name)
-    model = build_model(fields, tensors, locate, tying.copies | POSITION_TABLES | unused | {_SHARED})
+    model = build_model(
+        fields,
+        tensors,
+        lambda name: renames.get(name, name.replace("cross_attn", "encoder_attn")),
+        tying.copies.union(POSITION_TABLES, unused, [_SHARED]),
+    )
     set_generation_config(model, peer.generation)
     return Converted(model, tokenizer, notes=notes)
 
@@ -142,16 +148,12 @@ def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
 
 def _check_sizes(config: Any, folder: Path) -> None:
     """Refuse sizes in config.json that the weights cannot have: transformers would allocate them first."""
-    sizes = {"encoder_layers": config.encoder_layers, "decoder_layers": config.decoder_layers}
-    for name, value in sizes.items():
-        if value > _MAX_LAYERS:
+    for name in (f"{stack}_layers" for stack in STACKS):
+        if (value := getattr(config, name)) > _MAX_LAYERS:
             raise UserError(f"{folder / 'config.json'}: {name}={shown(value)}: {_MAX_LAYERS} is the most")
-    largest = config.d_model * max(config.vocab_size, config.target_vocab_size)
-    if config.position_encoding_type == "learned":
-        largest = max(largest, config.d_model * config.max_position_embeddings)
-    for stack in STACKS:
-        largest = max(largest, config.d_model * getattr(config, f"{stack}_ffn_dim"))
-    available = max(map(_numbers, weight_files(folder)))
+    rows = [config.vocab_size, config.target_vocab_size, config.encoder_ffn_dim, config.decoder_ffn_dim]
+    rows += [config.max_position_embeddings] * (config.position_encoding_type == "learned")
+    largest, available = config.d_model * max(rows), max(map(_numbers, weight_files(folder)))
     if largest > available:
         reason = f"its sizes need a matrix of {shown(largest)} numbers, and the weights have {available}"
         raise UserError(f"{folder / 'config.json'}: {reason}")

@@ -7,24 +7,23 @@ heads, d_k and d_v the widths of a head, V target vocabulary.
 """
 
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from ..inference.shared_copy import shared_copy
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .exported_programs import BATCH, PAST, SOURCE, TARGET, decode, example_inputs, export_module, refuse
+from . import exported_programs as programs
 from .joint_tokenizer import SourceIds, joint_tokenizer
-from .onnx import AXES, cache_names, require_onnx, to_onnx
+from .onnx import AXES, cache_names, require_onnx, to_onnx, without_log_messages
 from .search_settings import check_search, longest
+from .state_dicts import STACKS
 
 #: dtypes by their names in transformers.js, and the ends of their files' names.
 DTYPES = {"fp32": "", "q8": "_quantized", "fp16": "_fp16"}
@@ -60,7 +59,13 @@ def write(
     unknown = [name for name in dtypes if name not in DTYPES]
     if unknown or not dtypes:
         raise UserError(f"dtype: {' '.join(unknown) or 'none'}: choose from {', '.join(DTYPES)}")
-    _refuse(model)
+    programs.refuse(model)
+    settings = check_search(model, "the web export", APPLIED)
+    if any(len(tokens) > 1 for tokens in settings.get("bad_words_ids") or []):
+        raise UserError("generation_config.json: bad_words_ids of several tokens: the web export cannot apply it")
+    size = sum(weight.numel() * 4 for weight in model.parameters())
+    if size >= _LARGEST:
+        raise UserError(f"the model has {size / 1e9:.1f} GB: a file of ONNX holds at most 2 GB")
     tokenizer, tokenizer_config, ids = joint_tokenizer(*load_tokenizers(source), model.config)
     graphs = make_graphs(model, ids)
     (folder / "onnx").mkdir(parents=True)
@@ -73,17 +78,6 @@ def write(
         text = json.dumps(content, indent=None if name == "tokenizer.json" else 2, ensure_ascii=False)
         (folder / name).write_text(text + "\n", encoding="utf-8")
     return {dtype: _save(graphs, folder / "onnx", dtype) for dtype in dtypes}
-
-
-def _refuse(model: VanillaTransformerForConditionalGeneration) -> None:
-    """Refuse quantised weights, and generation settings that the page's search lacks."""
-    refuse(model)
-    settings = check_search(model, "the web export", APPLIED)
-    if any(len(ids) > 1 for ids in settings.get("bad_words_ids") or []):
-        raise UserError("generation_config.json: bad_words_ids of several tokens: the web export cannot apply it")
-    size = sum(weight.numel() * 4 for weight in model.parameters())
-    if size >= _LARGEST:
-        raise UserError(f"the model has {size / 1e9:.1f} GB: a file of ONNX holds at most 2 GB")
 
 
 # Graphs
@@ -101,22 +95,8 @@ class _Encoder(nn.Module):
         return self.encoder(self.ids.to_model(input_ids), attention_mask).last_hidden_state
 
 
-class _Projections(nn.Module):
-    """The cross-attention keys and values of each decoder layer, computed once for a source."""
-
-    def __init__(self, model: VanillaTransformerForConditionalGeneration):
-        super().__init__()
-        layers: Any = model.model.decoder.layers
-        self.attentions = nn.ModuleList(layer.cross_attn for layer in layers)
-
-    def forward(self, encoder_hidden_states: Tensor) -> list[Tensor]:
-        """(B, S, D) to keys (B, H, S, d_k) and values (B, H, S, d_v) of each layer."""
-        attentions: Any = self.attentions
-        return [part for attention in attentions for part in attention.keys_and_values(encoder_hidden_states)]
-
-
-class _Decoder(nn.Module):
-    """The decoder and the output layer, with both KV caches as inputs and the cross-attention weights as outputs.
+class _Decoder(programs.ExportableDecoder):
+    """The decoder and the output layer, with the cross-attention weights as further outputs.
 
     §6.1 bounds a translation by the length of its source. transformers.js and optimum have no such setting, and the
     pipelines of transformers.js ignore `max_new_tokens` of the model, so the graph ends the translation.
@@ -125,8 +105,7 @@ class _Decoder(nn.Module):
     end: Tensor
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
-        super().__init__()
-        self.decoder, self.lm_head = model.model.decoder, model.lm_head
+        super().__init__(model)
         settings = model.generation_config.to_diff_dict()
         self.over = settings.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
         self.limit = longest(settings)
@@ -136,12 +115,12 @@ class _Decoder(nn.Module):
         end[model.generation_config.eos_token_id] = _END  # added to the logits (V) after the bound
         self.register_buffer("end", end, persistent=False)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, input_ids: Tensor, encoder_attention_mask: Tensor, source: list[Tensor], past: list[Tensor]
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """As `ExportableDecoder.forward`, but with a third result: the weights (B, H, T, S) of each layer."""
+        """Return the weights (B, H, T, S) of each layer too."""
         states = encoder_attention_mask[..., None].float()  # (B, S, 1)
-        output, present = decode(
+        output, present = programs.decode(
             *(self.decoder, input_ids, states, encoder_attention_mask, source, past), output_attentions=True
         )
         logits = self.lm_head(output.last_hidden_state)
@@ -160,38 +139,25 @@ def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceId
     """
     onnx_ir = require_onnx()
     function, layers = model.config.activation_function, model.config.decoder_layers
-    past = cache_names("past_key_values", layers, "encoder") + cache_names("past_key_values", layers)
-    weights = [f"cross_attentions.{i}" for i in range(layers)]
-    encoder, projections, decoder = _trace(model, ids)
-    merged = to_onnx(
-        decoder,
-        ["input_ids", "encoder_attention_mask", *past],
-        ["logits", *cache_names("present", layers), *weights],
-        function,
+    # one source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam
+    tokens, target, source, past = programs.example_inputs(model.config, sources=1)
+    caches = [{2: programs.SOURCE}] * len(source), [{0: programs.BATCH, 2: programs.PAST}] * len(past)
+    mask, shape = torch.ones_like(tokens), {0: programs.BATCH, 1: programs.SOURCE}
+    model = shared_copy(model, attention="eager")  # attention that returns its weights, no dropout
+    encoder = programs.export_module(_Encoder(model, ids), (tokens, mask), (shape,) * 2)
+    projections = programs.export_module(
+        programs.Projections(model), (torch.zeros(3, 4, model.config.d_model),), (shape,)
     )
-    project = to_onnx(projections, ["encoder_hidden_states"], cache_names("present", layers, "encoder"), function)
-    _merge(merged.graph, project.graph, onnx_ir)
+    shapes = {0: programs.BATCH, 1: programs.TARGET}, shape, *caches
+    decoder = programs.export_module(_Decoder(model), (target, mask, source, past), shapes)
+    past_names = [name for stack in STACKS for name in cache_names("past_key_values", layers, stack)]
+    inputs = ["input_ids", "encoder_attention_mask", *past_names]
+    outputs = ["logits", *cache_names("present", layers), *(f"cross_attentions.{i}" for i in range(layers))]
+    merged = to_onnx(decoder, inputs, outputs, function)
+    outputs = cache_names("present", layers, "encoder")
+    _merge(merged.graph, to_onnx(projections, ["encoder_hidden_states"], outputs, function).graph, onnx_ir)
     encode = to_onnx(encoder, ["input_ids", "attention_mask"], ["last_hidden_state"], function)
     return dict(zip(GRAPHS, (encode, merged), strict=True))
-
-
-def _trace(
-    model: VanillaTransformerForConditionalGeneration, ids: SourceIds
-) -> tuple[ExportedProgram, ExportedProgram, ExportedProgram]:
-    # one source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam
-    tokens, target, source, past = example_inputs(model.config, sources=1)
-    caches = [{2: SOURCE}] * len(source), [{0: BATCH, 2: PAST}] * len(past)
-    tokens_shape = {0: BATCH, 1: SOURCE}
-    model = shared_copy(model, attention="eager")  # attention that returns its weights, no dropout
-    with torch.no_grad():
-        return (
-            export_module(_Encoder(model, ids), (tokens, torch.ones_like(tokens)), (tokens_shape,) * 2),
-            export_module(_Projections(model), (torch.zeros(3, 4, model.config.d_model),), (tokens_shape,)),
-            export_module(
-                *(_Decoder(model), (target, torch.ones_like(tokens), source, past)),
-                ({0: BATCH, 1: TARGET}, tokens_shape, *caches),
-            ),
-        )
 
 
 def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
@@ -199,7 +165,8 @@ def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
 
     `use_cache_branch` chooses, as in the graphs that optimum merges: If(use_cache_branch, cached, projected).
     """
-    for value in _all_values(projections):
+    values = [*projections.inputs, *projections.initializers.values()]
+    for value in (*values, *(value for node in projections for value in node.outputs)):
         value.name = value.name if value in projections.inputs else f"projected.{value.name}"
     (states,) = projections.inputs
     projections.inputs.clear()
@@ -243,10 +210,6 @@ def _rank(value: Any) -> tuple[int, int, str]:
     return 0 if is_first else 2, 0, value.name
 
 
-def _all_values(graph: Any) -> list[Any]:
-    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-
-
 # Files
 
 
@@ -287,9 +250,7 @@ def _with_folded_transposes(model: Any, onnx_ir: Any) -> Any:
 def _quantise(proto: Any, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # advice to optimise the graph first. onnxruntime does it at loading time
-    try:
+    with without_log_messages():  # advice to optimise the graph first. onnxruntime does it at loading time
         quantize_dynamic(
             *(proto, str(path)),
             op_types_to_quantize=["MatMul", "Gather"],
@@ -297,8 +258,6 @@ def _quantise(proto: Any, path: Path) -> None:
             weight_type=QuantType.QInt8,
             extra_options={"EnableSubgraph": True, "MatMulConstBOnly": True},
         )
-    finally:
-        logging.disable(disabled)
 
 
 def _halve(proto: Any, path: Path) -> None:

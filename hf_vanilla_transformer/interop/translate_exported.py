@@ -90,12 +90,10 @@ class OnnxBackend:
     """`encoder.onnx` and `decoder.onnx` in onnxruntime. Arrays are NumPy's."""
 
     def __init__(self, folder: Path):
-        import onnxruntime
+        from onnxruntime import InferenceSession
 
-        self.encoder, self.decoder = (
-            onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), providers=["CPUExecutionProvider"])
-            for name in ("encoder", "decoder")
-        )
+        files = (str(folder / f"{name}.onnx") for name in ("encoder", "decoder"))
+        self.encoder, self.decoder = (InferenceSession(file, providers=["CPUExecutionProvider"]) for file in files)
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
         """Cross-attention keys and values of each decoder layer."""
@@ -132,14 +130,7 @@ class TorchBackend:
 
 
 class Translator:
-    """Translates lines of text with an exported folder.
-
-    Args:
-        folder: the graphs, the configurations and the tokenizer.
-
-    Raises:
-        ValueError: the folder's generation settings need more than the greedy search here.
-    """
+    """Translates lines of text with an exported folder. A ValueError if its settings need more than this search."""
 
     def __init__(self, folder: str | Path):
         folder = Path(folder)
@@ -166,16 +157,9 @@ class Translator:
         return list(map(decode, self.greedy(ids, mask)))
 
     def greedy(self, ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
-        """Greedy search.
+        """The tokens of each translation, with the end-of-sentence token if it was reached, by greedy search.
 
-        Args:
-            ids: (B, S). mask: (B, S), 1 for tokens and 0 for padding.
-
-        Returns:
-            The tokens of each translation, including the end-of-sentence token if it was reached.
-
-        Raises:
-            ValueError: a source longer than the table of learned positions.
+        `ids` and `mask` are (B, S). The mask is 0 for padding.
         """
         longest = self.config["max_position_embeddings"]
         if self.config["position_encoding_type"] == "learned" and ids.shape[1] > longest:

@@ -19,10 +19,19 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from ..data.tokenizer_training import fast_tokenizer, load_tokenizers
 from ..errors import UserError, naming_extras
 from ..untrusted import one_line, read_json_object, require_file
+from .converting import Converted
 
-_PIECES, _NEVER = (1, 4), -1e5  # normal and user-defined pieces, and the score of tokens that no text contains
+_PIECES, _BYTE = (1, 4), 6  # the types of normal and user-defined pieces, and of bytes
+_START, _END, _HIDDEN = "\ue001", "\ue002", "\ue003"
+_ALL = 1000  # spaces at the end of a text
 JOINER = "@@"  # subword-nmt and fastBPE end a token with it if the next one continues the word
-PRETOKENIZED = "it takes text that is tokenized already, with spaces between tokens"  # a note for users
+_NO_LIMIT = int(1e9)  # of the tokens of a text
+# Notes for users.
+PRETOKENIZED = "it takes text that is tokenized already, with spaces between tokens"
+SPLIT_AT_SPACES = (
+    "codes split the words between spaces, as the transform bpe; tokenize sources first if the training did, and "
+    "split target text for a training by the codes"
+)
 
 
 def ids_by_token(tokens: Sequence[str], origin: object = "the vocabulary") -> dict[str, int]:
@@ -41,6 +50,48 @@ def require_size(tokens: list[str], size: int, file: Path) -> list[str]:
     return tokens
 
 
+def both_sides(source: str | Path | None, target: str | Path | None) -> list[Path]:
+    """The files of source and target, of which one may serve both, or none."""
+    return [Path(source or target or ""), Path(target or source or "")] if source or target else []
+
+
+def with_tokenizers(
+    model: Any,
+    sides: Sequence[Sequence[str]],
+    special: Sequence[Mapping[str, str]],
+    spm_models: Sequence[Path] = (),
+    codes: Sequence[Path] = (),
+    languages: Sequence[str] = ("en", "en"),
+    source_ends: bool = True,
+    **whitespace: Any,
+) -> Converted:
+    """The model with tokenizers of source and target. Without files for raw text, they take tokenized text.
+
+    Args:
+        sides: the tokens of source and target, by id.
+        special: for source and target, `unk_token`, `eos_token`, `pad_token` and perhaps `bos_token`.
+        spm_models, codes: for source and target, SentencePiece models, or files of byte-pair codes.
+        languages: for Moses, before the codes.
+        source_ends: False if a source does not end with `eos_token`.
+        **whitespace: arguments of `whitespace_tokenizers`.
+    """
+    if spm_models and codes:
+        raise UserError(f"codes={codes[0]}, sentencepiece={spm_models[0]}: give one of them")
+    if spm_models and source_ends:
+        return Converted(model, sentencepiece_tokenizer(spm_models, sides, special[0]))
+    ends = source_ends, True
+    if spm_models:
+        parts = zip(spm_models, sides, special, ends, strict=True)
+        return Converted(model, *(fast_sentencepiece_tokenizer(*part) for part in parts))
+    if codes and source_ends:
+        files = zip(codes, sides, special, languages, strict=True)
+        return Converted(model, *(bpe_tokenizer(*file) for file in files))
+    source, target = whitespace_tokenizers(sides, special, ends=ends, **whitespace)
+    if codes:
+        return Converted(model, endless_bpe_tokenizer(codes[0], sides[0], special[0]), target, [SPLIT_AT_SPACES])
+    return Converted(model, source, target, [PRETOKENIZED])
+
+
 def whitespace_tokenizers(
     sides: Sequence[Sequence[str]],
     special: Sequence[Mapping[str, str]],
@@ -50,20 +101,15 @@ def whitespace_tokenizers(
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
     """Tokenizers of source and target for text that is tokenized already, one object if both are the same.
 
-    Args:
-        sides: the tokens of source and target, by id.
-        special: for source and target, `unk_token`, `eos_token`, `pad_token` and perhaps `bos_token`.
-        origins: the files of source and target, for messages.
-        lowercase: for source and target, lower-case the text.
+    For source and target, `origins` name the files in messages, and `lowercase` is True to lower-case the text.
     """
-    source, target = zip(special, sides, origins, lowercase, ends, strict=True)
-    tokenizer = _whitespace_tokenizer(*source)
-    is_same = list(source[1]) == list(target[1]) and source[::3] == target[::3] and source[4] == target[4]
-    return tokenizer, tokenizer if is_same else _whitespace_tokenizer(*target)
+    source, target = zip(map(list, sides), map(dict, special), lowercase, ends, strict=True)
+    tokenizer = _whitespace_tokenizer(origins[0], *source)
+    return tokenizer, tokenizer if source == target else _whitespace_tokenizer(origins[1], *target)
 
 
 def _whitespace_tokenizer(
-    special: Mapping[str, str], tokens: Sequence[str], origin: object, lowercase: bool, ends: bool
+    origin: object, tokens: Sequence[str], special: Mapping[str, str], lowercase: bool, ends: bool
 ) -> PreTrainedTokenizerFast:
     backend = _whitespace_backend(tokens, origin, special["unk_token"])
     if lowercase:
@@ -141,50 +187,84 @@ def fast_sentencepiece_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A tokenizer for raw text, with the ids of the toolkit. Unlike a `MarianTokenizer` it need not end a sentence."""
     with _reading_sentencepiece(str(require_file(path))):
-        from sentencepiece import sentencepiece_model_pb2
-
-        proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-        try:
-            proto.ParseFromString(path.read_bytes())
-        except Exception as error:  # DecodeError of protobuf
-            raise RuntimeError("it is damaged") from error
-    ids, trained, normal = ids_by_token(tokens), proto.trainer_spec, proto.normalizer_spec
-    pieces = {piece.piece: piece for piece in proto.pieces if piece.type in _PIECES}
-    missing = [piece for piece in pieces if len(piece) > 1 and piece not in ids]
-    if missing or trained.model_type not in (1, 2) or trained.treat_whitespace_as_suffix:
-        reason = f"the vocabulary lacks {missing[0]!r}" if missing else "it is neither a unigram model nor a BPE"
-        raise UserError(f"{path}: {reason}: tokenize the text first, and leave out sentencepiece")
-    scores = {token: pieces[token].score if token in pieces else _NEVER for token in tokens}
-    settings: dict[str, Any] = {"byte_fallback": trained.byte_fallback}
-    if trained.model_type == 1:
-        model: Any = models.Unigram(list(scores.items()), ids[special["unk_token"]], **settings)
-    else:
-        pairs = ((piece[:i], piece[i:]) for piece in pieces for i in range(1, len(piece)))
-        merges = [pair for pair in pairs if pair[0] in pieces and pair[1] in pieces]
-        merges.sort(key=lambda pair: -scores["".join(pair)])
-        model = models.BPE(ids, merges, unk_token=special["unk_token"], fuse_unk=True, **settings)
-    backend = Tokenizer(model)
-    steps: list[Any] = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
-    if normal.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    # no text contains a special token: its last character becomes another one that is unknown, or is split off
-    others = [token for token in tokens if token not in pieces and len(token) > 1 and trained.model_type == 1]
-    split = [token for token in others if trained.byte_fallback or token[-1] in pieces]
-    hidden = [token for token in others if token not in split]
-    steps += [normalizers.Replace(Regex(_last_characters(hidden)), "\ue000")] if hidden else []
-    backend.normalizer = normalizers.Sequence(steps)
-    prefix = "always" if normal.add_dummy_prefix else "never"
-    steps = [pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)]
-    steps += [pre_tokenizers.Split(Regex(_last_characters(split)), "merged_with_next")] if split else []
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    strip = [decoders.Strip(" ", 1, 0)] if normal.add_dummy_prefix else []
-    steps = [decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse(), *strip]
-    backend.decoder = decoders.Sequence(steps)
+        backend, missing = sentencepiece_backend(path.read_bytes(), tokens, special)
+    if several := [piece for piece in missing if len(piece) > 1]:
+        reason = f"the vocabulary lacks {several[0]!r}: tokenize the text first, and leave out sentencepiece"
+        raise UserError(f"{path}: {reason}")
     return fast_tokenizer(backend, ends, **special)
 
 
-def _last_characters(tokens: Sequence[str]) -> str:
-    return "|".join(f"(?<={re.escape(token[:-1])}){re.escape(token[-1])}" for token in tokens)
+def sentencepiece_backend(
+    model: bytes, tokens: Sequence[str], special: Mapping[str, str], of_marian: bool = False
+) -> tuple[Tokenizer, list[str]]:
+    """A tokenizer with the pieces of a SentencePiece model, their places in `tokens` as ids, and the pieces without.
+
+    SentencePiece joins unknown characters in sequence, and toolkits look for the result in the vocabulary, which may
+    have tokens of another model. So a text gets marks around such characters, and so do the tokens that consist of
+    them. No text contains the other tokens.
+
+    Args:
+        of_marian: the pieces without an id get ids after all others, and `decode` removes all spaces around a text.
+
+    Raises:
+        RuntimeError: no SentencePiece model, or of another kind.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    try:
+        proto.ParseFromString(model)
+    except Exception as error:  # DecodeError of protobuf
+        raise RuntimeError("it is damaged") from error
+    trained, normal = proto.trainer_spec, proto.normalizer_spec
+    is_unigram, has_bytes = trained.model_type == 1, trained.byte_fallback
+    if trained.model_type not in (1, 2) or trained.treat_whitespace_as_suffix:
+        raise RuntimeError("it is neither a unigram model nor a BPE: tokenize the text first")
+    ids = ids_by_token(tokens)
+    missing = [piece.piece for piece in proto.pieces if piece.type in (*_PIECES, _BYTE) and piece.piece not in ids]
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in _PIECES}
+    if of_marian:
+        tokens = [*tokens, *missing]
+    else:
+        scores = {piece: score for piece, score in scores.items() if piece in ids}
+    # a text contains these as a sequence of their characters
+    apart = {piece.piece for piece in proto.pieces if piece.type == _BYTE}.union(special.values()).intersection(tokens)
+    steps: list[Any] = []
+    if normal.precompiled_charsmap:
+        # `Precompiled` drops a variation selector after a character that it replaces, as in an emoji
+        steps += [normalizers.Replace(selector, _START + selector) for selector in "\ufe0e\ufe0f"]
+        steps += [normalizers.Precompiled(normal.precompiled_charsmap), normalizers.Replace(_START, "")]
+    if normal.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    splits: list[Any] = [
+        pre_tokenizers.Metaspace(prepend_scheme="always" if normal.add_dummy_prefix else "never", split=False)
+    ]
+    settings: dict[str, Any] = {"byte_fallback": has_bytes}
+    if is_unigram:
+        known = {" ", *"".join(scores)}
+        names = {token: f"{_HIDDEN}{token}" for token in tokens if token not in scores and token not in apart}
+        if not has_bytes:
+            names |= {token: f"{_START}{token}{_END}" for token in names if not known & {*token}}
+            unknown = "[^" + "".join(f"\\{c}" if c in "\\^]-[&~" else c for c in sorted(known)) + "]"
+            steps.append(normalizers.Replace(Regex(f"(?<!{unknown})(?={unknown})"), _START))
+            steps.append(normalizers.Replace(Regex(f"(?<={unknown})(?!{unknown})"), _END))
+        last = "|".join(f"(?<={re.escape(token[:-1])}){re.escape(token[-1])}" for token in sorted(apart))
+        splits.append(pre_tokenizers.Split(Regex(last), "merged_with_next"))
+        lowest = min(scores.values())
+        vocabulary = [(names.get(token, token), scores.get(token, lowest)) for token in tokens]
+        backend = Tokenizer(models.Unigram(vocabulary, ids[special["unk_token"]], **settings))
+    else:
+        pairs = ((piece[:i], piece[i:]) for piece in scores for i in range(1, len(piece)))
+        merges = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
+        merges.sort(key=lambda pair: -scores["".join(pair)])
+        settings |= {"unk_token": special["unk_token"], "fuse_unk": True}
+        backend = Tokenizer(models.BPE(ids_by_token(tokens), merges, **settings))
+    backend.normalizer, backend.pre_tokenizer = normalizers.Sequence(steps), pre_tokenizers.Sequence(splits)
+    marks = decoders.Replace(Regex(f"[{_START}{_END}{_HIDDEN}]"), "")
+    spaces = (_ALL, _ALL) if of_marian else (int(normal.add_dummy_prefix), 0)
+    joined = [marks, decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", *spaces)]
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), *joined])
+    return backend, missing
 
 
 def sentencepiece_tokenizer(
@@ -195,21 +275,17 @@ def sentencepiece_tokenizer(
     `sides` and `special` are as in `whitespace_tokenizers`.
     """
     separate = list(sides[0]) != list(sides[1])
-    with TemporaryDirectory() as folder:
-        vocabularies = {}
+    source, target = map(str, map(require_file, spm_models))
+    settings = {"source_spm": source, "target_spm": target, "separate_vocabs": separate, **special}
+    with TemporaryDirectory() as folder, _reading_sentencepiece(f"{source}, {target}"):
         for name, tokens in zip(("vocab", "target_vocab_file")[: 1 + separate], sides, strict=False):
-            vocabularies[name] = str(Path(folder) / f"{name}.json")
-            Path(vocabularies[name]).write_text(json.dumps(ids_by_token(tokens)), encoding="utf-8")
-        source, target = map(str, map(require_file, spm_models))
-        with _reading_sentencepiece(f"{source}, {target}"):
-            return transformers.MarianTokenizer(
-                source_spm=source,
-                target_spm=target,
-                separate_vocabs=separate,
-                model_max_length=int(1e9),
-                **vocabularies,
-                **special,
-            )
+            settings[name] = _write_ids(Path(folder) / f"{name}.json", tokens)
+        return transformers.MarianTokenizer(model_max_length=_NO_LIMIT, **settings)
+
+
+def _write_ids(file: Path, tokens: Sequence[str]) -> str:
+    file.write_text(json.dumps(ids_by_token(tokens)), encoding="utf-8")
+    return str(file)
 
 
 def sentencepiece_pieces(path: Path) -> list[str]:
@@ -234,24 +310,34 @@ def _reading_sentencepiece(files: str) -> Iterator[None]:
 
 
 def bpe_tokenizer(
-    codes: Path, sides: Sequence[Sequence[str]], languages: tuple[str, str], special: Mapping[str, str]
+    codes: Path, tokens: Sequence[str], special: Mapping[str, str], language: str
 ) -> PreTrainedTokenizerBase:
-    """An `FSMTTokenizer` for raw text: Moses for `languages`, then a byte-pair encoding.
+    """An `FSMTTokenizer` for raw text of a language: Moses, then a byte-pair encoding. It ends each sentence.
 
-    `codes` is a file of subword-nmt 0.2 or newer, or of fastBPE. `sides` are the tokens of source and target, by id.
-    The tokenizer marks the end of a word with "</w>". The tokens here mark the continuation with `JOINER`.
+    `codes` is a file of subword-nmt 0.2 or newer, or of fastBPE. Its class marks the end of a word with "</w>". The
+    tokens here mark the continuation with `JOINER`.
     """
     eos = special["eos_token"]
-    settings = {"bos_token": special.get("bos_token", eos), "sep_token": eos, "pad_token": special["pad_token"]}
+    settings: dict[str, Any] = {"bos_token": eos, "sep_token": eos, "langs": [language] * 2, **special}
+    tokens = [token if token in special.values() else _with_end(token) for token in tokens]
+    with TemporaryDirectory() as folder, naming_extras():
+        file = _write_ids(Path(folder) / "vocab.json", tokens)
+        settings |= {"src_vocab_file": file, "tgt_vocab_file": file, "merges_file": _write_merges(folder, codes)}
+        return transformers.FSMTTokenizer(model_max_length=_NO_LIMIT, **settings)
+
+
+def endless_bpe_tokenizer(codes: Path, tokens: Sequence[str], special: Mapping[str, str]) -> PreTrainedTokenizerBase:
+    """A `CTRLTokenizer`: a byte-pair encoding of text that is split at white space. It adds no end of a sentence."""
     with TemporaryDirectory() as folder:
-        files = {name: str(Path(folder) / name) for name in ("src_vocab_file", "tgt_vocab_file", "merges_file")}
-        for name, tokens in zip(("src_vocab_file", "tgt_vocab_file"), sides, strict=True):
-            ids = ids_by_token([token if token in special.values() else _with_end(token) for token in tokens])
-            Path(files[name]).write_text(json.dumps(ids), encoding="utf-8")
-        Path(files["merges_file"]).write_text("".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8")
-        settings |= {"unk_token": special["unk_token"], **files}
-        with naming_extras():
-            return transformers.FSMTTokenizer(langs=list(languages), model_max_length=int(1e9), **settings)
+        files = _write_ids(Path(folder) / "vocab.json", tokens), _write_merges(folder, codes)
+        settings = {"model_max_length": _NO_LIMIT, "split_special_tokens": True, **special}
+        return transformers.CTRLTokenizer(*files, clean_up_tokenization_spaces=False, **settings)
+
+
+def _write_merges(folder: str, codes: Path) -> str:
+    file = Path(folder) / "merges.txt"
+    file.write_text("#version: 0.2\n" + "".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8")
+    return str(file)
 
 
 def _with_end(token: str) -> str:

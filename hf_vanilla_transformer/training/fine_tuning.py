@@ -58,7 +58,7 @@ def load_base_model(name: str, model_class: Any = None) -> PretrainedTranslator:
 
 
 def _converted(name: str, kind: object, folder: Path) -> Converted:
-    from ..interop.fsmt import from_fsmt
+    from ..interop.fairseq_folders import from_fsmt
     from ..interop.marian import from_marian
 
     readers = {"marian": from_marian, "fsmt": from_fsmt}

@@ -9,6 +9,8 @@ from typing import Any
 
 import sentencepiece
 import torch
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
 from torch import Tensor, nn
 from transformers import (
     FSMTConfig,
@@ -66,6 +68,15 @@ def train_sentencepiece(path: Path, lines: list[str], vocab_size: int = 80, **se
     path.write_bytes(model.getvalue())
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+
+
+def learnt_codes(path: Path, lines: list[str]) -> BPE:
+    """Write codes of subword-nmt, and return their encoding."""
+    path.with_suffix(".txt").write_text("\n".join(lines), encoding="utf-8")
+    with path.with_suffix(".txt").open(encoding="utf-8") as text, path.open("w", encoding="utf-8") as codes:
+        learn_bpe(text, codes, 30)
+    with path.open(encoding="utf-8") as codes:
+        return BPE(codes)
 
 
 def write_opus_tokenizer(folder: Path) -> int:

@@ -15,8 +15,6 @@ import pytest
 import sacremoses
 import sentencepiece
 import torch
-from subword_nmt.apply_bpe import BPE
-from subword_nmt.learn_bpe import learn_bpe
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 from hf_vanilla_transformer.errors import UserError
@@ -39,6 +37,7 @@ from tests.interop.foreign import (
     assert_same_logits,
     converted,
     installed,
+    learnt_codes,
     train_sentencepiece,
 )
 from tests.interop.restatement import assert_restated
@@ -216,14 +215,6 @@ def test_fairseq_dictionary_lines_that_overwrite(tmp_path: Path) -> None:
     (tmp_path / "dict.en.txt").write_text("ein\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"dict\.en\.txt: line 1 .*'ein'"):
         from_fairseq(tmp_path / "model.pt")
-
-
-def learnt_codes(path: Path, lines: list[str]) -> BPE:
-    path.with_suffix(".txt").write_text("\n".join(lines), encoding="utf-8")
-    with path.with_suffix(".txt").open(encoding="utf-8") as text, path.open("w", encoding="utf-8") as codes:
-        learn_bpe(text, codes, 30)
-    with path.open(encoding="utf-8") as codes:
-        return BPE(codes)
 
 
 @pytest.mark.parametrize("tool", ["subword-nmt", "fastBPE"])

@@ -16,12 +16,22 @@ import sentencepiece
 import torch
 from safetensors.torch import save_file
 
+from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
 from tests.interop.checkpoints import D, eole
 from tests.interop.checkpoints.opennmt import OPTIONS, PEER, SPECIAL, restated, save, weights
-from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, Record, converted, installed, train_sentencepiece
+from tests.interop.foreign import (
+    SOURCES,
+    TARGETS,
+    UNSEEN,
+    Record,
+    converted,
+    installed,
+    learnt_codes,
+    train_sentencepiece,
+)
 from tests.interop.restatement import assert_restated
 
 
@@ -149,19 +159,45 @@ def test_opennmt_shared_embeddings_have_one_id_for_a_token(tmp_path: Path) -> No
 RAW = [*SOURCES, *TARGETS, *UNSEEN, "ﬁne ½ ①  \u3000 x\u00a0y ", "…   Ａ１", "<s> </s> <unk>"]
 
 
+def save_with_vocabulary(source_format: str, folder: Path, tokens: list[str], **config: Any) -> Path:
+    if source_format == "opennmt":
+        vocab = {"src": tokens, "tgt": tokens, "data_task": "seq2seq"}
+        save(folder / "model.pt", *weights((len(tokens),) * 2), vocab, **config)
+        return folder / "model.pt"
+    eole.save(folder, eole.weights(sizes=(len(tokens),) * 2))
+    (folder / "vocab.json").write_text(json.dumps({"src": tokens, "tgt": tokens}))
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | config))
+    return folder
+
+
+@pytest.mark.parametrize("source_format", ["opennmt", "eole"])
+def test_opennmt_and_eole_take_raw_text_with_byte_pair_codes(source_format: str, tmp_path: Path) -> None:
+    """As their transform `bpe`, which splits at spaces and ends no source with </s>."""
+    bpe = learnt_codes(tmp_path / "codes", [*SOURCES, *TARGETS])
+    tokens = [*SPECIAL, *sorted({piece for line in SOURCES + TARGETS[:2] for piece in bpe.process_line(line).split()})]
+    source = save_with_vocabulary(source_format, tmp_path / "in", tokens, transforms=["bpe", "filtertoolong"])
+    line = convert(source_format, source, tmp_path / "ours", codes=tmp_path / "codes")
+    assert "the toolkit applies" not in line and "by the codes" in line
+    tokenizer, target = load_tokenizers(tmp_path / "ours")
+    ids = {token: number for number, token in enumerate(tokens)}
+    for text in [*SOURCES, *TARGETS, "dogs and Wörter </s> <unk> 漢字", "x"]:
+        assert tokenizer(text)["input_ids"] == [ids.get(piece, 0) for piece in bpe.process_line(text).split()]
+    for text in SOURCES:
+        written = bpe.process_line(text)
+        assert target(written)["input_ids"] == [*(ids[piece] for piece in written.split()), ids["</s>"]]
+        assert target.decode(target(written)["input_ids"], skip_special_tokens=True) == text
+    with pytest.raises(UserError, match="codes"):
+        convert(source_format, source, tmp_path / "both", codes=tmp_path / "codes", sentencepiece=tmp_path / "codes")
+
+
 @pytest.mark.parametrize("source_format", ["opennmt", "eole"])
 @pytest.mark.parametrize("settings", [{}, {"model_type": "bpe"}, {"byte_fallback": True, "vocab_size": 340}], ids=str)
 def test_opennmt_and_eole_take_raw_text_with_sentencepiece(source_format, settings, tmp_path, record_property):
     spm = tmp_path / "joint.model"
     pieces = train_sentencepiece(spm, SOURCES + TARGETS, **settings)
     tokens = [*SPECIAL, *(piece for piece in pieces if piece not in SPECIAL)]
-    if source_format == "opennmt":
-        vocab = {"src": tokens, "tgt": tokens, "data_task": "seq2seq"}
-        save(tmp_path / "in" / "model.pt", *weights((len(tokens),) * 2), vocab)
-    else:
-        eole.save(tmp_path / "in", eole.weights(sizes=(len(tokens),) * 2))
-        (tmp_path / "in" / "vocab.json").write_text(json.dumps({"src": tokens, "tgt": tokens}))
-    source = tmp_path / "in" / ("model.pt" if source_format == "opennmt" else "")
+    source = save_with_vocabulary(source_format, tmp_path / "in", tokens)
     _, tokenizer, target = converted(source_format, source, tmp_path / "ours", sentencepiece=spm)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(spm))
     ids = {token: number for number, token in enumerate(tokens)}
@@ -174,7 +210,7 @@ def test_opennmt_and_eole_take_raw_text_with_sentencepiece(source_format, settin
     record_property("tokens", installed("sentencepiece"))
     if source_format == "opennmt":
         fewer = sorted(tokens, key=lambda token: (token[0] != "<", len(token)))[:-1]
-        save(source, *weights((len(fewer),) * 2), {**vocab, "src": fewer, "tgt": fewer})
+        save_with_vocabulary(source_format, tmp_path / "in", fewer)
         with pytest.raises(UserError, match="joint.model"):
             from_opennmt(source, sentencepiece=spm)
     spm.write_bytes(b"no model")

@@ -1,9 +1,9 @@
-"""Hugging Face's `M2M100ForConditionalGeneration`, the pre-norm class of M2M-100 and NLLB-200."""
+"""Folders of transformers' ports of fairseq's Transformers: FSMT, and M2M-100 with NLLB-200, which are pre-norm."""
 
 from pathlib import Path
 from typing import Any
 
-from transformers import M2M100Config
+from transformers import FSMTConfig, M2M100Config
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from ..errors import UserError
@@ -12,12 +12,28 @@ from .converting import Converted
 from .transformers_folders import from_peer, load_tokenizer, read_folder
 
 _NLLB_PIECES = ("sentencepiece.bpe.model",)
-# The tokenizer classes of these models, and the files that each needs. NLLB-200 has one of two files.
+# The tokenizer classes of M2M-100 and NLLB-200, and the files that each needs. NLLB-200 has one of two files.
 _TOKENIZERS: list[tuple[str, tuple[str, ...]]] = [
     ("M2M100Tokenizer", ("vocab.json", "sentencepiece.bpe.model")),
     ("NllbTokenizer", ("tokenizer.json",)),
     ("NllbTokenizer", _NLLB_PIECES),
 ]
+
+
+def from_fsmt(folder: str | Path) -> Converted:
+    """A folder of an `FSMTForConditionalGeneration`, such as facebook/wmt19-en-de.
+
+    The tokenizer stays an `FSMTTokenizer`, so that ids and text are the same. It needs sacremoses.
+
+    Args:
+        folder: config.json, the weights and, if it has a tokenizer, vocab-src.json, vocab-tgt.json and merges.txt.
+    """
+    tokenizer: Any = load_tokenizer("FSMTTokenizer", folder, ("vocab-src.json", "vocab-tgt.json", "merges.txt"))
+    for token in [] if tokenizer is None else tokenizer.all_special_tokens:
+        if tokenizer.decoder.get(tokenizer.encoder.get(token)) != token:
+            raise UserError(f"{folder}: {token} has different ids in vocab-src.json and vocab-tgt.json")
+    output = {"lm_head.weight": "model.decoder.output_projection.weight"}
+    return from_peer(read_folder(FSMTConfig, folder), tokenizer, output, position_encoding_type="sinusoidal_fairseq")
 
 
 def from_m2m100(
@@ -36,14 +52,7 @@ def from_m2m100(
     """
     peer = read_folder(M2M100Config, folder)
     tokenizer = _tokenizer(Path(folder), peer.config.vocab_size)
-    converted = from_peer(
-        peer,
-        output="lm_head.weight",
-        tokenizer=tokenizer,
-        other_fields={"position_encoding_type": "sinusoidal_fairseq", "layer_norm_position": "pre"},
-        locate=lambda name: name.replace("cross_attn", "encoder_attn"),
-        unused=set(),
-    )
+    converted = from_peer(peer, tokenizer, position_encoding_type="sinusoidal_fairseq", layer_norm_position="pre")
     if source_language is not None:
         _language_id(tokenizer, "source_language", source_language)
         tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = source_language
@@ -58,11 +67,10 @@ def _tokenizer(folder: Path, vocab_size: int) -> Any:
     """The tokenizer, or None without its files, which decide the class if tokenizer_config.json does not name it."""
     file = folder / "tokenizer_config.json"
     name = read_json_object(file).get("tokenizer_class") if file.is_file() else None
-    name = str(name).removesuffix("Fast") if name else None
-    known = [(each, files) for each, files in _TOKENIZERS if name in (None, each)]
+    known = [pair for pair in _TOKENIZERS if not name or pair[0] == str(name).removesuffix("Fast")]
     if not known:
         raise UserError(f"{file}: tokenizer_class={shown(name)} is none of M2M100Tokenizer, NllbTokenizer")
-    complete = ((each, files) for each, files in known if all((folder / file).is_file() for file in files))
+    complete = (pair for pair in known if all((folder / file).is_file() for file in pair[1]))
     class_name, files = next(complete, known[0])
     # a SentencePiece model contains no languages. They follow its pieces, before a mask
     codes: dict[str, Any] = {"mask_token": None, "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"]}
