@@ -2,21 +2,29 @@
 
 In that case target tokens keep their ids, so that the decoder's graph and `decode` need no change. Source token i has
 the id V + i, V being the size of the target vocabulary. Special tokens of both have the target's id. Target tokens get
-a prefix from a private-use area, so that none of them matches the text of a source.
+a prefix from a private-use area, so that none of them matches the text of a source. A `MarianTokenizer` becomes one of
+the same tokens, and pieces that its vocabulary lacks get ids after all others.
 """
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import MarianTokenizer, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.side_tokens import Side, side_tokens, target_vocabulary
 from ..errors import UserError
+from .vocabularies import sentencepiece_backend
 
 _TARGET_PREFIX = "\ue000"
+_LANGUAGE = re.compile(">>.+<<")  # before the source of a multilingual `MarianTokenizer`
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -26,9 +34,13 @@ class SourceIds:
 
     vocab_size: int  #: the number of ids of the joint tokenizer
     offset: int = 0  #: the offset of source tokens, or 0 if both languages share one tokenizer
+    unknown: int = 0  #: the encoder's id of tokens that its vocabulary lacks
+    missing: int = 0  #: the number of these tokens, the last ones
 
     def to_model(self, ids: Tensor) -> Tensor:
         """Ids (B, S) of the joint tokenizer to the encoder's."""
+        if self.missing:
+            ids = torch.where(ids >= self.vocab_size - self.missing, self.offset + self.unknown, ids)
         return torch.where(ids >= self.offset, ids - self.offset, ids) if self.offset else ids
 
 
@@ -40,14 +52,12 @@ def joint_tokenizer(
     Args:
         source, target: a model's tokenizers, the same object if the languages share one.
     """
-    for tokenizer in (source, target):
-        if not hasattr(tokenizer, "backend_tokenizer"):
-            name = type(tokenizer).__name__
-            raise UserError(f"tokenizer: {name} has no tokenizer.json, the one format that a browser's library reads")
-    mine, ids = _content(source), SourceIds(max(config.vocab_size, len(source)))
-    if target is not source:
+    mine, missing = _content(source, "source", max(config.vocab_size, len(source)))
+    ids = SourceIds(max(config.vocab_size, len(source)) + missing, 0, source.unk_token_id or 0, missing)
+    if target is not source or target_vocabulary(source) is not None:
         offset = max(config.target_vocab_size, len(target))
-        mine, ids = _join(mine, _content(target), offset), SourceIds(offset + config.vocab_size, offset)
+        mine = _join(mine, _content(target, "target", offset)[0], offset)
+        ids = replace(ids, vocab_size=offset + config.vocab_size + missing, offset=offset)
     limit = config.max_position_embeddings if config.position_encoding_type == "learned" else None
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -61,35 +71,73 @@ def joint_tokenizer(
     return mine, settings, ids
 
 
-def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The content of tokenizer.json, without BPE-dropout, truncation and padding."""
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+def _content(tokenizer: PreTrainedTokenizerBase, side: Side, size: int) -> tuple[dict[str, Any], int]:
+    """The content of tokenizer.json, without BPE-dropout, truncation and padding, and the number of missing pieces."""
+    backend, missing = getattr(tokenizer, "backend_tokenizer", None), 0
+    if isinstance(tokenizer, MarianTokenizer):
+        backend, missing = _marian_backend(tokenizer, side, size)
+    if backend is None:
+        name = type(tokenizer).__name__
+        raise UserError(f"tokenizer: {name} has no tokenizer.json, the one format that a browser's library reads")
+    content: dict[str, Any] = json.loads(backend.to_str())
     content["truncation"] = content["padding"] = None
     if content["model"].get("dropout") is not None:
         content["model"]["dropout"] = None
-    return content
+    return content, missing
+
+
+def _marian_backend(tokenizer: Any, side: Side, size: int) -> tuple[Tokenizer, int]:
+    """A tokenizer with the tokens of a `MarianTokenizer`, and the number of pieces without an id."""
+    tokens = side_tokens(tokenizer, size, side)
+    codes = list(filter(_LANGUAGE.fullmatch, tokens))
+    special = tokenizer.special_tokens_map | dict(zip(codes, codes, strict=True))
+    model = getattr(tokenizer, f"spm_{side}").serialized_model_proto()
+    try:
+        backend, missing = sentencepiece_backend(model, tokens, special, of_marian=True)
+    except RuntimeError as error:
+        raise UserError(f"tokenizer: its SentencePiece model has no tokenizer.json ({error})") from None
+    if not isinstance(backend.model, Unigram):
+        raise UserError(
+            "tokenizer: its SentencePiece model is a BPE, and tokenizer.json has no BPE of the same tokens"
+        )
+    backend.add_special_tokens(tokenizer.all_special_tokens)
+    backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
+    end = tokenizer.eos_token
+    backend.post_processor = TemplateProcessing(
+        single=f"$A {end}", pair=f"$A $B {end}", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    return backend, len(missing)
 
 
 def _join(source: dict[str, Any], target: dict[str, Any], offset: int) -> dict[str, Any]:
     """The source's tokenizer with the target's tokens and decoder, as the head of this file describes."""
     kinds = [content["model"]["type"] for content in (source, target)]
-    if not all(kind in ("BPE", "WordLevel", "WordPiece") for kind in kinds):
+    if not all(kind in ("BPE", "WordLevel", "WordPiece") for kind in kinds) and kinds != ["Unigram"] * 2:
         raise UserError(f"tokenizers: two vocabularies of type {' and '.join(kinds)} cannot be joined for the web")
     sides = (source, target)
-    special = [{token["content"]: token["id"] for token in content["added_tokens"]} for content in sides]
+    added = [{token["content"]: token for token in content["added_tokens"]} for content in sides]
+    codes = [added[0][code] | {"id": offset + added[0][code]["id"]} for code in filter(_LANGUAGE.fullmatch, added[0])]
+    added = [{name: token for name, token in side.items() if not _LANGUAGE.fullmatch(name)} for side in added]
+    special = [{name: token["id"] for name, token in side.items()} for side in added]
     different = sorted(token for token in special[0] if special[1].get(token) != special[0][token])
     if different:
         raise UserError(f"tokenizers: {different[0]!r} has different ids; the web export needs one id")
-    vocabulary = {
-        token if token in special[1] else _TARGET_PREFIX + token: i for token, i in target["model"]["vocab"].items()
-    }
-    for token, i in source["model"]["vocab"].items():
-        vocabulary[token] = special[0][token] if token in special[0] else offset + i
+    mine, theirs = (content["model"]["vocab"] for content in sides)
+    if kinds[0] == "Unigram":  # a list of tokens and scores
+        names = [token if token in special[1] else _TARGET_PREFIX + token for token, _ in theirs]
+        names += [f"{_TARGET_PREFIX}{number}" for number in range(len(names), offset)]
+        lowest = min(score for _, score in mine)
+        vocabulary: Any = [[name, lowest] for name in names[:offset]]
+        vocabulary += [[_TARGET_PREFIX * 2 + token if token in special[0] else token, score] for token, score in mine]
+    else:
+        vocabulary = {token if token in special[1] else _TARGET_PREFIX + token: i for token, i in theirs.items()}
+        for token, i in mine.items():
+            vocabulary[token] = special[0][token] if token in special[0] else offset + i
     without_prefix = {"type": "Replace", "pattern": {"String": _TARGET_PREFIX}, "content": ""}
     decoders = [without_prefix, *([target["decoder"]] if target["decoder"] else [])]
     return {
         **source,
-        "added_tokens": target["added_tokens"],
+        "added_tokens": [*added[1].values(), *codes],
         "model": {**source["model"], "vocab": vocabulary},
         "decoder": {"type": "Sequence", "decoders": decoders},
     }
