@@ -37,6 +37,8 @@ COMMANDS = [
     ("translate --model model --beam_size 4", "--beam_size"),
     ("serve --model model", "--model"),
     ("serve --model en-de=model --port 99999", "--port"),
+    ("merge --output none", "none"),
+    ("check none.py:Transformer", "none.py"),
     ("distil --teacher none --source_file text --output_dir out", "none"),
     ("evaluate --hypothesis text --reference short", "short"),
     ("evaluate --hypothesis text --reference text --bleu_tokenize 13b", "'13b'"),

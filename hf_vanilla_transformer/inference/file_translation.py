@@ -174,7 +174,7 @@ def merge_shards(output: str | Path) -> int:
     """
     parts = _parts_of(output)
     if not (parts / _ORDER).is_file():
-        raise UserError(f"output: no shard of {output} has finished: {parts / _ORDER} does not exist")
+        raise UserError(f"output: no shard of {output} has finished: there is no {parts / _ORDER}")
     names = json.loads((parts / _ORDER).read_text(encoding="utf-8"))
     present = {path.name for path in parts.iterdir() if not path.name.startswith(".")} - {_JOB, _ORDER}
     missing, foreign = [name for name in names if name not in present], sorted(present - set(names))

@@ -25,6 +25,7 @@ SUBCOMMANDS = {
     "average": "average the weights of several checkpoints",
     "attention": "plot the cross-attention of one sentence",
     "benchmark": "measure speed and memory against other libraries",
+    "check": "compare your own implementation with the paper",
     "tokenizer": "train a tokenizer alone",
     "recipes": "list the recipes, or print one",
 }

@@ -1,0 +1,1 @@
+"""Compare somebody's implementation of the Transformer with the paper, and name the first mistake."""

@@ -1,0 +1,134 @@
+"""Compare a class with the paper: find the choices for which `Reference` computes the same numbers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .mistakes import MISTAKES, Mistake
+from .parts import check_part, part_of
+from .place import first_difference
+from .reference import Reference
+from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of
+from .subject import (
+    EOS,
+    PAD,
+    SOURCE_TOKENS,
+    built,
+    calls,
+    constructor_arguments,
+    describe_failure,
+    heads_of,
+    logits_of,
+    norm_options,
+    require_equal,
+    shared_layers,
+    weights_of,
+)
+
+_OUTPUTS = {
+    "logits": lambda logits: logits,
+    "log-probabilities": lambda logits: logits.log_softmax(-1),
+    "probabilities": lambda logits: logits.softmax(-1),
+    "log-probabilities over positions": lambda logits: logits.log_softmax(1),
+}
+_OUTPUT_MISTAKES = {
+    "probabilities": Mistake(
+        "output", "probabilities", "§3.4", "the model ends in a softmax, and cross-entropy computes another one"
+    ),
+    "log-probabilities over positions": Mistake(
+        "output", "dim=1", "§3.4", "the softmax of the output runs over positions, not over the vocabulary"
+    ),
+}
+
+
+def check(build: Any, given: Mapping[str, Any]) -> Report:
+    """Build a model, or a part of one, and compare its output with the paper's for the same random weights.
+
+    Args:
+        build: a class or a function that returns an `nn.Module`. Its name tells a part, such as `PositionalEncoding`,
+            `MultiHeadAttention`, `LayerNorm` or `EncoderLayer`, from a whole model.
+        given: arguments for it that the names of its parameters do not explain.
+
+    Raises:
+        UserError: it cannot be built, called or understood. The message names the argument that is needed.
+    """
+    torch.manual_seed(0)
+    part = part_of(build.__name__)
+    return check_part(build, given, *part) if part else check_model(build, given)
+
+
+@torch.no_grad()
+def check_model(build: Any, given: Mapping[str, Any]) -> Report:
+    """As `check`, for an encoder and decoder."""
+    arguments = constructor_arguments(build, given)
+    model = built(build, arguments)
+    if shared_layers(model):
+        explanation = "the layers of a stack are one object, as in [layer] * N: use copy.deepcopy"
+        return Report([Mistake("layers", "shared", "§3.1", explanation)], float("inf"), [])
+    weights = weights_of(model)
+    source, target = _batch(weights.tensors)
+    outputs = _outputs(model, source, target)
+    reference = Reference(weights.tensors, heads_of(arguments), PAD, weights.tables)
+    report = _compare(reference, [output for _, output in outputs], source, target, norm_options(model))
+    if report.mistakes == [UNKNOWN]:
+        place, section = first_difference(model, weights.modules, reference, outputs[0][0], (source, target))
+        report.mistakes[0] = UNKNOWN._replace(place=place, section=section)
+    return report
+
+
+def _batch(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """A source (3, 7) with padding, and a decoder input (3, 5) without."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = (len(weights[f"model.{stack}.embed_tokens.weight"]) for stack in ("encoder", "decoder"))
+    source, target = (
+        torch.randint(EOS + 1, min(size, SOURCE_TOKENS), (3, length), generator=generator)
+        for size, length in zip(sizes, (7, 5), strict=True)
+    )
+    source[1, 5:], source[2, 6:] = PAD, PAD
+    return source, target
+
+
+def _outputs(model: nn.Module, source: Tensor, target: Tensor) -> list[tuple[Callable[[], Any], Tensor]]:
+    """Every way to call the model that works, with its output."""
+    errors: list[BaseException] = []
+    outputs: list[tuple[Callable[[], Any], Tensor]] = []
+    for call in calls(model, source, target):
+        try:
+            output, again = (logits_of(call(), *target.shape) for _ in range(2))
+        except Exception as error:
+            errors.append(error)
+            continue
+        if output is not None and again is not None:
+            require_equal(output, again)
+            outputs.append((call, output))
+    if not outputs:
+        raise UserError(f"forward cannot be called with (source, target) and masks: {describe_failure(errors)}")
+    return outputs
+
+
+def _compare(
+    reference: Reference, outputs: list[Tensor], source: Tensor, target: Tensor, norms: Mapping[str, tuple[Any, ...]]
+) -> Report:
+    smallest = float("inf")
+    for choice, mistake in choices({each.place for each in MISTAKES}, norms):
+        try:
+            logits = reference(source, target, choice)
+        except (RuntimeError, KeyError):  # shapes that this mistake does not allow, or a part that the model lacks
+            continue
+        for name, transform in _OUTPUTS.items():
+            expected = transform(logits)
+            for output in (each for each in outputs if each.shape[-1] == expected.shape[-1]):
+                difference = float(
+                    (output - expected[:, : output.shape[1]]).abs().max() / expected.abs().max().clamp(min=1)
+                )
+                if not mistake and name not in _OUTPUT_MISTAKES:
+                    smallest = min(smallest, difference)
+                if difference < TOLERANCE:
+                    mistakes = [each for each in (mistake, _OUTPUT_MISTAKES.get(name)) if each]
+                    table = {"positions": "table"} if reference.tables else {}
+                    notes = notes_of(choice | table, mistake, output=name)
+                    return Report(mistakes, smallest if mistakes else difference, notes)
+    return Report([UNKNOWN], smallest, [])

@@ -1,0 +1,48 @@
+"""What a check compares and what it reports."""
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .mistakes import MISTAKES, Mistake
+from .reference import ALLOWED
+
+TOLERANCE = 2e-5  # of the largest number
+UNKNOWN = Mistake("model", None, "§3", "the numbers differ, and no single known mistake explains it")
+
+_DIFFERENCES = {
+    ("norm position", "pre"): "pre-norm; §3.1 has post-norm",
+    ("positions", "split"): "sines first, then cosines, as in tensor2tensor; §3.5 interleaves them",
+    ("positions", "table"): "learned positions; §3.5 found nearly identical results",
+    ("activation", "gelu"): "GELU; Eq. 2 has ReLU",
+    ("norm", "unbiased"): "LayerNorm divides by the unbiased standard deviation plus epsilon",
+    ("heads", "strides"): "head h has the features h, h + H, …, not a block of them",
+    ("output", "log-probabilities"): "the output is log-probabilities, whose loss is NLLLoss",
+}
+
+
+class Report(NamedTuple):
+    """Mistakes, none if the code is right; the largest difference to the paper's numbers; right differences."""
+
+    mistakes: list[Mistake]
+    difference: float
+    notes: list[str]
+
+
+def choices(
+    places: Collection[str], norms: Mapping[str, tuple[Any, ...]]
+) -> Iterator[tuple[dict[str, Any], Mistake | None]]:
+    """Choices of `Reference` at these places: right ones first, then each mistake with the usual right ones."""
+    options = {**ALLOWED, **norms}
+    for values in itertools.product(*options.values()):
+        yield dict(zip(options, values, strict=True)), None
+    usual = {place: options[place] for place in ("norm position", "norm", "activation", "epsilon")}
+    for mistake, values in itertools.product(MISTAKES, itertools.product(*usual.values())):
+        if mistake.place in places:
+            yield dict(zip(usual, values, strict=True)) | {mistake.place: mistake.option}, mistake
+
+
+def notes_of(choice: Mapping[str, Any], mistake: Mistake | None, **more: Any) -> list[str]:
+    """The right differences of a choice, but for the place of the mistake."""
+    items = {**choice, **more}.items()
+    return [_DIFFERENCES[item] for item in items if item in _DIFFERENCES and (not mistake or item[0] != mistake.place)]

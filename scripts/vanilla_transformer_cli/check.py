@@ -1,0 +1,56 @@
+"""Compare your own implementation of the Transformer with the paper, and name the first mistake.
+
+  vanilla-transformer check mine.py:Transformer
+  vanilla-transformer check mine.py:make_model --set N=2
+  vanilla-transformer check mine.py:MultiHeadAttention
+
+It builds the class, or calls the function, with small sizes, gives it random weights, and compares its output with the
+paper's formulas for the same weights. PositionalEncoding, MultiHeadAttention, LayerNorm and EncoderLayer are checked
+alone. The file runs in a process of its own, which may not write files, open connections or start programs, and ends
+after --seconds. Status 1 means a mistake.
+"""
+
+import argparse
+import json
+from typing import Any
+
+from .parsing import Parser
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name.isidentifier() and equals):
+        raise argparse.ArgumentTypeError(f"{text!r}: NAME=VALUE is needed")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, {"True": True, "False": False, "None": None}.get(value, value)
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = Parser(prog, __doc__)
+    parser.add_argument("code", metavar="FILE.py:NAME", help="a class or a function that returns the model")
+    parser.add_argument(
+        "--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="arguments of the constructor"
+    )
+    parser.add_argument("--seconds", type=int, default=60, metavar="N", help="time limit (default: %(default)s)")
+    parsed = parser.parse_args(arguments)
+    if not all(parsed.code.rpartition(":")[::2]):
+        parser.error(f"{parsed.code}: give the file and the name, such as mine.py:Transformer")
+    return parsed
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from hf_vanilla_transformer.check.sandbox import check_file
+    from hf_vanilla_transformer.errors import check_at_least_one
+
+    check_at_least_one(seconds=arguments.seconds)
+    file, _, name = arguments.code.rpartition(":")
+    report = check_file(file, name, dict(arguments.set), arguments.seconds)
+    for mistake in report["mistakes"]:
+        print(f"mistake: {mistake}")
+    for note in report["notes"]:
+        print(f"note: {note}")
+    verdict = "differs from" if report["mistakes"] else "equals"
+    print(f"{arguments.code} {verdict} the paper: the largest difference is {report['difference']:.1e}")
+    return 1 if report["mistakes"] else 0

@@ -1,0 +1,107 @@
+"""`vanilla-transformer check` passes right implementations, and names the place of a mistake."""
+
+import inspect
+
+import pytest
+
+from hf_vanilla_transformer.check.checker import check
+from hf_vanilla_transformer.check.mistakes import MISTAKES
+from hf_vanilla_transformer.check.sandbox import check_file
+from hf_vanilla_transformer.errors import UserError
+from tests.check import styles
+
+FAST = {("Transformer", None), ("make_model", None), ("Seq2SeqTransformer", None), ("LearnedTransformer", None)}
+FAST |= {("Transformer", "exponent"), ("Transformer", "ahead"), ("Seq2SeqTransformer", "causal")}
+CASES = [
+    pytest.param(name, bug, place, marks=[] if (name, bug) in FAST else pytest.mark.slow)
+    for name, bugs in styles.STYLES.items()
+    for bug, place in bugs.items()
+]
+pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched")
+
+
+@pytest.mark.parametrize(("name", "bug", "place"), CASES)
+def test_mistakes_are_named_and_right_code_passes(name, bug, place):
+    report = check(getattr(styles, name), {"bug": bug})
+    assert [mistake.place for mistake in report.mistakes] == ([place] if place else [])
+    assert (report.difference < 2e-5) == (place is None)
+
+
+def test_right_differences_are_noted():
+    notes = " ".join(check(styles.make_model, {}).notes)
+    assert "pre-norm" in notes and "unbiased" in notes and "log-prob" in notes
+    assert "GELU" in " ".join(check(styles.LearnedTransformer, {}).notes)
+    assert not check(styles.Transformer, {}).notes
+
+
+def test_unknown_mistake_is_located():
+    (mistake,) = check(styles.Strange, {}).mistakes
+    assert mistake.place.startswith("encoder layer 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "bug", "place"),
+    [
+        ("PositionalEncoding", None, None), ("PositionalEncoding", "exponent", "positions"),
+        ("PositionalEncoding", "swapped", "positions"), ("MultiHeadAttention", None, None),
+        ("MultiHeadAttention", "split", "heads"), ("MultiHeadAttention", "merge", "heads"),
+        ("MultiHeadAttention", "scale", "attention scale"), ("MultiHeadAttention", "softmax", "softmax"),
+        ("MultiHeadAttention", "mask", "mask value"), ("EncoderLayer", None, None),
+        ("EncoderLayer", "residual", "residual"),
+        ("EncoderLayer", "width", "attention scale"), ("Norm", None, None), ("Norm", "norm", "norm"),
+    ],
+)  # fmt: skip
+def test_parts_are_checked_alone(name, bug, place):
+    report = check(getattr(styles, name), {"bug": bug})
+    assert [mistake.place for mistake in report.mistakes] == ([place] if place else [])
+
+
+def test_dropout_in_eval_mode_is_refused():
+    with pytest.raises(UserError, match="dropout"):
+        check(styles.Transformer, {"bug": "dropout"})
+
+
+def test_every_mistake_has_its_own_name():
+    assert len({(mistake.place, mistake.option) for mistake in MISTAKES}) == len(MISTAKES)
+
+
+HEAD = "import torch\nfrom torch import nn\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("while True: pass", "2 seconds"),
+        ("import sys; sys.exit(3)", "exit"),
+        ("import os; os._exit(3)", "status 3"),
+        ("open('harm', 'w').write('x')", "write"),
+        ("import pathlib; pathlib.Path('harm').touch()", "write"),
+        ("import os; os.system('touch harm')", "start a program"),
+        ("import subprocess; subprocess.run(['touch', 'harm'])", "start a program"),
+        ("import socket; socket.create_connection(('127.0.0.1', 9))", "connection"),
+        ("try:\n    open('harm', 'w')\nexcept Exception: pass", "write"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("class Other: pass", "Other"),
+        ("class Model(nn.Module):\n    def __init__(self, colour): super().__init__()", "colour"),
+        ("class Model(nn.Module): pass", "layers"),
+        ("def Model(): return 3", "int"),
+    ],
+)
+@pytest.mark.slow
+def test_code_that_cannot_be_checked_gives_one_line(code, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD + code + "\n")
+    with pytest.raises(UserError, match=message) as error:
+        check_file("mine.py", "Model", {}, seconds=2 if "while" in code else 60)
+    assert "\n" not in str(error.value) and not (tmp_path / "harm").exists()
+
+
+@pytest.mark.slow
+def test_command_prints_the_mistake(tmp_path, capsys):
+    from vanilla_transformer_cli.main import main
+
+    (tmp_path / "mine.py").write_text(inspect.getsource(styles))
+    for setting, status, text in ((["--set", "bug=scale"], 1, "§3.2.1"), ([], 0, "equals the paper")):
+        with pytest.raises(SystemExit) as ended:
+            main(["check", f"{tmp_path / 'mine.py'}:Transformer", *setting])
+        assert ended.value.code == status and text in capsys.readouterr().out
