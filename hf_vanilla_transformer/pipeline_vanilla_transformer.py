@@ -27,6 +27,9 @@ class TranslationPipeline(Pipeline):
     Arguments: as in `transformers.Pipeline` and, here or in a call, `generate`. In addition `target_tokenizer`, which
     decodes the translations: None means the checkpoint's `target_tokenizer/`, or `tokenizer` where there is none. No
     tokenizer, or a target tokenizer with more tokens than the model, is a ValueError.
+
+    The text goes to the tokenizer as it is. `vanilla-transformer translate` and `serve` also normalise characters that
+    look the same, keep placeholders and addresses verbatim, and cut long sentences. This file needs no package.
     """
 
     _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False

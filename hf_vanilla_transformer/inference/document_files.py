@@ -102,11 +102,11 @@ def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
 _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
     **dict.fromkeys(
         (".html", ".htm", ".xhtml"),
-        _text_format(lambda text, translate: translate_pieces([split_html(text)], translate)[0], _CHARSET),
+        _text_format(lambda text, translate: translate_pieces(split_html(text), translate), _CHARSET),
     ),
     **dict.fromkeys(
         (".md", ".markdown"),
-        _text_format(lambda text, translate: translate_pieces([split_markdown(text)], translate)[0]),
+        _text_format(lambda text, translate: translate_pieces(split_markdown(text), translate)),
     ),
     **dict.fromkeys(
         (".srt", ".vtt"), _text_format(lambda text, translate: translate_subtitles(text, _plain(translate)))

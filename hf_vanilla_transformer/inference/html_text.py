@@ -8,10 +8,11 @@ text becomes a tag.
 import html
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from .alignment import UNSPACED
 from .html_scanner import scan
@@ -84,6 +85,10 @@ _MAX_SCRIPT = 8  # events of a subscript or superscript. A longer one is an ordi
 _MAX_DEPTH = 64  # of inline elements. Deeper tags are elements without an end
 
 
+#: Whether an element is not translated, by its tag and its attributes.
+IsKept = Callable[[str, Mapping[str, str]], bool]
+
+
 @dataclass(frozen=True)
 class Event:
     """A tag, a text, or other markup, verbatim."""
@@ -95,14 +100,17 @@ class Event:
     block: bool = False
 
 
-def _events(document: str, kept: frozenset[str], is_block: Callable[[str], bool]) -> Iterator[Event]:
+def _is_kept(tag: str, attributes: Mapping[str, str]) -> bool:
+    """Whether an element of HTML is not translated."""
+    marked = attributes.get("translate", "").lower() == "no" or "notranslate" in attributes.get("class", "").split()
+    return marked or tag in _KEPT
+
+
+def _events(document: str, is_kept: IsKept, is_block: Callable[[str], bool]) -> Iterator[Event]:
     """The events of a document. Their `raw` joined is the document."""
     for kind, tag, raw, attributes in scan(document):
         if kind == "start":
-            marked = attributes.get("translate", "").lower() == "no" or "notranslate" in (
-                attributes.get("class", "").split()
-            )
-            yield Event(kind, tag, raw, tag in kept or marked, is_block(tag))
+            yield Event(kind, tag, raw, is_kept(tag, attributes), is_block(tag))
         elif kind == "empty":
             yield Event("other" if is_block(tag) else "point", tag, raw)
         else:
@@ -116,7 +124,8 @@ class Passage:
     text: str
     elements: list[Element]
     raw: str
-    escaped: bool = True  # whether its text contains no entities, and its translation is escaped
+    escape: Callable[[str], str] = partial(html.escape, quote=False)  # of a piece of the translation
+    finish: Callable[[str], str] = str  # of the whole, tags included
 
     def html(self, parts: Sequence[TranslatedPart]) -> str:
         """The escaped translation with every inline tag exactly once, or the passage verbatim if it has not changed.
@@ -126,8 +135,7 @@ class Passage:
         """
         if all(part.target == part.source for part in parts):
             return self.raw
-        placement = Placement(self.text, parts, self.elements)
-        escape = partial(html.escape, quote=False) if self.escaped else str
+        placement, escape = Placement(self.text, parts, self.elements), self.escape
 
         def inside(outer: Place | None, position: int, end: int) -> str:
             pieces = []
@@ -137,35 +145,42 @@ class Passage:
                 position = place.closes
             return "".join(pieces) + escape(placement.target[position:end])
 
-        return inside(None, 0, len(placement.target))
+        return self.finish(inside(None, 0, len(placement.target)))
 
 
 def split_html(
-    document: str, kept: frozenset[str] = _KEPT, is_block: Callable[[str], bool] = _BLOCK.__contains__
+    document: str, is_kept: IsKept = _is_kept, is_block: Callable[[str], bool] = _BLOCK.__contains__
 ) -> list["str | Passage"]:
     """Split a document into verbatim markup and passages to translate.
 
     Args:
-        kept: elements that are not translated, beside those marked so.
+        is_kept: whether an element is not translated.
         is_block: whether an element ends a passage.
     """
+    return split_events(_with_scripts_whole(markup_events(document, is_kept, is_block)), passage_of)
+
+
+def split_events(
+    events: Iterable[Event], passages: Callable[[list[Event]], list["str | Passage"]]
+) -> list["str | Passage"]:
+    """Verbatim markup, and the passages that a function makes of the events between block-level markup."""
     pieces: list[str | Passage] = []
     run: list[Event] = []
-    for event in _with_scripts_whole(_with_kept_elements_whole(list(_events(document, kept, is_block)))):
+    for event in events:
         if event.kind == "start" and event.tag == "a" and run and (run[-1].kind, run[-1].tag) == ("end", "a"):
-            pieces += passage_of(run)  # links of a menu
+            pieces += passages(run)  # links of a menu
             run = []
         if event.kind in ("text", "point") or (event.kind != "other" and not event.block):
             run.append(event)
             continue
-        pieces += [*passage_of(run), event.raw]
+        pieces += [*passages(run), event.raw]
         run = []
-    return [piece for piece in pieces + passage_of(run) if piece != ""]
+    return [piece for piece in pieces + passages(run) if piece != ""]
 
 
-def _with_kept_elements_whole(events: list[Event]) -> Iterator[Event]:
-    """The events, with each element that is not translated as one of them: a point if it is inline."""
-    index = 0
+def markup_events(document: str, is_kept: IsKept, is_block: Callable[[str], bool]) -> Iterator[Event]:
+    """The events of a document, with each element that is not translated as one of them: a point if it is inline."""
+    events, index = list(_events(document, is_kept, is_block)), 0
     while index < len(events):
         event, stop = events[index], index + 1
         if event.kept and event.tag not in _VOID:
@@ -197,18 +212,24 @@ def _end_of_element(events: list[Event], start: int) -> int:
     return len(events)
 
 
-def join_html(pieces: Sequence["str | Passage"], translations: Iterable[str]) -> str:
-    """Join a document, with `translations` in place of its passages."""
-    following = iter(translations)
-    return "".join(piece if isinstance(piece, str) else next(following) for piece in pieces)
+def passages_of(documents: Iterable[Sequence["str | Passage"]]) -> list[Passage]:
+    return [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
 
 
-def translate_pieces(documents: Sequence[Sequence["str | Passage"]], translate: TranslateTexts) -> list[str]:
-    """Translate the passages of documents in one call, and join each document."""
-    passages = [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
-    translated = translate([passage.text for passage in passages])
-    following = iter([passage.html(parts) for passage, parts in zip(passages, translated, strict=True)])
-    return [join_html(pieces, following) for pieces in documents]
+def join_html(
+    documents: Sequence[Sequence["str | Passage"]], translated: Iterable[Sequence[TranslatedPart]]
+) -> list[str]:
+    """Join documents, with the translated parts of their passages in place of these."""
+    following = iter(translated)
+    return [
+        "".join(piece if isinstance(piece, str) else piece.html(next(following)) for piece in pieces)
+        for pieces in documents
+    ]
+
+
+def translate_pieces(pieces: Sequence["str | Passage"], translate: TranslateTexts) -> str:
+    """Translate the passages of a document in one call, and join it."""
+    return join_html([pieces], translate([passage.text for passage in passages_of([pieces])]))[0]
 
 
 def _with_scripts_whole(events: Iterable[Event]) -> list[Event]:
@@ -250,15 +271,23 @@ def _script_length(following: "deque[Event]", tag: str) -> int:
     return 0
 
 
-def passage_of(run: list[Event], unescape: Callable[[str], str] = html.unescape) -> list["str | Passage"]:
-    """A passage between its outer white space, or only the markup if there is no text.
+def passage_of(
+    run: list[Event], unescape: Callable[[str], str] = html.unescape, collapse: bool = True, **functions: Any
+) -> list["str | Passage"]:
+    """A passage between its outer white space and tags, or only the markup if there is no text.
 
-    White space next to white space collapses. It is then part of the tag between them.
+    Args:
+        collapse: whether white space collapses. White space on both sides of a tag does, and becomes part of the tag.
+        functions: `escape` and `finish` of the passage.
     """
-    raw = "".join(event.raw for event in run)
-    if not any(unescape(event.raw).strip() for event in run if event.kind == "text"):
-        return [raw]
-    ends, text, before, last_space = _matching_ends(run), "", "", ""
+    texts = [index for index, event in enumerate(run) if event.kind == "text" and unescape(event.raw).strip()]
+    if not texts:
+        return ["".join(event.raw for event in run)]
+    start, stop = extent(run, texts[0], texts[-1])
+    outer_before, outer_after = ("".join(event.raw for event in outer) for outer in (run[:start], run[stop:]))
+    run = run[start:stop]
+    raw, text, before, last_space = "".join(event.raw for event in run), "", "", ""
+    ends = matching_ends(run)
     roots: list[Element] = []
     open_elements: list[tuple[int, Element]] = []  # with the index of the end tag
     first_tag: tuple[Element, str] | None = None  # since the last text, with the name of its field
@@ -267,14 +296,14 @@ def passage_of(run: list[Event], unescape: Callable[[str], str] = html.unescape)
         if event.kind == "text":
             more = unescape(event.raw)
             space = _SPACES.match(more)
-            if space and (not text or text.endswith(" ")):
+            if space and (not text or text.endswith(" ")) and (collapse or last_tag):
                 more = more[space.end() :]
                 if last_tag:
                     _add_space(*last_tag, after=space[0])
                 elif not text:
                     before += space[0]
             if more:
-                text += _SPACES.sub(" ", more)
+                text += _SPACES.sub(" ", more) if collapse else more
                 last_tag = first_tag = None
                 last_space = more[len(more.rstrip(" \t\n\r\f")) :]
             continue
@@ -289,7 +318,7 @@ def passage_of(run: list[Event], unescape: Callable[[str], str] = html.unescape)
             if index in ends:
                 open_elements.append((ends[index], element))
         first_tag = first_tag or last_tag
-    if text.endswith(" "):
+    if collapse and text.endswith(" "):
         text = text[:-1]
         _clip(roots, len(text))
         if first_tag:
@@ -300,7 +329,33 @@ def passage_of(run: list[Event], unescape: Callable[[str], str] = html.unescape)
     if not (raw.startswith(before) and raw.endswith(last_space)):  # white space as an entity
         before = last_space = ""
     inner = raw[len(before) : len(raw) - len(last_space)]
-    return [before, Passage(text, roots, inner, escaped=unescape is html.unescape), last_space]
+    return [outer_before + before, Passage(text, roots, inner, **functions), last_space + outer_after]
+
+
+def extent(run: list[Event], first: int, last: int) -> tuple[int, int]:
+    """The part of a run that is a passage with the texts from `first` to `last`.
+
+    Tags without a partner and white space that stand before or after all text, and in no element with text, must not
+    move with a word.
+    """
+    ends = matching_ends(run)
+    starts = {end: start for start, end in ends.items()}
+
+    def is_loose(index: int) -> bool:
+        event = run[index]
+        is_tag = event.kind in ("start", "end") and event.tag not in _VOID
+        return event.kind == "text" or (is_tag and index not in ends and index not in starts)
+
+    start, stop, closed, opened = 0, len(run), -1, len(run)
+    for index in range(first):
+        if is_loose(index) and closed < index:
+            start = index + 1
+        closed = max(closed, ends.get(index, -1))
+    for index in reversed(range(last + 1, len(run))):
+        if is_loose(index) and opened > index:
+            stop = index
+        opened = min(opened, starts.get(index, opened))
+    return start, stop
 
 
 def _add_space(element: Element, tag: str, before: str = "", after: str = "") -> None:
@@ -313,7 +368,7 @@ def _clip(elements: list[Element], end: int) -> None:
         _clip(element.children, end)
 
 
-def _matching_ends(run: list[Event]) -> dict[int, int]:
+def matching_ends(run: list[Event]) -> dict[int, int]:
     """Index of a start tag -> index of its end tag, for properly nested elements."""
     ends: dict[int, int] = {}
     stack: list[int] = []

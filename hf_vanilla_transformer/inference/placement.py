@@ -163,21 +163,27 @@ class Placement:
 
     def _spans(self, outer: Place) -> list[tuple[Element, int, int]]:
         """Each child with its target units [first, last), in the order of the translation, without overlap."""
-        spans = []
+        spans, points = [], []  # (first, whether it does not belong to the unit before, order, last)
         for order, element in enumerate(outer.element.children):
             units = self._units_within(element)
             linked = (self.linked[unit] for unit in units)
             targets = sorted({t for of_unit in linked for t in of_unit if outer.first <= t < outer.last})
             if units and units == self._units_within(outer.element):
-                spans.append((outer.first, order, outer.last))
+                spans.append((outer.first, True, order, outer.last))
             elif targets:
-                spans.append((targets[0], order, targets[-1] + 1))
+                spans.append((targets[0], True, order, targets[-1] + 1))
             else:
-                at = self._place_of_point(element, outer)
-                spans.append((at, order, at))
+                points.append((self._place_of_point(element, outer), not self._sides(element)[0], order))
+        spans.sort()
+        starts = [first for first, *_ in spans]
+        for at, right, order in points:
+            first, _, other, last = spans[max(0, bisect_left(starts, at) - 1)] if starts else (at, True, 0, at)
+            if first < at < last:  # no element ends because of a point outside it
+                at = first if order < other else last
+            spans.append((at, right, order, at))
         spans.sort()
         disjoint, position = [], outer.first
-        for index, (first, order, last) in enumerate(spans):
+        for index, (first, _, order, last) in enumerate(spans):
             first = max(first, position)
             following = spans[index + 1][0] if index + 1 < len(spans) else outer.last
             position = last = max(first, min(last, following) if following > first else last)

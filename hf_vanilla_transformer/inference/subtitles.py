@@ -17,7 +17,7 @@ _CUE = re.compile(
 )
 
 _TAGS = r"(?:<[^<>]*>|\{[^{}]*\})*"
-_WRAPPED = re.compile(rf"(\s*{_TAGS})(.*?)({_TAGS}\s*)", re.DOTALL)
+_WRAPPED = re.compile(rf"(\s*{_TAGS}\s*)(.*?)(\s*{_TAGS}\s*)", re.DOTALL)
 _ENDS = re.compile(r"[.!?…。！？♪:\]][\"'”’»)\]]*$")
 _WORD = re.compile(rf"[{UNSPACED}][^\w\s]*\s*|[^\s{UNSPACED}]+\s*")
 _MOST_CUES = 8  # that a sentence can span

@@ -3,14 +3,18 @@
 import html
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from ..data.translation_memories import language_match
 from ..errors import UserError
-from .html_text import split_html, translate_pieces
+from .html_scanner import scan
+from .html_text import Event, Passage, markup_events, passage_of, split_events, translate_pieces
 from .placement import TranslateTexts
 
 #: Elements of XLIFF and TMX that contain markup of the original document.
 _CODES = frozenset(("bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"))
+_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
+_UNTRANSLATED = re.compile(r"(\bstate\s*=\s*[\"'])(?:new|needs-translation|initial)(?=[\"'])")
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _PO_ENTRY = re.compile(
@@ -21,40 +25,18 @@ _PO_ENTRY = re.compile(
 _PO_TARGET = re.compile(r'^(msgstr(?:\[(\d+)\])?[ \t]+)""(?!\s*")', re.MULTILINE)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
-_XLIFF_UNIT = re.compile(r"<(trans-unit|segment)\b([^<>]*)>((?:(?!<\1\b).)*?)</\1\s*>", re.DOTALL)
-_XLIFF_PARENT = re.compile(r"<(/?)(?:file|group|unit)\b([^<>]*?)(/?)>")
-_KEPT = re.compile(r"\btranslate\s*=\s*[\"'](no|yes)")
-_XLIFF_SOURCE = re.compile(
-    r"([ \t]*)<source\b[^>]*>(.*?)</source\s*>(\s*<seg-source\b.*?</seg-source\s*>)?", re.DOTALL
-)
-_XLIFF_TARGET = re.compile(r"<target\b([^>]*?)(?:/>|>(.*?)</target\s*>)", re.DOTALL)
-_UNTRANSLATED = re.compile(r"state\s*=\s*[\"'](?:new|needs-translation|initial)[\"']")
-
-_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
-
-_TMX_UNIT = re.compile(r"<tu\b(?:(?!<tu\b).)*?</tu\s*>", re.DOTALL)
-_INSIDE = r"(?:(?!<tuv\b).)*?"
-_TMX_VARIANT = re.compile(
-    rf"([ \t]*)<tuv\b([^<>]*)>{_INSIDE}<seg\b[^<>]*>({_INSIDE})</seg\s*>{_INSIDE}</tuv\s*>", re.DOTALL
-)
-_TMX_LANGUAGE = re.compile(r"\b(?:xml:)?lang\s*=\s*[\"']([^\"']+)")
-
-Insertion = tuple[int, int, str, str, str]  # replaced characters, source markup, text before and after its translation
-
 
 def translate_po(text: str, translate: TranslateTexts) -> str:
     """Fill the empty `msgstr` of a PO or POT file. The first form of a plural is that of the singular."""
-    targets: list[tuple[int, int, str]] = []  # start and end of the empty string, text
+    pieces: list[str | Passage] = []
+    position = 0
     for entry in _PO_ENTRY.finditer(text):
         singular, plural = (_po_text(entry[number] or '""') for number in (1, 2))
         for target in _PO_TARGET.finditer(text, entry.start(3), entry.end(3)) if singular else ():
-            start = target.end() - 2
-            targets.append((start, target.end(), plural if int(target[2] or 0) and plural else singular))
-    pieces, position = [], 0
-    for (start, end, _), parts in zip(targets, translate([source for *_, source in targets]), strict=True):
-        pieces += [text[position:start], _po_string("".join(part.target for part in parts))]
-        position = end
-    return "".join(pieces) + text[position:]
+            source = plural if int(target[2] or 0) and plural else singular
+            pieces += [text[position : target.end() - 2], Passage(source, [], _po_string(source), str, _po_string)]
+            position = target.end()
+    return translate_pieces([*pieces, text[position:]], translate)
 
 
 def _po_text(strings: str) -> str:
@@ -68,39 +50,64 @@ def _po_string(text: str) -> str:
     return f'"{text}"'
 
 
+@dataclass
+class _Node:
+    """An element, without the prefix of its name, and its positions in the text."""
+
+    name: str
+    attributes: dict[str, str]
+    start: int
+    opened: int  # the end of its start tag
+    closed: int = 0  # the start of its end tag
+    end: int = 0
+    children: list["_Node"] = field(default_factory=list)
+
+    def child(self, name: str) -> "_Node | None":
+        return next((child for child in self.children if child.name == name), None)
+
+
+def _parse(text: str) -> _Node:
+    """The elements of an XML document."""
+    root = _Node("", {}, 0, 0, len(text), len(text))
+    stack, position = [root], 0
+    for kind, tag, raw, attributes in scan(text):
+        end, name = position + len(raw), tag.rpartition(":")[2]
+        if kind in ("start", "empty"):
+            stack[-1].children.append(_Node(name, attributes, position, end, end, end))
+            stack += stack[-1].children[-1:] if kind == "start" else []
+        elif kind == "end" and name == stack[-1].name:
+            node = stack.pop()
+            node.closed, node.end = position, end
+        position = end
+    return root
+
+
 def translate_xliff(text: str, translate: TranslateTexts) -> str:
     """Fill the targets of XLIFF 1.2 and 2 that are empty or marked as untranslated. Inline markup stays."""
-
-    parents = list(_XLIFF_PARENT.finditer(text))[::-1]
-    kept = [False]  # for each open parent
-
-    def insertions() -> Iterator[Insertion]:
-        for unit in _XLIFF_UNIT.finditer(text):
-            while parents and parents[-1].start() < unit.start():
-                end, attributes, empty = parents.pop().groups()
-                if end:
-                    kept[1:] = kept[1:-1]
-                elif not empty:
-                    kept.append(_is_kept(attributes, kept[-1]))
-            source = _XLIFF_SOURCE.search(text, unit.start(3), unit.end(3))
-            if source is None or _is_kept(unit[2], kept[-1]):
-                continue
-            alternatives = text.find("<alt-trans", source.end(), unit.end())
-            end = alternatives if alternatives >= 0 else unit.end(3)
-            target = _XLIFF_TARGET.search(text, source.end(), end)
-            if target is None:
-                newline = "\r\n" if "\r\n" in text else "\n"
-                indent = newline + source[1] if text[: source.start()].endswith("\n") else ""
-                yield source.end(), source.end(), source[2], f"{indent}<target>", "</target>"
-            elif not (target[2] or "").strip() or _UNTRANSLATED.search(target[1] + unit[2]):
-                yield target.start(), target.end(), source[2], f"<target{target[1]}>", "</target>"
-
-    return _inserted(text, insertions(), translate)
-
-
-def _is_kept(attributes: str, inherited: bool) -> bool:
-    mark = _KEPT.search(attributes)
-    return mark[1] == "no" if mark else inherited
+    pieces: list[str | Passage] = []
+    position = 0
+    units = [(_parse(text), "yes")]
+    while units:
+        unit, translated = units.pop()
+        translated = unit.attributes.get("translate", translated)
+        source, target = unit.child("source"), unit.child("target")
+        if unit.name not in ("trans-unit", "segment") or source is None:
+            units += ((child, translated) for child in reversed(unit.children))
+            continue
+        if translated == "no" or not text[source.opened : source.closed].strip():
+            continue
+        tags = text[unit.start : unit.opened], text[target.start : target.opened] if target else ""
+        if target and text[target.opened : target.closed].strip() and not any(map(_UNTRANSLATED.search, tags)):
+            continue
+        tag, opening = (_UNTRANSLATED.sub(r"\1translated", raw) for raw in tags)
+        before = unit.child("seg-source") or source
+        start, end = (target.start, target.end) if target else (before.end, before.end)
+        prefix = re.match(r"<([^\s>]*)source", text[source.start : source.opened])[1]  # type: ignore[index]
+        opening = opening.removesuffix("/>").rstrip(">") or f"{_indent(text, source.start)}<{prefix}target"
+        pieces += [text[position : unit.start], tag, text[unit.opened : start], f"{opening}>"]
+        pieces += [*_passages(text[source.opened : source.closed]), f"</{prefix}target>"]
+        position = end
+    return translate_pieces([*pieces, text[position:]], translate)
 
 
 def translate_tmx(text: str, translate: TranslateTexts, source: str | None, target: str | None) -> str:
@@ -111,29 +118,48 @@ def translate_tmx(text: str, translate: TranslateTexts, source: str | None, targ
     """
     if source is None or target is None:
         raise UserError("documents: a TMX file needs source_lang and target_lang")
-
-    def insertions() -> Iterator[Insertion]:
-        for unit in _TMX_UNIT.finditer(text):
-            variants = list(_TMX_VARIANT.finditer(text, unit.start(), unit.end()))
-            codes = [match[1] if (match := _TMX_LANGUAGE.search(variant[2])) else None for variant in variants]
-            fits = [language_match(source, code) for code in codes]
-            if not any(fits) or any(language_match(target, code) for code in codes):
-                continue
-            best, last = variants[fits.index(max(fits))], variants[-1]
-            newline = "\r\n" if "\r\n" in text else "\n"
-            indent = newline + last[1] if text[: last.start()].endswith("\n") else ""
-            before = f'{indent}<tuv xml:lang="{target}"><seg>'
-            yield last.end(), last.end(), best[3], before, "</seg></tuv>"
-
-    return _inserted(text, insertions(), translate)
+    pieces: list[str | Passage] = []
+    position = 0
+    for unit in _named(_parse(text), "tu"):
+        variants = [child for child in unit.children if child.name == "tuv" and child.child("seg")]
+        codes = [variant.attributes.get("xml:lang", variant.attributes.get("lang")) for variant in variants]
+        fits = [language_match(source, code) for code in codes]
+        if not any(fits) or any(language_match(target, code) for code in codes):
+            continue
+        segment, last = variants[fits.index(max(fits))].child("seg"), variants[-1]
+        pieces += [text[position : last.end], f'{_indent(text, last.start)}<tuv xml:lang="{target}"><seg>']
+        pieces += [*_passages(text[segment.opened : segment.closed]), "</seg></tuv>"]  # type: ignore[union-attr]
+        position = last.end
+    return translate_pieces([*pieces, text[position:]], translate)
 
 
-def _inserted(text: str, insertions: Iterator[Insertion], translate: TranslateTexts) -> str:
-    places = list(insertions)
-    escaped = [_CDATA.sub(lambda match: html.escape(match[1], quote=False), place[2]) for place in places]
-    pieces = [split_html(markup, _CODES, lambda tag: False) for markup in escaped]
-    joined, position = [], 0
-    for (start, end, _, before, after), content in zip(places, translate_pieces(pieces, translate), strict=True):
-        joined += [text[position:start], before, content, after]
-        position = end
-    return "".join(joined) + text[position:]
+def _indent(text: str, start: int) -> str:
+    """The line end and the white space before an element, or "" if other text is on its line."""
+    indent = re.search(r"(?:\r?\n[ \t]*)?\Z", text[max(0, start - 200) : start])
+    return indent[0] if indent else ""
+
+
+def _named(node: _Node, name: str) -> Iterator[_Node]:
+    """The outermost elements of a name, in their order."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        if node.name == name:
+            yield node
+        else:
+            nodes += reversed(node.children)
+
+
+def _passages(markup: str) -> list[str | Passage]:
+    """The content of a source. Its white space has a meaning."""
+
+    def passages(run: list[Event]) -> list[str | Passage]:
+        return passage_of(run, collapse=False)
+
+    markup = _CDATA.sub(lambda match: html.escape(match[1], quote=False), markup)
+    return split_events(markup_events(markup, _is_code, lambda tag: False), passages)
+
+
+def _is_code(tag: str, attributes: object) -> bool:
+    kept = {"translate": "no", "mtype": "protected"}
+    return tag in _CODES or bool(kept.items() & attributes.items())  # type: ignore[attr-defined]

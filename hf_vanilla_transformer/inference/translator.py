@@ -35,7 +35,7 @@ from .workers import map_in_threads, worker_count
 
 logger = logging.getLogger(__name__)
 
-_ENDLESS = "the translation did not end before the length limit; no_repeat_ngram_size or repetition_penalty may help"
+ENDLESS = "the translation did not end before the length limit; no_repeat_ngram_size or repetition_penalty may help"
 
 #: "We set the maximum output length during inference to input length + 50" (§6.1).
 EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
@@ -341,7 +341,7 @@ class Translator:
         set_here = {"max_new_tokens", "max_length"} & request.settings.keys()
         for i in () if set_here or self.model.generation_config.max_new_tokens else sentences:
             if not results[i][0].ended:
-                logger.warning("line %d: %s", line_number + i, _ENDLESS)
+                logger.warning("line %d: %s", line_number + i, ENDLESS)
         return results
 
     def _searched_models(self) -> list[Any]:

@@ -25,7 +25,7 @@ from .schemas import (
     TranslateAnswer,
     TranslateRequest,
 )
-from .service import LanguagePair, Record
+from .service import LanguagePair, Notes
 
 #: A shorter text is not taken for one in the target language.
 _SURE_CHARACTERS = 40
@@ -56,7 +56,7 @@ class Server:
         detected = await self._detected(texts, target) if request.source == "auto" else None
         sources = [request.source] * len(texts) if detected is None else [found.language for found in detected]
         translations: list[list[str]] = [[text] for text in texts]
-        records: list[Record] = [[] for _ in texts]
+        notes = [Notes([] if request.probabilities else None) for _ in texts or [None]]
         for source in dict.fromkeys(sources) or {request.source} - {"auto"}:
             pair = self._pair(source, request.target)
             if pair is None:
@@ -65,22 +65,23 @@ class Server:
             n_best = pair.engine.num_beams if request.alternatives else 1
             html = request.format == "html"
             if request.probabilities:
-                work = [pair.translate([texts[row]], html=html, n_best=n_best, record=records[row]) for row in rows]
+                work = [pair.translate([texts[row]], html=html, n_best=n_best, notes=notes[row]) for row in rows]
                 own = [of_text for (of_text,) in await asyncio.gather(*work)]
             else:
-                own = await pair.translate([texts[row] for row in rows], html=html, n_best=n_best)
+                own = await pair.translate([texts[row] for row in rows], html=html, n_best=n_best, notes=notes[0])
             for row, found in zip(rows, own, strict=True):
                 translations[row] = found
         answer: dict[str, Any] = {"translatedText": [of_text[0] for of_text in translations]}
         if request.alternatives:
             answer["alternatives"] = [of_text[1 : 1 + request.alternatives] for of_text in translations]
         if request.probabilities:
-            answer["probabilities"] = records
+            answer["probabilities"] = [of_text.probabilities for of_text in notes[: len(texts)]]
         if detected is not None:
             answer["detectedLanguage"] = detected
         if isinstance(request.q, str):
             answer = {name: of_texts[0] for name, of_texts in answer.items()}
-        return TranslateAnswer(**answer)
+        warnings = [warning for of_text in notes for warning in of_text.warnings]
+        return TranslateAnswer(**answer, warnings=warnings or None)
 
     def _pair(self, source: str, target: str) -> LanguagePair | None:
         """The pair for these codes or their variants, or None if source and target are one language."""

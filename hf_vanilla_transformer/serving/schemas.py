@@ -40,6 +40,7 @@ class TranslateAnswer(BaseModel):
     probabilities: list[list[TokenProbability]] | list[list[list[TokenProbability]]] | None = Field(
         None, description="the tokens of each sentence, if asked"
     )
+    warnings: list[str] | None = Field(None, description="sentences that were cut, and translations without an end")
 
 
 class DetectRequest(BaseModel):

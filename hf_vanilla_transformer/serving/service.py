@@ -7,17 +7,19 @@ free, and a small request does not wait for all of a large one.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
+from textwrap import shorten
 from typing import Any, TypeVar
 
 from ..errors import UserError
 from ..inference.alignment import Link
 from ..inference.continuous import FoundHypothesis
 from ..inference.documents import Part, SentenceCutter, Splitter, join_text, sentences_of, split_text, translated_parts
-from ..inference.html_text import Passage, join_html, split_html
+from ..inference.html_text import join_html, passages_of, split_html
 from ..inference.placement import TranslatedPart
 from ..inference.protected import protect
-from ..inference.translator import Translator
+from ..inference.translator import ENDLESS, Translator
 from .engine import Engine
 from .inspection import Inspector
 
@@ -30,12 +32,19 @@ Result = TypeVar("Result")
 #: Lines or sentences of a request that the text thread works on before those of the next request.
 _ITEMS_AT_ONCE = 32
 
+_SHOWN_CHARACTERS = 60  # of a sentence in a warning
+
 #: For each sentence of a text its translations, the best first, with the links of `alignment.WORD`s if needed.
 Translated = list[list[tuple[str, list[Link]]]]
 
 
-#: For each sentence the tokens of its translation, as `Inspector.token_probabilities` returns them.
-Record = list[list[dict[str, Any]]]
+@dataclass
+class Notes:
+    """Facts about translations, in addition to their texts."""
+
+    #: For each sentence the tokens of its translation, as `Inspector.token_probabilities` returns them.
+    probabilities: list[list[dict[str, Any]]] | None = None
+    warnings: list[str] = field(default_factory=list)  #: sentences that were cut, and translations without an end
 
 
 class TooLong(UserError):
@@ -67,8 +76,9 @@ class LanguagePair:
         self.name = f"{source}-{target}"
         self.translator = translator
         self.split: Splitter = split or (lambda line: [line])
-        self.cut = SentenceCutter(translator)
         self.engine = Engine(translator, **engine)
+        # a limit that somebody set is no surprise
+        self._limited = bool(engine.get("max_new_tokens") or translator.model.generation_config.max_new_tokens)
         self.site = {**(site or {}), "search": {"num_beams": self.engine.num_beams}}
         self.inspector = Inspector(translator)
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
@@ -82,7 +92,7 @@ class LanguagePair:
         self._html_thread.shutdown()
 
     async def translate(
-        self, texts: Sequence[str], *, html: bool = False, n_best: int = 1, record: Record | None = None
+        self, texts: Sequence[str], *, html: bool = False, n_best: int = 1, notes: Notes | None = None
     ) -> list[list[str]]:
         """Translate texts. All their sentences wait in the queue together.
 
@@ -90,7 +100,7 @@ class LanguagePair:
             texts: their line feeds, blank lines and list marks stay.
             html: the texts are HTML, and their tags stay.
             n_best: translations of each text, at most `engine.num_beams`. An HTML text has one.
-            record: receives the tokens and probabilities of the best translation of each sentence.
+            notes: receives the warnings and, if it has a list for them, the probabilities.
 
         Returns:
             For each text its different translations, the best first.
@@ -101,10 +111,15 @@ class LanguagePair:
             QueueFull: the sentences do not fit into the queue at present.
         """
         if html:
-            return await self._translate_html(texts, record)
-        parts = await self._split(texts)
+            documents = await self._map(split_html, texts, self._html_thread)
+            passages = passages_of(documents)
+            aligned = [bool(passage.elements) for passage in passages]
+            filled = await self.translate_aligned([passage.text for passage in passages], aligned, notes)
+            joining = self._html_thread, join_html, documents, filled
+            return [[text] for text in await asyncio.get_running_loop().run_in_executor(*joining)]
+        parts = await self._split(texts, notes)
         results = []
-        found = await self._search(parts, [False] * len(parts), n_best, record)
+        found = await self._search(parts, [False] * len(parts), n_best, notes)
         for of_text, translated in zip(parts, found, strict=True):
             ranks = range(max(map(len, translated), default=1))
             # a sentence with fewer hypotheses repeats its last one
@@ -153,47 +168,39 @@ class LanguagePair:
         sentences = [index for index, pair in enumerate(pairs) if pair["is_sentence"]]
         return {**picture, "parts": pairs, "sentence": None if number is None else sentences[numbers.index(number)]}
 
-    async def _translate_html(self, texts: Sequence[str], record: Record | None) -> list[list[str]]:
-        documents = await self._map(split_html, texts, self._html_thread)
-        passages = [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
-        of_passages = await self.translate_aligned(
-            [passage.text for passage in passages], [bool(passage.elements) for passage in passages], record
-        )
-
-        def joined(pair: tuple[Passage, list[TranslatedPart]]) -> str:
-            return pair[0].html(pair[1])
-
-        following = iter(await self._map(joined, list(zip(passages, of_passages, strict=True)), self._html_thread))
-        return [[join_html(pieces, following)] for pieces in documents]
-
     async def translate_aligned(
-        self, texts: Sequence[str], aligned: list[bool], record: Record | None = None
+        self, texts: Sequence[str], aligned: list[bool], notes: Notes | None = None
     ) -> list[list[TranslatedPart]]:
         """The parts of each text with their translations. `aligned`: whether its words are linked."""
-        parts = await self._split(texts)
-        translated = await self._search(parts, aligned, 1, record)
+        parts = await self._split(texts, notes)
+        translated = await self._search(parts, aligned, 1, notes)
         return [
             translated_parts(own, (hypotheses[0] for hypotheses in of_text), self.source, self.target)
             for own, of_text in zip(parts, translated, strict=True)
         ]
 
-    async def _split(self, texts: Sequence[str]) -> list[list[Part]]:
+    async def _split(self, texts: Sequence[str], notes: Notes | None = None) -> list[list[Part]]:
         """The sentences and the layout of each text."""
+        cut = SentenceCutter(self.translator)
         lines = [(number, line) for number, text in enumerate(texts) for line in text.splitlines(keepends=True)]
         parts: list[list[Part]] = [[] for _ in texts]
-        split = await self._map(lambda line: split_text(line[1], self.split, self.source, self.cut), lines)
+        split = await self._map(lambda line: split_text(line[1], self.split, self.source, cut), lines)
         for (number, _), of_line in zip(lines, split, strict=True):
             parts[number] += of_line
+        if notes is not None:
+            notes.warnings += (
+                f"a sentence of {tokens} tokens is longer than any in training: cut" for tokens in cut.lengths
+            )
         return parts
 
     async def _search(
-        self, texts: list[list[Part]], aligned: list[bool], n_best: int, record: Record | None = None
+        self, texts: list[list[Part]], aligned: list[bool], n_best: int, notes: Notes | None = None
     ) -> list[Translated]:
         """Translate the sentences of texts.
 
         Args:
             aligned: for each text whether its alignment is needed. Sentences with protected spans are always aligned.
-            record: as in `translate`.
+            notes: as in `translate`.
         """
         sentences = [sentence for parts in texts for sentence in sentences_of(parts)]
         if len(sentences) > self.engine.max_queue:
@@ -204,9 +211,12 @@ class LanguagePair:
         futures = self.engine.submit(sources, n_best)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        if record is not None and sources:
-            best = [ranked[0].tokens for ranked in hypotheses]
-            record += await self.inspector.run(self.inspector.token_probabilities, sources, best)
+        best, ends = [ranked[0].tokens for ranked in hypotheses], self.translator.end_tokens
+        if notes is not None and not self._limited:
+            unended = (text for text, tokens in zip(left, best, strict=True) if not ends.intersection(tokens[-1:]))
+            notes.warnings += (f"{ENDLESS}: {shorten(text, _SHOWN_CHARACTERS)}" for text in unended)
+        if notes is not None and notes.probabilities is not None and sources:
+            notes.probabilities += await self.inspector.run(self.inspector.token_probabilities, sources, best)
         decoded = await self._map(self._decode_all, hypotheses)
         with_links = [align for parts, align in zip(texts, aligned, strict=True) for _ in sentences_of(parts)]
         needed = [number for number, own in enumerate(spans) if own or with_links[number]]

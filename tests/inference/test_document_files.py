@@ -140,7 +140,8 @@ DOCUMENTS = {
             .replace('[0] ""', '[0] "{N} DOG"').replace('[1] ""', '[1] "{N} DOGS"')),
     ".xlf": (XLIFF, ["Hi big dog & end", "new", "two"],
              XLIFF.replace("end</source>\n", "end</source>\n    <target>HI <g id=\"1\">BIG</g> <x id=\"2\"/>DOG &amp; "
-                           "<ph id=\"3\">code</ph> END</target>\n").replace(">new</target>", ">NEW</target>")
+                           "<ph id=\"3\">code</ph> END</target>\n")
+             .replace('"new">new</target>', '"translated">NEW</target>')
              .replace("<target/>", "<target>TWO</target>")),
     ".tmx": (TMX, ["One two"],
              TMX.replace("</tuv>\n</tu>\n<tu>", "</tuv>\n  <tuv xml:lang=\"de\"><seg>ONE <bpt i=\"1\">&lt;b></bpt>TWO"
@@ -317,6 +318,143 @@ def test_word_processor_documents_keep_their_formatting() -> None:
     upper = content_of(translate_document(office, ".odt", translator_by(str.upper)))
     expected = ODT.replace("Head", "HEAD").replace("Hello", "HELLO").replace("big<", "BIG<")
     assert upper[1][1].decode() == expected.replace("dog", "DOG").replace("A note", "A NOTE")
+
+
+def backwards(texts):
+    """Upper-cased words in reversed order, with their alignment."""
+    split = [text.split() for text in texts]
+    links = [[(i, len(words) - 1 - i) for i in range(len(words))] for words in split]
+    pairs = zip(texts, split, links, strict=True)
+    return [
+        [TranslatedPart(text, text.replace(text.strip(), " ".join(words[::-1]).upper()), aligned)]
+        for text, words, aligned in pairs
+    ]
+
+
+def run(text: str, form: str = "") -> str:
+    return f'<w:r>{f"<w:rPr>{form}</w:rPr>" if form else ""}<w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def mark(kind: str) -> str:
+    return f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>'
+
+
+FIELD = f"{mark('begin')}<w:r><w:instrText> DATE </w:instrText></w:r>{mark('separate')}{run('1 May')}{mark('end')}"
+LINK_FIELD = f'{mark("begin")}<w:r><w:instrText> HYPERLINK "x"</w:instrText></w:r>{mark("separate")}'
+BOX = "<w:r><w:drawing><w:txbxContent><w:p>{}</w:p></w:txbxContent></w:drawing></w:r>"
+CODE = run("x_y", '<w:rStyle w:val="VerbatimChar"/>')
+
+#: paragraphs of a DOCX file, and with their words backwards
+PARAGRAPHS = [
+    ("a link of several runs keeps their formats",
+     f"{run('See ')}<w:hyperlink r:id='1'>{run('the ', '<w:u/>')}{run('bold', '<w:b/>')}</w:hyperlink>{run(' end')}",
+     f"{run('END ')}<w:hyperlink r:id='1'>{run('BOLD', '<w:b/>')}{run(' THE', '<w:u/>')}</w:hyperlink>{run(' SEE')}"),
+    ("a word of two formats keeps both", f"{run('Al', '<w:b/>')}{run('phabet now')}",
+     f"{run('NOW ')}{run('AL', '<w:b/>')}{run('PHABET')}"),
+    ("a field stays whole", f"{run('On ')}{FIELD}{run(' we go')}", f"{run('GO ')}{FIELD}{run(' WE ON')}"),
+    ("the text of a link field is translated",
+     f"{run('a ')}{LINK_FIELD}{run('b c')}{mark('end')}", f"{LINK_FIELD}{run('C B')}{mark('end')}{run(' A')}"),
+    ("marks of a bookmark enclose its words",
+     f"<w:bookmarkStart w:id='1'/>{run('a')}<w:bookmarkEnd w:id='1'/>{run(' b')}",
+     f"{run('B ')}<w:bookmarkStart w:id='1'/>{run('A')}<w:bookmarkEnd w:id='1'/>"),
+    ("a mark without a partner stays at its end", f"<w:bookmarkStart w:id='1'/>{run('a b')}",
+     f"<w:bookmarkStart w:id='1'/>{run('B A')}"),
+    ("a text box does not end a sentence", f"{run('a ')}{BOX.format(run('c d'))}{run('b')}",
+     f"{BOX.format(run('D C'))}{run('B A')}"),
+    ("lines of a run are apart", "<w:r><w:t>a b</w:t><w:br/><w:t>c d</w:t></w:r>",
+     f"{run('B A')}<w:r><w:br/></w:r>{run('D C')}"),
+    ("code stays", f"{run('a ')}{CODE}{run(' b')}", f"{CODE}{run(' B A')}"),
+    ("paragraphs of code stay", f'<w:pPr><w:pStyle w:val="SourceCode"/></w:pPr>{run("a b")}', None),
+    ("deleted text stays", f"<w:del><w:r><w:delText>a b</w:delText></w:r></w:del>{run('c d')}",
+     f"{run('D ')}<w:del><w:r><w:delText>a b</w:delText></w:r></w:del>{run('C')}"),
+    ("tracked formats are part of a format",
+     f"{run('a', '<w:b/><w:rPrChange><w:rPr><w:i/></w:rPr></w:rPrChange>')}{run(' b c')}",
+     f"{run('C B ')}{run('A', '<w:b/><w:rPrChange><w:rPr><w:i/></w:rPr></w:rPrChange>')}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("paragraph", "expected"), [pytest.param(*case[1:], id=case[0]) for case in PARAGRAPHS])
+def test_formats_of_word_documents_go_with_their_words(paragraph: str, expected: str | None) -> None:
+    document, translated = (
+        f'<w:document xmlns:w="{W}"><w:body><w:p>{text}</w:p></w:body></w:document>' for text in (paragraph, expected)
+    )
+    result = content_of(translate_document(zipped({"word/document.xml": document}), ".docx", backwards))[0][1].decode()
+    assert result == (document if expected is None else translated)
+
+
+ODT_CASES = [
+    ('a <text:bookmark-start text:name="x"/>b<text:bookmark-end text:name="x"/>',
+     '<text:bookmark-start text:name="x"/>B<text:bookmark-end text:name="x"/> A'),
+    ('a <text:span text:style-name="Source_20_Text">x_y</text:span> b',
+     '<text:span text:style-name="Source_20_Text">x_y</text:span> B A'),
+    ("a <draw:frame><draw:text-box><text:p>c d</text:p></draw:text-box></draw:frame> b",
+     "<draw:frame><draw:text-box><text:p>D C</text:p></draw:text-box></draw:frame> B A"),
+]  # fmt: skip
+
+#: Markdown, and with its words backwards
+MARKDOWN_CASES = [
+    ("Sum $a_b$ of\n\n$$\nx y\n$$\n$5 or $6\n", "$a_b$ OF SUM\n\n$$\nx y\n$$\n$6 OR $5\n"),
+    ("A note[^1]\n\n[^1]: Its text\n", "NOTE[^1] A\n\n[^1]: TEXT ITS\n"),
+    ("The term\n:   What is\n", "TERM THE\n:   IS WHAT\n"),
+    ("> a b\n>\n> > c d\n> - e f\n", "> B A\n>\n> > D C\n> - F E\n"),
+    ("<!-- one\n\ntwo -->\na b\n", "<!-- one\n\ntwo -->\nB A\n"),
+    ("<p align=x>\n  a <b>b</b>\n</p>\n\nc d\n", "<p align=x>\n  <b>B</b> A\n</p>\n\nD C\n"),
+    ("<pre>\na b\n\nc d\n</pre>\ne f\n", "<pre>\na b\n\nc d\n</pre>\nF E\n"),
+    ("# a b {#id}\n", "# B A {#id}\n"),
+    ("Use the `code`\n\n* a b\n", "THE `code` USE\n\n* B A\n"),
+    ("May 1.\n\na -\n", "1\\. MAY\n\n\\- A\n"),
+    ("- ```\n  a b\n  ```\n- c d\n", "- ```\n  a b\n  ```\n- D C\n"),
+]
+HTML_CASES = [
+    ('<a href="#">a b</a><x-bar><h2>c d</h2></x-bar>', '<a href="#">B A</a><x-bar><h2>D C</h2></x-bar>'),
+    ("<x-box>a b<p>c d</x-box>", "<x-box>B A<p>D C</x-box>"),
+    ("<p>of H<sub>2</sub>O and x<sup>2</sup> is", "<p>IS X<sup>2</sup> H<sub>2</sub>O AND OF"),
+]
+XLIFF_CASES = [
+    ("<x:segment><!-- <source>no</source> --><x:source>a b</x:source></x:segment>",
+     "<x:segment><!-- <source>no</source> --><x:source>a b</x:source><x:target>B A</x:target></x:segment>"),
+    ("<group translate='no'><segment><source>a b</source></segment></group>", None),
+    ("<segment><source><![CDATA[a <b>]]> c</source></segment>",
+     "<segment><source><![CDATA[a <b>]]> c</source><target>C &lt;B&gt; A</target></segment>"),
+    ('<trans-unit><source>a <mrk mtype="protected">b</mrk></source><target/></trans-unit>',
+     '<trans-unit><source>a <mrk mtype="protected">b</mrk></source><target>A <mrk mtype="protected">b</mrk></target>'
+     "</trans-unit>"),
+    ('<segment state="initial"><source>a b</source><target>x</target></segment>',
+     '<segment state="translated"><source>a b</source><target>B A</target></segment>'),
+]  # fmt: skip
+SRT_CASES = [
+    ("1\n00:00:01,000 --> 00:00:02,000\n\n2\n00:00:03,000 --> 00:00:04,000\na b\n",) * 2,
+    ("1\n00:00:01,000 --> 00:00:02,000\na\n2\n00:00:03,000 --> 00:00:04,000\nI am <x>\n",) * 2,
+]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "document", "expected"),
+    [(".md", *case) for case in MARKDOWN_CASES]
+    + [(".html", *case) for case in HTML_CASES]
+    + [(".xlf", *case) for case in XLIFF_CASES]
+    + [(".srt", *case) for case in SRT_CASES]
+    + [(".odt", *case) for case in ODT_CASES],
+)
+def test_markup_goes_with_its_words(suffix: str, document: str, expected: str | None) -> None:
+    def translated(text: str, translate) -> str:
+        if suffix != ".odt":
+            return translate_document(text.encode(), suffix, translate).decode()
+        return content_of(translate_document(zipped({"content.xml": text}), suffix, translate))[0][1].decode()
+
+    assert translated(document, translator_by(str)) == document or suffix == ".xlf"
+    if suffix == ".srt":
+        assert translated(document, translator_by(str.upper)).lower() == document.lower()
+    else:
+        assert translated(document, backwards) == (document if expected is None else expected)
+
+
+def test_white_space_of_a_translation_memory_stays() -> None:
+    memory = '<tmx><tu>\n  <tuv lang="en"><seg>a:\n\n  b</seg></tuv></tu></tmx>'
+    added = '\n  <tuv xml:lang="de"><seg>A:\n\n  B</seg></tuv>'
+    assert translate_document(
+        memory.encode(), ".tmx", translator_by(str.upper), "en", "de"
+    ).decode() == memory.replace("</tuv>", f"</tuv>{added}")
 
 
 def test_document_is_translated_sentence_by_sentence(tmp_path: Path, monkeypatch, capfdbinary) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.inference.html_scanner import scan
-from hf_vanilla_transformer.inference.html_text import Passage, join_html, split_html
+from hf_vanilla_transformer.inference.html_text import Passage, passages_of, split_html, translate_pieces
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 
 PAGE = """<!DOCTYPE html><!-- a < b --><p class="x">Hello <b>big <i>red</i></b> <a href="?a&amp;b">world</a>!<br>
@@ -19,13 +19,14 @@ Next &amp; more &lt;x&gt; <img src=1>.</p><script>if (a<b) {x("<p>no</p>")}</scr
 
 
 def passages(pieces: list[str | Passage]) -> list[Passage]:
-    return [piece for piece in pieces if isinstance(piece, Passage)]
+    return passages_of([pieces])
 
 
-def copied(document: str) -> str:
-    """The document with each passage translated by itself, word for word."""
-    pieces = split_html(document)
-    return join_html(pieces, [each.html([TranslatedPart(each.text, each.text)]) for each in passages(pieces)])
+def filled(document: str, *added: TranslatedPart) -> str:
+    """The document with each passage translated by itself and other text."""
+    return translate_pieces(
+        split_html(document), lambda texts: [[TranslatedPart(text, text), *added] for text in texts]
+    )
 
 
 def test_passages_are_what_a_reader_sees() -> None:
@@ -34,7 +35,7 @@ def test_passages_are_what_a_reader_sees() -> None:
 
 
 def test_markup_stays_as_it_is_written() -> None:
-    assert copied(PAGE) == PAGE
+    assert filled(PAGE) == PAGE
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_markup_stays_as_it_is_written() -> None:
 )
 def test_inline_elements_follow_their_words(document, translation, links, expected) -> None:
     if translation is None:
-        assert copied(document) == expected
+        assert filled(document) == expected
         return
     (piece,) = split_html(document)
     assert piece.html([TranslatedPart(piece.text, translation, links)]) == expected
@@ -126,7 +127,7 @@ def test_inline_elements_follow_their_words(document, translation, links, expect
 )
 def test_passages_follow_the_structure_of_html(document: str, texts: list[str]) -> None:
     assert [each.text for each in passages(split_html(document))] == texts
-    assert copied(document) == document
+    assert filled(document) == document
 
 
 def test_links_count_within_their_sentence() -> None:
@@ -150,7 +151,7 @@ def test_translations_are_escaped(text: str) -> None:
 
 @pytest.mark.parametrize("document", ["<b>" * 1400 + "x" + "</b>" * 1400, "<b>x</b> " * 1000, "<i>" + "x.!" * 3000])
 def test_extreme_documents_keep_their_tags(document: str) -> None:
-    assert Tags(copied(document)).found == Tags(document).found
+    assert Tags(filled(document)).found == Tags(document).found
 
 
 class Tags(HTMLParser):
@@ -181,10 +182,9 @@ DOCUMENTS = st.lists(st.one_of(TEXTS, ELEMENTS, NESTED), max_size=10).map("".joi
 
 def check_identity(document: str) -> None:
     """A copied text gives the same document, and so does one that is placed word for word."""
-    assert copied(document) == document
-    pieces = split_html(document)
-    marked = [each.html([TranslatedPart(each.text, each.text), TranslatedPart("", "‡")]) for each in passages(pieces)]
-    found, expected = (html.unescape(re.sub("[ \n]+", " ", text)) for text in (join_html(pieces, marked), document))
+    assert filled(document) == document
+    marked = filled(document, TranslatedPart("", "‡"))
+    found, expected = (html.unescape(re.sub("[ \n]+", " ", text)) for text in (marked, document))
     assert found.replace("‡", "") == expected
 
 
@@ -211,9 +211,7 @@ LINKS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=6)
 @given(st.lists(PIECES, max_size=14).map("".join), LINKS, st.sampled_from(["X", "A, b c.", "<b> & </b>", ""]))
 def test_every_tag_is_kept_exactly_once(document: str, links: list[tuple[int, int]], translation: str) -> None:
     pieces = split_html(document)
-    found = join_html(
-        pieces, [each.html([TranslatedPart(each.text, translation, links)]) for each in passages(pieces)]
-    )
+    found = translate_pieces(pieces, lambda texts: [[TranslatedPart(text, translation, links)] for text in texts])
     assert Tags(found).found == Tags(document).found
     assert re.findall("<!--.*?-->", found) == re.findall("<!--.*?-->", document)
 

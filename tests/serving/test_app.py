@@ -80,6 +80,20 @@ def test_probabilities_are_those_of_the_translator(client: Any, translator: Tran
     assert len(html["probabilities"]) == 1 and html["translatedText"].startswith("<b>")
 
 
+@pytest.mark.parametrize("q", ["a b " * 200, ["a", "a b " * 200]])
+def test_sentences_that_are_cut_or_do_not_end_are_reported(q: str | list[str]) -> None:
+    translator = echo_translator(trained_source_length=16)
+    translator.model.lm_head.bias.data[translator.source_tokenizer.eos_token_id] = -1e4
+    for limit in (2, None):
+        translator.model.generation_config.max_new_tokens = limit
+        with client_of(language_pair(translator)) as client:
+            assert "warnings" not in client.post("/translate", json=GOOD | {"q": "---"}).json()
+            for form in ("text", "html"):
+                warnings = client.post("/translate", json=GOOD | {"q": q, "format": form}).json()["warnings"]
+                assert sum("training" in warning for warning in warnings) == 1
+                assert any("did not end" in warning for warning in warnings) is (limit is None)
+
+
 def test_html_keeps_its_tags(client: Any, translator: Translator) -> None:
     text = f"<p class=x>{CORPUS[1]}</p><ul><li>{CORPUS[0]}<li><b>{CORPUS[2]}</b></ul>"
     found = client.post("/translate", json=GOOD | {"q": text, "format": "html"}).json()["translatedText"]
