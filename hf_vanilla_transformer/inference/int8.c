@@ -13,10 +13,11 @@
 typedef int64_t i64;
 
 #ifdef __AVX512F__
-enum { LANES = 16, BLOCK = 64 };
+enum { LANES = 16 };
 #else
-enum { LANES = 8, BLOCK = 64 };
+enum { LANES = 8 };
 #endif
+enum { BLOCK = 64, AHEAD = 4 };  /* logits with one maximum, rows that are fetched ahead */
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
@@ -97,31 +98,40 @@ void write_cache(const float *x, i64 rows, i64 stride, const float *scales, cons
     }
 }
 
+/* Rows of the cache are read whole, one after the other, and fetched some rows ahead: they come from memory. */
 static inline __attribute__((always_inline)) void attend_row(
     const float *restrict query, const uint16_t *restrict cache, const i64 *restrict seen, i64 count, i64 heads,
     i64 key, i64 value, float *restrict scores, float *restrict output) {
     i64 width = heads * (key + value);
-    for (i64 h = 0; h < heads; h++, query += key, output += value) {
-        for (i64 n = 0; n < count; n++) {
+    for (i64 n = 0; n < count; n++) {
+        if (n + AHEAD < count)
+            for (i64 i = 0; i < width; i += 32) __builtin_prefetch(cache + seen[n + AHEAD] * width + i);
+        for (i64 h = 0; h < heads; h++) {
             const uint16_t *keys = cache + seen[n] * width + h * key;
             float sum = 0;
-            for (i64 i = 0; i < key; i++) sum += query[i] * from_bfloat16(keys[i]);
-            scores[n] = sum;
+            for (i64 i = 0; i < key; i++) sum += query[h * key + i] * from_bfloat16(keys[i]);
+            scores[h * count + n] = sum;
         }
-        float most = maximum(scores, count), total = 0;
-        for (i64 n = 0; n < count; n++) scores[n] = exponential(scores[n] - most);
-        for (i64 n = 0; n < count; n++) total += scores[n];
-        for (i64 n = 0; n < count; n++) scores[n] /= total;
-        const uint16_t *values = cache + heads * key + h * value;
-        i64 i = 0;
-        for (; i + LANES <= value; i += LANES) {
-            floats sums = {0};
-            for (i64 n = 0; n < count; n++) sums += scores[n] * vector_from_bfloat16(values + seen[n] * width + i);
-            memcpy(output + i, &sums, sizeof sums);
-        }
-        for (; i < value; i++) {
-            output[i] = 0;
-            for (i64 n = 0; n < count; n++) output[i] += scores[n] * from_bfloat16(values[seen[n] * width + i]);
+    }
+    for (i64 i = 0; i < heads * value; i++) output[i] = 0;
+    for (i64 h = 0; h < heads; h++) {
+        float *weights = scores + h * count, most = maximum(weights, count), total = 0;
+        for (i64 n = 0; n < count; n++) weights[n] = exponential(weights[n] - most);
+        for (i64 n = 0; n < count; n++) total += weights[n];
+        for (i64 n = 0; n < count; n++) weights[n] /= total;
+    }
+    for (i64 n = 0; n < count; n++) {
+        const uint16_t *restrict values = cache + seen[n] * width + heads * key;
+        for (i64 h = 0; h < heads; h++) {
+            float weight = scores[h * count + n];
+            i64 i = h * value, end = i + value;
+            for (; i + LANES <= end; i += LANES) {
+                floats sums;
+                memcpy(&sums, output + i, sizeof sums);
+                sums += weight * vector_from_bfloat16(values + i);
+                memcpy(output + i, &sums, sizeof sums);
+            }
+            for (; i < end; i++) output[i] += weight * from_bfloat16(values[i]);
         }
     }
 }
@@ -130,7 +140,7 @@ void attend(const float *x, i64 rows, i64 stride, const float *scales, const flo
             float scaling, const uint16_t *cache, const i64 *firsts, const uint8_t *visible, const i64 *masks, i64 size,
             uint8_t *bytes, float *byte_scales) {
     float *query = malloc(heads * (key + value) * sizeof(float)), *output = query + heads * key;
-    float *scores = malloc(size * sizeof(float));
+    float *scores = malloc(heads * size * sizeof(float));
     i64 *seen = malloc(size * sizeof(i64));
     for (i64 r = 0; r < rows; r++, x += stride) {
         const uint8_t *mask = visible + masks[r];
