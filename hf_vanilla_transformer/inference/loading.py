@@ -2,10 +2,12 @@
 
 import copy
 import importlib
+import json
 import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,28 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.utils import logging
 
 from .. import modeling_vanilla_transformer
 from ..cpu_time import on_fitting_threads
 from ..errors import UserError
+from ..system_info import describe_hardware, versions
 from ..untrusted import one_line, read_json_object
+from .int8_kernels import library
 from .kernels import has_fast_bfloat16
-from .linear import INT8
-from .optimize import optimize_for_inference
+from .linear import INT8, int8_error
+from .optimize import not_optimizable, optimize_for_inference, optimize_if_possible
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-#: float32 or bfloat16, whichever translates faster on this machine (transformers' "auto" is the checkpoint's)
+#: float32, bfloat16 or int8, whichever translates fastest on this machine (transformers' "auto" is the checkpoint's)
 FASTEST = "fastest"
 
-_TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIALS = 16, 16, 3
+logger = logging.get_logger(__name__)
+
+_TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIAL_SECONDS = 32, 8, 1.5
+_MAX_INT8_ERROR = 0.05  # of a token's log-probability. 0.01 is usual
+_OF_MODEL = {".json", ".safetensors", ".bin"}
 
 
 def load_model(
@@ -50,8 +59,9 @@ def load_model(
         directory: the folder.
         device: such as "cpu" or "cuda:1". None is the machine's accelerator if it has one.
         dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" computes products in int8 on an
-            x86 CPU; "fastest" is float32 or bfloat16, whichever is faster in a
-            few trial translations. None is the checkpoint's.
+            x86 CPU; "fastest" is float32, bfloat16 or int8, whichever is fastest in a few trial translations. int8
+            takes part if its log-probabilities are off by less than 0.05 per token. The choice is remembered for the
+            folder and the machine. None is the checkpoint's.
         trust_remote_code: run the code of a subclass that the folder contains, as in `from_pretrained`.
         model_class: load this class instead of the one that the Auto classes know for the folder.
 
@@ -76,29 +86,80 @@ def load_model(
             optimize_for_inference(model.eval(), quantization=INT8)
         except ValueError as error:
             raise UserError(f"dtype: {INT8!r} is not available here ({error}); take bfloat16") from error
-    return model.to(faster_dtype(model)) if dtype == FASTEST else model
+    return _in_fastest_dtype(model, folder) if dtype == FASTEST else model
 
 
-def faster_dtype(model: PreTrainedModel) -> torch.dtype:
-    """Float32 or bfloat16: the one in which a few short translations take less time.
+def _in_fastest_dtype(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The model in float32, bfloat16 or int8, as measured once for this folder and machine.
 
-    Measured, because the processor does not decide it: a small model loses more by conversions than it gains. `model`
-    is in float32. It is copied for the trial.
+    The processor alone does not decide it: a small model loses more by conversions than it gains.
+    """
+    candidates = ["float32", "bfloat16"]
+    if not_optimizable(model) is None and int8_error(model.device, torch.float32) is None and library() is not None:
+        candidates.append(INT8)
+    files = sorted(
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.iterdir()
+        if path.suffix in _OF_MODEL
+    )
+    key = json.dumps([files, str(model.device), describe_hardware(), versions()])
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / __package__ / "fastest_dtypes.json"
+    try:
+        choices = json.loads(path.read_text(encoding="utf-8"))
+        chosen = choices.get(key)
+    except (OSError, ValueError, AttributeError):  # none yet, or damaged
+        choices, chosen = {}, None
+    if chosen not in candidates:
+        chosen = choices[key] = _fastest(model, candidates)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(choices), encoding="utf-8")
+    logger.info("dtype: %s is the fastest of %s on this machine", chosen, ", ".join(candidates))
+    return _converted(model, chosen)
+
+
+def _converted(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+    if dtype != INT8:
+        return model.to(DTYPES[dtype])
+    return optimize_for_inference(model.to(_dtype(INT8)).eval(), INT8)
+
+
+def _fastest(model: PreTrainedModel, candidates: list[str]) -> str:
+    """The candidate in which a few short translations take least time, measured for two seconds.
+
+    int8 takes part if the log-probabilities of its translations are float32's, but for `_MAX_INT8_ERROR` per token.
     """
     tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % max(4, model.config.vocab_size - 1)
     tokens = tokens.view(_TRIAL_SENTENCES, _TRIAL_TOKENS)  # (B, S)
-    models = {torch.float32: model, torch.bfloat16: copy.deepcopy(model).to(torch.bfloat16)}
+    models = {dtype: _converted(copy.deepcopy(model), dtype) for dtype in candidates}
+    if INT8 in models and not int8_error_per_token(model, models[INT8], tokens) <= _MAX_INT8_ERROR:
+        del models[INT8]
+    for each in models.values():
+        optimize_if_possible(each)
     with on_fitting_threads():
-        trials = [{dtype: _seconds(one, tokens) for dtype, one in models.items()} for _ in range(1 + _TRIALS)]
-    # the first trial warms up. The fastest of the rest is the least disturbed
-    return min(models, key=lambda dtype: min(seconds[dtype] for seconds in trials[1:]))
+        best = {dtype: _seconds(each, tokens) for dtype, each in models.items()}  # warms up
+        start = time.perf_counter()
+        best = {dtype: _seconds(each, tokens) for dtype, each in models.items()}
+        while time.perf_counter() - start < _TRIAL_SECONDS:
+            best = {dtype: min(best[dtype], _seconds(each, tokens)) for dtype, each in models.items()}
+    return min(best, key=best.__getitem__)
+
+
+@torch.inference_mode()
+def int8_error_per_token(model: PreTrainedModel, int8: PreTrainedModel, tokens: torch.Tensor) -> float:
+    """The mean difference between the log-probabilities of int8's translations of `tokens` (B, S), and the model's."""
+    length = {"min_new_tokens": _TRIAL_TOKENS, "max_new_tokens": _TRIAL_TOKENS, "length_penalty": 0.0, "num_beams": 2}
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    output = int8.generate(**inputs, **length, return_dict_in_generate=True)
+    targets = output.sequences[:, 1:, None]  # (B, T, 1)
+    log_probs = model(**inputs, decoder_input_ids=output.sequences[:, :-1]).logits.float().log_softmax(dim=-1)
+    return float((output.sequences_scores - log_probs.gather(2, targets).sum(dim=(1, 2))).abs().mean() / _TRIAL_TOKENS)
 
 
 @torch.inference_mode()
 def _seconds(model: PreTrainedModel, tokens: torch.Tensor) -> float:
     start = time.perf_counter()
-    length = {"min_new_tokens": _TRIAL_TOKENS, "max_new_tokens": _TRIAL_TOKENS}
-    output = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), **length)
+    output = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_TRIAL_TOKENS)
     output[0, 0].item()  # synchronises the device
     return time.perf_counter() - start
 

@@ -12,10 +12,11 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.inference import deoptimize, workers
+from hf_vanilla_transformer.inference import deoptimize, loading, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
 from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
 from hf_vanilla_transformer.inference.file_translation import translated_lines
+from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.translator import EXTRA_TOKENS, Hypothesis, Translator
 
 SENTENCES = ["two hundred and one", "", "seven", "   ", "one million three hundred thousand", "seven", "é 中 🙂", ""]
@@ -345,9 +346,27 @@ def test_loaded_model_translates_like_the_saved_one(folder, translator):
     assert Translator.from_pretrained(folder, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
-def test_fastest_dtype_is_measured_with_a_real_model(folder):
-    found = Translator.from_pretrained(folder, device="cpu", dtype="fastest")
-    assert found.model.dtype in (torch.float32, torch.bfloat16) and not found.model.training
+def test_fastest_dtype_is_measured_once_for_a_model_and_a_machine(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured = []
+    seconds = {"float32": 3.0, "bfloat16": 2.0, "int8": 1.0}
+
+    def measure(model, tokens):
+        engine = model.inference_engine
+        dtype = engine.quantization or str(model.dtype).removeprefix("torch.")
+        measured.append(dtype)
+        return seconds[dtype]
+
+    monkeypatch.setattr(loading, "_seconds", measure)
+    monkeypatch.setattr(loading, "_TRIAL_SECONDS", 0.0)
+    first, again = (load_model(folder, "cpu", "fastest") for _ in range(2))
+    candidates = len(set(measured))
+    assert len(measured) == 2 * candidates and not first.training
+    for model in (first, again):
+        assert (getattr(model.inference_engine, "quantization", None) == "int8") is (candidates == 3)
+    (tmp_path / loading.__package__ / "fastest_dtypes.json").write_text("damaged")
+    monkeypatch.setattr(loading, "int8_error_per_token", lambda *_: float("nan"))
+    assert load_model(folder, "cpu", "fastest").dtype == torch.bfloat16
 
 
 def test_int8_is_a_dtype_of_the_decoder(folder):
