@@ -87,6 +87,8 @@ def _with_parts(
     target = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(target, "w") as output:
+            if not any(names.fullmatch(name) for name in archive.namelist()):
+                raise UserError("documents: this archive is no document of a word processor of its suffix")
             for entry in archive.infolist():
                 if entry.file_size > _MAX_BYTES:
                     raise UserError(f"documents: {entry.filename} has {entry.file_size} bytes; {_MAX_BYTES} are read")
@@ -155,7 +157,7 @@ def _split_word(document: str) -> list[str | Passage]:
     def divided(run: "re.Match[str]") -> str:
         return "".join(f"{run[1]}{run[2] or ''}{part}</w:r>" for part in _RUN_PART.split(run[3]) if part)
 
-    document = _RUN.sub(divided, document)
+    document = _RUN.sub(divided, re.sub(r"<w:noBreakHyphen\s*/>", "<w:t>\u2011</w:t>", document))
     events = markup_events(document, lambda tag, _: tag in _WORD_KEPT, lambda tag: tag not in _WORD_INLINE)
     return split_events(_paired(_with_fields(_without_code(events))), _word_passage)
 

@@ -158,7 +158,7 @@ def _add_files(app: FastAPI, server: Server) -> None:
     async def translate_file(request: Request, fields: _Fields) -> dict[str, str]:
         work = server.translate_file(validate(FileRequest, fields))
         name = await _in_time(request, work, server.limits.timeout)
-        return {"translatedFileUrl": str(request.url_for("download_file", name=name))}
+        return {"translatedFileUrl": str(request.url_for("download_file", name=quote(name, safe="")))}
 
     @app.get("/download_file/{name}", include_in_schema=False)
     async def download_file(name: str) -> Response:

@@ -1,6 +1,7 @@
 """The answers of a server: those of LibreTranslate's interface, and those of the page."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
@@ -133,6 +134,13 @@ class Server:
         suffix = PurePath(name).suffix
         if suffix.lower() not in SUFFIXES:
             raise HTTPException(400, f"Invalid request: file format not supported ({', '.join(SUFFIXES)})")
+        if request.source == "auto":
+            target, archive = self._known(request.target), file.content.startswith(b"PK")
+            if archive and len({pair.source for pair in self.pairs if pair.target == target}) > 1:
+                raise HTTPException(400, f"source: auto is not supported for {suffix}; give a language code")
+            text = "" if archive else file.content[: self.limits.max_characters].decode("utf-8", "ignore")
+            (found,) = await self._detected([re.sub(r"<[^<>]*>", " ", text)], target)
+            request = request.model_copy(update={"source": found.language})
         pair = self._pair(request.source, request.target)
 
         def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:

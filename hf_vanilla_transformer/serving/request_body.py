@@ -1,9 +1,11 @@
 """The body of a request: read within limits, parsed as JSON or a form, and checked."""
 
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import HTTPException
@@ -17,7 +19,8 @@ Model = TypeVar("Model", bound=BaseModel)
 _MOST_FIELDS = 100
 
 
-class UploadedFile(NamedTuple):
+@dataclass(frozen=True)
+class UploadedFile:
     """A file of a form."""
 
     name: str
@@ -50,7 +53,7 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
     try:
         fields = _first(parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS))
         if kind == "application/json" or kind.endswith("+json"):
-            parsed = from_json(body)
+            parsed = from_json(body.removeprefix(BOM_UTF8))
             if not isinstance(parsed, dict):
                 raise HTTPException(400, 'the body must be a JSON object, such as {"q": "Hello", "source": "en"}')
             return fields | parsed

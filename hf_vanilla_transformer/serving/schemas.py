@@ -54,7 +54,7 @@ class FileRequest(BaseModel):
     """The form of `POST /translate_file`."""
 
     file: Any = Field(description="a document, with the suffix of its format")
-    source: str = Field(min_length=1, description="a language code of GET /languages")
+    source: str = Field(min_length=1, description="a language code of GET /languages, or auto")
     target: str = Field(min_length=1, description="a language code of GET /languages")
     api_key: Any = Field(None, description="as in POST /translate")
 

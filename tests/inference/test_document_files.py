@@ -457,6 +457,22 @@ def test_white_space_of_a_translation_memory_stays() -> None:
     ).decode() == memory.replace("</tuv>", f"</tuv>{added}")
 
 
+def test_fixed_hyphens_of_word_stay_in_their_word() -> None:
+    run = "<w:r><w:t>well</w:t><w:noBreakHyphen/><w:t>known</w:t></w:r>"
+    part = f'<w:document xmlns:w="{W}"><w:p>{run}</w:p></w:document>'
+    seen: list[str] = []
+    translated = translate_document(zipped({"word/document.xml": part}), ".docx", translator_by(str.upper, seen))
+    assert seen == ["well\u2011known"]
+    assert "".join(etree.fromstring(content_of(translated)[0][1]).itertext()) == "WELL\u2011KNOWN"
+
+
+@pytest.mark.parametrize("suffix", [".docx", ".odt"])
+@pytest.mark.parametrize("files", [{}, {"xl/workbook.xml": "<x/>"}])
+def test_archives_without_text_are_refused(suffix: str, files: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="documents"):
+        translate_document(zipped(files), suffix, translator_by(str))
+
+
 def test_document_is_translated_sentence_by_sentence(tmp_path: Path, monkeypatch, capfdbinary) -> None:
     pytest.importorskip("sentencex", reason="needs the extra `documents`")
     from vanilla_transformer_cli.main import main

@@ -384,20 +384,22 @@ def test_names_of_other_servers_are_refused(translator, host, origin, status):
             assert client.get("/", headers=headers).status_code == status
 
 
-@pytest.mark.parametrize(("source", "kept"), [("en", False), ("de", True)])
+@pytest.mark.parametrize(("source", "kept"), [("en", False), ("auto", False), ("de", True)])
 def test_files_are_translated_if_asked(translator: Translator, source: str, kept: bool) -> None:
     html = f'<p class="x">{CORPUS[0]} <b>{CORPUS[1]}</b></p>'
     expected = html
     with client_of(language_pair(translator), translate_files=True, api_key="sesame") as client:
         if not kept:
-            fields = GOOD | {"q": html, "format": "html", "api_key": "sesame"}
+            fields = GOOD | {"q": html, "format": "html", "source": "en", "api_key": "sesame"}
             expected = client.post("/translate", json=fields).json()["translatedText"]
         form = {"source": source, "target": "de", "api_key": "sesame"}
-        answer = client.post("/translate_file", data=form, files={"file": ("../bü x.html", html.encode())})
+        answer = client.post("/translate_file", data=form, files={"file": ("../50%#bü x.html", html.encode())})
         address = answer.json()["translatedFileUrl"]
-        assert address.startswith("http://testserver/download_file/")
+        assert address.startswith("http://testserver/download_file/") and address.isascii() and " " not in address
         found = client.get(address)
-        assert found.content.decode() == expected and found.headers["content-disposition"].endswith("b%C3%BC%20x.html")
+        assert found.content.decode() == expected and found.headers["content-disposition"].endswith(
+            "50%25%23b%C3%BC%20x.html"
+        )
         assert client.get("/frontend/settings").json()["filesTranslation"] is True
         assert client.post("/translate_file", data={**form, "api_key": ""}).status_code == 403
         for files, message in (({}, "missing file"), ({"file": ("x.exe", b"MZ")}, "file format not supported")):

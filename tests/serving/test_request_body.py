@@ -83,6 +83,13 @@ def test_any_bytes_are_fields_or_a_bad_request(body: bytes) -> None:
             assert error.status_code == 400
 
 
+def test_byte_order_mark_and_uploaded_texts() -> None:
+    assert parse_fields(b'\xef\xbb\xbf{"q": "seven"}', JSON) == {"q": "seven"}
+    file = b'--x\r\nContent-Disposition: form-data; name="q"; filename="a.txt"\r\n\r\nseven\r\n--x--\r\n'
+    with pytest.raises(HTTPException, match="q"):  # and not a list of the file's name and content
+        validate(TranslateRequest, GOOD | parse_fields(file, "multipart/form-data; boundary=x"))
+
+
 def test_fields_have_the_defaults_of_libretranslate() -> None:
     for unset in (None, ""):
         request = validate(TranslateRequest, GOOD | {"unknown": 1, "format": unset, "alternatives": unset})
