@@ -164,11 +164,10 @@ class VanillaTransformerConfig(PreTrainedConfig):
         # This import makes transformers copy the pipeline's file with the model's.
         from .pipeline_vanilla_transformer import CUSTOM_PIPELINES
 
+        ours = CUSTOM_PIPELINES["translation"]["impl"]
+        present = (getattr(self, "custom_pipelines", None) or {}).items()
         pipelines = dict(CUSTOM_PIPELINES) if _TRANSLATOR in (self.architectures or ()) else {}
-        ours = [entry["impl"] for entry in CUSTOM_PIPELINES.values()]
-        for task, entry in (getattr(self, "custom_pipelines", None) or {}).items():
-            if entry["impl"] not in ours:
-                pipelines[task] = entry
+        pipelines |= {task: entry for task, entry in present if entry["impl"] != ours}
         written = copy.deepcopy(self)
         written.custom_pipelines = pipelines
         if not pipelines:

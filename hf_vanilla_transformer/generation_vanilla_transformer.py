@@ -7,6 +7,7 @@ Shapes: B sentences in the batch, K beams, P tokens of the prefix, T tokens of a
 KV cache in slots, S source length, D d_model, H heads, R hypotheses returned, N sentences in all.
 """
 
+import copy
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +30,7 @@ from .search_vanilla_transformer import (
     Advance,
     BeamSearch,
     BeamState,
+    Decoder,
     Hypotheses,
     LengthPenalty,
     SearchBatch,
@@ -103,24 +105,6 @@ def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfi
     return generation_config
 
 
-def keep_target_tokens(generation_config: GenerationConfig, config: VanillaTransformerConfig) -> None:
-    """Undo the alignment of `Trainer`, which pads and ends translations with the tokens of its source tokenizer."""
-    pad, end = config.decoder_pad_token_id, config.decoder_eos_token_id
-    if pad is not None and generation_config.pad_token_id == config.pad_token_id != pad:
-        generation_config.pad_token_id = pad
-    if end is None or config.eos_token_id == end:
-        return
-    ours, theirs = (token if isinstance(token, list) else [token] for token in (end, config.eos_token_id))
-    ends = generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
-    if any(token in theirs and token not in ours for token in ends):
-        kept = [token for token in ends if token not in theirs or token in ours]
-        generation_config.eos_token_id = kept[0] if len(kept) == 1 else kept or end
-
-
-# Arguments of `generate`
-
-
 def plan_search(
     model: PreTrainedModel,
     inputs: Tensor | None,
@@ -187,11 +171,11 @@ def _uncovered(model: PreTrainedModel, requested: dict[str, Any], covered: froze
 
 def _is_sharded(model: PreTrainedModel) -> bool:
     """Whether weights are sharded over ranks that decode different sentences. Every rank must then run every step."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not ready or torch.distributed.get_world_size() == 1:
         return False
     names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
-    sharded = bool(names & {"FSDPModule", "FullyShardedDataParallel"}) or is_deepspeed_zero3_enabled()
-    return torch.distributed.get_world_size() > 1 and sharded
+    return bool(names & {"FSDPModule", "FullyShardedDataParallel"}) or is_deepspeed_zero3_enabled()
 
 
 def check_coverage(uncovered: list[str], **arguments: Any) -> None:
@@ -388,7 +372,7 @@ def beam_search(
     def join(states: Tensor, mask: Tensor, prefix: Tensor) -> None:
         keys = [len(results) + len(search) + index for index in range(len(prefix))]
         decoder, lengths = model.make_decoder(states, mask, beams, rows), mask.long().sum(dim=1).to(prefix.device)
-        search.join(SearchBatch(decoder, prefix, lengths, mask.shape[1], keys, [count] * len(keys)))
+        search.join(SearchBatch(decoder, prefix, lengths, keys, [count] * len(keys)))
 
     join(states, mask, prefix)
     while len(search):
@@ -420,3 +404,97 @@ def _output(hypotheses: list[Hypotheses], generation_config: GenerationConfig) -
     if generation_config.num_beams == 1:
         return GenerateEncoderDecoderOutput(sequences=tokens)
     return GenerateBeamEncoderDecoderOutput(sequences=tokens, sequences_scores=scores)
+
+
+class VanillaTransformerGenerationMixin(GenerationMixin):
+    """`GenerationMixin` with the paper's search, and a place for the inference engine."""
+
+    inference_engine: Any = None  # see the package's `optimize_for_inference`
+
+    def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
+        """`GenerationMixin.compute_transition_scores` with the target's vocabulary instead of the source's."""
+        model = copy.copy(self)
+        model.config = copy.copy(self.config)
+        model.config.vocab_size = self.config.target_vocab_size
+        return GenerationMixin.compute_transition_scores(model, *args, **kwargs)
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The defaults of `generate`. The special tokens of a separate target vocabulary stay the target's.
+
+        `Trainer` aligns them with its tokenizer, the source's. This undoes it.
+        """
+        defaults, config = self._generation_config, self.config
+        pad, end = config.decoder_pad_token_id, config.decoder_eos_token_id
+        if pad is not None and defaults.pad_token_id == config.pad_token_id:
+            defaults.pad_token_id = pad
+        if end is not None:
+            fields = end, config.eos_token_id, defaults.eos_token_id
+            targets, sources, ends = (field if isinstance(field, list) else [field] for field in fields)
+            kept = [token for token in ends if token in targets or token not in sources]
+            if kept != ends:
+                defaults.eos_token_id = kept[0] if len(kept) == 1 else kept or end
+        return defaults
+
+    @generation_config.setter
+    def generation_config(self, value: GenerationConfig) -> None:
+        if not isinstance(value, VanillaTransformerGenerationConfig):
+            value = VanillaTransformerGenerationConfig.from_dict(value.to_dict())
+        self._generation_config = value
+
+    def encode(self, input_ids: Tensor, mask: Tensor) -> BaseModelOutput:
+        """The source (B, S) as states (B, S, D), by the encoder or the inference engine's."""
+        engine = self.inference_engine
+        return self.get_encoder()(input_ids, mask) if engine is None else engine.encode(self, input_ids, mask)
+
+    def make_decoder(self, states: Tensor, mask: Tensor, beams: int, rows: int | None = None) -> Decoder:
+        """A decoder of encoded sentences (B, S, D) and their mask (B, S), 0 for padding, for a search of `rows`."""
+        engine, rows = self.inference_engine, len(states) if rows is None else rows
+        return ModuleDecoder(self, states, mask) if engine is None else engine.decoder(self, states, mask, beams, rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "inference_engine": None}  # a copied or pickled model is not optimized
+
+    def train(self, mode: bool = True) -> Any:
+        if mode:
+            self.inference_engine = None
+        return super().train(mode)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        next_batch: NextBatch | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Translate with `GenerationMixin.generate`, by default with the paper's search (§6.1).
+
+        That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 tokens more than the source. What the caller
+        gives, or the model's generation config has, wins with Hugging Face's meaning: a `length_penalty` makes the
+        score log P / length^length_penalty. A missing `attention_mask` is made from the pad token, as in `forward`.
+
+        Args:
+            next_batch: callback for continuous batching. `next_batch(n)` returns ids and mask of up to n more
+                sentences, or None. Their translations are appended.
+            Other arguments: as in `GenerationMixin.generate`.
+        """
+        kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches
+        input_ids = inputs if inputs is not None else kwargs.get("input_ids")
+        kwargs["attention_mask"] = self.source_mask(input_ids, kwargs.get("attention_mask"))
+        search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs, next_batch is not None)
+        check_coverage(uncovered, ensemble=getattr(self.inference_engine, "search_only", False), next_batch=next_batch)
+        if kwargs.get("encoder_outputs") is not None:
+            # a copy: `GenerationMixin` repeats the states for each beam in the object that it gets
+            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
+        elif search is not None and input_ids is not None:
+            kwargs["encoder_outputs"] = self.encode(input_ids, kwargs["attention_mask"])
+        if search is not None:
+            # the search has its cache, and to make one transformers copies configurations
+            kwargs |= {"custom_generate": partial(search, next_batch=next_batch), "use_cache": False}
+        if generation_config is None:
+            kwargs.update(settings)
+        else:  # transformers warns of one beside the other
+            generation_config = copy.deepcopy(generation_config)
+            generation_config.update(**settings)
+        return super().generate(inputs, generation_config, **kwargs)

@@ -27,16 +27,23 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
-def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Positions (B, S) that count tokens only. Padding gets the position of the token before it, or 0.
+def token_positions(embeddings: Tensor, attention_mask: Any, past: int = 0, prepared: bool = False) -> Tensor:
+    """Positions (B or 1, T) that count tokens only. Padding gets the position of the token before it, or 0.
 
-    The mask is (B, S), 1 for a token, 0 for padding on any side. Or it is (B, 1, S, K), prepared by `generate` for a
-    static cache, where True or 0.0 marks a visible key.
+    Args:
+        embeddings: (B, T, D).
+        attention_mask: (B, P + T), 1 for a token, 0 for padding on any side. Without it positions are P, P + 1 …
+        past: P.
+        prepared: for a static cache `generate` makes a mask (B, 1, T, K), where True or 0.0 marks a visible key.
     """
-    if attention_mask.ndim == 4:
+    length = embeddings.shape[1]
+    dimensions = attention_mask.ndim if isinstance(attention_mask, Tensor) else 0
+    if dimensions == 4 and prepared:
         visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
-        return (visible[:, 0].sum(dim=-1) - 1).clamp(min=0)
-    return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
+        return (visible[:, 0].sum(dim=-1) - 1).clamp(min=0)[:, -length:]
+    if dimensions == 2:
+        return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -length:]
+    return (torch.arange(length, device=embeddings.device) + past)[None]
 
 
 def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinusoidal") -> Tensor:
@@ -87,6 +94,15 @@ def eager_attention_forward(
     weights = F.dropout(scores.softmax(dim=-1).to(value.dtype), p=dropout, training=module.training)
     output = weights @ value  # (B, H, T, d_v)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def check_ids(ids: Tensor, size: int, name: str, remedy: str = "use the model's tokenizer") -> None:
+    """Raise a ValueError for ids outside 0 … size - 1, on a CPU and outside compiled graphs."""
+    # Elsewhere reading the values would synchronise the GPU or break the graph. There torch's check must do.
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = (int(extreme) for extreme in ids.aminmax())
+        if low < 0 or high >= size:
+            raise ValueError(f"{name} contains {low if low < 0 else high}, but must be below {size}; {remedy}")
 
 
 def split_heads(projected: Tensor, width: int) -> Tensor:
@@ -170,8 +186,8 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
     def add_and_norm(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], layer_norm: nn.LayerNorm) -> Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))) (§3.1, §5.4), or pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
         if self.pre_norm:
-            return add_dropout(x, sublayer(layer_norm(x)), p=self.dropout, training=self.training)
-        return layer_norm(add_dropout(x, sublayer(x), p=self.dropout, training=self.training))
+            return dropout(sublayer(layer_norm(x)), self.dropout, self.training, residual=x)
+        return layer_norm(dropout(sublayer(x), self.dropout, self.training, residual=x))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2), (B, T, D) to (B, T, D)."""
@@ -225,12 +241,8 @@ class VanillaTransformerLearnedPositions(nn.Embedding):
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """(B, T) to (B, T, D). Raises a ValueError for a position beyond the table."""
-        readable = position_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # as in `check_ids`
-        if readable and (length := int(position_ids.max()) + 1) > self.num_embeddings:
-            raise ValueError(
-                f"a sequence of {length} tokens is longer than max_position_embeddings={self.num_embeddings}; "
-                f"shorten it, or use sinusoidal positions, which have no limit"
-            )
+        remedy = f"shorten it to max_position_embeddings={self.num_embeddings} tokens, or use sinusoidal positions"
+        check_ids(position_ids, self.num_embeddings, "a sequence with position_ids", remedy)
         return super().forward(position_ids)
 
 
@@ -291,7 +303,7 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         if config.position_encoding_type == "learned":
             self.embed_positions = VanillaTransformerLearnedPositions(config.max_position_embeddings, config.d_model)
-        if config.final_layer_norm:
+        if config.final_layer_norm:  # other libraries look for the attribute
             self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.layers = nn.ModuleList(layer(config, i) for i in range(depth))
         self.gradient_checkpointing = False
@@ -361,11 +373,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         batch, length = inputs_embeds.shape[:2]
         self.check_mask(attention_mask, (batch, length), "attention_mask")
         attention_mask = self.source_mask(input_ids, attention_mask)
-        if attention_mask is not None and len(attention_mask.shape) == 2:
-            position_ids = positions_from_mask(attention_mask)  # (B, S)
-        else:
-            position_ids = torch.arange(length, device=inputs_embeds.device)[None]  # (1, S)
-        x = self.embed(inputs_embeds, position_ids)
+        x = self.embed(inputs_embeds, token_positions(inputs_embeds, attention_mask))
         mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)  # (B, 1, S, S)
         for layer in self.layers:
             x = layer(x, mask, **kwargs)
@@ -427,11 +435,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
         self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask")
 
-        static = getattr(past_key_values, "is_compileable", False)
-        if position_ids is None and isinstance(attention_mask, Tensor) and (attention_mask.ndim == 2 or static):
-            position_ids = positions_from_mask(attention_mask)[:, -length:]  # (B, T)
-        elif position_ids is None:
-            position_ids = (torch.arange(length, device=inputs_embeds.device) + past)[None]  # (1, T)
+        if position_ids is None:
+            static = getattr(past_key_values, "is_compileable", False)
+            position_ids = token_positions(inputs_embeds, attention_mask, past, static)  # (B or 1, T)
         x = self.embed(inputs_embeds, position_ids)
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         mask = create_causal_mask(self.config, inputs_embeds, attention_mask, cache)  # (B, 1, T, P + T)
@@ -444,45 +450,23 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         return BaseModelOutputWithPastAndCrossAttentions(x, past_key_values=past_key_values if use_cache else None)
 
 
-def check_ids(ids: Tensor, vocab_size: int, name: str) -> None:
-    """Raise a ValueError for ids outside the vocabulary, on a CPU and outside compiled graphs."""
-    # Elsewhere reading the values would synchronise the GPU or break the graph. There torch's check must do.
-    if ids.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    low, high = (int(extreme) for extreme in ids.aminmax())
-    if low < 0 or high >= vocab_size:
-        unknown = low if low < 0 else high
-        last = vocab_size - 1
-        raise ValueError(f"{name} contains {unknown}, but the vocabulary ends at {last}; use the model's tokenizer")
-
-
 # Faster training on a CPU
 
 
-def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """`torch.nn.functional.dropout`, with cheaper random numbers on a CPU."""
-    kept, scale = _draw_mask(x, p, training)
-    return F.dropout(x, p=p, training=training) if kept is None else x * kept * scale
+def dropout(x: Tensor, p: float, training: bool, residual: Tensor | None = None) -> Tensor:
+    """Dropout(x), plus `residual` of the same shape. On a CPU with cheaper random numbers and a temporary tensor less.
 
-
-def add_dropout(x: Tensor, y: Tensor, p: float, training: bool) -> Tensor:
-    """x + Dropout(y), all of one shape. On a CPU with one temporary tensor instead of two."""
-    kept, scale = _draw_mask(y, p, training)
-    return x + F.dropout(y, p=p, training=training) if kept is None else torch.add(x, y * kept, alpha=scale)
-
-
-def _draw_mask(x: Tensor, p: float, training: bool) -> tuple[Tensor | None, float]:
-    """Dropout's mask, True for kept numbers, and their scale. The mask is None if torch is to draw it.
-
-    On a CPU torch draws 64 random bits for each number, on one core: a sixth of a small model's training step. 16 bits
+    There torch draws 64 random bits for each number, on one core: a sixth of a small model's training step. 16 bits
     are enough: p is rounded to a multiple of 2^-16, and the scale is exactly that of the rounded p.
     """
     if not training or p <= 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
-        return None, 1.0
-    dropped = min(round(p * 2**16), 2**16 - 1)  # of 2^16
+        dropped = F.dropout(x, p=p, training=training)
+        return dropped if residual is None else residual + dropped
+    threshold = min(round(p * 2**16), 2**16 - 1)
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # four draws in each
-    draws = bits.view(torch.int16)[: x.numel()].view(x.shape)
-    return draws >= dropped - 2**15, 2**16 / (2**16 - dropped)
+    kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= threshold - 2**15
+    scale = 2**16 / (2**16 - threshold)
+    return x * kept * scale if residual is None else torch.add(residual, x * kept, alpha=scale)
 
 
 def cast_once(x: Tensor) -> Tensor:

@@ -82,6 +82,18 @@ def fused_translation_loss(
     return total / tokens, plain / tokens
 
 
+def translation_losses(
+    states: Tensor, logits: Tensor | None, lm_head: nn.Linear, labels: Tensor, smoothing: float, num_items: Any = None
+) -> tuple[Tensor, Tensor]:
+    """The loss of states (B, T, D) to train on, and the same without smoothing. Fused if there are no logits."""
+    if logits is None:
+        return fused_translation_loss(states, lm_head.weight, lm_head.bias, labels, smoothing, num_items)
+    loss = translation_loss(logits, labels, smoothing, num_items)
+    if not smoothing:
+        return loss, loss.detach().clone()  # `Trainer` multiplies its loss in place
+    return loss, translation_loss(logits.detach(), labels, 0.0, num_items)
+
+
 def fused_objective(
     hidden_states: Tensor,
     weight: Tensor,

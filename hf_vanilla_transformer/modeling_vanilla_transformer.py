@@ -7,27 +7,17 @@ Shapes: B batch, S source length, T target length, D d_model, V target vocabular
 """
 
 import copy
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
-from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput, SequenceClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import (
-    ModuleDecoder,
-    NextBatch,
-    VanillaTransformerGenerationConfig,
-    check_coverage,
-    keep_target_tokens,
-    paper_generation_config,
-    plan_search,
-)
+from .generation_vanilla_transformer import VanillaTransformerGenerationMixin, paper_generation_config
 from .layers_vanilla_transformer import (
     VanillaTransformerDecoder,
     VanillaTransformerEncoder,
@@ -40,11 +30,9 @@ from .loss_vanilla_transformer import (
     UnreadLogits,
     VanillaTransformerOutput,
     VanillaTransformerTrainingOutput,
-    fused_translation_loss,
     shift_right,
-    translation_loss,
+    translation_losses,
 )
-from .search_vanilla_transformer import Decoder
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
@@ -129,7 +117,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         )
 
 
-class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedModel):
     """The whole of Figure 1: the model that translates (`AutoModelForSeq2SeqLM`)."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -140,7 +128,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self.model = VanillaTransformerModel(config, self.layer_classes)
         self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
         self.generation_config = paper_generation_config(config)
-        self.inference_engine: Any = None  # see the package's `optimize_for_inference`
         self.post_init()
 
     def tied_weights(self) -> dict[str, str]:
@@ -167,13 +154,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         """Change the number of source tokens, or of all tokens if source and target share their embeddings."""
-        if self.config.share_encoder_decoder_embeddings:
-            return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        old = self.get_input_embeddings()
-        new = self._get_resized_embeddings(old, new_num_tokens, pad_to_multiple_of, mean_resizing)
-        self.set_input_embeddings(new)
-        self.vocab_size = self.config.vocab_size = new.num_embeddings  # as `PreTrainedModel` leaves it
-        return new
+        owner: Any = super() if self.config.share_encoder_decoder_embeddings else self.model.encoder
+        return owner.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def resize_decoder_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -213,10 +195,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             labels: (B, T), -100 for padding. The decoder reads them shifted right, unless it is given other inputs.
             num_items_in_batch: target tokens of the whole update, passed by `Trainer`. See `translation_loss`.
             skip_logits: True computes the loss without the (B, T, V) logits, in a fraction of their time and memory.
-                None does so while training, and computes logits if they are read. False computes them at once. So do
-                a call without labels and a model whose output layer has a hook, an adapter or a different class.
-            objective: computes the loss in place of `translation_loss`, called as in `_losses`.
-            Other arguments: as in the two stacks.
+                None does so while training, and computes logits if they are read. False, a call without labels, and
+                an output layer with a hook, an adapter or a different class compute them at once.
+            objective: called in place of `translation_losses`. Other arguments: as in the two stacks.
 
         Returns:
             `loss` (with label smoothing only while training), `logits` (B, T, V), the outputs of the stacks, and
@@ -245,7 +226,11 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         logits: Any = None if skips else self.lm_head(states)  # (B, T, V)
         if labels is None:
             return VanillaTransformerOutput(logits=logits, **fields)
-        loss, nll_loss = self._losses(states, logits, labels, num_items_in_batch, objective)
+        labels = labels.to(states.device)
+        check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.target_vocab_size, "labels")
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        compute_losses = objective or translation_losses
+        loss, nll_loss = compute_losses(states, logits, self.lm_head, labels, smoothing, num_items_in_batch)
         fields["nll_loss"] = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
         if skips and skip_logits is None:
             return VanillaTransformerTrainingOutput(loss, UnreadLogits(states, self.lm_head), **fields)
@@ -265,22 +250,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         device_type = self.lm_head.weight.device.type
         return not (torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == torch.float16)
 
-    def _losses(
-        self, states: Tensor, logits: Tensor | None, labels: Tensor, num_items: Tensor | int | None, objective: Any
-    ) -> tuple[Tensor, Tensor]:
-        """The loss to train on, and the same without smoothing."""
-        smoothing = self.config.label_smoothing if self.training else 0.0
-        labels = labels.to(states.device)
-        check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.target_vocab_size, "labels")
-        if objective is not None:
-            return objective(states, logits, self.lm_head, labels, smoothing, num_items)
-        if logits is not None:
-            loss = translation_loss(logits, labels, smoothing, num_items)
-            if not smoothing:
-                return loss, loss.detach().clone()  # `Trainer` multiplies its loss in place
-            return loss, translation_loss(logits.detach(), labels, 0.0, num_items)
-        return fused_translation_loss(states, self.lm_head.weight, self.lm_head.bias, labels, smoothing, num_items)
-
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor | None) -> Tensor:
         """`labels` (B, T) shifted right. `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""
         if labels is None:
@@ -293,83 +262,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if start is None or pad is None:
             raise ValueError(f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both")
         return shift_right(labels, start, pad)
-
-    def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
-        """`GenerationMixin.compute_transition_scores` with the target's vocabulary instead of the source's."""
-        model = copy.copy(self)
-        model.config = copy.copy(self.config)
-        model.config.vocab_size = self.config.target_vocab_size
-        return GenerationMixin.compute_transition_scores(model, *args, **kwargs)
-
-    # Decoding
-
-    @property
-    def generation_config(self) -> GenerationConfig:
-        """The defaults of `generate`. The special tokens of a separate target vocabulary stay the target's."""
-        keep_target_tokens(self._generation_config, self.config)
-        return self._generation_config
-
-    @generation_config.setter
-    def generation_config(self, value: GenerationConfig) -> None:
-        if not isinstance(value, VanillaTransformerGenerationConfig):
-            value = VanillaTransformerGenerationConfig.from_dict(value.to_dict())
-        self._generation_config = value
-
-    def encode(self, input_ids: Tensor, mask: Tensor) -> BaseModelOutput:
-        """The source (B, S) as states (B, S, D), by the encoder or the inference engine's."""
-        engine = self.inference_engine
-        return self.get_encoder()(input_ids, mask) if engine is None else engine.encode(self, input_ids, mask)
-
-    def make_decoder(self, states: Tensor, mask: Tensor, beams: int, rows: int | None = None) -> Decoder:
-        """A decoder of encoded sentences (B, S, D) and their mask (B, S), 0 for padding, for a search of `rows`."""
-        engine, rows = self.inference_engine, len(states) if rows is None else rows
-        return ModuleDecoder(self, states, mask) if engine is None else engine.decoder(self, states, mask, beams, rows)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "inference_engine": None}  # a copied or pickled model is not optimized
-
-    def train(self, mode: bool = True) -> Any:
-        self.inference_engine = None if mode else self.inference_engine
-        return super().train(mode)
-
-    @torch.no_grad()
-    def generate(
-        self,
-        inputs: Tensor | None = None,
-        generation_config: GenerationConfig | None = None,
-        next_batch: NextBatch | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Translate with `GenerationMixin.generate`, by default with the paper's search (§6.1).
-
-        That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 tokens more than the source. What the caller
-        gives, or the model's generation config has, wins with Hugging Face's meaning: a `length_penalty` makes the
-        score log P / length^length_penalty. A missing `attention_mask` is made from the pad token, as in `forward`.
-
-        Args:
-            next_batch: callback for continuous batching. `next_batch(n)` returns ids and mask of up to n more
-                sentences, or None. Their translations are appended.
-            Other arguments: as in `GenerationMixin.generate`.
-        """
-        kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches
-        input_ids = inputs if inputs is not None else kwargs.get("input_ids")
-        kwargs["attention_mask"] = self.source_mask(input_ids, kwargs.get("attention_mask"))
-        search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs, next_batch is not None)
-        check_coverage(uncovered, ensemble=getattr(self.inference_engine, "search_only", False), next_batch=next_batch)
-        if kwargs.get("encoder_outputs") is not None:
-            # a copy: `GenerationMixin` repeats the states for each beam in the object that it gets
-            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
-        elif search is not None and input_ids is not None:
-            kwargs["encoder_outputs"] = self.encode(input_ids, kwargs["attention_mask"])
-        if search is not None:
-            # the search has its cache, and to make one transformers copies configurations
-            kwargs |= {"custom_generate": partial(search, next_batch=next_batch), "use_cache": False}
-        if generation_config is None:
-            kwargs.update(settings)
-        else:  # transformers warns of one beside the other
-            generation_config = copy.deepcopy(generation_config)
-            generation_config.update(**settings)
-        return super().generate(inputs, generation_config, **kwargs)
 
 
 class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):

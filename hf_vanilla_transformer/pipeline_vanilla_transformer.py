@@ -49,9 +49,7 @@ class TranslationPipeline(Pipeline):
         target_size = getattr(config, "decoder_vocab_size", None)
         if target_size is None:
             return self.tokenizer
-        if os.path.isdir(os.path.join(name, TARGET_FOLDER)):
-            return AutoTokenizer.from_pretrained(os.path.join(name, TARGET_FOLDER))
-        if name and not os.path.isdir(name):
+        if name:
             revision = getattr(config, "_commit_hash", None)
             try:
                 return AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, revision=revision)
@@ -96,10 +94,10 @@ class TranslationPipeline(Pipeline):
         else:  # transformers warns about a config and an argument together
             config.return_dict_in_generate = True
         output = self.model.generate(**model_inputs, generation_config=config, **generate_kwargs)
-        found = {"sequences": output.sequences.unflatten(0, (len(blank), -1)), "blank": blank}
+        tensors = {"sequences": output.sequences.unflatten(0, (len(blank), -1)), "blank": blank}
         if output.get("sequences_scores") is not None:
-            found["scores"] = output.sequences_scores.unflatten(0, (len(blank), -1))
-        return found
+            tensors["scores"] = output.sequences_scores.unflatten(0, (len(blank), -1))
+        return tensors
 
     def postprocess(self, model_outputs: dict[str, Tensor]) -> list[dict[str, Any]]:
         """The translations of one sentence, from `sequences` (1, R, T)."""
@@ -107,10 +105,10 @@ class TranslationPipeline(Pipeline):
         texts = self.target_tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         blank = model_outputs["blank"].item()
         results: list[dict[str, Any]] = [{"translation_text": "" if blank else text} for text in texts]
-        if "scores" in model_outputs:
-            for result, score in zip(results, model_outputs["scores"][0].tolist(), strict=True):
-                result["score"] = score
-        return results
+        if "scores" not in model_outputs:
+            return results
+        scores = model_outputs["scores"][0].tolist()
+        return [result | {"score": score} for result, score in zip(results, scores, strict=True)]
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """Save model, tokenizers and the code of this pipeline."""

@@ -252,7 +252,6 @@ class SearchBatch(NamedTuple):
     decoder: Decoder
     prefix: Tensor  # (n, P), the first tokens of their translations
     source_lengths: Tensor  # (n,)
-    width: int  # the greatest source length, known to the host
     keys: Sequence[Any]  # returned with their translations
     wanted: Sequence[int]  # hypotheses to return, K at most
 
@@ -326,14 +325,12 @@ class BeamSearch:
 
     def _start(self, batch: SearchBatch) -> BeamState:
         prefix, given, beams = batch.prefix, batch.prefix.shape[1], self.config.num_beams
-        limits, longest = torch.full_like(prefix[:, 0], self.max_length), self.max_length
+        limits = torch.full_like(prefix[:, 0], self.max_length)
         if self.over is not None:
             limits = (given + (batch.source_lengths + self.over).clamp(min=1)).clamp(max=self.max_length)
-            longest = min(given + max(batch.width + self.over, 1), self.max_length)
-        running = batch.decoder.initial_beams
+        running, longest = batch.decoder.initial_beams, int(limits.max())
         if self.state is not None:
-            running = beams
-            longest = max(longest, self.state.tokens.shape[2] - 1)
+            running, longest = beams, max(longest, self.state.tokens.shape[2] - 1)
         if given > 1:
             batch.decoder.prefill(prefix[:, :-1])
         capacity = -(-(longest + 1) // _CAPACITY_UNIT) * _CAPACITY_UNIT

@@ -12,11 +12,10 @@ from hf_vanilla_transformer.configuration_vanilla_transformer import LAYER_NORM_
 from hf_vanilla_transformer.layers_vanilla_transformer import (
     VanillaTransformerAttention,
     VanillaTransformerEncoderLayer,
-    add_dropout,
     dropout,
     eager_attention_forward,
-    positions_from_mask,
     sinusoidal_positions,
+    token_positions,
 )
 from hf_vanilla_transformer.loss_vanilla_transformer import shift_right
 from tests.model_helpers import assert_near, gradients, padded, randomise, sentences, tiny_config, tiny_model
@@ -63,9 +62,9 @@ def test_model_adds_the_configured_positions(layout: str, pad: int) -> None:
     assert_near(embedding[0], torch.from_numpy(expected), 1e-6)
 
 
-def test_positions_from_mask_skip_padding() -> None:
+def test_token_positions_skip_padding() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
-    numbers = positions_from_mask(mask)
+    numbers = token_positions(torch.zeros(4, 4, 8), mask)
     assert numbers[0].tolist() == [0, 1, 2, 3]
     assert numbers[1, 2:].tolist() == [0, 1]
     assert numbers[2, :2].tolist() == [0, 1]
@@ -261,18 +260,18 @@ def test_dropout_gradient_is_its_mask() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_add_dropout_equals_x_plus_dropout(dtype: torch.dtype) -> None:
+def test_dropout_with_a_residual_equals_their_sum(dtype: torch.dtype) -> None:
     x = torch.randn(4, 6, 5, requires_grad=True)
     y = torch.randn(4, 6, 5).to(dtype).requires_grad_()
     torch.manual_seed(3)
     expected = x + dropout(y.float(), 0.3, training=True)
     wanted = torch.autograd.grad((expected**2).sum(), [x, y])
     torch.manual_seed(3)
-    actual = add_dropout(x, y, 0.3, training=True)
+    actual = dropout(y, 0.3, training=True, residual=x)
     assert_near(actual, expected, 1e-6)
     for gradient, other in zip(torch.autograd.grad((actual**2).sum(), [x, y]), wanted, strict=True):
         assert_near(gradient.float(), other.float(), 1e-6 if dtype is torch.float32 else 0.1)
-    assert add_dropout(x, y, 0.3, training=False).equal(x + y)
+    assert dropout(y, 0.3, training=False, residual=x).equal(x + y)
 
 
 def test_dropout_is_applied_where_the_paper_applies_it() -> None:

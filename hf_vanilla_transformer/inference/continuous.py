@@ -110,7 +110,7 @@ class ContinuousSearch:
         states = self.model.encode(ids, mask).last_hidden_state
         prefix = torch.full((len(sources), 1), start, device=device)
         decoder = self.model.make_decoder(states, mask, self.search.config.num_beams, self.batch_size)
-        return SearchBatch(decoder, prefix, lengths, longest, keys, wanted)
+        return SearchBatch(decoder, prefix, lengths, keys, wanted)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Any, list[FoundHypothesis]]]:

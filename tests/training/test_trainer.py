@@ -219,7 +219,7 @@ def test_evaluation_computes_no_logits_that_are_dropped(tmp_path, monkeypatch, g
     batch = collate(list(data))
     with torch.no_grad():
         expected = model.eval()(**batch).loss.item()
-    monkeypatch.setattr("hf_vanilla_transformer.modeling_vanilla_transformer.translation_loss", None)  # of logits
+    monkeypatch.setattr("hf_vanilla_transformer.loss_vanilla_transformer.translation_loss", None)  # of logits
     made = make_trainer(tmp_path, data, model, predict_with_generate=generates, per_device_eval_batch_size=6)
     assert made.evaluate(data, max_new_tokens=3)["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
