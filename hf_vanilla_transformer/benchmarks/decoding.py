@@ -1,5 +1,6 @@
 """Translation speed and memory: this package, Marian in transformers and CTranslate2, with the same weights."""
 
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from ..errors import UserError
 from ..evaluation.metrics import score_translations
 from .decoding_engines import ENGINES, Engine, Ids
 from .harness import Worker, check_choices, peak_memory_mib, requests, reset_peak_memory
-from .measurements import DecodingMeasurement
+from .report import Measurement
 
 
 def compare(
@@ -31,7 +32,7 @@ def compare(
     references: Sequence[str] | None = None,
     device: str = "cpu",
     **bleu_settings: Any,
-) -> Iterator[DecodingMeasurement]:
+) -> Iterator[Measurement]:
     """Translate the same sentences with every engine in turn, `rounds` times after a warm-up round.
 
     Args:
@@ -63,69 +64,43 @@ def compare(
             return {}
         texts = target.batch_decode(outputs, skip_special_tokens=True)
         scores = score_translations(texts, list(references), **bleu_settings)
-        return {name: scores[name] for name in ("bleu", "bleu_signature")}
+        return {"BLEU": scores["bleu"], "bleu_signature": scores["bleu_signature"]}
 
     with ExitStack() as stack:
-        workers = _start_workers(stack, folder, engines, threads, device)
+        work = stack.enter_context(tempfile.TemporaryDirectory())
+        workers: dict[str, Worker] = {}
+        for name in engines:  # one by one, because CTranslate2's engines share converted models
+            workers[name] = stack.enter_context(Worker(serve, name, str(folder), work, device, threads=threads))
+            workers[name].receive()
         for size, width in product(batch_sizes, beams):
             yield from _measure(workers, ids[:limit_single] if size == 1 else ids, size, width, rounds, bleu)
 
 
-def cache_bytes(
-    folder: str | Path,
-    sentences: Sequence[str],
-    engines: Sequence[str],
-    beams: int = 8,
-    threads: int = 1,
-    device: str = "cpu",
-) -> Iterator[tuple[str, int]]:
-    """The peak size of each engine's KV caches while it translates the sentences as one batch.
-
-    Counted from the tensors of self- and cross-attention, without temporary copies. CTranslate2 does not report it.
-    """
-    check_choices(engines=(engines, list(ENGINES)))
-    ids = load_tokenizers(folder)[0](list(sentences))["input_ids"]
-    with ExitStack() as stack:
-        for name, worker in _start_workers(stack, folder, engines, threads, device).items():
-            size = worker.ask("cache_bytes", ids, beams)
-            if size is not None:
-                yield name, size
-
-
 def _measure(
     workers: dict[str, Worker], ids: Ids, size: int, beams: int, rounds: int, bleu: Callable[[Ids], dict[str, Any]]
-) -> Iterator[DecodingMeasurement]:
+) -> Iterator[Measurement]:
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
     ordered, first_outputs = [ids[index] for index in order], None
-    measured: dict[str, DecodingMeasurement] = {}
-    for worker in workers.values():
+    measured = {name: Measurement(name, {"batch": size, "beams": beams}, {"sentences": len(ids)}) for name in workers}
+    for name, worker in workers.items():
+        caches = worker.ask("cache_bytes", ordered[:size], beams) if size > 1 else None
+        measured[name].more["KV caches, MiB"] = caches and caches / 2**20
         worker.ask("reset_peak_memory")
         worker.ask("translate", ordered, size, beams)  # warm-up
-    for _, (name, worker) in product(range(rounds), workers.items()):
+    for number, (name, worker) in product(range(rounds), workers.items()):
+        one = measured[name]
         seconds, rows, peak = worker.ask("translate", ordered, size, beams)
-        if is_new := name not in measured:
+        one.add(seconds, sum(map(len, rows)), peak)
+        one.more["ms per sentence"] = 1000 * statistics.median(one.seconds) / len(ids)
+        if number == 0:
             outputs = [row for _, row in sorted(zip(order, rows, strict=True))]
             first_outputs = first_outputs or outputs
             same = sum(a == b for a, b in zip(first_outputs, outputs, strict=True)) / len(ids)
-            sizes: dict[str, Any] = {"batch_size": size, "num_beams": beams, "sentences": len(ids)}
-            measured[name] = DecodingMeasurement(engine=name, same_output=same, **sizes, **bleu(outputs))
-        measured[name].add(seconds, sum(map(len, rows)), peak)
-        if is_new:
-            yield measured[name]
+            one.more |= {"same output": same, **bleu(outputs)}
+            yield one
 
 
 # Worker processes
-
-
-def _start_workers(
-    stack: ExitStack, folder: str | Path, engines: Sequence[str], threads: int, device: str
-) -> dict[str, Worker]:
-    work = stack.enter_context(tempfile.TemporaryDirectory())
-    workers = {}
-    for name in engines:  # one by one: CTranslate2's engines share converted models
-        workers[name] = stack.enter_context(Worker(serve, name, str(folder), work, device, threads=threads))
-        workers[name].receive()
-    return workers
 
 
 def serve(pipe: Connection, name: str, folder: str, work: str, device: str) -> None:
@@ -141,7 +116,7 @@ def answer(engine: Engine, on_gpu: bool, request: str, *args: Any) -> Any:
     if request == "reset_peak_memory":
         return reset_peak_memory(on_gpu)
     if request == "cache_bytes":
-        return engine.cache_bytes(*args)
+        return None if on_gpu else engine.cache_bytes(*args)
     start = time.perf_counter()
     outputs = engine.translate(*args)
     return time.perf_counter() - start, outputs, peak_memory_mib(on_gpu)

@@ -11,6 +11,7 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
+from ..inference.continuous import ContinuousSearch
 from ..inference.loading import INT8, load_model
 from ..inference.optimize import optimize_for_inference
 from ..inference.workers import map_in_threads, shard_evenly
@@ -101,27 +102,14 @@ class OurEngine(GenerateEngine):
         return [translations[index] for index in range(len(sentences))]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        engine, sizes = self.model.inference_engine, [0]
-        make_decoder = engine.decoder
-
-        def metered_decoder(*args: Any) -> Any:
-            decoder = make_decoder(*args)
-            step = decoder.step
-
-            def measured_step(*args: Any) -> Any:
-                state = step(*args)
-                sizes.append(sum(kv.nbytes for kv in (*decoder.self_kv, *decoder.cross_kv)))
-                return state
-
-            decoder.step = measured_step
-            return decoder
-
-        engine.decoder = metered_decoder
-        try:
-            self._generate(batch, beams, max_new_tokens=max_target_tokens(batch))
-        finally:
-            del engine.decoder
-        return max(sizes)
+        settings = {"num_beams": beams, "length_penalty": LENGTH_PENALTY, "max_new_tokens": max_target_tokens(batch)}
+        search, largest = ContinuousSearch(self.model, len(batch), **settings), 0
+        search.join([(index, row, 1) for index, row in enumerate(batch)])
+        while search:
+            decoder: Any = search.search.decoder
+            largest = max(largest, sum(kv.nbytes for kv in (*decoder.self_kv, *decoder.cross_kv)))
+            search.step()
+        return largest
 
 
 class CTranslate2Engine:

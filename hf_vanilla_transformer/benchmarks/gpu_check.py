@@ -7,7 +7,7 @@ missing sections. A section that cannot run records the reason.
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -15,20 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from ..atomic_write import atomic_file
 from ..data import number_pairs
 from ..data.readers import read_lines
 from ..errors import UserError
-from ..inference.loading import load_model
-from ..inference.optimize import optimize_for_inference
 from ..markdown import markdown_table
 from ..system_info import describe_hardware, versions
 from ..training.recipes import parse_recipe
 from ..training.run import run_training
 from . import decoding, training
-from .plan import forward_flops
+from .plan import size_and_flops
+from .report import Measurement
 from .training import RANDOM_LENGTH, TINY
 
 Figures = dict[str, Any]
@@ -40,14 +38,10 @@ class Check:
 
     output: Path  # folder of the JSON files and of the trained model
     device: str  # "cuda", or "cpu" to try the command without a GPU
-    source: Path | None = None  # parallel text to train on and to translate. None generates number words
-    target: Path | None = None
+    source: str | Path | None = None  # parallel text to train on and to translate. None generates number words
+    target: str | Path | None = None
     quick: bool = False  # sizes for two minutes on a CPU, whose figures have no meaning
     peak: float = 989.0  # bf16 TFLOP/s of the device, for the utilisation
-
-    @property
-    def presets(self) -> tuple[str, ...]:
-        return ("tiny",) if self.quick else ("base", "big")
 
     @property
     def sizes(self) -> Figures:
@@ -56,7 +50,7 @@ class Check:
             return {"vocab_size": 500, "tokens": 256, "updates": 1, "rounds": 1, "warm_up": 1}
         return {"vocab_size": 37_000, "tokens": 16_384, "updates": 10, "rounds": 3, "warm_up": 5}
 
-    def text(self) -> tuple[Path, Path]:
+    def text(self) -> tuple[str | Path, str | Path]:
         """Files of source and target sentences."""
         if self.source is not None and self.target is not None:
             return self.source, self.target
@@ -73,8 +67,10 @@ def run(check: Check) -> dict[str, Figures]:
         raise UserError(
             "device: 'cuda' cannot be used here: torch sees no GPU; --device cpu --quick tries the command"
         )
+    if (check.source is None) != (check.target is None):
+        raise UserError("source and target go together; give both, or neither")
     check.output.mkdir(parents=True, exist_ok=True)
-    found = {}
+    figures_of = {}
     for name, section in sections(check).items():
         file = check.output / f"{name}.json"
         if not file.exists():
@@ -87,45 +83,40 @@ def run(check: Check) -> dict[str, Figures]:
             with atomic_file(file) as temporary:
                 temporary.write_text(json.dumps(figures, indent=2, default=str) + "\n", encoding="utf-8")
             print(f"{name}: {figures.get('not measured', 'measured')} ({figures['seconds']} s)", flush=True)
-        found[name] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+        figures_of[name] = json.loads(file.read_text(encoding="utf-8"))
+    return figures_of
 
 
 def sections(check: Check) -> dict[str, Callable[[], Figures]]:
     """The sections, the most important ones first."""
-    named: dict[str, Callable[[], Figures]] = {"machine": machine}
-    for preset in check.presets:
-        named[f"training_{preset}"] = partial(train_on_text, check, preset)
-        named[f"memory_{preset}"] = partial(train_on_random_pairs, check, preset)
-    size = check.presets[0]
-    named[f"model_{size}"] = partial(train_model, check, size)
-    named[f"decoding_{size}"] = partial(decode, check, size)
-    named["profile"] = partial(profile_search, check, size)
+    named: dict[str, Callable[[], Figures]] = {
+        "machine": lambda: {"hardware": describe_hardware(), **versions("ctranslate2", "flash-attn")}
+    }
+    sizes = ("tiny",) if check.quick else ("base", "big")
+    for size in sizes:
+        named[f"training_{size}"] = partial(train_on_text, check, size)
+        named[f"memory_{size}"] = partial(train_on_random_pairs, check, size)
+    named[f"model_{sizes[0]}"] = partial(train_model, check, sizes[0])
+    named[f"decoding_{sizes[0]}"] = partial(decode, check, sizes[0])
     return named
-
-
-def machine() -> Figures:
-    """The hardware and the versions of installed libraries."""
-    return {"hardware": describe_hardware(), **versions("ctranslate2", "flash-attn")}
 
 
 def train_on_text(check: Check, preset: str) -> Figures:
     """Target tokens per second in bf16, against transformers' trainer in random order and grouped by length."""
     engines = ["ours_bf16", "marian_bf16", "marian_grouped_bf16"]
-    measured = training.compare(engines, *check.text(), preset, device=check.device, **check.sizes)
-    return {one.engine: one.as_dict() for one in list(measured)}
+    return _figures(training.compare(engines, *check.text(), preset, device=check.device, **check.sizes))
 
 
 def train_on_random_pairs(check: Check, preset: str) -> Figures:
     """Peak memory of an update without padding, and the share of the device's peak arithmetic."""
-    measured = training.compare(["ours_bf16", "marian_bf16"], preset=preset, device=check.device, **check.sizes)
+    engines = ["ours_bf16", "marian_bf16"]
+    figures = _figures(training.compare(engines, preset=preset, device=check.device, **check.sizes))
     config = training.config_of(preset, check.sizes["vocab_size"])
-    flops = 3 * forward_flops(config, RANDOM_LENGTH, RANDOM_LENGTH) / RANDOM_LENGTH  # forward, and twice that backward
-    peak = check.peak * 1e12
-    return {
-        one.engine: one.as_dict() | {"share_of_peak_arithmetic": one.tokens_per_second * flops / peak}
-        for one in list(measured)
-    }
+    _, flops = size_and_flops(config, RANDOM_LENGTH, RANDOM_LENGTH)
+    for one in figures.values():  # forward, and twice that backward
+        achieved = 3 * flops / RANDOM_LENGTH * one["tokens_per_second"]
+        one["share_of_peak_arithmetic"] = achieved / (check.peak * 1e12)
+    return figures
 
 
 def train_model(check: Check, preset: str) -> Figures:
@@ -150,58 +141,31 @@ def decode(check: Check, preset: str) -> Figures:
     engines = ["ours_bf16", "ours_fp16", "marian_bf16", "marian_fp16", "ctranslate2_fp16"]
     if check.device == "cpu":
         engines = ["ours_fp32", "marian_fp32"]
-    measured = decoding.compare(
+    return _figures(decoding.compare(
         check.output / preset, sentences, engines, (1, 4) if check.quick else (1, 64, 512), (1, 4),
         rounds=1 if check.quick else 2, device=check.device, limit_single=2 if check.quick else 20,
-    )  # fmt: skip
-    return {f"{one.engine}, batch {one.batch_size}, beams {one.num_beams}": one.as_dict() for one in measured}
+    ))  # fmt: skip
 
 
-@torch.inference_mode()
-def profile_search(check: Check, preset: str) -> Figures:
-    """Share of the time that kernels run, and synchronisations per step, of a search with 64 × 4 beams."""
-    on_gpu = check.device == "cuda"
-    model = load_model(check.output / preset, check.device, "bfloat16" if on_gpu else "float32").eval()
-    optimize_for_inference(model)
-    batch, steps = (4, 4) if check.quick else (64, 32)
-    ids = torch.randint(4, model.config.vocab_size, (batch, 20), device=model.device)  # (B, S)
-    settings: Figures = {"num_beams": 4, "min_new_tokens": steps, "max_new_tokens": steps}
-    model.generate(ids, **settings)  # warm-up
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities) as recorded:
-        start = time.perf_counter()
-        model.generate(ids, **settings)
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
-    events = recorded.key_averages()
-    waits = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"}
-    kernels = sum(event.self_device_time_total for event in events) / 1e6
+def _figures(measurements: Iterable[Measurement]) -> Figures:
+    """The figures of all rounds by engine and setting."""
     return {
-        "seconds": seconds,
-        "steps": steps,
-        "share_of_time_in_kernels": kernels / seconds if on_gpu else None,
-        "synchronisations_per_step": sum(event.count for event in events if event.key in waits) / steps,
+        ", ".join([one.engine, *(f"{name} {value}" for name, value in one.setting.items())]): one.as_dict()
+        for one in list(measurements)
     }
 
 
 def report(sections: dict[str, Figures]) -> str:
-    """The figures as Markdown tables."""
+    """The figures as a Markdown table."""
     rows = []
     for name, figures in sections.items():
         if "not measured" in figures:
             rows.append([name, "", "", f"not measured: {figures['not measured']}"])
         engines = {engine: one for engine, one in figures.items() if isinstance(one, dict)}
         for engine, one in engines.items():
-            share, memory = one.get("share_of_peak_arithmetic"), one.get("peak_mib")
+            share, memory = one.get("share_of_peak_arithmetic"), one["peak_mib"]
             notes = [f"{share:.0%} of the peak arithmetic"] if share else []
             notes += [f"{memory:,.0f} MiB"] if memory else []
             rows.append([name, engine, f"{one['tokens_per_second']:,.0f}", ", ".join(notes)])
-    lines = [f"{sections['machine']['hardware']}; torch {sections['machine']['torch']}", ""]
-    lines.append(markdown_table(["section", "engine", "target tokens/s", "others"], rows))
-    profiled = sections.get("profile", {})
-    if "steps" in profiled:
-        share, waits = profiled["share_of_time_in_kernels"], profiled["synchronisations_per_step"]
-        kernels = "not known on a CPU" if share is None else f"{share:.0%}"
-        lines += ["", f"Search, 4 beams: time in kernels {kernels}, {waits:.2f} synchronisations per step."]
-    return "\n".join(lines)
+    machine = f"{sections['machine']['hardware']}; torch {sections['machine']['torch']}"
+    return f"{machine}\n\n{markdown_table(['section', 'engine', 'target tokens/s', 'others'], rows)}"

@@ -6,9 +6,9 @@ prints a table with a row for each recipe, computed without training. Flags desc
 """
 
 import argparse
-from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UserError, run_command
@@ -22,27 +22,16 @@ STATE_BYTES = 16
 GRADIENT_BYTES = 4
 
 
-def forward_flops(config: VanillaTransformerConfig, source: int, target: int) -> int:
-    """FLOPs of the matrix products in the forward pass of a pair. Training needs three times this number.
+def size_and_flops(config: VanillaTransformerConfig, source: int, target: int) -> tuple[int, int]:
+    """Parameters, and FLOPs of the matrix products in the forward pass of a pair. Training needs three times as many.
 
-    The pair has `source` and `target` tokens. A product of (m, k) and (k, n) takes 2·m·k·n. Attention is counted
-    without masking; softmax, norms and dropout are left out.
+    The pair has `source` and `target` tokens. Attention is counted without masking. Nothing is computed.
     """
-    d, vocabulary = config.d_model, config.target_vocab_size
-    encoder = _attention(config, config.encoder_attention_heads, source, source)
-    encoder += 4 * source * d * config.encoder_ffn_dim
-    decoder = _attention(config, config.decoder_attention_heads, target, target)
-    decoder += _attention(config, config.decoder_attention_heads, target, source)
-    decoder += 4 * target * d * config.decoder_ffn_dim
-    return config.encoder_layers * encoder + config.decoder_layers * decoder + 2 * target * d * vocabulary
-
-
-def _attention(config: VanillaTransformerConfig, heads: int, queries: int, keys: int) -> int:
-    """FLOPs of one attention sub-layer (§3.2.2): four projections, scores, and the weighted sum of the values."""
-    key_width = heads * (config.head_dim or config.d_model // heads)
-    value_width = heads * (config.value_head_dim or config.d_model // heads)
-    projections = (queries + keys) * (key_width + value_width) * config.d_model
-    return 2 * (projections + queries * keys * (key_width + value_width))
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model = VanillaTransformerForConditionalGeneration(config)
+        source_embeds, target_embeds = (torch.empty(1, length, config.d_model) for length in (source, target))
+        model(inputs_embeds=source_embeds, decoder_inputs_embeds=target_embeds)
+    return model.num_parameters(), counter.get_total_flops()
 
 
 def all_reduce_bytes(parameters: int, devices: int) -> float:
@@ -55,11 +44,8 @@ def table_row(recipe: str, machine: argparse.Namespace) -> list[str]:
     model_args, _, args = parse_recipe([recipe])
     if args.tokens_per_update is None or args.max_steps <= 0:
         raise UserError(f"{recipe}: the estimate needs tokens_per_update and max_steps; add them")
-    config = model_config(model_args)
-    with torch.device("meta"):
-        parameters = VanillaTransformerForConditionalGeneration(config).num_parameters()
-    pairs = args.tokens_per_update / machine.length
-    flops = 3 * pairs * forward_flops(config, machine.length, machine.length)
+    parameters, flops_per_pair = size_and_flops(model_config(model_args), machine.length, machine.length)
+    flops = 3 * args.tokens_per_update / machine.length * flops_per_pair
     bytes_ = all_reduce_bytes(parameters, machine.devices)
 
     def hours(utilisation: float) -> float:
@@ -80,15 +66,15 @@ def table_row(recipe: str, machine: argparse.Namespace) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="must set tokens_per_update and max_steps")
-    for name, kind, default, about in (
-        ("--devices", int, 8, "GPUs"),
-        ("--peak", float, 989.0, "bf16 TFLOP/s of a GPU, by default of an H100"),
-        ("--bandwidth", float, 200.0, "GB/s each way between GPUs, by default of NVLink"),
-        ("--length", int, 30, "tokens per sentence"),
+    for name, default, about in (
+        ("--devices", 8, "GPUs"),
+        ("--peak", 989.0, "bf16 TFLOP/s of a GPU, by default of an H100"),
+        ("--bandwidth", 200.0, "GB/s each way between GPUs, by default of NVLink"),
+        ("--length", 30, "tokens per sentence"),
     ):
-        parser.add_argument(name, type=kind, default=default, metavar="X", help=f"{about} (default: %(default)s)")
-    shares: dict[str, Any] = {"type": float, "nargs": "+", "default": [0.05, 0.1, 0.2, 0.4]}
-    parser.add_argument("--utilisation", **shares, metavar="X", help="shares of the peak (default: %(default)s)")
+        parser.add_argument(name, type=type(default), default=default, metavar="X", help=f"{about} ({default})")
+    about = "shares of the peak (%(default)s)"
+    parser.add_argument("--utilisation", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4], metavar="X", help=about)
     machine = parser.parse_args()
     achieved = " / ".join(f"{share:.0%}" for share in machine.utilisation)
     head = "recipe|parameters|target tokens an update · updates|weights, gradients, Adam|an update|exchanged"

@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import product
 from multiprocessing.connection import Connection
@@ -31,7 +31,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..training.arguments import VanillaTransformerTrainingArguments
 from ..training.trainer import VanillaTransformerTrainer
 from .harness import Worker, check_choices, memory_mib, peak_memory_mib, requests, reset_peak_memory
-from .measurements import TrainingMeasurement, Turn, family, precision
+from .report import Measurement, family, precision
 
 #: Transformer-tiny of Wu et al. 2021, the size of scripts/recipes/multi30k_en_de_tiny.yaml
 TINY: dict[str, Any] = {
@@ -46,6 +46,17 @@ ENGINES = tuple(f"{name}_{dtype}" for dtype in ("fp32", "bf16") for name in SAMP
 MAX_LENGTH = 256  # tokens per side, as in the recipes
 RANDOM_LENGTH = 32  # tokens per side of a random pair
 _ENDLESS = 1_000_000  # updates. The main process ends a training
+
+
+class Turn(NamedTuple):
+    """The turn of one process of an engine."""
+
+    seconds: float
+    target_tokens: int  # without padding
+    tokens: int  # of both sides, without padding
+    padded_tokens: int  # of both sides, with padding
+    peak_mib: float | None
+    step_mib: float | None  # the peak above the memory before the first measured update: without weights and moments
 
 
 class BatchSizes(NamedTuple):
@@ -71,9 +82,7 @@ def compare(
     processes: Sequence[int] = (1,),
     threads: int = 1,
     device: str = "cpu",
-    dropout: float | None = None,
-    label_smoothing: float | None = None,
-) -> Iterator[TrainingMeasurement]:
+) -> Iterator[Measurement]:
     """Train with every engine in turn, `updates` at a time, after a warm-up.
 
     Args:
@@ -88,7 +97,6 @@ def compare(
         warm_up: updates before the first turn.
         processes: each engine is measured in each number of processes, with `threads` threads each.
         device: "cpu" or "cuda".
-        dropout, label_smoothing: None for the preset's values.
 
     Yields:
         Each measurement after its first round. Later rounds are added to it, as in `decoding.compare`.
@@ -98,10 +106,8 @@ def compare(
         raise UserError("device: 'cuda' cannot be used here: torch sees no GPU")
     if (source is None) != (target is None):
         raise UserError("source and target go together; one of them is missing")
-    options = {"dropout": dropout, "label_smoothing": label_smoothing}
-    fields = {name: value for name, value in options.items() if value is not None}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        data = prepare(Path(folder), source, target, preset, vocab_size, tokens, fields)
+        data = prepare(Path(folder), source, target, preset, vocab_size, tokens)
         teams: dict[tuple[str, int], list[Worker]] = {}
         for count, engine in product(dict.fromkeys(processes), engines):
             args = engine, folder, batch_sizes(data, tokens, tokens_per_update, count), device
@@ -112,11 +118,20 @@ def compare(
         for team in teams.values():
             _ask(team, "updates", warm_up)
             _ask(team, "reset_peak_memory")
-        measured = {key: TrainingMeasurement(engine=key[0], processes=key[1], updates=updates) for key in teams}
+        measured = {key: Measurement(key[0], {"processes": key[1]}) for key in teams}
         for number, (key, team) in product(range(rounds), teams.items()):
-            measured[key].add_turns(_ask(team, "updates", updates))
+            _add(measured[key], _ask(team, "updates", updates), updates)
             if number == 0:
                 yield measured[key]
+
+
+def _add(measured: Measurement, turns: Sequence[Turn], updates: int) -> None:
+    """Add a round, with the turn of each process. Its memory is the largest process's."""
+    seconds, target_tokens, tokens, padded_tokens, peaks, steps = zip(*turns, strict=True)
+    measured.add(max(seconds), sum(target_tokens), None if None in peaks else max(peaks))
+    measured.more["padding"] = 1 - sum(tokens) / sum(padded_tokens)
+    measured.more["target tokens per update"] = sum(target_tokens) / updates
+    measured.more["peak MiB of the update"] = None if None in steps else max(steps)
 
 
 # What all engines share: pairs, tokenizer, initial weights
@@ -129,9 +144,9 @@ def prepare(
     preset: str,
     vocab_size: int,
     tokens: int,
-    fields: Mapping[str, Any],
+    **fields: Any,
 ) -> Dataset:
-    """Write the encoded pairs, the tokenizer and an untrained model into a folder."""
+    """Write the encoded pairs, the tokenizer and an untrained model with these `fields` into a folder."""
     if source is not None:
         pairs, _ = load_pairs([source, str(target)], field="source and target")
         texts = (row[side] for side in ("source", "target") for row in pairs.select_columns([side]))
@@ -145,10 +160,7 @@ def prepare(
     save_tokenizers(folder / "tokenizer", tokenizer, tokenizer)
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos", "unk")}
     set_seed(1)
-    try:
-        config = config_of(preset, vocab_size, **ids, decoder_start_token_id=tokenizer.bos_token_id, **fields)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    config = config_of(preset, vocab_size, **ids, decoder_start_token_id=tokenizer.bos_token_id, **fields)
     VanillaTransformerForConditionalGeneration(config).save_pretrained(folder / "model")
     return load_from_disk(folder / "data")
 

@@ -1,16 +1,14 @@
 """Measure this package against its peers, with the same weights, on this machine.
 
   vanilla-transformer benchmark decode --model runs/numbers_en_de --source test.en --reference test.de \\
-    --engines ours_fp32 ours_bf16 marian_fp32 marian_bf16 ctranslate2_fp32 ctranslate2_int8 \\
-    --output benchmark.json --plot benchmark.png
+    --engines ours_fp32 ours_bf16 marian_fp32 marian_bf16 ctranslate2_fp32 ctranslate2_int8 --output benchmark.json
 
 Engines take turns, each in a separate process. A Markdown table has for each engine the median of the rounds, their
 spread (fastest less slowest, over the median), how many times its target tokens per second ours reaches in the same
-precision (the fastest of ours if none has it), and the peak memory of its process. A second one has the size of the KV
-caches.
+precision (the fastest of ours if none has it), the peak memory of its process, and the size of the KV caches.
 
   vanilla-transformer benchmark train --source train.en --target train.de --preset base --tokens 4096 \\
-    --engines ours_fp32 marian_fp32 marian_grouped_fp32 --output benchmark.json --plot benchmark.png
+    --engines ours_fp32 marian_fp32 marian_grouped_fp32 --output benchmark.json
 
 trains untrained models: this package with batches of --tokens padded tokens, and MarianMTModel with transformers'
 Seq2SeqTrainer, with pairs drawn at random (marian_) or by length (marian_grouped_). All engines have the same initial
@@ -30,6 +28,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -73,10 +72,6 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--batch_sizes", nargs="+", type=int, default=[1, 64], metavar="N")
     add("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")
-    add(
-        "--cache_beams", type=int, default=8, metavar="N",
-        help="measure the KV caches with N beams and the largest batch; 0 does not (default: %(default)s)",
-    )  # fmt: skip
     add("--bleu_tokenize", metavar="NAME", help="sacreBLEU's tokenizer (default: by script)")
     add("--bleu_lowercase", action="store_true", help="case-insensitive BLEU")
     add_common(parser)
@@ -92,8 +87,6 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--preset", default="base", metavar="NAME", help="tiny (Multi30k's), or a row of Table 3")
     add("--vocab_size", type=int, default=16_000, metavar="N", help="(default: %(default)s)")
-    add("--dropout", type=float, metavar="P", help="(default: the preset's)")
-    add("--label_smoothing", type=float, metavar="E", help="(default: the preset's)")
     add("--tokens", type=int, default=4096, metavar="N", help="max_tokens_per_batch of ours (default: %(default)s)")
     add("--tokens_per_update", type=int, metavar="N", help="about (default: one batch in each process)")
     add("--updates", type=int, default=5, metavar="N", help="per turn (default: %(default)s)")
@@ -111,25 +104,21 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each process")
     add("--device", default="cpu", help='"cpu", "cuda", or with decode also "cuda:1" (default: %(default)s)')
     add("--output", metavar="F", help="JSON file with all figures")
-    add("--plot", metavar="F", help="bar chart of the tokens per second: .png, .pdf or .svg")
 
 
-def check(arguments: argparse.Namespace) -> None:
+def check_counts(arguments: argparse.Namespace) -> None:
     """Find wrong arguments before the engines run for an hour."""
     from hf_vanilla_transformer.errors import check_at_least_one
-    from hf_vanilla_transformer.plotting import check_figure_path
 
     for name, values in vars(arguments).items():
         for value in values if isinstance(values, list) else [values]:
-            if type(value) is int and name != "cache_beams":
+            if type(value) is int:
                 check_at_least_one(**{name: value})
-    if arguments.plot:
-        check_figure_path(arguments.plot)
 
 
-def decode(arguments: argparse.Namespace, results: list[Any], caches: dict[str, int]) -> None:
-    """Add to `results` and `caches` after each measurement, so that an interrupt keeps them."""
-    from hf_vanilla_transformer.benchmarks.decoding import cache_bytes, compare
+def decode(arguments: argparse.Namespace) -> Iterator[Any]:
+    """Read the text and translate it with every engine."""
+    from hf_vanilla_transformer.benchmarks.decoding import compare
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
@@ -139,15 +128,11 @@ def decode(arguments: argparse.Namespace, results: list[Any], caches: dict[str, 
     references = (
         list(read_sentences(arguments.reference, "target"))[: arguments.sentences] if arguments.reference else None
     )
-    model, engines = arguments.model, arguments.engines
-    common = {"threads": arguments.threads, "device": arguments.device}
-    results.extend(compare(
-        model, sentences, engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds, **common,
-        references=references, tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase,
-    ))  # fmt: skip
-    if arguments.cache_beams > 0:
-        batch = sentences[: max(arguments.batch_sizes)]
-        caches.update(cache_bytes(model, batch, engines, arguments.cache_beams, **common))
+    yield from compare(
+        arguments.model, sentences, arguments.engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds,
+        arguments.threads, references=references, device=arguments.device,
+        tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase,
+    )  # fmt: skip
 
 
 def check_gpu(arguments: argparse.Namespace) -> int:
@@ -155,39 +140,32 @@ def check_gpu(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from hf_vanilla_transformer.benchmarks import gpu_check
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.text_io import silence_transformers
 
     silence_transformers()
-    if (arguments.source is None) != (arguments.target is None):
-        raise UserError("--source and --target go together: give both, or neither")
-    source, target = (None if name is None else Path(name) for name in (arguments.source, arguments.target))
-    check = gpu_check.Check(Path(arguments.output), arguments.device, source, target, arguments.quick, arguments.peak)
+    text = arguments.source, arguments.target
+    check = gpu_check.Check(Path(arguments.output), arguments.device, *text, arguments.quick, arguments.peak)
     print(gpu_check.report(gpu_check.run(check)))
     return 0
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from hf_vanilla_transformer.benchmarks import report
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.system_info import describe_hardware, versions
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the signal of `timeout` ends a benchmark like Ctrl-C
     if arguments.command == "gpu":
         return check_gpu(arguments)
-    check(arguments)
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output", "plot")}
+    from hf_vanilla_transformer.benchmarks import report, training
+
+    check_counts(arguments)
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output")}
     results: list[Any] = []
-    caches: dict[str, int] = {}
     status = 0
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:
         try:
-            if arguments.command == "decode":
-                decode(arguments, results, caches)
-            else:
-                from hf_vanilla_transformer.benchmarks.training import compare
-
-                results.extend(compare(**settings))
+            # `extend` keeps the measurements before an interrupt
+            results.extend(decode(arguments) if arguments.command == "decode" else training.compare(**settings))
         except KeyboardInterrupt:
             if not results:
                 raise
@@ -195,12 +173,7 @@ def main(arguments: argparse.Namespace) -> int:
             print("interrupted: the figures are those of the rounds finished by then", file=sys.stderr)
         if write:
             machine = {"hardware": describe_hardware(), **versions("ctranslate2")}
-            figures = report.as_json(results) | ({"cache_bytes": caches} if caches else {})
-            write(json.dumps({"machine": machine, "settings": settings, **figures}, indent=2))
-    if arguments.command == "decode":
-        print(report.decoding_report(results, caches, arguments.cache_beams))
-    else:
-        print(report.training_report(results))
-    if arguments.plot:
-        report.plot(results, arguments.plot)
+            measurements = [one.as_dict() for one in results]
+            write(json.dumps({"machine": machine, "settings": settings, "measurements": measurements}, indent=2))
+    print(report.table(results))
     return status

@@ -8,7 +8,7 @@ import sacrebleu
 import torch
 
 from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
-from hf_vanilla_transformer.benchmarks.decoding import cache_bytes, compare
+from hf_vanilla_transformer.benchmarks.decoding import compare
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference import workers
 from hf_vanilla_transformer.inference.translator import Translator
@@ -61,19 +61,22 @@ def test_engines_with_the_same_weights_translate_alike(folder, one_process, peer
     engines = ["ours_fp32", peer]
     settings = {"rounds": 2, "references": [*SENTENCES[1:], "x"], "tokenize": "none"}
     found = list(compare(folder, SENTENCES, engines, [1, 2], [1, 3], **settings))
-    settings_of = [(one.batch_size, one.num_beams, one.engine) for one in found]
+    settings_of = [(*one.setting.values(), one.engine) for one in found]
     assert settings_of == [(size, beams, engine) for size in (1, 2) for beams in (1, 3) for engine in engines]
     expected = Translator.from_pretrained(folder, device="cpu")
     for one in found:
-        assert (one.sentences, len(one.seconds), one.same_output) == (3, 2, 1.0)
-        texts = list(expected.translate(SENTENCES, num_beams=one.num_beams, length_penalty=1.0, batch_size=1))
-        assert one.bleu == pytest.approx(sacrebleu.corpus_bleu(texts, [settings["references"]], tokenize="none").score)
+        assert (one.more["sentences"], len(one.seconds), one.more["same output"]) == (3, 2, 1.0)
+        texts = list(expected.translate(SENTENCES, num_beams=one.setting["beams"], length_penalty=1.0, batch_size=1))
+        assert one.more["BLEU"] == pytest.approx(
+            sacrebleu.corpus_bleu(texts, [settings["references"]], tokenize="none").score
+        )
         assert one.peak_mib > 50
-    assert len({tokens for one in found if one.num_beams == 3 for tokens in one.target_tokens}) == 1
+    assert len({tokens for one in found if one.setting["beams"] == 3 for tokens in one.target_tokens}) == 1
 
 
 def test_cache_bytes_are_those_of_the_tensors(folder: Path, one_process: None) -> None:
-    sizes = dict(cache_bytes(folder, SENTENCES, ["ours_fp32", "marian_fp32"], beams=8))
+    measured = list(compare(folder, SENTENCES, ["ours_fp32", "marian_fp32"], [3], [8], 1))
+    sizes = {one.engine: one.more["KV caches, MiB"] * 2**20 for one in measured}
     translator = Translator.from_pretrained(folder, device="cpu")
     source = translator.source_tokenizer(SENTENCES, padding=True, return_tensors="pt")
     longest = source["input_ids"].shape[1]
@@ -91,4 +94,4 @@ def test_cache_bytes_are_those_of_the_tensors(folder: Path, one_process: None) -
 
 def test_batches_of_one_get_fewer_sentences_and_no_bleu(folder: Path, one_process: None) -> None:
     found = list(compare(folder, SENTENCES, ["ours_fp32"], [1, 2], [1], 1, limit_single=2, references=SENTENCES))
-    assert [(one.sentences, one.bleu is None) for one in found] == [(2, True), (3, False)]
+    assert [(one.more["sentences"], "BLEU" not in one.more) for one in found] == [(2, True), (3, False)]

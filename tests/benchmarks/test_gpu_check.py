@@ -19,9 +19,8 @@ def test_gpu_check_measures_every_section_on_a_cpu(tmp_path: Path) -> None:
     for name, figures in found.items():
         assert "not measured" not in figures, (name, figures)
         assert json.loads((tmp_path / "out" / f"{name}.json").read_text(encoding="utf-8")) == figures
-    assert found["training_tiny"]["ours_bf16"]["tokens_per_second"] > 0
-    assert 0 < found["memory_tiny"]["ours_bf16"]["share_of_peak_arithmetic"] < 1
-    assert found["profile"]["steps"] == 4
+    assert found["training_tiny"]["ours_bf16, processes 1"]["tokens_per_second"] > 0
+    assert 0 < found["memory_tiny"]["ours_bf16, processes 1"]["share_of_peak_arithmetic"] < 1
     table = report(found)
     assert table.count("| decoding_tiny |") == 8  # two engines, two batch sizes, two numbers of beams
 

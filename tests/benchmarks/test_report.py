@@ -1,64 +1,47 @@
-"""Tables, ratios, JSON and charts of both benchmarks, from invented figures."""
+"""The table of both benchmarks, from invented figures."""
 
-from pathlib import Path
+from typing import Any
 
-import pytest
-
-from hf_vanilla_transformer.benchmarks import report
-from hf_vanilla_transformer.benchmarks.measurements import DecodingMeasurement, Measurement, TrainingMeasurement, Turn
+from hf_vanilla_transformer.benchmarks.report import Measurement, table
 
 
-def decoding(engine: str, size: int, beams: int, tokens: int, seconds: list[float], **more: float) -> Measurement:
-    return DecodingMeasurement(
-        engine=engine, batch_size=size, num_beams=beams, sentences=64, seconds=seconds,
-        target_tokens=[tokens] * len(seconds), peak_mib=100.0, same_output=1.0, **more,
-    )  # fmt: skip
-
-
-def training(engine: str, processes: int, rates: list[float], peak: float = 100.0) -> Measurement:
-    found = TrainingMeasurement(engine=engine, processes=processes, updates=2)
+def measurement(engine: str, setting: dict[str, int], rates: list[float], **more: Any) -> Measurement:
+    one = Measurement(engine, setting, more)
     for rate in rates:
-        found.add_turns([Turn(1000 / rate, 1000, 1900, 2000, peak, 40.0)])
-    return found
+        one.add(1000 / rate, 1000, 400.0 if engine.startswith("marian") else 100.0)
+    return one
 
 
 DECODING = [
-    decoding("ours_fp32", 16, 4, 900, [3.0, 1.0, 2.0], bleu=40.0),
-    decoding("ours_bf16", 16, 4, 900, [1.0, 1.0, 1.0]),
-    decoding("marian_fp32", 16, 4, 900, [6.0, 6.0, 6.0]),
-    decoding("ctranslate2_int8", 16, 4, 1000, [2.0, 2.0, 2.0]),
-    decoding("ours_fp32", 64, 4, 900, [1.5, 1.5, 1.5]),
-    decoding("ours_fp32", 64, 1, 900, [0.5, 0.5, 0.5]),
+    measurement("ours_fp32", {"batch": 16, "beams": 4}, [300.0, 900.0, 450.0], BLEU=40.0),
+    measurement("ours_bf16", {"batch": 16, "beams": 4}, [900.0] * 3),
+    measurement("marian_fp32", {"batch": 16, "beams": 4}, [150.0] * 3),
+    measurement("ctranslate2_int8", {"batch": 16, "beams": 4}, [500.0] * 3),
+    measurement("ours_fp32", {"batch": 64, "beams": 4}, [600.0] * 3),
+    measurement("marian_fp32", {"batch": 64, "beams": 1}, [600.0] * 3),
 ]
 TRAINING = [
-    training("ours_fp32", 1, [300.0, 100.0, 200.0]),
-    training("ours_bf16", 1, [600.0, 600.0, 600.0]),
-    training("marian_fp32", 1, [50.0, 50.0, 80.0], peak=400.0),
-    training("marian_grouped_fp32", 1, [100.0, 100.0, 100.0]),
-    training("ours_fp32", 2, [380.0, 380.0, 380.0]),
+    measurement("ours_fp32", {"processes": 1}, [300.0, 100.0, 200.0], padding=0.05),
+    measurement("marian_grouped_fp32", {"processes": 1}, [100.0] * 3, padding=0.2),
+    measurement("ours_fp32", {"processes": 2}, [380.0] * 3),
 ]
 
 
-def test_ratios_compare_medians_in_the_same_precision() -> None:
-    found = [(one["ours"], one["peer"], one["speed"], one["memory"]) for one in report.as_json(DECODING)["ratios"]]
-    assert found == [
-        ("ours_fp32", "marian_fp32", pytest.approx(450 / 150), 1.0),
-        ("ours_bf16", "ctranslate2_int8", pytest.approx(900 / 500), 1.0),
-    ]
-    found = [(one["ours"], one["peer"], one["speed"], one["memory"]) for one in report.as_json(TRAINING)["ratios"]]
-    assert found == [
-        ("ours_fp32", "marian_fp32", pytest.approx(4.0), pytest.approx(0.25)),
-        ("ours_fp32", "marian_grouped_fp32", pytest.approx(2.0), pytest.approx(1.0)),
-    ]
+def rows(measurements: list[Measurement]) -> list[dict[str, str]]:
+    head, _, *lines = ([cell.strip() for cell in line[1:-1].split("|")] for line in table(measurements).splitlines())
+    return [dict(zip(head, line, strict=True)) for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("found", "titles"),
-    [(DECODING, {"16 sentences": 1, "64 sentences": 2}), (TRAINING, {"1 process": 1, "2 processes": 1})],
-)
-def test_chart_has_a_panel_per_setting(found: list[Measurement], titles: dict[str, int], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    report.plot(found, tmp_path / "speed.svg")
-    text = (tmp_path / "speed.svg").read_text(encoding="utf-8")
-    assert {title: text.count(f"<!-- {title} -->") for title in titles} == titles
-    assert [path.name for path in tmp_path.iterdir()] == ["speed.svg"]
+def test_table_compares_medians_in_the_same_precision_and_setting() -> None:
+    found = rows(DECODING)
+    assert [row["target tokens/s"] for row in found] == ["450", "900", "150", "500", "600", "600"]
+    assert found[0] | {"spread": "133%", "beams": "4", "BLEU": "40.00", "ours / this": ""} == found[0]
+    assert [row["ours / this"] for row in found[2:]] == ["3.00 (ours_fp32)", "1.80 (ours_bf16)", "", ""]
+    assert [row["ours / this, peak"] for row in found[2:]] == ["0.25", "1.00", "", ""]
+
+
+def test_table_compares_several_processes_with_one() -> None:
+    found = rows(TRAINING)
+    assert [row["times one process"] for row in found] == ["1.00", "1.00", "1.90"]
+    assert [row["padding"] for row in found] == ["5.0%", "20.0%", ""]
+    assert found[1]["ours / this"] == "2.00 (ours_fp32)"

@@ -18,7 +18,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
     folder = tmp_path_factory.mktemp("benchmark")
     for side, name in enumerate(("source", "target")):
         (folder / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
-    data = prepare(folder, folder / "source", folder / "target", "tiny", 300, 100, {})
+    data = prepare(folder, folder / "source", folder / "target", "tiny", 300, 100)
     return folder, data
 
 
@@ -65,7 +65,7 @@ def test_turns_of_an_epoch_count_all_tokens(prepared: tuple[Path, Dataset], engi
 
 
 def test_engines_have_the_same_loss(tmp_path: Path) -> None:
-    data = prepare(tmp_path, None, None, "tiny", 300, 64, {"dropout": 0.0})
+    data = prepare(tmp_path, None, None, "tiny", 300, 64, dropout=0.0)
     losses = []
     for engine in ("ours_fp32", "marian_fp32"):
         trainer = benchmark.make_trainer(engine, tmp_path, batch_sizes(data, 64, None, 1), "cpu")
@@ -98,7 +98,7 @@ def test_updates_of_transformers_trainer_have_as_many_pairs(prepared, tokens_per
 
 
 def test_random_pairs_have_no_padding(tmp_path: Path) -> None:
-    data = prepare(tmp_path, None, None, "tiny", 500, 64, {"dropout": 0.0})
+    data = prepare(tmp_path, None, None, "tiny", 500, 64, dropout=0.0)
     assert {len(row) for side in ("input_ids", "labels") for row in data[side]} == {32}
     assert 300 < max(max(row) for row in data["labels"]) < 500
     assert len(load_from_disk(tmp_path / "data")) == 32
