@@ -170,7 +170,7 @@ def _uncovered(model: PreTrainedModel, requested: dict[str, Any], covered: froze
 
 
 def _is_sharded(model: PreTrainedModel) -> bool:
-    """Whether weights are sharded over ranks that decode different sentences. Every rank must then run every step."""
+    """Return whether weights are sharded over ranks with different sentences. Every rank must then run every step."""
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not ready or torch.distributed.get_world_size() == 1:
         return False

@@ -265,7 +265,7 @@ class Hypotheses(NamedTuple):
 
 
 def is_hypothesis(score: float | None) -> bool:
-    """Whether a score belongs to a hypothesis, not to a beam without one. A greedy search has no scores, None."""
+    """Return whether a beam with this score has a hypothesis. A greedy search has no scores, None."""
     return score is None or score > _NO_BEAM / 10
 
 

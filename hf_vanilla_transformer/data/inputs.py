@@ -78,7 +78,7 @@ def _is_plain_text(name: str) -> bool:
 
 
 def has_pairs(path: Path) -> bool:
-    """Whether a file has both sides of its pairs, by its suffix."""
+    """Return whether a file has both sides of its pairs, by its suffix."""
     return is_readable(path) or file_format(path) in FORMATS
 
 

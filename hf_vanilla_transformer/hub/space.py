@@ -123,7 +123,7 @@ def _with_owner(api: HfApi, name: str) -> str:
 
 
 def _is_restricted(api: HfApi, model_id: str) -> bool:
-    """Whether the Hub does not give this model to everybody."""
+    """Return whether the Hub does not give this model to everybody."""
     model = _info(api.model_info, model_id)
     return model is not None and bool(model.private or getattr(model, "gated", False))
 

@@ -77,11 +77,11 @@ class ContinuousSearch:
         return [key for key in self.search.keys if key is not None]
 
     def wants(self, waiting: int) -> bool:
-        """Whether it is time for the waiting sentences to join: a larger group is cheaper for each of them."""
+        """Return whether it is time for the waiting sentences to join: a larger group is cheaper for each of them."""
         return not self or waiting >= REFILL_SHARE * len(self) or self.steps_since_join >= _JOIN_STEPS
 
     def fits(self, sources: Sequence[list[int]]) -> bool:
-        """Whether these sentences may join."""
+        """Return whether these sentences may join."""
         lengths = [self.source_lengths[key] for key in self.keys] + [len(source) for source in sources]
         return len(lengths) == 1 or (
             len(lengths) <= self.batch_size and len(lengths) * max(lengths) <= self.max_tokens

@@ -43,7 +43,7 @@ def translate_document(
 
 
 def is_document(source: str | Path | None, output: str | Path | None) -> bool:
-    """Whether a file is translated as a document, by its name.
+    """Return whether a file is translated as a document, by its name.
 
     A translation memory is one if the output is one, too. Otherwise its source text is translated line by line.
     """

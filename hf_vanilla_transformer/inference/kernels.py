@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 
 def can_reorder(dtype: torch.dtype) -> bool:
-    """Whether oneDNN computes with reordered weights of this dtype. If not, layers call `F.linear`."""
+    """Return whether oneDNN computes with reordered weights of this dtype. If not, layers call `F.linear`."""
     kernels = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
@@ -49,7 +49,7 @@ def linear_add(x: Tensor, residual: Tensor, packed: Tensor, bias: Tensor | None)
 
 
 def has_int8() -> bool:
-    """Whether there are int8 products. If not, `optimize_for_inference` refuses int8."""
+    """Return whether there are int8 products. If not, `optimize_for_inference` refuses int8."""
     return hasattr(torch.ops.onednn, "qlinear_prepack") and hasattr(torch.ops.onednn, "qlinear_pointwise")
 
 
@@ -65,7 +65,7 @@ def int8_product(x: Tensor, packed: Tensor, scales: Tensor, zero_points: Tensor,
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether the CPU has instructions for bfloat16. If torch cannot tell, int8 models compute the rest in float32."""
+    """Return whether the CPU computes in bfloat16. If torch cannot tell, int8 models compute the rest in float32."""
     supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return supported is not None and supported()
 
@@ -82,7 +82,7 @@ def version(weight: Tensor) -> float | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether forward hooks run when a module is called. If torch cannot tell, models decode through their modules."""
+    """Return whether a call runs forward hooks. If torch cannot tell, models decode through their modules."""
     return bool(getattr(module, "_forward_hooks", True) or getattr(module, "_forward_pre_hooks", True))
 
 

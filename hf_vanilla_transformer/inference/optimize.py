@@ -104,7 +104,7 @@ def not_optimizable(model: nn.Module) -> str | None:
 
 
 def _is_known(module_class: type) -> bool:
-    """Whether it is a module of torch, of transformers' activations, or of this package."""
+    """Return whether it is a module of torch, of transformers' activations, or of this package."""
     home = module_class.__module__
     if home.startswith(("torch.nn.modules.", "transformers.activations")):
         return True

@@ -195,7 +195,7 @@ class Placement:
         return range(bisect_right(self.ends, element.start), bisect_left(self.starts, element.end))
 
     def _sides(self, element: Element) -> tuple[bool, bool]:
-        """Whether an element stands directly after the unit before it, and whether it ends after white space."""
+        """Return whether an element stands directly after the unit before it, and whether it ends after white space."""
         before, after = self.source[: element.start][-1:], self.source[element.start :][:1]
         if element.start < element.end:
             return after.isspace(), self.source[element.end - 1].isspace()
@@ -219,7 +219,7 @@ class Placement:
 
 
 def is_letter(character: str) -> bool:
-    """Whether a character belongs to a word of a script with spaces."""
+    """Return whether a character belongs to a word of a script with spaces."""
     return character.isalnum() and not re.match(f"[{UNSPACED}]", character)
 
 

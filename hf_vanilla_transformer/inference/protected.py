@@ -59,7 +59,7 @@ _CLOSING, _OPENING = frozenset(".,;:!?)]}»”’'\"…。，、；：！？"), 
 
 
 def has_words(text: str) -> bool:
-    """Whether a text has a letter outside protected spans. A number alone, a rule or an address has none."""
+    """Return whether a text has a letter outside protected spans. A number alone, a rule or an address has none."""
     return _LETTER.search(_SPAN.sub("", text) if _has_sign(text) else text) is not None
 
 

@@ -81,7 +81,7 @@ def _lines(start: int, text: str) -> list[_Line]:
 
 
 def _goes_on(text: str, following: str) -> bool:
-    """Whether a sentence goes on in the next cue."""
+    """Return whether a sentence goes on in the next cue."""
     return not _ENDS.search(text) and (following[:1].islower() or text.endswith((",", "，", "、")))
 
 
