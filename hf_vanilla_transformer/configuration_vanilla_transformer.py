@@ -1,5 +1,7 @@
-"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762), whose
-section, equation and table numbers are cited in this package."""
+"""Configuration of the Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762).
+
+Sections, equations and tables cited in this package are the paper's.
+"""
 
 import copy
 import os
@@ -144,14 +146,14 @@ class VanillaTransformerConfig(PreTrainedConfig):
     decoder_eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        own = AUTO_MAP if type(self).__module__ == __name__ else {}  # a subclass has files of its own
+        own = AUTO_MAP if type(self).__module__ == __name__ else {}  # a subclass has other files
         kwargs["auto_map"] = {**own, **(kwargs.get("auto_map") or {})}
         if self.final_layer_norm is None:
             self.final_layer_norm = self.layer_norm_position == "pre"
         # Before the base class checks the special tokens, so that users get this plain ValueError.
         self.validate_architecture()
         if self.position_encoding_type == "sinusoidal_fairseq" and self.position_offset is None:
-            self.position_offset = (self.pad_token_id or 0) + 1  # stays if padding gets another token
+            self.position_offset = (self.pad_token_id or 0) + 1  # stays if the pad token changes
         separate = not self.share_encoder_decoder_embeddings and self.decoder_vocab_size is not None
         self.decoder_pad_token_id = self.target_pad_token_id if separate else None
         self.decoder_eos_token_id = self.target_eos_token_id if separate else None

@@ -30,9 +30,9 @@ def usable_cores() -> set[int]:
 
 
 def available_cpus() -> float:
-    """Cores whose time this process may use: those it may run on, or its quota if that is less.
+    """Number of cores that this process may use, limited by its affinity and its quotas.
 
-    Python counts no quotas, and loky only that of the topmost group: a container's, but not that of a systemd unit.
+    Python ignores quotas. loky reads the quota of a container, but not of a systemd unit.
     """
     return min([float(len(usable_cores())), *_quotas()])
 
@@ -88,7 +88,7 @@ class CpuTime:
 
     @staticmethod
     def _sample() -> tuple[float, float, float]:
-        """The clock, the seconds that the usable cores were busy, and those of this process.
+        """The clock, the busy seconds of the usable cores, and the seconds of this process.
 
         The time of processes with a lower priority (`nice`) counts only if this process has a lower one, too.
         """

@@ -92,8 +92,8 @@ class VanillaTransformerGenerationConfig(GenerationConfig):
 
 
 def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfig:
-    """§6.1 as a `generation_config.json`, with the special tokens of `config`. A `length_penalty` that somebody sets
-    wins over `paper_length_penalty` (α), with Hugging Face's meaning.
+    """§6.1 as a `generation_config.json`, with the special tokens of `config`. An explicit `length_penalty` wins over
+    `paper_length_penalty` (α), with Hugging Face's meaning.
     """
     generation_config = VanillaTransformerGenerationConfig.from_model_config(config)
     generation_config.update(
@@ -161,7 +161,7 @@ def _uncovered(model: PreTrainedModel, requested: dict[str, Any], covered: froze
     conditions = {
         "use_cache=False": not requested.get("use_cache", True),
         f"attn_implementation={backend!r}": backend not in ("eager", "sdpa"),
-        # of a subclass, or of PEFT's prefix tuning
+        # a method of a subclass, or of PEFT's prefix tuning
         "prepare_inputs_for_generation": getattr(model.prepare_inputs_for_generation, "__func__", None) is not prepare,
         "gradient checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in training),
         "a model sharded over processes": _is_sharded(model),
@@ -342,7 +342,7 @@ def beam_search(
     next_batch: NextBatch | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """The best translations (N · R, T) of the batch, then those of `next_batch`. A `custom_generate`.
+    """The best translations (N · R, T) of the batch, then of `next_batch`. A `custom_generate`.
 
     Args:
         input_ids: (B · K, P), the prefix of each target.
@@ -357,7 +357,7 @@ def beam_search(
     prefix = input_ids[::beams].to(states.device, torch.long)  # an offloaded model has no device
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
 
-    # Processors may know a sentence by its row: others then join when all are done.
+    # Processors may know a sentence by its row. New sentences then join when all are done.
     rows, fixed_rows = len(prefix), bool(logits_processor)
     search = BeamSearch(
         SearchConfig.of(generation_config, penalty),
@@ -470,9 +470,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     ) -> Any:
         """Translate with `GenerationMixin.generate`, by default with the paper's search (§6.1).
 
-        That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 tokens more than the source. What the caller
-        gives, or the model's generation config has, wins with Hugging Face's meaning: a `length_penalty` makes the
-        score log P / length^length_penalty. A missing `attention_mask` is made from the pad token, as in `forward`.
+        That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 tokens more than the source. Arguments and
+        fields of the model's generation config win, with Hugging Face's meaning: a `length_penalty` makes the score
+        log P / length^length_penalty. A missing `attention_mask` is made from the pad token, as in `forward`.
 
         Args:
             next_batch: callback for continuous batching. `next_batch(n)` returns ids and mask of up to n more

@@ -241,7 +241,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
         requested = self.training and states.requires_grad if skip_logits is None else skip_logits
         if not requested or torch.compiler.is_compiling():
             return False
-        # Hooks of the output layer, such as those of pruning and weight normalisation, run when it is called.
+        # Hooks of the output layer, for example of pruning, run when it is called.
         hooked = any(hooks for name, hooks in vars(self.lm_head).items() if "ward_" in name)
         # An adapter or a quantized layer computes something else. Sharding and offloading replace `forward`.
         if hooked or type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):

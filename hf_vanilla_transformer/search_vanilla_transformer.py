@@ -86,7 +86,7 @@ class BeamState(NamedTuple):
         return BeamState(*(each[rows] for each in self[:-1]), self.penalties)  # type: ignore[call-arg]
 
     def replace(self, rows: Tensor, other: "BeamState") -> "BeamState":
-        """Replace these sentences by those of `other`."""
+        """Replace these sentences by the sentences of `other`."""
         both = ((mine, rows, theirs) for mine, theirs in zip(self[:-1], other[:-1], strict=True))
         penalties = max(self.penalties, other.penalties, key=len)
         return BeamState(*(replace_rows(*each, -1) for each in both), penalties)  # type: ignore[call-arg]
@@ -101,7 +101,7 @@ class SearchConfig:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     forced_eos_token_id: int | None
-    can_grow: bool  # whether a longer hypothesis can win by its penalty alone
+    can_grow: bool  # a longer hypothesis can win by its penalty alone
 
     @classmethod
     def of(cls, generation_config: GenerationConfig, penalty: LengthPenalty) -> "SearchConfig":
@@ -243,7 +243,7 @@ class Decoder(Protocol):
         """Keep these sentences."""
 
     def replace(self, rows: Tensor, other: Any) -> None:
-        """Replace these sentences by those of `other`, after its prefill."""
+        """Replace these sentences by the sentences of `other`, after its prefill."""
 
 
 class SearchBatch(NamedTuple):

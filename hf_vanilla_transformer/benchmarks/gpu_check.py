@@ -40,7 +40,7 @@ class Check:
     device: str  # "cuda", or "cpu" to try the command without a GPU
     source: str | Path | None = None  # parallel text to train on and to translate. None generates number words
     target: str | Path | None = None
-    quick: bool = False  # sizes for two minutes on a CPU, whose figures have no meaning
+    quick: bool = False  # sizes for two minutes on a CPU. The figures have no meaning
     peak: float = 989.0  # bf16 TFLOP/s of the device, for the utilisation
 
     @property

@@ -134,7 +134,7 @@ def _add(measured: Measurement, turns: Sequence[Turn], updates: int) -> None:
     measured.more["peak MiB of the update"] = None if None in steps else max(steps)
 
 
-# What all engines share: pairs, tokenizer, initial weights
+# Shared by all engines: pairs, tokenizer, initial weights
 
 
 def prepare(

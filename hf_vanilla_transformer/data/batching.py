@@ -105,8 +105,8 @@ def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
 def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
     """Split consecutive batches into `count` non-empty groups of about the same number of tokens.
 
-    `tokens` (number of batches,) are those of each batch. Return the start index of each group, and the end index of
-    the last: (count + 1,).
+    `tokens` has the number of tokens of each batch. Return the start index of each group, and the end index of the
+    last: (count + 1,).
     """
     border = np.concatenate([[0], np.cumsum(tokens)])
     targets = np.arange(count + 1) * (border[-1] / count)

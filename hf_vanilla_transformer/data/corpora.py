@@ -98,7 +98,7 @@ SIDES = "source", "target"
 class Columns:
     """The columns or languages of the source and the target that the user named.
 
-    `languages`, those of a model, are used if nothing is named and there are no columns `source` and `target`.
+    The `languages` of a model are used if nothing is named and there are no columns `source` and `target`.
     """
 
     source_column: str | None = None
@@ -339,9 +339,9 @@ def cache_file(name: str) -> Path:
 
 
 def remove_leftovers() -> None:
-    """Delete the temporary files that killed processes left in the cache: those not written to for an hour.
+    """Delete temporary files that killed processes left in the cache, if nothing was written to them for an hour.
 
-    The names of `atomic_file` start with a dot, and those of `datasets` with `tmp` while it encodes.
+    Temporary names of `atomic_file` start with a dot, and of `datasets` with `tmp`.
     """
     for path in cache_file("").iterdir():
         with suppress(OSError):  # a parallel process was faster, or a different user owns it

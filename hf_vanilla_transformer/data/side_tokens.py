@@ -71,7 +71,7 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, side: Side) -> dict[int, str
     tokens = tokens or {number: token for token, number in tokenizer.get_vocab().items()}
     known = set(tokens.values())
     added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) not in known}
-    return added | tokens  # the ids of added tokens are those of the source
+    return added | tokens  # added tokens have the ids of the source
 
 
 def _converted(tokenizer: PreTrainedTokenizerBase, number: int) -> str | None:

@@ -255,7 +255,7 @@ def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def _recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer, or a copy that recognises what somebody added by `add_special_tokens`."""
+    """The tokenizer, or a copy that recognises tokens added by `add_special_tokens`."""
     tokens, backend = unrecognised_tokens(tokenizer), getattr(tokenizer, "backend_tokenizer", None)
     if not tokens or backend is None:
         return tokenizer

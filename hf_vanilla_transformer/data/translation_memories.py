@@ -217,7 +217,7 @@ def _not_translated(unit: Any) -> str | None:
     translate = (element.get("translate") for element in (unit, *unit.iterancestors()))
     if next(filter(None, translate), "yes") == "no":
         return 'not translated (translate="no")'
-    target = unit.find("{*}target")  # 1.2 has the state of the target, 2.x that of the segment
+    target = unit.find("{*}target")  # 1.2 states it for the target, 2.x for the segment
     for state in (unit.get("state"), None if target is None else target.get("state")):
         if state in _UNTRANSLATED:
             return f'not translated (state="{state}")'

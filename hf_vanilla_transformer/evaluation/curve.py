@@ -52,8 +52,8 @@ def _points(entries: Iterable[dict[str, Any]], name: str) -> Points:
 
 
 def _during_training(log_history: Sequence[dict[str, Any]], name: str) -> Points:
-    """The points before the end of training. Later evaluations score the best or averaged weights, not those of the
-    step they are logged with, so they are plotted only if there are no others."""
+    """The points before the end of training. Later evaluations score the best or averaged weights, not the weights
+    of their step, so they are plotted only if there are no other points."""
     before_end = takewhile(lambda entry: "train_runtime" not in entry, log_history)
     return _points(before_end, name) or _points(log_history, name)
 

@@ -76,7 +76,7 @@ def publish_space(
     commit_message: str = "Upload site",
     token: str | None = None,
 ) -> str:
-    """Create or update a static Space in one commit. The site's files replace those of an older site.
+    """Create or update a static Space in one commit. The site's files replace the files of an older site.
 
     Other files of the Space, and its card, stay. Hidden files of the site are not uploaded.
 

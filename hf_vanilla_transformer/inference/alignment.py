@@ -64,7 +64,7 @@ def align(
 
 
 def chosen_layer(model: PreTrainedModel, layer: int | None) -> int:
-    """The decoder layer whose attention is used, counted from 1."""
+    """The decoder layer that aligns, counted from 1."""
     layers = getattr(model.get_decoder(), "layers", [])
     if not layers or not hasattr(layers[0], "cross_attn"):
         raise UserError(f"alignment: {type(model).__name__} is none of this package's models, which it needs")

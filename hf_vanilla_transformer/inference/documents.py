@@ -62,7 +62,7 @@ Splitter = Callable[[str], list[str]]  # a line -> its sentences, with the white
 
 
 def sentence_splitter(language: str | None) -> Splitter:
-    """Split a line into sentences, whose concatenation is the line. Languages without rules share some."""
+    """Split a line into sentences. Their concatenation is the line. Languages without rules share some."""
     with naming_extras():
         from sentencex import segment
     return partial(_segment, segment, language or "en")

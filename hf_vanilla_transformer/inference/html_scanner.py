@@ -15,7 +15,7 @@ _NAME = re.compile(r"</?[a-zA-Z][^\s/>]*")
 _BETWEEN, _ATTRIBUTE = re.compile(r"[\s/]*"), re.compile(r"=?[^\s/>=]*")
 _EQUALS, _UNQUOTED = re.compile(r"\s*=\s*"), re.compile(r"[^\s>]*")
 
-#: Markup by its first characters, with what ends it.
+#: Markup by its first characters, with its end.
 _DECLARATIONS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
 
 
@@ -85,6 +85,6 @@ def _tag(document: str, start: int) -> Token:
 
 
 def _skip(pattern: re.Pattern[str], document: str, position: int) -> int:
-    """The end of what the pattern matches at `position`."""
+    """The end of the match of the pattern at `position`."""
     match = pattern.match(document, position)
     return match.end() if match else position

@@ -195,7 +195,7 @@ class Placement:
         return range(bisect_right(self.ends, element.start), bisect_left(self.starts, element.end))
 
     def _sides(self, element: Element) -> tuple[bool, bool]:
-        """Return whether an element stands directly after the unit before it, and whether it ends after white space."""
+        """Return whether an element follows the unit before it directly, and whether it ends after white space."""
         before, after = self.source[: element.start][-1:], self.source[element.start :][:1]
         if element.start < element.end:
             return after.isspace(), self.source[element.end - 1].isspace()

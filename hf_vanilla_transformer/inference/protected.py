@@ -82,11 +82,11 @@ class Protected:
     lengths: list[int]  #: how much shorter each span makes `text`
 
     def restore(self, translation: str, links: Sequence[Link] | None) -> tuple[str, list[Link]]:
-        """The translation with every span exactly once, and the alignment of its words with those of the sentence.
+        """The translation with every span exactly once, and its word alignment with the sentence.
 
         Args:
-            translation: of `text`.
-            links: (source word, target word) of it, words as `alignment.WORD` matches them. None aligns by order.
+            translation: the translation of `text`.
+            links: its (source word, target word) pairs, words as `alignment.WORD` matches them. None aligns by order.
         """
         placement = Placement(self.text, [TranslatedPart(self.text, translation, links)], self.spans)
         numbers = {id(span): number for number, span in enumerate(self.spans)}

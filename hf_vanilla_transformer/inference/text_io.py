@@ -83,7 +83,7 @@ def prompt_lines(prompt: str = "> ") -> Iterator[str]:
 
     Ctrl-C gives the line up, Ctrl-D ends. The history lasts as long as the process, and is never written to disk.
     """
-    with suppress(ImportError):  # on Windows, whose terminal has a history itself
+    with suppress(ImportError):  # on Windows. Its terminal has a history
         import readline  # noqa: F401  `input` uses it once it is imported
     while True:
         try:

@@ -50,8 +50,8 @@ class Hypothesis:
 
     `score` ranks hypotheses: the log-probability over the length penalty, or None after greedy search. Tokens
     of a forced prefix count neither for the probability nor for the length. `alignment` has (source word, target word)
-    pairs if asked for, otherwise None. `tokens` and `probabilities` are those of each token, with the end-of-sentence
-    token and a forced prefix, if asked for.
+    pairs, `tokens` and `probabilities` have one entry for each token, with the end-of-sentence token and a forced
+    prefix. They are None unless requested.
     """
 
     text: str
@@ -182,7 +182,7 @@ class Translator:
             n_best: hypotheses per sentence, at most as many as beams.
             alignment: whether to align the words of each hypothesis with the source (`alignment.align`), by the first
                 model of an ensemble.
-            alignment_layer: the decoder layer whose attention is used, counted from 1. None is the last but one.
+            alignment_layer: the decoder layer that aligns, counted from 1. None is the last but one.
             alignment_words: matches a word. Words between white space are the default.
             probabilities: whether to compute the probability of each token, given the source and the tokens before
                 it, in one more pass of the decoder. An ensemble averages over its models.
@@ -261,8 +261,8 @@ class Translator:
             settings["output_scores"] = True
         if len(self.models) > 1 and not covered:
             raise UserError(
-                "ensemble: these settings, or those of the checkpoint's generation_config.json, are left to "
-                "transformers' search, which takes one model; drop what is not beam search"
+                "ensemble: these settings, or the checkpoint's generation_config.json, need transformers' search, "
+                "which takes one model; drop the settings that are not for beam search"
             )
         return settings, covered
 
@@ -278,7 +278,7 @@ class Translator:
     def _translate_protected(
         self, window: list[tuple[str, str]], line_number: int, request: _Request
     ) -> list[list[Hypothesis]]:
-        """Translate what is left of the sentences without their protected spans, and put these back."""
+        """Translate the sentences without their protected spans, and put the spans back."""
         for line, _ in window:
             _check_string(line)
         spans = {i: found for i, (line, _) in enumerate(window) if (found := protect(line))}

@@ -65,7 +65,7 @@ def splitter_files(language: str) -> dict[str, bytes]:
 
 
 def _stanza_model(vocabulary: dict[str, Any], embedding: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> bytes:
-    """The checkpoint of a Stanza tokenizer whose LSTM is zero and whose convolution contains the rules."""
+    """The checkpoint of a Stanza tokenizer with a zero LSTM and the rules in its convolution."""
     rules, features, _ = weight.shape
     hidden = rules // 2  # of each direction
     state = {"embeddings.weight": torch.tensor(embedding)}

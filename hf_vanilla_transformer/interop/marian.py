@@ -28,7 +28,7 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
     _refuse(config)
     tying = ("vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings")
     fields = {name: getattr(config, name) for name in (*SAME_FIELDS, *tying)}
-    # Its two vocabularies have one set of special tokens, that of its search. The tokenizer pads the source.
+    # Its two vocabularies share the special tokens of its search. The tokenizer pads the source.
     fields |= {name: getattr(config, f"target_{name}") for name in ("pad_token_id", "eos_token_id")}
     marian = MarianMTModel(
         MarianConfig(**fields, decoder_vocab_size=config.target_vocab_size, forced_eos_token_id=None)

@@ -108,7 +108,7 @@ def _write_vocabularies(source: Path, folder: Path, sides: list[list[str]]) -> l
     names = ["vocab.yml"] * 2 if sides[0] == sides[1] else ["source.yml", "target.yml"]
     for name, tokens in zip(names, sides, strict=True):
         ids = {token: number for number, token in enumerate(tokens)}
-        text = yaml.safe_dump(ids, sort_keys=False, width=1_000_000)  # escapes what is not ASCII
+        text = yaml.safe_dump(ids, sort_keys=False, width=1_000_000)  # escapes all but ASCII
         (folder / name).write_text(text, encoding="ascii")
     return names
 

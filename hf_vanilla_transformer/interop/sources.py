@@ -1,4 +1,4 @@
-"""What a conversion reads, as files: a file or folder, a zip archive, a name on the Hub, or an adapter of PEFT."""
+"""The input of a conversion as files: a file or folder, a zip archive, a name on the Hub, or an adapter of PEFT."""
 
 import math
 import re

@@ -43,7 +43,7 @@ _NOT_WEIGHTS = re.compile(
     r"(?:.*\.)?(?:(?:\w+_)?mask|_extra_state|num_batches_tracked|position_ids)"
     r"|(?:\w+_)?(?:criterion|loss|metrics?|bleu|acc|accuracy|perplexity)(?:_\w+)?\..*"
 )
-# Classes and functions of the standard library and NumPy whose objects are data.
+# Classes and functions of the standard library and NumPy that create data only.
 _DATA = re.compile(
     r"argparse\.Namespace|_codecs\.encode|copyreg\._reconstructor|functools\.partial|re\._compile|random\.Random"
     r"|(?:collections|datetime|pathlib|pathlib\._local|decimal|fractions|enum|uuid)\.[A-Z]\w*|types\.SimpleNamespace"
@@ -113,7 +113,7 @@ class _IgnoredFunction(Ignored):
 
 
 def _placeholder(error: pickle.UnpicklingError) -> tuple[str, type[Ignored]] | None:
-    """The name that was refused, and what replaces it. None for the standard library, whose functions do anything."""
+    """The refused name and its replacement. None for the standard library, because its functions can do anything."""
     if match := _NOT_ITS_ITEMS.search(str(error)):
         return match[2], _IgnoredMapping if match[1].startswith("SET") else _IgnoredSequence
     name = unsafe_name(error)

@@ -130,7 +130,7 @@ def _whitespace_backend(tokens: Sequence[str], origin: object, unk_token: str = 
 def given_tokenizer(path: Path, size: int, ids: Mapping[str, int | None], starts: bool) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder or a file, or one for text that is tokenized already, from a file of tokens.
 
-    The model has `size` tokens. `ids` are those of special tokens. A text starts with `bos_token` if it `starts`.
+    The model has `size` tokens. `ids` has the special tokens. With `starts` a text starts with `bos_token`.
     """
     tokenizer = load_tokenizers(path)[0] if path.is_dir() else _tokenizer_of_file(path, ids, starts)
     if len(tokenizer) > size:

@@ -99,7 +99,7 @@ def _add_interface(app: FastAPI, server: Server) -> None:
 
     @app.post("/detect", **_documented(DetectRequest))
     async def detect(request: Request, fields: _Fields) -> list[DetectedLanguage]:
-        """Detect the language of a text, among those of the server."""
+        """Detect the language of a text, among the server's."""
         return await _in_time(request, server.detect(validate(DetectRequest, fields)), server.limits.timeout)
 
     if server.limits.translate_files:

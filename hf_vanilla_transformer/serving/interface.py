@@ -1,4 +1,4 @@
-"""The answers of a server: those of LibreTranslate's interface, and those of the page."""
+"""The answers of a server to LibreTranslate's clients and to the page."""
 
 import asyncio
 import re

@@ -46,8 +46,8 @@ async def read_body(stream: AsyncIterator[bytes], declared: str | None, limit: i
 def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, Any]:
     """Parse JSON, or a form as LibreTranslate's clients send it, and the query string.
 
-    If a field is repeated, the first one counts, and that of the query before that of a form. A field of JSON replaces
-    one of the query. An uploaded file is an `UploadedFile`.
+    If a field is repeated, the first one counts, and the query before a form. JSON replaces fields of the query. An
+    uploaded file is an `UploadedFile`.
     """
     kind = content_type.partition(";")[0].strip().lower()
     try:
@@ -105,7 +105,7 @@ def _first(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_key(key: Any, expected: str | None) -> None:
-    """Compare the API key of a request in constant time. The errors are those of LibreTranslate."""
+    """Compare the API key of a request in constant time. The errors are LibreTranslate's."""
     key = key if isinstance(key, str) else ""
     if expected is not None and not secrets.compare_digest(key.encode("utf-8", "replace"), expected.encode()):
         missing = "Please contact the server operator to obtain an API key"

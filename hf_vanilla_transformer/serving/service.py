@@ -29,7 +29,7 @@ MAX_SENTENCE_TOKENS = 1024
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Lines or sentences of a request that the text thread works on before those of the next request.
+#: Lines or sentences of a request that the text thread works on before the next request has its turn.
 _ITEMS_AT_ONCE = 32
 
 _SHOWN_CHARACTERS = 60  # of a sentence in a warning

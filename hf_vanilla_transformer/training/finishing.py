@@ -153,7 +153,7 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
     for name in [each for each in candidates if each not in scored]:
         load_full_state_dict(trainer.model, candidates[name])
         wait_for_everyone()
-        # Not `evaluate`, whose log and samples are those of the update.
+        # Not `evaluate`: its log and samples belong to the update.
         metrics = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval").metrics
         scored[name] = metrics | (perplexities(metrics) if "eval_perplexity" in scored["single"] else {})
     scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}

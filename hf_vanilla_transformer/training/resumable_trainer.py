@@ -50,7 +50,7 @@ _OPTIMIZATION = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon"),
 )
-# Arguments of the objective. A run may change them at a checkpoint, as those of Bi-SimCut do.
+# Arguments of the objective. A run may change them at a checkpoint, as Bi-SimCut does.
 _OBJECTIVE = (
     *("simcut_alpha", "simcut_probability", "r_drop_alpha", "consistency_start", "teacher", "teacher_weight"),
     *("teacher_top", "ema_decay", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha"),

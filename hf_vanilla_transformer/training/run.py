@@ -208,7 +208,7 @@ def make_trainer(
     facts: dict[str, Any],
     signals: StopSignals,
 ) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
-    """Make the trainer and its time limit. `facts` are those of `ResumableTrainer`."""
+    """Make the trainer and its time limit, with the `facts` of `ResumableTrainer`."""
     check_arguments(encoded, args)
     check_optimizer(args)
     check_schedule(args)

@@ -289,7 +289,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
-        """Pad translations with the target's pad token. The base class takes that of the source."""
+        """Pad translations with the target's pad token. The base class takes the source's."""
         pad = getattr(self._base_model().config, "decoder_pad_token_id", None)
         if pad is None:
             return super()._pad_tensors_to_max_len(tensor, max_length)

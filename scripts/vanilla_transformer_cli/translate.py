@@ -181,7 +181,7 @@ def translate_at_a_prompt(arguments: argparse.Namespace) -> None:
 
 
 def translate_document_file(arguments: argparse.Namespace) -> None:
-    """Translate a file whose format is more than lines of text."""
+    """Translate a document, a format with more than lines of text."""
     from hf_vanilla_transformer.inference.document_files import text_translator, translate_document
     from hf_vanilla_transformer.inference.text_io import open_to_write
 
