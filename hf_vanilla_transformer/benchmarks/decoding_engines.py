@@ -102,8 +102,8 @@ class OurEngine(GenerateEngine):
         return [translations[index] for index in range(len(sentences))]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        settings = {"num_beams": beams, "length_penalty": LENGTH_PENALTY, "max_new_tokens": max_target_tokens(batch)}
-        search, largest = ContinuousSearch(self.model, len(batch), **settings), 0
+        limits: dict[str, Any] = {"length_penalty": LENGTH_PENALTY, "max_new_tokens": max_target_tokens(batch)}
+        search, largest = ContinuousSearch(self.model, len(batch), num_beams=beams, **limits), 0
         search.join([(index, row, 1) for index, row in enumerate(batch)])
         while search:
             decoder: Any = search.search.decoder
