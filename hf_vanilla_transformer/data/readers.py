@@ -151,7 +151,7 @@ def _parse(text: str, path: Path, line: int) -> Any:
         # matter, and Python refuses to read integers of more than 4,300 digits.
         return json.loads(text, strict=False, parse_int=float, object_pairs_hook=_unique)
     except _RepeatedName as error:
-        raise UserError(f"{path}, line {line}: its object has {error} twice; give each its own name") from None
+        raise UserError(f"{path}, line {line}: its object has {error} twice; give each a different name") from None
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
         raise UserError(f"{path}, {where}: {error.msg}; one JSON object per line is expected") from None
@@ -177,7 +177,7 @@ def _repeated(names: list[str]) -> str | None:
 
 def _require_unique(names: list[str], path: Path) -> None:
     if (name := _repeated(names)) is not None:
-        raise UserError(f"{path} has two columns {name!r}; give each its own name")
+        raise UserError(f"{path} has two columns {name!r}; give each a different name")
 
 
 def _object(row: Any, where: str) -> Row:
