@@ -27,23 +27,23 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
-def token_positions(embeddings: Tensor, attention_mask: Any, past: int = 0, prepared: bool = False) -> Tensor:
+def token_positions(inputs: Tensor, attention_mask: Any, past: int = 0, prepared: bool = False) -> Tensor:
     """Positions (B or 1, T) that count tokens only. Padding gets the position of the token before it, or 0.
 
     Args:
-        embeddings: (B, T, D).
+        inputs: ids (B, T) or embeddings (B, T, D).
         attention_mask: (B, P + T), 1 for a token, 0 for padding on any side. Without it positions are P, P + 1 …
         past: P.
         prepared: for a static cache `generate` makes a mask (B, 1, T, K), where True or 0.0 marks a visible key.
     """
-    length = embeddings.shape[1]
+    length = inputs.shape[1]
     dimensions = attention_mask.ndim if isinstance(attention_mask, Tensor) else 0
     if dimensions == 4 and prepared:
         visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
         return (visible[:, 0].sum(dim=-1) - 1).clamp(min=0)[:, -length:]
     if dimensions == 2:
         return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -length:]
-    return (torch.arange(length, device=embeddings.device) + past)[None]
+    return (torch.arange(length, device=inputs.device) + past)[None]
 
 
 def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinusoidal") -> Tensor:

@@ -155,7 +155,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
     ) -> nn.Embedding:
         """Change the number of source tokens, or of all tokens if source and target share their embeddings."""
         owner: Any = super() if self.config.share_encoder_decoder_embeddings else self.model.encoder
-        return owner.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        embeddings = owner.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        self.vocab_size = self.config.vocab_size  # as `PreTrainedModel` leaves it
+        return embeddings
 
     def resize_decoder_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from ..layers_vanilla_transformer import VanillaTransformerAttention, check_ids, positions_from_mask
+from ..layers_vanilla_transformer import VanillaTransformerAttention, check_ids, token_positions
 from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, resized
 from .int8_kernels import Rows, View, attend, best, finish, write_cache
 from .linear import INT8, packed_linear
@@ -113,7 +113,7 @@ class Int8Weights:
         (batch, length), visible = ids.shape, mask.ne(0).contiguous()
         places = visible.flatten().nonzero()[:, 0]  # (R,)
         firsts = places // length * length
-        tokens, positions = ids.flatten()[places], positions_from_mask(mask).flatten()[places]
+        tokens, positions = ids.flatten()[places], token_positions(ids, mask).flatten()[places]
         x = self.encoder.embed(tokens, positions, length)  # (R, D)
         attentions = [sub for sub, _ in self.encoder.sublayers if isinstance(sub, Int8Attention)]
         width = attentions[0].widths[0] * sum(attentions[0].widths[1:])
