@@ -1,7 +1,6 @@
 """Files and folders appear when they are complete. An error leaves the old ones."""
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -22,16 +21,6 @@ def test_atomic_file_keeps_the_old_file_until_the_end(tmp_path, error):
         temporary.write_text("new")
         assert target.read_text() == "old"
     assert target.read_text() == "new" and list(tmp_path.iterdir()) == [target]
-
-
-def test_atomic_file_has_the_mode_of_a_plain_open(tmp_path):
-    umask = os.umask(0o027)
-    try:
-        with atomic_file(tmp_path / "file") as temporary:
-            temporary.touch()
-    finally:
-        os.umask(umask)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
 def test_atomic_file_does_not_replace_a_device(tmp_path):

@@ -110,17 +110,6 @@ def test_default_attention_mask_comes_from_the_pad_token() -> None:
     assert (without.logits - everything.logits).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@torch.no_grad()
-def test_attention_mask_dtypes_are_equivalent(backend: str) -> None:
-    model = tiny_model(attn_implementation=backend)
-    batch = translation_batch([7, 3, 5], [4, 6, 2])
-    mask = batch.pop("attention_mask")
-    expected = model(**batch, attention_mask=mask).logits
-    assert model(**batch, attention_mask=mask.bool()).logits.equal(expected)
-    assert model(**batch, attention_mask=mask.float()).logits.equal(expected)
-
-
 @torch.no_grad()
 def test_inputs_embeds_replace_input_ids() -> None:
     model = tiny_model()
@@ -287,18 +276,6 @@ def test_save_and_load_keep_the_tied_weights(share: bool, tie: bool, fields: dic
     parameters = sum(p.numel() for p in loaded.parameters())
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert sum(file.get_tensor(name).numel() for name in names) == parameters
-
-
-def test_vocab_size_can_be_set_in_from_pretrained(tmp_path: Path) -> None:
-    # One number for both vocabularies where they are one, whenever it is given.
-    tiny_config().save_pretrained(tmp_path)
-    config = VanillaTransformerConfig.from_pretrained(tmp_path, vocab_size=50)
-    model = VanillaTransformerForConditionalGeneration(config)
-    assert (config.vocab_size, config.target_vocab_size, model.lm_head.out_features) == (50, 50, 50)
-    batch = {"input_ids": torch.tensor([[49, EOS]]), "labels": torch.tensor([[49, EOS]])}
-    assert math.isfinite(model(**batch).loss.item())
-    model.save_pretrained(tmp_path / "again")
-    assert VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "again").lm_head.out_features == 50
 
 
 def test_encoder_model_does_not_modify_its_configuration() -> None:

@@ -151,16 +151,6 @@ def test_label_smoothing_of_the_trainer_needs_a_collator_with_the_model(tokenize
         trainer.train()
 
 
-def test_collator_without_the_model_gives_the_same_loss(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    losses = []
-    for with_model in (True, False):
-        model, settings = tiny_model(label_smoothing=0.1), {"max_steps": 2, "collator_with_model": with_model}
-        trainer = trainer_of(model, tokenizer, tmp_path, random_pairs(8), **settings)
-        trainer.train()
-        losses.append(logged(trainer))
-    assert losses[0] == losses[1]
-
-
 # Evaluation by decoding
 
 

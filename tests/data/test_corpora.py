@@ -5,8 +5,6 @@ import gzip
 import json
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
@@ -267,10 +265,3 @@ def test_repeated_column_is_refused(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match="'(source|target)'"):
         load_pairs(tmp_path / name)
-
-
-def test_repeated_column_of_parquet_is_refused(tmp_path):
-    columns = [pa.array(["a"]), pa.array(["b"]), pa.array(["c"])]
-    pq.write_table(pa.Table.from_arrays(columns, names=["source", "target", "target"]), tmp_path / "pairs.parquet")
-    with pytest.raises(UserError, match="'target'"):
-        load_pairs(tmp_path / "pairs.parquet")

@@ -8,11 +8,7 @@ from datasets import IterableDataset
 from hf_vanilla_transformer.data.token_batches import (
     StreamingTokenBatches,
     TokenBatchDataset,
-    collate_batches,
-    rounded_shape,
 )
-from tests.model_helpers import PAD
-from tests.trainer_helpers import collate, random_pairs
 
 
 def rows(count=50):
@@ -92,30 +88,3 @@ def test_stream_reads_one_window_ahead():
 
 
 # Rounded shapes
-
-
-@pytest.mark.parametrize("unit", [1, 16, 64])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 5), (200, 17, 20), (64, 9, 11)])
-def test_rounded_shape_is_the_smallest_of_whole_units(shape, unit):
-    pairs, source, target = rounded_shape(*shape, unit)
-    assert (pairs * source % unit, pairs * target % unit) == (0, 0)
-    assert pairs >= shape[0] and source >= shape[1] and target >= shape[2]
-    every = [
-        b * (s + t)
-        for b in range(shape[0], shape[0] + 2 * unit)
-        for s in range(shape[1], shape[1] + unit)
-        for t in range(shape[2], shape[2] + unit)
-        if b * s % unit == b * t % unit == 0
-    ]
-    assert pairs * (source + target) == min(every)
-
-
-def test_rounded_batch_has_the_same_tokens_and_labels():
-    pairs = random_pairs(7)
-    (exact,), (rounded,) = (collate_batches([pairs], collate, unit, (PAD, PAD)) for unit in (1, 64))
-    assert rounded["input_ids"].numel() % 64 == rounded["labels"].numel() % 64 == 0
-    for name, fill in (("input_ids", PAD), ("attention_mask", 0), ("labels", -100)):
-        rows, columns = exact[name].shape
-        assert rounded[name][:rows, :columns].equal(exact[name])
-        assert rounded[name][:rows, columns:].eq(fill).all()
-    assert rounded["labels"][7:].eq(-100).all()

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
 import hf_vanilla_transformer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub.publishing import prepared_files, publish
-from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 from tests.hub.conftest import PRIVATE
 from tests.hub.loopback_hub import TOKEN
 from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model
@@ -357,13 +356,3 @@ def test_adapter_is_uploaded_alone_and_loads(hub, adapter, tmp_path) -> None:
         logits = again(**batch).logits
         assert logits.equal(adapted(**batch).logits)
         assert not logits.allclose(AutoModelForSeq2SeqLM.from_pretrained(base).eval()(**batch).logits, atol=1e-3)
-
-
-def test_pipeline_is_saved_as_by_transformers(saved, tmp_path) -> None:
-    pipe = TranslationPipeline(saved.model, saved.source, target_tokenizer=saved.target, device="cpu")
-    pipe.save_pretrained(tmp_path)
-    expected, found = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, saved.folder))
-    assert found["custom_pipelines"] == expected["custom_pipelines"]
-    code = "pipeline_vanilla_transformer.py"
-    assert (tmp_path / code).read_bytes() == (saved.folder / code).read_bytes()
-    assert AutoTokenizer.from_pretrained(tmp_path / "target_tokenizer").get_vocab() == saved.target.get_vocab()

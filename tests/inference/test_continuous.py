@@ -81,16 +81,6 @@ def test_batch_keeps_its_limits() -> None:
     assert len(search) == 1 and search.fits([[5] * 10]) and not search.fits([[5] * 11])
 
 
-def test_learned_positions_end_translations() -> None:
-    model = varied_model(end=-50.0, position_encoding_type="learned", max_position_embeddings=16)
-    search = ContinuousSearch(model, num_beams=2)
-    search.join([("a", SOURCES[0], 1), ("b", SOURCES[1], 2)])
-    found: dict[str, Any] = {}
-    while search:
-        found |= dict(search.step())
-    assert {key: [len(one.tokens) for one in each] for key, each in found.items()} == {"a": [16], "b": [16, 16]}
-
-
 def test_dropped_sentences_leave_the_others_as_they_are() -> None:
     model = varied_model()
     search = ContinuousSearch(model, num_beams=4)
@@ -107,14 +97,3 @@ def test_dropped_sentences_leave_the_others_as_they_are() -> None:
     search.join([(7, SOURCES[7], 1)])
     search.drop({7})
     assert not search and search.step() == [] and search.search.state is None
-
-
-def test_sentences_wait_until_joining_is_worth_it() -> None:
-    search = ContinuousSearch(varied_model(end=-50.0), num_beams=2)
-    assert search.wants(1), "an empty batch has nothing to lose"
-    search.join([(i, source, 1) for i, source in enumerate(SOURCES)])
-    search.step()
-    assert not search.wants(1) and search.wants(2), "a tenth of the batch is enough"
-    for _ in range(3):
-        search.step()
-    assert search.wants(1)

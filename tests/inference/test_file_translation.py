@@ -1,7 +1,6 @@
 """Files are translated in chunks: a stopped job resumes without repeating or losing a chunk."""
 
 import copy
-import gzip
 import os
 import shutil
 import signal
@@ -51,38 +50,6 @@ def process(number: int = 0, of: int = 1) -> Any:
 def expected(translator: Translator) -> str:
     lines = translator.translate(LINES, **SETTINGS)
     return "".join(line.replace("\n", " ") + "\n" for line in lines)
-
-
-@pytest.mark.parametrize("name", ["out", "out.gz"])
-def test_output_holds_every_line_and_nothing_is_left_beside_it(translator, source, name):
-    done: list[int] = []
-    output = source.with_name(name)
-    lines = translate_file(translator, source, output, process(), progress=lambda n, _: done.append(n), **SETTINGS)
-    assert lines == sum(done) == len(LINES)
-    text = gzip.decompress(output.read_bytes()) if name.endswith("gz") else output.read_bytes()
-    assert text.decode() == expected(translator)
-    assert sorted(os.listdir(source.parent)) == sorted(["source", name])
-
-
-def test_interrupted_job_resumes_with_missing_chunks(translator, source, monkeypatch):
-    output, chunks = source.with_name("out"), []
-    original = Translator.translate
-
-    def stopped_in_the_third_chunk(self: Translator, lines: list[str], **settings: Any) -> Any:
-        chunks.append(lines)
-        for i, line in enumerate(original(self, lines, **settings)):
-            if len(chunks) == 3 and i == 4:
-                raise KeyboardInterrupt
-            yield line
-
-    monkeypatch.setattr(Translator, "translate", stopped_in_the_third_chunk)
-    with pytest.raises(KeyboardInterrupt):
-        translate_file(translator, source, output, process(), **SETTINGS)
-    assert not output.exists()
-    translate_file(translator, source, output, process(), **SETTINGS)
-    monkeypatch.undo()
-    assert output.read_text(encoding="utf-8") == expected(translator)
-    assert sum(map(len, chunks)) == len(LINES) + CHUNK, "only the interrupted chunk is translated again"
 
 
 def test_chunks_are_shared_by_processes(translator: Translator, source: Path) -> None:

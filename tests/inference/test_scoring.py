@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.scoring import score_translations_of
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.model_helpers import START, tiny_model
@@ -45,9 +44,3 @@ def test_ensemble_scores_with_the_mean_probability(translator: Translator) -> No
     for scored, *each in zip(score_translations_of(both, PAIRS), *alone, strict=True):
         probabilities = np.exp([one.log_probabilities for one in each]).mean(axis=0)
         assert scored.log_probabilities == pytest.approx(np.log(probabilities).tolist(), abs=1e-5)
-
-
-@pytest.mark.parametrize("limits", [(0,), (1, 0)])
-def test_limits_below_one_are_refused(translator: Translator, limits: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match="batch_size|max_tokens_per_batch"):
-        list(score_translations_of(translator, PAIRS, *limits))

@@ -284,16 +284,6 @@ def test_learned_positions_limit_translation_and_source(tokenizer, monkeypatch):
         list(translator.translate(["seven", "seven " * 30]))
 
 
-def test_training_mode_is_restored(translator):
-    expected = list(translator.translate(SENTENCES, num_beams=1, max_new_tokens=8))
-    translator.model.train()
-    try:
-        assert list(translator.translate(SENTENCES, num_beams=1, max_new_tokens=8)) == expected
-        assert translator.model.training and torch.is_grad_enabled()
-    finally:
-        translator.model.eval()
-
-
 @pytest.mark.parametrize(
     ("sentences", "settings", "message"),
     [

@@ -26,28 +26,29 @@ def test_eole_folder_gives_its_logits(bias: bool, tmp_path: Path, record_propert
     assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (5, 1.0, 250)
 
 
-def test_eole_learned_positions_are_added_to_unscaled_embeddings(tmp_path: Path, record_property: Record) -> None:
-    tensors = weights(bias=True, learned=True)
-    options = {"embeddings.position_encoding_type": "Learned", "embeddings.n_positions": 30}
+@pytest.mark.parametrize(
+    ("fields", "options", "formula"),
+    [
+        # Learned positions are added to unscaled embeddings.
+        (
+            {"bias": True, "learned": True},
+            {"embeddings.position_encoding_type": "Learned", "embeddings.n_positions": 30},
+            {"learned": True},
+        ),
+        # Options of the model hold for its stacks.
+        ({}, {"mlp_activation_fn": "gelu", "norm_eps": 1e-3}, {"activation": "gelu", "eps": 1e-3}),
+        # Keys have no bias, as add_key_bias chooses it. Attention has all biases here, or none.
+        ({"bias": True, "key_bias": False}, {}, {}),
+    ],
+    ids=["learned positions", "options of the model", "no key bias"],
+)
+def test_eole_options_give_their_logits(fields, options, formula, tmp_path, record_property):
+    fields = dict(fields)
+    key_bias = fields.pop("key_bias", True)
+    tensors = {n: tensor for n, tensor in weights(**fields).items() if key_bias or not n.endswith("linear_keys.bias")}
     save(tmp_path / "eole", tensors, options)
     ours, _, _ = converted("eole", tmp_path / "eole", tmp_path / "ours")
-    record_property("logits", (PEER, assert_restated(ours, restated(tensors, learned=True))))
-    assert ours.config.max_position_embeddings == 30
-
-
-def test_eole_options_of_the_model_hold_for_its_stacks(tmp_path: Path, record_property: Record) -> None:
-    tensors = weights()
-    save(tmp_path / "eole", tensors, {"mlp_activation_fn": "gelu", "norm_eps": 1e-3})
-    ours, _, _ = converted("eole", tmp_path / "eole", tmp_path / "ours")
-    record_property("logits", (PEER, assert_restated(ours, restated(tensors, activation="gelu", eps=1e-3))))
-
-
-def test_eole_key_without_a_bias(tmp_path: Path, record_property: Record) -> None:
-    """As add_key_bias chooses it. Attention has all biases here, or none."""
-    tensors = {name: tensor for name, tensor in weights(bias=True).items() if not name.endswith("linear_keys.bias")}
-    save(tmp_path / "eole", tensors)
-    ours, _, _ = converted("eole", tmp_path / "eole", tmp_path / "ours")
-    record_property("logits", (PEER, assert_restated(ours, restated(tensors))))
+    record_property("logits", (PEER, assert_restated(ours, restated(tensors, **formula))))
 
 
 def test_eole_output_tied_to_the_target_embedding(tmp_path: Path, record_property: Record) -> None:

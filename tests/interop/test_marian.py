@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save_file
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian, to_marian
@@ -206,18 +205,3 @@ def test_marian_folder_with_separate_vocabularies(tmp_path: Path, record_propert
     assert target.batch_decode(expected, skip_special_tokens=True) == peer.batch_decode(
         expected, skip_special_tokens=True
     )
-
-
-def test_marian_export_and_conversion_keep_the_tokenizers(tmp_path: Path) -> None:
-    languages = train_tokenizer(["two hundred"] * 9, 270), train_tokenizer(["zweihundert"] * 9, 268)
-    for name, tokenizers in (("joint", languages[:1] * 2), ("separate", languages)):
-        source, target = tokenizers
-        fields = {} if source is target else {"decoder_vocab_size": len(target)}
-        model = tiny_model(vocab_size=len(source), share_encoder_decoder_embeddings=source is target, **fields)
-        model.save_pretrained(tmp_path / name)
-        save_tokenizers(tmp_path / name, source, target)
-        export("marian", tmp_path / name, tmp_path / f"{name} marian")
-        _, *back = converted("marian", tmp_path / f"{name} marian", tmp_path / f"{name} back")
-        for one, other in zip(tokenizers, back, strict=True):
-            assert one.get_vocab() == other.get_vocab()
-            assert one("two hundred zwei")["input_ids"] == other("two hundred zwei")["input_ids"]

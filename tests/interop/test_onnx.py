@@ -4,12 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
-from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from tests.interop.exports import CASES, LINES, assert_exported, require_onnx, write_model
+from tests.interop.exports import CASES, assert_exported, require_onnx, write_model
 
 require_onnx()
 pytestmark = pytest.mark.slow
@@ -30,20 +28,6 @@ def assert_matrices_are_stored_once(folder: Path, model) -> None:
     matrices = [p.numel() * 4 for p in model.parameters() if p.ndim == 2]
     size = (folder / "weights.bin").stat().st_size
     assert 0.9 * sum(matrices) <= size <= sum(matrices) + 4096 * (len(matrices) + 2)
-
-
-def test_onnx_export_keeps_both_tokenizers(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
-    source, _ = load_tokenizers(tmp_path / "model")
-    target = AutoTokenizer.from_pretrained(tmp_path / "model")
-    target.add_tokens(["Zebra"])
-    save_tokenizers(tmp_path / "model", source, target)
-    export("onnx", tmp_path / "model", tmp_path / "out")
-    translator = Translator(tmp_path / "out")
-    assert len(translator.target_tokenizer) == len(translator.tokenizer) + 1
-    ids = translator.tokenizer(LINES, return_tensors="pt", padding=True)
-    rows = model.generate(**ids, num_beams=1)
-    assert translator.translate(LINES) == target.batch_decode(rows, skip_special_tokens=True)
 
 
 def test_onnx_names_are_those_of_hugging_face(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers, side_tokens
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.interop import argos, ctranslate2, transformers_js
+from hf_vanilla_transformer.interop import argos, ctranslate2, transformers_js, translate_exported
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.search_settings import check_search
-from hf_vanilla_transformer.interop.translate_exported import APPLIED, HARMLESS, Translator
+from hf_vanilla_transformer.interop.translate_exported import APPLIED, HARMLESS, TorchBackend, Translator
 from tests.interop.exports import LINES, write_model
 from tests.model_helpers import EOS, tiny_model
 
@@ -71,9 +71,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def backend(exported):
+    """The programs, loaded once."""
+    return TorchBackend(exported / "torch")
+
+
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_exported_script_applies_settings_like_generate(settings: dict, exported: Path, tmp_path: Path) -> None:
-    shutil.copytree(exported / "torch", tmp_path / "torch")
+def test_exported_script_applies_settings_like_generate(settings, exported, backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(translate_exported, "TorchBackend", lambda folder: backend)
+    shutil.copytree(exported / "torch", tmp_path / "torch", ignore=shutil.ignore_patterns("*.pt2"))
     path = tmp_path / "torch" / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_new_tokens": 8} | settings))
     translator = Translator(tmp_path / "torch")

@@ -43,7 +43,7 @@ def test_export_with_a_swapped_vocabulary_is_not_used(tmp_path: Path, monkeypatc
     assert not (tmp_path / "out.argosmodel").exists()
 
 
-@pytest.mark.parametrize("target_format", ["ctranslate2", "torch"])
+@pytest.mark.parametrize("target_format", ["ctranslate2", pytest.param("torch", marks=pytest.mark.slow)])
 def test_export_without_the_forced_token_is_not_used(target_format, tmp_path, monkeypatch):
     model, plain = MODELS["m2m100"](tmp_path), exporting._write_graphs
     if target_format == "torch":
@@ -71,6 +71,7 @@ def test_package_without_a_sentence_splitter_is_not_used(missing, tmp_path, monk
     assert zipfile.is_zipfile(tmp_path / "a.argosmodel")
 
 
+@pytest.mark.slow
 def test_export_names_the_library_without_which_it_is_not_checked(tmp_path, monkeypatch):
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     model = MODELS["joeynmt"](tmp_path)

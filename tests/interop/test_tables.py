@@ -29,6 +29,7 @@ def test_exports_table_compares_every_engine(tmp_path: Path) -> None:
     assert marian.startswith("Refused by MarianMTModel: position_encoding_type=learned; attention_bias=False; ")
 
 
+@pytest.mark.slow
 def test_imports_table_has_a_row_for_each_format() -> None:
     assert imports_table.TESTS.keys() == FORMATS.keys()
     names = ["joeynmt", "opennmt"]

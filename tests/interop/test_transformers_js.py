@@ -16,7 +16,7 @@ from torch import Tensor
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS, write
-from tests.interop.exports import CASES, LINES, require_onnx, write_model
+from tests.interop.exports import CASES, require_onnx, write_model
 from tests.model_helpers import EOS, PAD, assert_near, padded, sentences
 
 require_onnx()
@@ -103,23 +103,6 @@ def test_graphs_give_our_logits_and_attention(case: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_graphs_broadcast_one_source_over_several_beams(exported: Exported) -> None:
-    model, folder, _ = exported
-    graphs, beams = Graphs(folder), padded(sentences([6, 6, 6], 320, seed=1))
-    ids = padded(sentences([5], 320))
-    mask = torch.ones_like(ids)
-    states = graphs.encode(ids, mask)
-    first = graphs.decode(beams[:1, :1], mask, states, {})
-    past = {name.replace("present", "past_key_values"): value for name, value in first.items()}
-    own = {name: value.repeat(3, axis=0) for name, value in past.items() if ".decoder." in name}
-    logits = graphs.decode(beams[:, 1:], mask.expand(3, -1), states, past | own)["logits"]
-    with torch.no_grad():
-        decoder_input_ids = torch.cat([beams[:1, :1].expand(3, -1), beams[:, 1:]], dim=1)
-        expected = model(input_ids=ids.expand(3, -1), decoder_input_ids=decoder_input_ids).logits[:, 1:]
-    assert_near(torch.from_numpy(logits), expected, 1e-5)
-
-
-@pytest.mark.slow
 @torch.no_grad()
 def test_graph_ends_a_translation_where_generate_does(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
@@ -149,29 +132,6 @@ def test_other_dtypes_are_smaller_and_near(exported: Exported) -> None:
         found = Graphs(folder, dtype).all_logits(ids, mask, target, [1, 5])
         assert (found - exact).abs().mean() < tolerance * exact.std(), dtype
     assert json.loads((folder / "config.json").read_text())["transformers.js_config"] == {"dtype": "q8"}
-
-
-@pytest.mark.slow
-def test_two_vocabularies_keep_the_target_ids(tmp_path: Path) -> None:
-    from tests.interop.foreign import write_two_tokenizers
-
-    fields = {"share_encoder_decoder_embeddings": False, "vocab_size": 320, "decoder_vocab_size": 330}
-    model = write_model(tmp_path / "model", **fields)
-    source, target = write_two_tokenizers(tmp_path / "model")
-    write(model, tmp_path / "model", tmp_path / "out")
-    from tokenizers import Tokenizer
-
-    joint, graphs = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")), Graphs(tmp_path / "out")
-    for line in LINES:
-        ids = torch.tensor([joint.encode(line).ids])
-        expected = model.generate(**source(line, return_tensors="pt"), num_beams=1, max_new_tokens=9)[0]
-        states, tokens, past = graphs.encode(ids, torch.ones_like(ids)), [0], {}
-        while len(tokens) < len(expected):
-            outputs = graphs.decode(torch.tensor([tokens[-1:]]), torch.ones_like(ids), states, past)
-            past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
-            tokens.append(int(outputs["logits"][0, -1].argmax()))
-        assert tokens == expected.tolist()
-        assert joint.decode(tokens) == target.decode(expected, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(

@@ -184,24 +184,18 @@ def test_untrusted_complete_files_are_converted(copied: tuple[str, Path, Path], 
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("kept", [0, 20, 0.6, 0.98])
-def test_untrusted_truncated_files(copied: tuple[str, Path, Path], kept: float, assert_refused: Refused) -> None:
+WRONG_CONTENTS = [*(0, 20, 0.6, 0.98), b"<!DOCTYPE html><title>404</title>", b"PK\x03\x04" * 99, None]
+
+
+@pytest.mark.parametrize("left", WRONG_CONTENTS)
+def test_untrusted_files_that_are_cut_missing_or_of_another_kind(copied, left, assert_refused):
     name, source, weights = copied
     content = weights.read_bytes()
-    weights.write_bytes(content[: int(kept if kept >= 1 else kept * len(content))])
-    assert_refused(name, source)
-
-
-@pytest.mark.parametrize("content", [b"<!DOCTYPE html><title>404</title>", b"PK\x03\x04" * 99])
-def test_untrusted_files_of_another_kind(copied, content, assert_refused):
-    name, source, weights = copied
-    weights.write_bytes(content)
-    assert_refused(name, source)
-
-
-def test_untrusted_missing_files(copied: tuple[str, Path, Path], assert_refused: Refused) -> None:
-    name, source, weights = copied
-    weights.unlink()
+    if left is None:
+        weights.unlink()
+    else:
+        cut = left if isinstance(left, bytes) else content[: int(left if left >= 1 else left * len(content))]
+        weights.write_bytes(cut)
     assert_refused(name, source)
 
 

@@ -1,17 +1,12 @@
 """`vanilla-transformer train` as a user runs it: input formats, user errors, and Ctrl-C."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer.inference.translator import Translator
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests.trainer_helpers import TINY_RUN, as_flags, write_pairs
 
 PAIRS = [
@@ -149,37 +144,4 @@ def test_user_errors_are_one_line(train, tmp_path, prepare, message):
     assert before == {path: path.read_bytes() for path in before}  # no file of the user was changed
 
 
-def start(folder, *arguments):
-    """Run the subcommand in a new process."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "vanilla_transformer_cli", "train", *TINY, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-
-
 # 3. Ctrl-C
-
-
-def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(train, tmp_path):
-    flags = ["--output_dir", "run", *parallel(tmp_path)]
-    process = start(tmp_path, *flags, "--max_steps", "1000000")
-    try:
-        for line in process.stdout:
-            if "  loss " in line:  # training has begun
-                process.send_signal(signal.SIGINT)
-                break
-        printed, errors = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors and "stopping" in printed
-    (checkpoint,) = complete_checkpoints(tmp_path / "run")
-    step = int(checkpoint.name.removeprefix("checkpoint-"))
-    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert f"step {step}; " in line and f"run/checkpoint-{step} " in line
-    assert "--resume_from_checkpoint true" in line
-    status, printed, errors = train(*TINY, *flags, "--max_steps", step + 2, "--resume_from_checkpoint", "true")
-    assert status == 0, errors
-    assert f"resuming from run/checkpoint-{step}" in printed
-    assert json.loads((tmp_path / "run" / "all_results.json").read_text())["train_updates"] == step + 2

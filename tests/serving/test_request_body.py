@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from fastapi import HTTPException
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.serving.request_body import check_key, parse_fields, validate
@@ -98,6 +98,7 @@ def test_fields_have_the_defaults_of_libretranslate() -> None:
     assert (request.q, request.format, request.alternatives) == (["a", ""], "html", 2)
 
 
+@settings(max_examples=30)
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=5))
 def test_any_json_value_is_a_request_or_a_bad_request(value: Any) -> None:
     value = json.loads(json.dumps(value))

@@ -10,7 +10,7 @@ import torch
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.training.muon import MuonAdamW, muon_groups, orthogonalized
+from hf_vanilla_transformer.training.muon import MuonAdamW, orthogonalized
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import SAVING, collate, flat, random_pairs, relative_error, trained
 
@@ -90,20 +90,6 @@ def test_other_parameters_are_updated_as_by_adamw(shape: tuple[int, ...]) -> Non
 
     for actual, expected in zip(steps(together, shape, 0.5), steps(alone, shape, 0.5), strict=True):
         assert torch.equal(actual, expected)
-
-
-def test_muon_groups_hold_the_matrices_of_the_layers() -> None:
-    model = tiny_model(position_encoding_type="learned", final_layer_norm=True, lm_head_bias=True)
-    groups = muon_groups(model, 0.3, ["model.encoder.layers.0.fc1.weight", "lm_head.bias"])
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = {(each["muon"], each["weight_decay"]): {names[id(one)] for one in each["params"]} for each in groups}
-    assert found[True, 0.3] == {"model.encoder.layers.0.fc1.weight"}
-    assert found[False, 0.3] == {"lm_head.bias"}
-    ends = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "out_proj.weight", "fc1.weight", "fc2.weight")
-    matrices = {name for name in names.values() if name.endswith(ends)}
-    assert found[True, 0.0] == matrices - found[True, 0.3]
-    assert found[False, 0.0] == set(names.values()) - matrices - {"lm_head.bias"}
-    assert "model.encoder.embed_positions.weight" in found[False, 0.0]
 
 
 def run(folder: Path, steps: int, resume: Path | None = None, **settings: Any) -> VanillaTransformerTrainer:

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, TrainerCallback
+from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
@@ -209,36 +209,6 @@ def test_precision_is_measured_once(tmp_path, monkeypatch, capsys, faster):
 
 
 # 4. The same course
-
-
-def order_of_pairs(folder, asks=False):
-    """The sources of each batch of three epochs, with a callback that asks for the loader in each update."""
-    seen = []
-
-    class Watching(VanillaTransformerTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            seen.append(inputs["input_ids"].tolist())
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    class Asking(TrainerCallback):
-        def on_train_begin(self, *_, **__):
-            trainer.get_train_dataloader()
-
-        on_step_end = on_train_begin
-
-    settings = {"num_train_epochs": 3, "save_strategy": "no", "callbacks": [Asking()] if asks else []}
-    torch.manual_seed(7)
-    data, model = Dataset.from_list(random_pairs(32)), tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1)
-    trainer = make_trainer(folder, data, model, Watching, **TOKENS, **settings)
-    trainer.train()
-    return seen
-
-
-def test_callback_that_asks_for_the_loader_keeps_the_order(tmp_path):
-    expected = order_of_pairs(tmp_path / "plain")
-    third = len(expected) // 3
-    assert expected[:third] != expected[third : 2 * third]  # the epochs differ
-    assert order_of_pairs(tmp_path / "asked", asks=True) == expected
 
 
 def stream():
