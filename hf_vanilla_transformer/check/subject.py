@@ -18,6 +18,9 @@ from ..untrusted import one_line
 WIDTH, HEADS, FFN, LAYERS, SOURCE_TOKENS, TARGET_TOKENS, POSITIONS = 32, 4, 48, 2, 23, 29, 40
 PAD, BOS, EOS = 0, 1, 2
 
+_TARGET = r"decoder_input(_id)?s|(tgt|trg|target)s?(_\w+)?|dec(oder)?_in\w*|y"  # names of the decoder's input
+_OF_TARGET = r"tgt|trg|target|dec|look|causal|d_mask|future"  # in names of masks
+
 #: Value of a constructor's argument by its name, in the order of decision.
 _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r"dropout.*|drop_?(prob|rate|p)?|p_?drop|p|.*_dropout", 0.0),
@@ -178,33 +181,34 @@ def calls(module: nn.Module, source: Tensor, target: Tensor) -> Iterator[Callabl
     """
     parameters = [each for each in inspect.signature(module.forward).parameters.values()
                   if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]  # fmt: skip
-    required = [each for each in parameters if each.default is each.empty]
-    masks = [each for each in parameters[2:] if re.search(r"mask|pad", each.name)]
-    for each in required[2:]:
-        if each not in masks:
-            raise UserError(
-                f"forward: what is its argument {each.name}? It is neither the source, the target nor a mask"
-            )
-    for with_masks, batch_first in itertools.product((False, True), (True, False)):
-        if with_masks != bool(masks) and (with_masks or any(each in required for each in masks)):
-            continue
+    if len(parameters) < 2:
+        raise UserError(f"forward: it takes {[each.name for each in parameters]}; a source and a target are needed")
+    first = parameters[0].name
+    second = next((each.name for each in parameters[1:] if re.fullmatch(_TARGET, each.name)), parameters[1].name)
+    required = {each.name for each in parameters if each.default is each.empty} - {first, second}
+    masks = {each.name for each in parameters if re.search(r"mask|pad", each.name) and "head" not in each.name}
+    if unknown := sorted(required - masks):
+        raise UserError(f"forward: what is its argument {unknown[0]}? It is no mask, source or target")
+    of_source = {name for name in masks if not re.search(_OF_TARGET, name.lower())}
+    for names, batch_first in itertools.product((required, masks, required | of_source), (True, False)):
         ids = (source, target) if batch_first else (source.T, target.T)
-        if not with_masks:
-            yield partial(module, *ids)
+        if not names:
+            yield partial(module, **dict(zip((first, second), ids, strict=True)))
             continue
         for dimensions, encoding in itertools.product((3, 4, 2), ("visible", "hidden", "number", "added")):
-            named = {each.name: _mask(each.name, source, target, dimensions, encoding) for each in masks}
-            yield partial(module, *ids, **named)
+            named = {name: _mask(name, source, target, dimensions, encoding) for name in names}
+            yield partial(module, **dict(zip((first, second), ids, strict=True)), **named)
 
 
 def _mask(name: str, source: Tensor, target: Tensor, dimensions: int, encoding: str) -> Tensor:
     """A mask by the words in its name. Two dimensions are those of `torch.nn.Transformer`."""
-    of_target = re.search(r"tgt|trg|target|dec|look|causal|d_mask|future", name.lower()) is not None
+    of_target = re.search(_OF_TARGET, name.lower()) is not None
+    pads = re.search(r"pad|memory|attention_mask", name.lower()) is not None
     batch, length = target.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    if dimensions == 2 and "pad" not in name.lower() and "memory" not in name.lower():
+    if dimensions == 2 and not pads:
         visible = causal if of_target else torch.ones(source.shape[1], source.shape[1], dtype=torch.bool)
-    elif of_target and "pad" not in name.lower():
+    elif of_target and not pads:
         visible = causal.expand(batch, 1, length, length) if dimensions == 4 else causal.expand(batch, length, length)
     else:
         visible = (target if of_target else source).ne(PAD)
