@@ -116,7 +116,7 @@ def _reference(part: str, module: nn.Module, heads: int) -> Callable[[Tensor, An
         tensors = {f"self_attn.{name}": value for name, value in tensors.items()}
         tensors |= {name: torch.ones(size) for name, size in sizes.items()}
     tensors = {f"encoder.layers.0.{name}": value for name, value in tensors.items()}
-    refs, _ = layer_refs(tensors)
+    refs, _ = layer_refs(tensors, ["encoder"])
     weights = {name: tensors[ref.name][ref.rows or slice(None)] for name, ref in refs.items()}
     reference = Reference(weights, heads, PAD)
 

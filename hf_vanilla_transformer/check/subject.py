@@ -125,9 +125,7 @@ def weights_of(module: nn.Module) -> Weights:
     if not any(True for _ in module.parameters()):
         raise UserError(f"{type(module).__name__} has no parameters: it needs layers of an encoder and of a decoder")
     tensors = require_tensors(dict(module.state_dict()), type(module).__name__)
-    refs, depths = layer_refs(tensors)
-    if not all(depths.values()):
-        raise UserError(f"there are no layers of an encoder and a decoder among {len(tensors)} tensors")
+    refs, _ = layer_refs(tensors)
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = around_layers(tensors, width, None, None, None)
     names: dict[str, Any] = {name: (ref.name, ref.rows) for name, ref in refs.items()}

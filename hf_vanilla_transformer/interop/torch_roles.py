@@ -56,7 +56,9 @@ def is_transformer(names: Iterable[str]) -> bool:
     return {match[1].lower() for name in names if (match := _LAYER.fullmatch(name))} == {"enc", "dec"}
 
 
-def layer_refs(tensors: Mapping[str, Tensor]) -> tuple[dict[str, TensorRef], dict[str, int]]:
+def layer_refs(
+    tensors: Mapping[str, Tensor], stacks: Iterable[str] = STACKS
+) -> tuple[dict[str, TensorRef], dict[str, int]]:
     """Map the parameters of our layers to tensors, and return the fields `encoder_layers` and `decoder_layers`."""
     layers: dict[tuple[str, int], Modules] = defaultdict(lambda: defaultdict(dict))
     for name in tensors:
@@ -69,7 +71,7 @@ def layer_refs(tensors: Mapping[str, Tensor]) -> tuple[dict[str, TensorRef], dic
         prefix = f"model.{short}oder.layers.{number}."
         refs |= {prefix + name: ref for name, ref in _roles(modules, tensors, short == "dec", prefix).items()}
         depths[f"{short}oder_layers"] += 1
-    if not all(depths.values()):
+    if not all(depths[f"{stack}_layers"] for stack in stacks):
         raise UserError(f"there are no layers of an encoder and a decoder among {len(tensors)} tensors")
     return refs, depths
 
