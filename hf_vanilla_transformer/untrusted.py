@@ -57,7 +57,8 @@ def shown(value: object) -> str:
 def require_file(path: Path, advice: str = "") -> Path:
     """Return `path` if it is a file, or raise a UserError that ends with `advice`."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file" + (f"; {advice}" if advice else ""))
+        reason = "this is a folder, a file is needed" if path.is_dir() else "no such file"
+        raise UserError(f"{path}: {reason}" + (f"; {advice}" if advice else ""))
     return path
 
 

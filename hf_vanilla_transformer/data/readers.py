@@ -27,7 +27,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 #: documents, spreadsheets, archives and markup: no plain text with one sentence per line
 _DOCUMENTS = re.compile(
-    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|srt|vtt|sub|pot?|docx?|odt|rtf|pdf|epub|xlsx?|ods|pptx?|zip|t?ar|tgz|bz2|xz)"
+    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|srt|vtt|sub|pot?|docx?|odt|rtf|pdf|epub|xlsx?|ods|pptx?|odp|ass|ssa|ttml|sbv|ya?ml|strings|properties|resx|arb|tex|rst|zip|t?ar|tgz|bz2|xz)"
 )
 
 CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"

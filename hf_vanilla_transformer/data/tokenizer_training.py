@@ -239,6 +239,10 @@ def _load(directory: str | Path) -> PreTrainedTokenizerBase:
     try:
         return _recognising_added_tokens(AutoTokenizer.from_pretrained(str(Path(directory).expanduser())))
     except Exception as error:  # the tokenizers library raises nothing more specific
+        folder = Path(directory).expanduser()
+        names = [path.name for path in folder.glob("*")]
+        if folder.is_dir() and not any(re.search(r"token|vocab|\.spm|\.model$", name) for name in names):
+            raise UserError(f"{directory}: this folder has no tokenizer, such as tokenizer.json") from error
         refusal = UserError(f"{directory}: cannot load the tokenizer ({one_line(error)})")
         raise missing_extra(error) or refusal from error
 

@@ -51,6 +51,16 @@ def is_document(source: str | Path | None, output: str | Path | None) -> bool:
     return suffix in SUFFIXES and (suffix == other or suffix not in translation_memories.FORMATS)
 
 
+def check_output(source: str | Path | None, output: str | Path | None) -> None:
+    """Refuse an output whose name promises a document of another format than the input."""
+    name = Path(str(output or "").removesuffix(".gz"))
+    suffix, other = Path(source or "").suffix.lower(), name.suffix.lower()
+    if other in SUFFIXES and _FORMATS.get(suffix, suffix) != _FORMATS.get(other, other) and other not in _MARKDOWN:
+        raise UserError(f"output: {output} would be no {other} document; the input must be one, or name it .txt")
+    if not name.resolve().parent.is_dir():
+        raise UserError(f"output: {output}: there is no folder {name.parent}")
+
+
 def text_translator(
     translator: Translator, source: str | None, target: str | None, **settings: object
 ) -> TranslateTexts:
@@ -99,13 +109,15 @@ def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
         raise UserError(f"documents: this is no text in {encoding} ({error}); save it in UTF-8") from error
 
 
+_MARKDOWN = (".md", ".markdown")  # plain text may be named so
+
 _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
     **dict.fromkeys(
         (".html", ".htm", ".xhtml"),
         _text_format(lambda text, translate: translate_pieces(split_html(text), translate), _CHARSET),
     ),
     **dict.fromkeys(
-        (".md", ".markdown"),
+        _MARKDOWN,
         _text_format(lambda text, translate: translate_pieces(split_markdown(text), translate)),
     ),
     **dict.fromkeys(

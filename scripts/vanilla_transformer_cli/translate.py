@@ -73,18 +73,21 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 def check_combination(arguments: argparse.Namespace) -> None:
     """Refuse flags that would have no effect, and two files from one pipe."""
     from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.inference.document_files import is_document
+    from hf_vanilla_transformer.inference.document_files import check_output, is_document
 
+    document = not arguments.score and is_document(arguments.input, arguments.output)
+    if not arguments.score:
+        check_output(arguments.input, arguments.output)
     for_sentences = ("n_best", "prefix", "alignment", "alignment_layer", "probabilities")
     requested = [name for name in for_sentences if getattr(arguments, name)]
-    arguments.paragraphs |= not arguments.score and is_document(arguments.input, arguments.output)
+    arguments.paragraphs |= document
     if arguments.paragraphs and (requested or arguments.score):
         raise UserError(f"--paragraphs translates documents, --{(requested or ['score'])[0]} is for single sentences")
     if not arguments.paragraphs:
         columns_of(arguments, None, arguments.input, arguments.score)
     requested += ["paragraphs"] if arguments.paragraphs else []
-    if arguments.unwrap and not arguments.paragraphs:
-        raise UserError("--unwrap needs --paragraphs: give both, or neither")
+    if arguments.unwrap and (document or not arguments.paragraphs):
+        raise UserError("--unwrap is for plain text with --paragraphs: give both, or neither")
     if arguments.score and requested:
         raise UserError(f"--score is for existing translations, --{requested[0]} is for new ones")
     if arguments.alignment_layer is not None and not arguments.alignment:

@@ -473,6 +473,29 @@ def test_archives_without_text_are_refused(suffix: str, files: dict[str, str]) -
         translate_document(zipped(files), suffix, translator_by(str))
 
 
+@pytest.mark.parametrize(
+    ("source", "output", "flags"),
+    [
+        ("page.html", "page.docx", []), ("page.html", "page.md.srt", []), ("text.txt", "page.odt", []),
+        (None, "page.po", []), ("memory.tmx", "memory.xlf", []), ("page.html", "none/page.html", []),
+        ("text.txt", "none/text.txt", []), ("page.html", None, ["--unwrap"]), ("notes.ass", None, []),
+        ("texts.yaml", None, []), ("folder", None, []),
+    ],
+)  # fmt: skip
+def test_files_that_would_mislead_are_refused(source, output, flags, tmp_path: Path, capfd) -> None:
+    from vanilla_transformer_cli.main import main
+
+    (tmp_path / "folder").mkdir()
+    for name in ("page.html", "text.txt", "memory.tmx", "notes.ass", "texts.yaml"):
+        (tmp_path / name).write_text("seven")
+    arguments = ["translate", "--model", str(echo_folder(tmp_path / "model")), *flags]
+    arguments += ["--input", str(tmp_path / source)] if source else []
+    arguments += ["--output", str(tmp_path / output)] if output else []
+    capfd.readouterr()
+    assert pytest.raises(SystemExit, main, arguments).value.code == 2
+    assert capfd.readouterr().err.count("\n") == 1 and not (output and (tmp_path / output).exists())
+
+
 def test_document_is_translated_sentence_by_sentence(tmp_path: Path, monkeypatch, capfdbinary) -> None:
     pytest.importorskip("sentencex", reason="needs the extra `documents`")
     from vanilla_transformer_cli.main import main
