@@ -38,6 +38,8 @@ _TARGET = re.compile(r"trg|tgt|target|dec|out", re.IGNORECASE)
 # The names of a normalisation's gain and bias, other than PyTorch's.
 _KINDS = {"alpha": "weight", "gamma": "weight", "a_2": "weight", "beta": "bias", "b_2": "bias"}
 
+_USUAL_MODULES = ("", "model", "module", "net")  # the names under which a trainer keeps the model
+
 Modules = dict[str, dict[str, str]]  # a module's path -> "weight" and "bias" -> the tensor's name
 
 
@@ -54,6 +56,33 @@ class Around(NamedTuple):
 def is_transformer(names: Iterable[str]) -> bool:
     """True if these tensors have layers of an encoder and of a decoder."""
     return {match[1].lower() for name in names if (match := _LAYER.fullmatch(name))} == {"enc", "dec"}
+
+
+def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors of the model, and the prefixes of its copies, such as the average that a trainer keeps next to it.
+
+    Integers and truth values are left out, unless they are named as weights: they are counters and masks.
+
+    Raises:
+        UserError: several models, of which none has a usual name.
+    """
+    floats = {name: t for name, t in tensors.items() if t.is_floating_point() or name.endswith(("weight", "bias"))}
+    prefixes: dict[str, set[str]] = defaultdict(set)
+    for name in floats:
+        if match := _LAYER.fullmatch(name):
+            prefixes[name[match.start(1) :]].add(name[: match.start(1)])
+    modules = [prefix.split(".")[-2::-1] for prefix in max(prefixes.values(), key=len, default=())]
+    if len(modules) < 2:
+        return floats, []
+    while all(modules) and len({names[0] for names in modules}) == 1:  # "transformer" of "net.transformer."
+        modules = [names[1:] for names in modules]
+    roots = sorted("".join(f"{name}." for name in reversed(names)) for names in modules)
+    usual = [root for root in roots if root.split(".")[-2:][0] in _USUAL_MODULES]
+    if len(usual) != 1:
+        names = ", ".join(shown(root) or "(no prefix)" for root in roots)
+        raise UserError(f"{where}: {names}: each contains a model; save the state_dict() of one")
+    copies = [root for root in roots if root != usual[0]]
+    return {name: tensor for name, tensor in floats.items() if not name.startswith(tuple(copies))}, copies
 
 
 def layer_refs(

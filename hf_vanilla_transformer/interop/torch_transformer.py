@@ -20,7 +20,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .state_dicts import STACKS, TensorRef
-from .torch_roles import Around, around_layers, is_transformer, layer_refs
+from .torch_roles import Around, around_layers, is_transformer, layer_refs, one_model
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def from_torch(
     """
     state = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)
     where = str(source) if isinstance(source, str | Path) else "the state dictionary"
-    tensors = state_dicts.find_weights(state, is_transformer, where)
+    tensors, copies = one_model(state_dicts.find_weights(state, is_transformer, where), where)
     if any(f".{name}".endswith(f".{_NORMALISED_EMBEDDINGS}") for name in tensors):
         reason = "normalises the embeddings as well (Encoder.layer_norm), §3.4 does not"
         raise UserError(f"{_NORMALISED_EMBEDDINGS}: attention-is-all-you-need-pytorch {reason}")
@@ -123,6 +123,7 @@ def from_torch(
     _check_forward(model)
     if any(ref.rows is not None for ref in refs.values()) and not is_of_torch:
         notes.append("fused projections are read as all queries, then keys, then values")
+    others += [f"{prefix}*" for prefix in copies]
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
     converted = Converted(model, notes=notes)

@@ -116,6 +116,16 @@ WRAPPERS: dict[str, Callable[[dict], Any]] = {
     },
     "buffers": lambda weights: {**weights, "src_mask": None, "tgt_mask": torch.full((2, 2), -torch.inf)},
     "loss at the root": lambda weights: {**weights, "loss_fn.weight": torch.ones(3), "_extra_state": torch.ones(1)},
+    "torch's average": lambda weights: with_prefix("module.", weights, n_averaged=torch.tensor(3)),
+    "average next to it": lambda weights: {
+        **with_prefix("ema_model.module.", {name: w + 1 for name, w in weights.items()}),
+        **with_prefix("model.", weights, step=torch.tensor([7])),
+    },
+    "average at the root": lambda weights: {
+        **weights,
+        **with_prefix("ema.", {name: w + 1 for name, w in weights.items()}),
+        "causal": torch.ones(5, 5, dtype=torch.bool),
+    },
     "checkpointed": lambda weights: {
         name.replace("layers.0", "layers.0._checkpoint_wrapped_module"): weight for name, weight in weights.items()
     },
@@ -166,6 +176,8 @@ def test_torch_surplus_weights_are_refused_or_named() -> None:
     assert "highway" in "".join(from_torch(with_prefix("net.", weights, **{"highway.g": torch.ones(3)}), 4).notes)
     with pytest.raises(UserError, match="student.*teacher"):
         from_torch({"teacher": weights, "student": dict(weights)}, 4)
+    with pytest.raises(UserError, match="student.*teacher"):
+        from_torch(with_prefix("teacher.", weights) | with_prefix("student.", weights), 4)
 
 
 # pytorch-seq2seq, tutorial 6. Its positions are learned.
