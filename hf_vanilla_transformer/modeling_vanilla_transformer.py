@@ -257,8 +257,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
         if labels is None:
             raise ValueError(
                 "the decoder has nothing to read: give labels, decoder_input_ids or decoder_inputs_embeds; Trainer's "
-                "label_smoothing_factor needs DataCollatorForSeq2Seq(tokenizer, model=model), label_smoothing of the "
-                "configuration does not"
+                "label_smoothing_factor and compute_loss_func need DataCollatorForSeq2Seq(tokenizer, model=model), "
+                "label_smoothing of the configuration does not"
             )
         start, pad = self.config.decoder_start_token_id, self.config.target_pad_token_id
         if start is None or pad is None:

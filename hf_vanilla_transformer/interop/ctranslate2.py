@@ -77,7 +77,7 @@ def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
         # a forced end at the limit replaces the last token
         arguments["max_decoding_length"] = length - (settings.get("forced_eos_token_id") is not None)
     if (forced := settings.get("forced_bos_token_id")) is not None:
-        arguments["target_prefix"] = [[tokens[forced]]]  # for each sentence
+        arguments["target_prefix"] = [[tokens[forced[0] if isinstance(forced, list) else forced]]]  # for each sentence
     if sequences := [ids for ids in settings.get("bad_words_ids") or [] if len(ids) > 1]:
         arguments["suppress_sequences"] = [[tokens[token] for token in ids] for ids in sequences]
     if len(ends(settings)) > 1:
@@ -98,6 +98,8 @@ def register() -> None:
 
         def get_model_spec(self, model: Any) -> TransformerSpec:
             spec = _new_spec(model.config)
+            if model.dtype == torch.float64:  # CTranslate2 has none
+                model.float()
             _use_names_of_bart(model)
             self.set_encoder(spec.encoder, model.model.encoder)
             self.set_decoder(spec.decoder, model.model.decoder)
@@ -118,15 +120,16 @@ def register() -> None:
         def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
             # the base class writes null for a token that the tokenizer lacks, so that nothing can load the folder
             source, target = self.get_vocabulary(model, tokenizer)
-            for name, field, tokens in (
-                ("bos", "bos_token_id", source),
-                ("unk", "unk_token_id", source),
-                ("eos", "target_eos_token_id", target),
-                ("decoder_start", "decoder_start_token_id", target),
+            fields, settings = model.config, model.generation_config
+            for name, ids, tokens in (
+                ("bos", (fields.bos_token_id,), source),
+                ("unk", (fields.unk_token_id,), source),
+                ("eos", (settings.eos_token_id, fields.target_eos_token_id), target),
+                ("decoder_start", (settings.decoder_start_token_id, fields.decoder_start_token_id), target),
             ):
-                number = getattr(model.config, field)
+                number = next((number for number in ids if number is not None), None)
                 if number is not None:
-                    setattr(config, f"{name}_token", tokens[number])
+                    setattr(config, f"{name}_token", tokens[number[0] if isinstance(number, list) else number])
             config.layer_norm_epsilon = model.config.layer_norm_eps
 
     converter.register_loader(VanillaTransformerConfig.__name__)(VanillaTransformerLoader)

@@ -67,7 +67,7 @@ def export(
     with writes as written:
         model = load_translator(source, target_format in ("onnx", "torch"))
         check_generation_config(model.generation_config)
-        tokenizers = load_tokenizers(source)
+        tokenizers = _load_tokenizers(source, model)
         if target_format == "argos":
             note = module.write(model, source, written, languages, quantization)
         elif target_format == "ctranslate2":
@@ -106,6 +106,16 @@ def _new_file(output: Path, overwrite: bool) -> AbstractContextManager[Path]:
         raise UserError(f"output {output} exists already; name a new file, or give --overwrite")
     output.parent.mkdir(parents=True, exist_ok=True)
     return atomic_file(output)
+
+
+def _load_tokenizers(source: str | Path, model: Any) -> tuple[Any, Any]:
+    tokenizers, rows = load_tokenizers(source), model.config.vocab_size
+    if len(tokenizers[0]) > rows:
+        raise UserError(
+            f"tokenizer: it has {len(tokenizers[0])} tokens, and the model's vocab_size is {rows}; call "
+            "model.resize_token_embeddings(len(tokenizer)), and train the new tokens"
+        )
+    return tokenizers
 
 
 def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: Path) -> None:

@@ -68,7 +68,7 @@ class Reference:
     @torch.inference_mode()
     def translations(self, **settings: Any) -> list[Translation]:
         """The model's greedy translations of the lines."""
-        settings |= {"num_beams": 1, "max_new_tokens": self.length, "max_length": None}
+        settings |= {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.length, "max_length": None}
         sources = (self.source(line, return_tensors="pt")["input_ids"] for line in self.lines)
         rows = [self.model.generate(source, **settings)[0, 1:].tolist() for source in sources]
         return [self.named(row, partial(self.target.decode, **_AS_TEXT)) for row in rows]

@@ -62,6 +62,31 @@ def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, token
         assert ids[:8] == row[:8]
 
 
+SETTINGS = {
+    "several translations": {"num_return_sequences": 2, "num_beams": 2},
+    "start of the search": {"decoder_start_token_id": 9},
+    "end of the search": {"eos_token_id": 20},
+    "list with one token": {"forced_bos_token_id": [7]},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_ctranslate2_export_translates_with_the_settings_of_the_search(settings, tokenizer, tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=320, eos_token_id=[2, 30]).double()
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizers(tmp_path / "model", tokenizer)
+    assert "2 of 2 lines" in export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
+
+
+def test_export_of_a_tokenizer_with_more_tokens_than_the_model_is_refused(tokenizer, tmp_path: Path) -> None:
+    tiny_model(vocab_size=len(tokenizer) - 1).save_pretrained(tmp_path / "model")
+    save_tokenizers(tmp_path / "model", tokenizer)
+    with pytest.raises(UserError, match="tokenizer"):
+        export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
+
+
 # transformers forbids the padding after the softmax and CTranslate2 before it: beams are compared with its share
 @pytest.mark.parametrize(("beams", "padding"), [(1, 9.0), (4, -9.0)])
 def test_ctranslate2_export_of_a_converted_opus_model(beams: int, padding: float, tmp_path: Path) -> None:
