@@ -487,7 +487,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if kwargs.get("encoder_outputs") is not None:
             # a copy: `GenerationMixin` repeats the states for each beam in the object that it gets
             kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
-        elif search is not None and input_ids is not None:
+        elif search is not None and input_ids is not None and self.inference_engine is not None:
             kwargs["encoder_outputs"] = self.encode(input_ids, kwargs["attention_mask"])
         if search is not None:
             # the search has its cache, and to make one transformers copies configurations

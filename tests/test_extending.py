@@ -19,12 +19,16 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTrainer,
+    VanillaTransformerTrainingArguments,
+)
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.translator import Translator
-from tests.model_helpers import save_model, tiny_config
+from tests.model_helpers import save_model, tiny_config, tiny_model
 from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
 from vanilla_transformer_cli.parsing import use_model_code
 from vanilla_transformer_cli.serve import parse_arguments
@@ -231,3 +235,24 @@ def test_server_takes_the_code_of_a_folder_with_languages(tmp_path: Path, monkey
     folder, _ = own_folder(tmp_path, monkeypatch, named=True)
     use_model_code(parse_arguments(["--model", f"en-de={folder}", CODE], None))
     assert type(load_model(folder, "cpu")).__name__ == "OwnTranslator"
+
+
+class Rolled(VanillaTransformerForConditionalGeneration):
+    """An override of the usual form: it names none of the arguments."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = outputs.logits.roll(1, -1)
+        return outputs
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_override_of_forward_with_any_arguments_decides_the_translation(beams: int) -> None:
+    model = tiny_model(lm_head_bias=True, tie_word_embeddings=False)
+    shifted, ids = Rolled(model.config), torch.tensor([[5, 6, 7, 2], [8, 9, 2, 1]])
+    shifted.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for parameter in (model.lm_head.weight, model.lm_head.bias):
+            parameter.copy_(parameter.roll(1, 0))
+    settings = {"num_beams": beams, "max_new_tokens": 8}
+    assert shifted.eval().generate(ids, **settings).equal(model.generate(ids, **settings))
