@@ -141,13 +141,14 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save as `PreTrainedModel` does, with every weight that the configuration, as it is now, does not tie.
 
-        PEFT sets `tie_word_embeddings` to False when it adds an adapter to a model with separate vocabularies.
+        PEFT sets `tie_word_embeddings` to False when it adds an adapter to a model with separate vocabularies. A user
+        may tie weights later: transformers knows those of the start only, and refuses to save others in one tensor.
         """
-        untied = self.all_tied_weights_keys.keys() - self.tied_weights().keys()
+        known = self.all_tied_weights_keys.keys() & self.tied_weights().keys()
+        untied = {"lm_head.weight", "model.decoder.embed_tokens.weight"} - known - dict(self.named_parameters()).keys()
         if untied:
             weights = kwargs.get("state_dict") or self.state_dict()
-            cloned = {name: weights[name].clone() for name in untied & weights.keys()}
-            kwargs["state_dict"] = dict(weights) | cloned
+            kwargs["state_dict"] = dict(weights) | {name: weights[name].clone() for name in untied & weights.keys()}
         return super().save_pretrained(save_directory, *args, **kwargs)
 
     def resize_token_embeddings(

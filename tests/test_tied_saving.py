@@ -51,6 +51,38 @@ def test_embeddings_untied_in_the_configuration_are_saved_whole(tmp_path: Path) 
     assert_near(logits(again), logits(model), 1e-6)
 
 
+def tie_by_configuration(model: Any) -> None:
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+
+
+def tie_by_hand(model: Any) -> None:
+    model.lm_head.weight = model.model.decoder.embed_tokens.weight
+
+
+def share_embeddings(model: Any) -> None:
+    model.config.share_encoder_decoder_embeddings, model.config.decoder_vocab_size = True, None
+    model.tie_weights()
+
+
+@pytest.mark.parametrize(
+    ("name", "tie"),
+    [
+        ("one embedding", tie_by_configuration),
+        ("nothing tied", tie_by_configuration),
+        ("one embedding", tie_by_hand),
+        ("nothing tied", tie_by_hand),
+        ("target tied", share_embeddings),
+    ],
+)
+def test_model_that_is_tied_later_is_saved_whole(name: str, tie: Any, tmp_path: Path) -> None:
+    model = tiny_model(**TYING[name])
+    tie(model)
+    again, info = reloaded(model, tmp_path)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert_near(logits(again), logits(model), 1e-6)
+
+
 @pytest.mark.parametrize("fields", TYING.values(), ids=TYING)
 @pytest.mark.parametrize("modules", [["q_proj", "v_proj"], ["fc1", "fc2"]], ids=["attention", "feed-forward"])
 @pytest.mark.parametrize("way", ["merged", "unloaded", "modules_to_save", "state_dict"])
