@@ -1,4 +1,4 @@
-"""Run the check of a file in a process of its own, with a time limit and without writing, sockets or programs.
+"""Run the check of a file in a separate process, with a time limit and without writing, sockets or programs.
 
 It keeps mistakes of a student's code from doing harm. It is no protection against an attack.
 """
@@ -81,7 +81,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _run(path: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """In the process of its own: import the file and check the class."""
+    """In the separate process: import the file and check the class."""
     import importlib.util
 
     from .checker import check

@@ -20,7 +20,7 @@ def side_tokens(tokenizer: PreTrainedTokenizerBase, size: int, side: Side) -> li
 
     Args:
         tokenizer: of this side, or of both.
-        size: rows of the embedding. A row without a token gets a name of its own, `<unused_N>`.
+        size: rows of the embedding. A row without a token gets the name `<unused_N>`.
         side: the side of a tokenizer with two vocabularies.
     """
     tokens = _vocabulary(tokenizer, side)

@@ -180,7 +180,7 @@ def _from_folder(folder: Path, dtype: torch.dtype | str, model_class: type[PreTr
     return model
 
 
-# Classes of one's own
+# Classes of the user
 
 
 def import_class(name: str) -> type[PreTrainedModel]:

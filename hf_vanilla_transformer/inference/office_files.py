@@ -207,7 +207,7 @@ def _with_fields(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _word_passage(run: list[Event]) -> list[str | Passage]:
-    """A passage of a paragraph. Its most frequent format is that of words without one of their own."""
+    """A passage of a paragraph. Its most frequent format is the format of words without one."""
     texts = [(event.tag, _TEXT.search(event.raw)[1]) if event.kind == "text" else ("", "") for event in run]  # type: ignore[index]
     ends = matching_ends(run)
 

@@ -21,7 +21,7 @@ from . import ctranslate2
 from .argos_splitter import splitter_files
 from .search_settings import check_search, ends, shortest
 
-#: Generation settings that Argos applies: its search is its own.
+#: Generation settings that Argos applies. It has a different search.
 APPLIED = {"min_length", "min_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos_token_id"}
 
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,4})?")

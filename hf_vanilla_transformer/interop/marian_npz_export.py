@@ -1,7 +1,7 @@
 """Marian's own files, as Firefox reads them: model.npz with its options, vocabularies and decoder.yml.
 
-Marian can express models with its own arithmetic only, such as converted ones after fine-tuning. Its decoder starts
-from a zero vector, has sinusoids of its own, and reads trained positions wrongly: each step is at position 0.
+Marian can express models with its arithmetic only, such as converted ones after fine-tuning. Its decoder starts
+from a zero vector, has different sinusoids, and reads trained positions wrongly: each step is at position 0.
 """
 
 import re

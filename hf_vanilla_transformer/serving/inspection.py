@@ -1,7 +1,7 @@
 """Attention, probabilities and alternatives to each token, which a search does not return.
 
 They come from a copy of the modules with shared weights and eager attention, because only that returns the attention
-weights. The copy runs in one thread with tokenizers of its own, because tokenizers are not thread-safe.
+weights. The copy runs in one thread with separate tokenizers, because tokenizers are not thread-safe.
 
 Shapes: S source tokens, T target tokens, L decoder layers, H heads, V target vocabulary.
 """

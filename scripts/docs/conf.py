@@ -1,4 +1,4 @@
-"""Configuration of the documentation; `bash scripts/docs.sh` builds it. The sources are the repository's own files."""
+"""Configuration of the documentation; `bash scripts/docs.sh` builds it. The sources are the repository's files."""
 
 import contextlib
 import dataclasses

@@ -6,7 +6,7 @@
 
 It builds the class, or calls the function, with small sizes, gives it random weights, and compares its output with the
 paper's formulas for the same weights. PositionalEncoding, MultiHeadAttention, LayerNorm and EncoderLayer are checked
-alone. The file runs in a process of its own, which may not write files, open connections or start programs, and ends
+alone. The file runs in a separate process, which may not write files, open connections or start programs, and ends
 after --seconds. Status 1 means a mistake.
 """
 
