@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import hf_vanilla_transformer
+from vanilla_transformer_cli.main import SUBCOMMANDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "scripts" / "docs"
@@ -53,6 +54,11 @@ def public_names() -> dict[str, object]:
         for module, several, one in pattern.findall(path.read_text("utf-8")):
             names |= {f"{module}.{name.strip()}" for name in (several or one).split(",") if name.strip()}
     return {name: resolve(name) for name in sorted(names)}
+
+
+def test_every_subcommand_has_an_entry() -> None:
+    shown = re.findall(r"^\.\. command-help:: (\w+)$", (DOCS / "commands.rst").read_text("utf-8"), re.M)
+    assert sorted(shown) == sorted(SUBCOMMANDS)
 
 
 def test_every_public_name_has_an_entry() -> None:

@@ -15,7 +15,7 @@ import torch
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..evaluation.metrics import score_translations
-from .decoding_engines import ENGINES, Engine, Ids
+from .decoding_engines import ENGINES, Ids
 from .harness import Worker, check_choices, peak_memory_mib, requests, reset_peak_memory
 from .report import Measurement
 
@@ -111,7 +111,7 @@ def serve(pipe: Connection, name: str, folder: str, work: str, device: str) -> N
         pipe.send(answer(engine, on_gpu, request, *args))
 
 
-def answer(engine: Engine, on_gpu: bool, request: str, *args: Any) -> Any:
+def answer(engine: Any, on_gpu: bool, request: str, *args: Any) -> Any:
     """The answer of a worker: (seconds, translations, peak memory) to "translate"."""
     if request == "reset_peak_memory":
         return reset_peak_memory(on_gpu)

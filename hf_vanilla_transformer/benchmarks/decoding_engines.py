@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
@@ -21,16 +21,6 @@ LENGTH_PENALTY = 1.0  # log P / length, the only formula of all three engines
 Ids = list[list[int]]
 
 
-class Engine(Protocol):
-    """The interface between the benchmark and an engine."""
-
-    def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
-        """Target ids with end-of-sentence tokens, in the order of the sentences, from batches of `size`."""
-
-    def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        """Peak size of the KV caches while a batch is translated, or None."""
-
-
 def max_target_tokens(sentences: Ids) -> int:
     """The maximum length of a translation, the same for all engines."""
     return max(map(len, sentences)) + MAX_LENGTH_OVER_SOURCE
@@ -43,11 +33,13 @@ class GenerateEngine:
         self.model = model.eval()
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
+        """Target ids with end-of-sentence tokens, in the order of the sentences, from batches of `size`."""
         batches = [sentences[start : start + size] for start in range(0, len(sentences), size)]
         limit = max_target_tokens(sentences)
         return [row for batch in batches for row in self._generate(batch, beams, max_new_tokens=limit)]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
+        """Peak size of the KV caches while a batch is translated, or None."""
         # transformers' loop removes no row, so the caches are largest at the end
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self._generate(batch, beams, past_key_values=cache, max_new_tokens=max_target_tokens(batch))
@@ -153,11 +145,11 @@ class CTranslate2Engine:
         return None
 
 
-def _ours(folder: str, work: str, device: str, dtype: str | torch.dtype, **options: bool) -> Engine:
+def _ours(folder: str, work: str, device: str, dtype: str | torch.dtype, **options: bool) -> Any:
     return OurEngine(load_model(folder, device, dtype), **options)
 
 
-def _marian(folder: str, work: str, device: str, dtype: torch.dtype) -> Engine:
+def _marian(folder: str, work: str, device: str, dtype: torch.dtype) -> Any:
     from ..interop.marian import to_marian
 
     return GenerateEngine(to_marian(load_model(folder, device, torch.float32)).to(dtype))
@@ -168,7 +160,7 @@ _QUANTIZATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int
 
 #: Engine by name, made from the model folder, a folder for converted models, and the device. With `workers` an engine
 #: runs one search per thread in parallel. With `compiled` it compiles the decoder for single sentences.
-ENGINES: dict[str, Callable[[str, str, str], Engine]] = {
+ENGINES: dict[str, Callable[[str, str, str], Any]] = {
     **{f"ours_{name}": partial(_ours, dtype=dtype) for name, dtype in _DTYPES.items()},
     **{f"ours_workers_{name}": partial(_ours, dtype=dtype, workers=True) for name, dtype in _DTYPES.items()},
     **{f"ours_compiled_{name}": partial(_ours, dtype=_DTYPES[name], compiled=True) for name in ("bf16", "int8")},

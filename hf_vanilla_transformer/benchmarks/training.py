@@ -120,17 +120,16 @@ def compare(
             _ask(team, "reset_peak_memory")
         measured = {key: Measurement(key[0], {"processes": key[1]}) for key in teams}
         for number, (key, team) in product(range(rounds), teams.items()):
-            _add(measured[key], _ask(team, "updates", updates), updates)
+            _add(measured[key], _ask(team, "updates", updates))
             if number == 0:
                 yield measured[key]
 
 
-def _add(measured: Measurement, turns: Sequence[Turn], updates: int) -> None:
+def _add(measured: Measurement, turns: Sequence[Turn]) -> None:
     """Add a round, with the turn of each process. Its memory is the largest process's."""
     seconds, target_tokens, tokens, padded_tokens, peaks, steps = zip(*turns, strict=True)
     measured.add(max(seconds), sum(target_tokens), None if None in peaks else max(peaks))
     measured.more["padding"] = 1 - sum(tokens) / sum(padded_tokens)
-    measured.more["target tokens per update"] = sum(target_tokens) / updates
     measured.more["peak MiB of the update"] = None if None in steps else max(steps)
 
 

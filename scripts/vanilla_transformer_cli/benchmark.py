@@ -106,16 +106,6 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--output", metavar="F", help="JSON file with all figures")
 
 
-def check_counts(arguments: argparse.Namespace) -> None:
-    """Find wrong arguments before the engines run for an hour."""
-    from hf_vanilla_transformer.errors import check_at_least_one
-
-    for name, values in vars(arguments).items():
-        for value in values if isinstance(values, list) else [values]:
-            if type(value) is int:
-                check_at_least_one(**{name: value})
-
-
 def decode(arguments: argparse.Namespace) -> Iterator[Any]:
     """Read the text and translate it with every engine."""
     from hf_vanilla_transformer.benchmarks.decoding import compare
@@ -157,8 +147,11 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.command == "gpu":
         return check_gpu(arguments)
     from hf_vanilla_transformer.benchmarks import report, training
+    from hf_vanilla_transformer.errors import check_at_least_one
 
-    check_counts(arguments)
+    for name, values in vars(arguments).items():
+        numbers = [value for value in (values if isinstance(values, list) else [values]) if type(value) is int]
+        check_at_least_one(**{name: min(numbers, default=None)})
     settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output")}
     results: list[Any] = []
     status = 0
