@@ -30,7 +30,7 @@ from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.model_helpers import save_model, tiny_config, tiny_model
 from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
-from vanilla_transformer_cli.parsing import use_model_code
+from vanilla_transformer_cli.models import use_model_code
 from vanilla_transformer_cli.serve import parse_arguments
 
 FEED_FORWARD = """

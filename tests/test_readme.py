@@ -23,8 +23,8 @@ from hf_vanilla_transformer.training.arguments import DataArguments, ModelArgume
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from tests.model_helpers import save_model
 from tests.serving.running_server import running_server
-from vanilla_transformer_cli.installed_recipes import recipe_path
 from vanilla_transformer_cli.main import main as vanilla_transformer
+from vanilla_transformer_cli.parsing import recipe_path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla_transformer"

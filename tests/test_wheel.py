@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer_cli.installed_recipes import installed_recipes
 from vanilla_transformer_cli.main import SUBCOMMANDS
+from vanilla_transformer_cli.parsing import installed_recipes
 
 
 @pytest.fixture(scope="module")

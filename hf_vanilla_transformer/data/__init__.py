@@ -1,8 +1,7 @@
 """Sentence pairs, tokenizers, and pairs as token ids."""
 
-from .corpora import PairReport
+from .corpora import Input, PairReport, parse_inputs
 from .encoding import EncodingReport, encode_pairs, with_bpe_dropout
-from .inputs import Input, parse_inputs
 from .mixtures import MixtureReport, load_pairs
 from .numbers import number_pairs
 from .readers import read_lines

@@ -3,23 +3,26 @@
 `LengthGroupedSampler` makes batches of a fixed number of pairs, `TokenBatchSampler` of a maximal number of tokens.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset
+from torch.nn import functional as F
+
+from ..loss_vanilla_transformer import IGNORED
 
 BUCKET = 2  # tokens: the width of a bucket of source lengths
 _ROWS_PER_READ = 50_000
 
 
 def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target lengths in tokens, each (number of pairs,), of rows with `input_ids` and `labels`.
-
-    BPE-dropout (an attribute `encoded`) is not applied.
-    """
+    """Source and target lengths in tokens, each (number of pairs,), of the rows of a dataset without BPE-dropout."""
     dataset = getattr(dataset, "encoded", dataset)
     if not isinstance(dataset, Dataset):
         sizes = [(len(row["input_ids"]), len(row["labels"])) for row in (dataset[i] for i in range(len(dataset)))]
@@ -42,8 +45,7 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
     Pairs are bucketed by source length (with bucket boundaries that shift every epoch), sorted by target length within
     a bucket and split into batches. The batches are shuffled, in an order that `seed` and the epoch determine. The
     class of this name in transformers looks at one side only and leaves the batches sorted by length, and that hurts
-    training with a high learning rate. If all accumulated batches of an update should have similar lengths,
-    `batch_size` counts their pairs.
+    training with a high learning rate.
     """
 
     def __init__(self, source_lengths: np.ndarray, target_lengths: np.ndarray, batch_size: int, seed: int):
@@ -77,10 +79,9 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
 
 
 def sort_by_length(source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
-    """Row numbers (number of pairs,), sorted so that neighbours have similar source and target lengths.
+    """Row numbers (number of pairs,), sorted by bucket of source length, then by target length.
 
-    Pairs are sorted by bucket of source length, then by target length: ascending in one bucket, descending in the
-    next, so that a batch across a bucket boundary also has similar target lengths.
+    The order is ascending in one bucket, descending in the next, so that a batch across a boundary fits too.
     """
     bucket = source_lengths // BUCKET
     target = np.where(bucket % 2 == 0, target_lengths, -target_lengths)
@@ -88,10 +89,9 @@ def sort_by_length(source_lengths: np.ndarray, target_lengths: np.ndarray) -> np
 
 
 def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Split consecutive pairs greedily into batches of at most `max_tokens` tokens, padding included.
+    """The start index of each batch of at most `max_tokens` tokens, padding included, and the end of the last.
 
-    `lengths` are the tokens of each pair's longer side, (number of pairs,). A pair that exceeds the limit alone forms
-    a batch. Return the start index of each batch, and the end index of the last: (number of batches + 1,).
+    `lengths` are the tokens of each pair's longer side, (number of pairs,). A pair over the limit is a batch.
     """
     starts = [0]
     while starts[-1] < len(lengths):
@@ -103,10 +103,9 @@ def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
 
 
 def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
-    """Split consecutive batches into `count` non-empty groups of about the same number of tokens.
+    """Split consecutive batches into `count` non-empty groups of about the same number of `tokens`, (batches,).
 
-    `tokens` has the number of tokens of each batch. Return the start index of each group, and the end index of the
-    last: (count + 1,).
+    Return the start index of each group, and the end index of the last: (count + 1,).
     """
     border = np.concatenate([[0], np.cumsum(tokens)])
     targets = np.arange(count + 1) * (border[-1] / count)
@@ -223,3 +222,132 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
 
     def __iter__(self) -> Iterator[list[list[int]]]:
         return map(self.batches, range(len(self)))
+
+
+# The pairs of the batches, from a table or from a stream
+
+Rows = list[dict[str, Any]]
+
+
+def select_rows(row_of: Callable[[int], dict[str, Any]], batches: list[list[int]]) -> list[Rows]:
+    """The rows of each batch, by their numbers. `~row` is a dummy pair: its labels become -100."""
+    return [[row_of(row) if row >= 0 else _without_labels(row_of(~row)) for row in batch] for batch in batches]
+
+
+def _without_labels(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "labels": [IGNORED] * len(row["labels"])}
+
+
+class TokenBatchDataset(torch.utils.data.Dataset):
+    """Fetches the pairs of a whole update at once, given the row numbers of its batches."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, batches: list[list[int]]) -> list[Rows]:
+        read = getattr(self.dataset, "__getitems__", lambda numbers: [self.dataset[row] for row in numbers])
+        numbers = sorted({max(row, ~row) for batch in batches for row in batch})
+        return select_rows(dict(zip(numbers, read(numbers), strict=True)).__getitem__, batches)
+
+
+class StreamingTokenBatches(torch.utils.data.IterableDataset):
+    """Token batches from a stream: buffers one window of pairs at a time and yields its updates.
+
+    Every rank reads the whole stream and keeps its share of each update, so that all ranks have as many updates. If
+    the stream has `state_dict` and `load_state_dict`, like an `IterableDataset` of `datasets`, resuming reads one
+    window again. Otherwise it reads from the start. `window` is the number of buffered pairs. `seed` and `plan` are
+    arguments of `TokenBatchSampler`.
+    """
+
+    def __init__(self, stream: Any, window: int, seed: int, **plan: Any):
+        self.stream, self.window, self.seed, self.plan = stream, window, seed, plan
+        self.epoch = 0
+        self.longest = 0  # tokens, of the pairs read so far
+        self._position = _start_of(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that determines the order. The trainer calls it."""
+        self.epoch = epoch
+        if hasattr(self.stream, "set_epoch"):
+            self.stream.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position: the epoch, the window, the number of its updates yielded, and the stream's state before it."""
+        return dict(self._position)
+
+    def load_state_dict(self, position: dict[str, Any]) -> None:
+        """Make the next iteration resume at a position."""
+        self.set_epoch(position["epoch"])
+        self._position = dict(position)
+
+    def __iter__(self) -> Iterator[list[Rows]]:
+        start = self._position if self._position["epoch"] == self.epoch else _start_of(self.epoch)
+        seekable = hasattr(self.stream, "load_state_dict")
+        if seekable and start["stream"] is not None:
+            self.stream.load_state_dict(start["stream"])
+        rows = iter(self.stream)
+        if not seekable:
+            deque(islice(rows, start["window"] * self.window), maxlen=0)  # skip
+        number, done = start["window"], start["update"]
+        state, window = self._stream_state(), list(islice(rows, self.window))
+        while window:
+            # one row ahead tells whether this window is the last
+            next_state, next_row = self._stream_state(), list(islice(rows, 1))
+            sampler = TokenBatchSampler(*pair_lengths(window), seed=[self.seed, number], **self.plan)
+            sampler.set_epoch(self.epoch)
+            self.longest = max(self.longest, int(sampler.lengths.max()))
+            for update in range(done, len(sampler)):
+                self._position = {"epoch": self.epoch, "window": number, "update": update + 1, "stream": state}
+                if update + 1 == len(sampler) and not next_row:
+                    self._position = _start_of(self.epoch + 1)
+                yield select_rows(window.__getitem__, sampler.batches(update))
+            number, done, state = number + 1, 0, next_state
+            window = next_row + list(islice(rows, self.window - 1))
+        self._position = _start_of(self.epoch + 1)
+
+    def _stream_state(self) -> Any:
+        return self.stream.state_dict() if hasattr(self.stream, "load_state_dict") else None
+
+
+def _start_of(epoch: int) -> dict[str, Any]:
+    return {"epoch": epoch, "window": 0, "update": 0, "stream": None}
+
+
+def collate_batches(
+    batches: list[Rows], collator: Callable[[Rows], Any], row_unit: int = 1, pad_token_ids: tuple[int, int] = (0, 0)
+) -> list[Any]:
+    """Apply the model's collator to each batch of an update.
+
+    B · S and B · T become multiples of `row_unit`, by padding and dummy pairs without labels, so that a matrix product
+    that keeps a kernel for each shape keeps few. `pad_token_ids` are of sources and of decoder inputs.
+    """
+    if row_unit == 1:
+        return [collator(batch) for batch in batches]
+    return [_collate_rounded(batch, collator, row_unit, pad_token_ids) for batch in batches]
+
+
+def _collate_rounded(batch: Rows, collator: Callable[[Rows], Any], row_unit: int, pads: tuple[int, int]) -> Any:
+    longest = {name: max(len(row[name]) for row in batch) for name in ("input_ids", "labels")}
+    pairs, source, target = rounded_shape(len(batch), longest["input_ids"], longest["labels"], row_unit)
+    collated = collator(batch + [_without_labels(batch[-1])] * (pairs - len(batch)))
+    for name, length, value in (
+        ("input_ids", source, pads[0]),
+        ("attention_mask", source, 0),
+        ("labels", target, IGNORED),
+        ("decoder_input_ids", target, pads[1]),
+    ):
+        if name in collated:
+            collated[name] = F.pad(collated[name], (0, length - collated[name].shape[1]), value=value)
+    return collated
+
+
+def rounded_shape(pairs: int, source: int, target: int, row_unit: int) -> tuple[int, int, int]:
+    """The smallest (B, S, T) with at least these sizes in which B · S and B · T are multiples of `row_unit`."""
+    shapes = []
+    for more in range(pairs, pairs + row_unit):
+        unit = row_unit // math.gcd(row_unit, more)
+        shapes.append((more, -(-source // unit) * unit, -(-target // unit) * unit))
+    return min(shapes, key=lambda shape: shape[0] * (shape[1] + shape[2]))

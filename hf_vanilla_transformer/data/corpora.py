@@ -1,11 +1,17 @@
-"""Read one input of sentence pairs, validated row by row, as a memory-mapped table or a stream."""
+"""The names of inputs, such as `train.en train.de` or `corpus.tsv`, and reading one of them.
+
+Sentence pairs are validated row by row, and become a memory-mapped table or a stream.
+"""
 
 import hashlib
 import json
+import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +24,139 @@ from ..atomic_write import atomic_file
 from ..errors import UserError
 from ..untrusted import one_line
 from . import translation_memories
-from .inputs import Input
-from .readers import NEEDS_HEADER, TABLES_WITH_HEADER, BadRow, Repairs, Row, file_format, read_parallel, read_rows
+from .readers import (
+    NEEDS_HEADER,
+    TABLES_WITH_HEADER,
+    BadRow,
+    Repairs,
+    Row,
+    file_format,
+    is_readable,
+    read_parallel,
+    read_rows,
+    require_plain_text,
+)
+from .translation_memories import FORMATS
+
+NUMBERS = "numbers"  # the built-in corpus
+DISTILLED = "train.source.txt", "train.target.txt"  # the files of a folder that `distil` wrote
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Input:
+    """Sentence pairs in files, or in a dataset."""
+
+    name: str  #: the input in messages
+    files: tuple[Path, ...] = ()  #: one file, or two of parallel text, source first. Empty for a dataset
+    dataset: str | None = None  #: `numbers`, a folder or a name on the Hub
+    configuration: str | None = None  #: of a dataset on the Hub
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether `dataset` is a name on the Hub."""
+        return self.dataset is not None and self.dataset != NUMBERS and not Path(self.dataset).is_dir()
+
+
+def parse_inputs(
+    values: str | Path | Iterable[str | Path],
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    field: str = "inputs",
+) -> list[Input]:
+    """Parse the names of inputs.
+
+    Args:
+        values: one or several of the following. All files but Parquet may be compressed (`.gz`).
+
+            - Two plain-text files, one after the other, source first: `train.en train.de`. A file is plain text if its
+              suffix is none of the formats below.
+            - A file with pairs: `.tsv`, `.csv`, `.jsonl` (or `.json`), `.parquet`, `.tmx`, `.xlf` or `.xliff`.
+            - A prefix: `data/train` for `data/train.en` and `data/train.de`. The suffixes are the languages.
+            - A folder that `distil` or `Dataset.save_to_disk` wrote, or one of data files.
+            - `numbers`, the built-in corpus, or a dataset on the Hub, `user/name` or `user/name:configuration`.
+        source_lang, target_lang: the languages.
+        field: the name of the argument, for errors.
+
+    Raises:
+        UserError: a missing or ambiguous input, plain text without a second file, or the target before the source.
+    """
+    names = deque(map(str, [values] if isinstance(values, str | Path) else values))
+    languages = source_lang, target_lang
+    inputs = []
+    while names:
+        name = names.popleft()
+        if _is_plain_text(name):
+            if not names or not _is_plain_text(names[0]):
+                after = f"; {names[0]} is no plain-text file" if names else ""
+                raise UserError(f"{field}: {name} is plain text: name the file with its translations after it{after}")
+            inputs.append(_parallel(name, names.popleft(), languages, field))
+        else:
+            inputs.append(_single(name, languages, field))
+    return inputs
+
+
+def _is_plain_text(name: str) -> bool:
+    path = Path(name).expanduser()
+    if not path.is_file() or has_pairs(path):
+        return False
+    require_plain_text(path)
+    return True
+
+
+def has_pairs(path: Path) -> bool:
+    """Return whether a file has both sides of its pairs, by its suffix."""
+    return is_readable(path) or file_format(path) in FORMATS
+
+
+def _parallel(source: str, target: str, languages: tuple[str | None, str | None], field: str) -> Input:
+    paths = Path(source).expanduser(), Path(target).expanduser()
+    suffixes = [file_format(path)[1:] for path in paths]
+    if None not in languages and suffixes == list(reversed(languages)) and suffixes[0] != suffixes[1]:
+        raise UserError(f"{field}: {source} {target}: the source ({languages[0]}) comes first; exchange the two files")
+    return _of_files(*paths)
+
+
+def _of_files(*files: Path) -> Input:
+    return Input(" + ".join(map(str, files)), files)
+
+
+def _single(name: str, languages: tuple[str | None, str | None], field: str) -> Input:
+    """An input that one name stands for. Local files and folders have precedence over a name on the Hub."""
+    if name == NUMBERS:
+        return Input(name, dataset=NUMBERS)
+    path = Path(name).expanduser()
+    sides = [_with_suffix(path, language) for language in languages if language]
+    prefix_files = [file for file in sides if file.is_file()] if not name.endswith("/") else []
+    if path.is_dir():
+        if prefix_files:
+            raise UserError(
+                f"{field}: {name} is a folder, and the prefix of {prefix_files[0]}: write {name}/ for the folder, or "
+                "name the two files"
+            )
+        distilled = [path / file for file in DISTILLED]
+        return _of_files(*distilled) if all(file.is_file() for file in distilled) else Input(name, dataset=str(path))
+    if path.is_file():
+        return _of_files(path)
+    if prefix_files:
+        if len(prefix_files) < 2:
+            missing = next((file for file in sides if not file.is_file()), "a file of the other language")
+            raise UserError(f"{field}: {name}: {prefix_files[0]} is there, but not {missing}, the other side")
+        return _of_files(*prefix_files)
+    if _HUB_NAME.fullmatch(name) and not has_pairs(path):
+        dataset, _, configuration = name.partition(":")
+        return Input(name, dataset=dataset, configuration=configuration or None)
+    remedy = "; a dataset on the Hub is user/name"
+    if others := sorted(path.parent.glob(f"{escape(path.name)}.*")):
+        remedy = f"; for a prefix, such as that of {others[0]}, set source_lang and target_lang to its suffixes"
+    raise UserError(f"{field}: {name}: no such file, folder or prefix" + ("" if has_pairs(path) else remedy))
+
+
+def _with_suffix(prefix: Path, language: str) -> Path:
+    """The file `prefix.language`, or `prefix.language.gz` if only that exists."""
+    plain, zipped = (Path(f"{prefix}.{language}{end}") for end in ("", ".gz"))
+    return zipped if zipped.is_file() and not plain.is_file() else plain
+
 
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 
@@ -108,17 +245,7 @@ class Columns:
     languages: tuple[str, str] | None = None
 
     def key_in(self, side: str, columns: Sequence[str], where: str, hint: str = "") -> tuple[str | None, str]:
-        """Choose one side from the existing columns.
-
-        Args:
-            side: source or target.
-            columns: the columns that exist.
-            where: the input's name, for errors.
-            hint: appended to the error.
-
-        Returns:
-            (column with a {language: text}, or None, key of the side).
-        """
+        """One side's key in the columns, after the column with a {language: text} or None. `hint` ends errors."""
         column, language = getattr(self, f"{side}_column"), getattr(self, f"{side}_lang")
         defaults = [side, *(self.languages or ())[SIDES.index(side) :][:1]]
         keys = [name for name in (column or language,) if name] or defaults
@@ -272,12 +399,6 @@ class Source:
         return digest.hexdigest()
 
 
-def load_source(source: Source, streaming: bool) -> tuple[Dataset | IterableDataset, PairReport]:
-    """Read and validate one input as `load_pairs` describes."""
-    report = PairReport(source.input.name)
-    return (_stream if streaming else _table)(source, report), report
-
-
 def open_dataset(chosen: Input, split: str, streaming: bool, field: str) -> Dataset | IterableDataset:
     """Open a split of a folder or of a dataset on the Hub. Errors become one line that starts with `field`."""
     folder = Path(str(chosen.dataset))
@@ -306,7 +427,9 @@ def _from_disk(folder: Path, split: str, field: str) -> Dataset:
     return saved
 
 
-def _stream(source: Source, report: PairReport) -> IterableDataset:
+def load_stream(source: Source, report: PairReport) -> IterableDataset:
+    """The valid pairs of an input while it is read, as `load_pairs` describes."""
+
     def read() -> Iterator[dict[str, Any]]:
         for line, text, translation in _valid_pairs(source, report):
             yield {"source": text, "target": translation, "line": line}
@@ -314,8 +437,8 @@ def _stream(source: Source, report: PairReport) -> IterableDataset:
     return IterableDataset.from_generator(read, features=FEATURES)
 
 
-def _table(source: Source, report: PairReport) -> Dataset:
-    """Memory-map the valid pairs from the cache, after writing them there if this content is new."""
+def load_table(source: Source, report: PairReport) -> Dataset:
+    """The valid pairs of an input, memory-mapped from the cache, after writing them there if this content is new."""
     path = cache_file(f"{source.identity()}.arrow")
     saved_report = path.with_suffix(".json")
     # the report is written last: if it exists, the table is complete
@@ -339,10 +462,7 @@ def cache_file(name: str) -> Path:
 
 
 def remove_leftovers() -> None:
-    """Delete temporary files that killed processes left in the cache, if nothing was written to them for an hour.
-
-    Temporary names of `atomic_file` start with a dot, and of `datasets` with `tmp`.
-    """
+    """Delete temporary files of `atomic_file` and `datasets` that nobody has written to for an hour."""
     for path in cache_file("").iterdir():
         with suppress(OSError):  # a parallel process was faster, or a different user owns it
             if path.name.startswith((".", "tmp")) and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:

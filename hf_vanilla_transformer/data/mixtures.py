@@ -16,8 +16,17 @@ import pyarrow as pa
 from datasets import Dataset, IterableDataset, concatenate_datasets
 
 from ..errors import UserError
-from .corpora import FEATURES, Columns, PairReport, Source, load_source, open_dataset
-from .inputs import NUMBERS, parse_inputs
+from .corpora import (
+    FEATURES,
+    NUMBERS,
+    Columns,
+    PairReport,
+    Source,
+    load_stream,
+    load_table,
+    open_dataset,
+    parse_inputs,
+)
 from .numbers import number_pairs
 
 
@@ -95,11 +104,13 @@ def load_pairs(
             data = open_dataset(chosen, split, streaming, field)
         sources.append(Source(chosen, Columns() if chosen.dataset == NUMBERS else columns, data))
     counts = _checked_weights(len(sources), weights)
-    loaded = [load_source(source, streaming) for source in sources]
+    reports = [PairReport(source.input.name) for source in sources]
+    load: Any = load_stream if streaming else load_table
+    loaded = list(map(load, sources, reports))
     if len(loaded) == 1 and weights is None:
-        return loaded[0]
-    report = MixtureReport([part for _, part in loaded], counts)
-    pairs: Any = (_interleaved if streaming else _concatenated)([pairs for pairs, _ in loaded], counts)
+        return loaded[0], reports[0]
+    report = MixtureReport(reports, counts)
+    pairs: Any = (_interleaved if streaming else _concatenated)(loaded, counts)
     # `datasets` caches the results of `map` under the name of this fingerprint
     return pairs if streaming else Dataset(pairs.data, fingerprint=report.fingerprint), report
 

@@ -188,10 +188,7 @@ def _object(row: Any, where: str) -> Row:
 
 
 def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
-    """Yield the line number on which a record starts, and the row, or a `BadRow` for a malformed record.
-
-    The format has a header and quoting as in RFC 4180. Cells are never converted: "null", "NA" and "007" are text.
-    """
+    """Yield (line number, row), or a `BadRow`, of a file as in RFC 4180 with a header. Cells are never converted."""
     csv.field_size_limit(2**31 - 1)  # the caller limits the length of a sentence
     # a quoted cell may contain line breaks, so each line needs its end
     records = csv.reader((f"{line}\n" for line in repaired_lines(path, repairs)), strict=True)

@@ -16,17 +16,8 @@ from .readers import BadRow, open_binary
 FORMATS = (".tmx", ".xliff", ".xlf")
 
 _UNITS = {"tmx": {"tu"}, "xliff": {"trans-unit", "segment"}}
-_ELEMENTS = (
-    "tmx",
-    "header",
-    "xliff",
-    "file",
-    "group",
-    "unit",
-    "tu",
-    "trans-unit",
-    "segment",
-)  # that contain units or name languages, or are units
+# Elements that contain units or name languages, or are units.
+_ELEMENTS = "tmx", "header", "xliff", "file", "group", "unit", "tu", "trans-unit", "segment"
 #: Inline elements that contain markup of the original document. `hi`, `g`, `pc` and `mrk` contain text.
 _MARKUP = {"bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"}
 _STANDALONE = {"ph", "x", "it", "ut"}  # such as a line break. The others are in pairs, also within a word.
@@ -154,9 +145,8 @@ class _AllowedCharacters:
         """The next bytes, at least one before the end of the file."""
         while block := self.handle.read(size):
             data = self.rest + block
-            self.wide = (
-                self.wide or data[:1] in (b"\xff", b"\xfe") or b"\0" in data[:4]
-            )  # UTF-16 has two-byte characters
+            # UTF-16 has two-byte characters
+            self.wide = self.wide or data[:1] in (b"\xff", b"\xfe") or b"\0" in data[:4]
             start = data.rfind(b"&", max(0, len(data) - 12))  # of a reference that the block may have cut
             self.rest = b"" if self.wide or start < 0 else data[start:]
             data = data if self.wide else _REFERENCE.sub(_allowed, data[: len(data) - len(self.rest)])

@@ -11,8 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..data.corpora import Columns
-from ..data.inputs import DISTILLED
+from ..data.corpora import DISTILLED, Columns
 from ..errors import UserError
 from .file_translation import claim, translate_file
 from .fingerprints import text_fingerprint, translator_fingerprint

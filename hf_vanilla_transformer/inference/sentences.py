@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..data.corpora import SIDES, Columns, PairReport, defect, read_side
-from ..data.inputs import has_pairs
+from ..data.corpora import SIDES, Columns, PairReport, defect, has_pairs, read_side
 from ..data.mixtures import load_pairs
 from ..errors import UserError
 from .text_io import read_lines

@@ -11,13 +11,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from ..cpu_time import fitting_threads
 from ..errors import Interrupted, UserError
-from .distributed import print_main
-from .signals import StopSignals
+from .distributed import StopSignals, print_main
 
 IN_TRAINING = "the current update is finished and a checkpoint saved first"
 
@@ -26,17 +25,8 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
     """Stop after `max_minutes`, or at Ctrl-C or SIGTERM: finish the update, save a checkpoint, end training.
 
     A signal also ends an evaluation, at its next batch. The resumed run makes it first (`evaluation_due`). The end of
-    training is saved for any `save_strategy`, so that nothing is lost if scoring fails.
-
-    Args:
-        max_minutes: limit of the training time, including evaluations and the time before a resume. None: no limit.
-        signals: the signals of a run, noted also after training. None: signals are noted during training only.
-
-    Attributes:
-        evaluation_due: whether the last update is still to be evaluated.
-        spent: seconds of training before the resume, from the checkpoint.
-        saved_step: the update of the last checkpoint.
-        saved_for_scoring: whether that is the end of training, against `save_strategy`.
+    training is saved for any `save_strategy`, so that nothing is lost if scoring fails (`saved_for_scoring`). The time
+    includes evaluations and the time before a resume (`spent`). Without `signals` they are noted during training only.
     """
 
     def __init__(self, max_minutes: float | None = None, signals: StopSignals | None = None):
@@ -60,12 +50,6 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         """State for `Trainer` to save in a checkpoint."""
         return {"args": {}, "attributes": {"spent": self.seconds(), "evaluation_due": self.evaluation_due}}
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Restore the attributes that `state` returned, from a checkpoint's `stateful_callbacks`."""
-        attributes = saved.get("StopWithCheckpoint", {}).get("attributes", {})
-        self.spent = attributes.get("spent", 0.0)
-        self.evaluation_due = attributes.get("evaluation_due", False)
-
     @property
     def interrupted(self) -> bool:
         """A signal was received, at the last update on any rank."""
@@ -82,9 +66,7 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
             self._training = False
             self.signals.__exit__(None, None, None)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> Any:
         # Clocks and signals differ between ranks, but all ranks must stop after the same update.
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
         (over,) = self.signals.agree(args.device, over)
@@ -105,26 +87,20 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
             self.evaluation_due = True
             raise Interrupted("the evaluation was interrupted", self.signals.received or 0)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> Any:
         self.evaluation_due = False
         if control.should_training_stop and self.saved_step != state.global_step:  # early stopping
             control.should_save = True
         return control
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> Any:
         self.saved_step = state.global_step
         self.signals.agree(args.device)
         if self.interrupted:
             control.should_training_stop = True
         return control
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> Any:
         unsaved = self.saved_step != state.global_step
         self.signals.agree(args.device)
         if self.interrupted:
@@ -149,13 +125,7 @@ class WeightAverage(TrainerCallback):
     """After update t: average ← average + (1 - d) (weights - average), d = min(decay, (1 + t) / (10 + t)).
 
     With the second term of the minimum the average forgets the initial weights, as in TensorFlow's
-    `ExponentialMovingAverage(num_updates=…)`. Tied weights are averaged once.
-
-    `torch.optim.swa_utils.AveragedModel` would keep a second module in the dtype of the first. Here the average is a
-    dictionary of float32 tensors, as a checkpoint stores them.
-
-    Args:
-        decay: d of a long run, at least 0 and below 1. About 1 / (1 - d) updates count.
+    `ExponentialMovingAverage(num_updates=…)`. Tied weights are averaged once, in float32.
     """
 
     def __init__(self, decay: float):
@@ -163,9 +133,7 @@ class WeightAverage(TrainerCallback):
         self.average: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **_: Any) -> None:
         weights = trained_weights(model)
         if not self.average:
             self.average = {name: weight.detach().float().clone() for name, weight in weights.items()}
@@ -173,9 +141,7 @@ class WeightAverage(TrainerCallback):
             self.average[name] = self.average[name].to(weight.device)
 
     @torch.no_grad()
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, model: Any = None, **_: Any) -> None:
         decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
         for name, weight in trained_weights(model).items():
             self.average[name].lerp_(weight.float(), 1 - decay)
@@ -232,10 +198,7 @@ def release_free_memory() -> bool:
 
 
 class FitThreads(TrainerCallback):
-    """Trains on a CPU with as many threads as the machine has time for, measured again every second.
-
-    The number that torch had before is the limit, and is set again at the end.
-    """
+    """Trains on a CPU with as many threads as the machine has time for, but not more than torch had before."""
 
     def __init__(self) -> None:
         self._limit: int | None = None

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: complete ones, atomic writing, checks before a run resumes, and their average (§6.1)."""
+"""A run's folder and checkpoints: complete ones, atomic writing, checks before a resume, their average (§6.1)."""
 
 import json
 import os
@@ -7,23 +7,24 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .. import modeling_vanilla_transformer
-from ..atomic_write import atomic_file, replace_folder, report_full_disk
+from ..atomic_write import atomic_file, replace_folder, report_full_disk, share_files
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import DiskFull, UserError
 from ..inference.loading import check_architecture, check_weights
-from ..untrusted import one_line, read_json_object
-from .distributed import print_main
+from ..untrusted import one_line, read_json_object, reading_weights
+from .distributed import broadcast_from_main, errors_on_main_rank_only, print_main
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
@@ -229,33 +230,18 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder with weights that do not fit the class in its config.json, without reading them.
-
-    Raises:
-        UserError: a different class, or missing, unexpected or mismatched tensors. Tied weights may have any of their
-            names. Models of other packages and checkpoints without whole weights, such as adapters, are not checked.
-    """
-    if read_json_object(folder / "config.json").get("model_type") != VanillaTransformerConfig.model_type:
+    """Refuse a folder with whole weights of this package that do not fit the class in its config.json."""
+    kind = read_json_object(folder / "config.json").get("model_type")
+    if kind != VanillaTransformerConfig.model_type or not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         return
     config = VanillaTransformerConfig.from_pretrained(folder)
     name = (config.architectures or [""])[0].removeprefix("FSDP")
     default = modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration
     model_class = getattr(modeling_vanilla_transformer, name, default)
-    with torch.device("meta"):
-        model = model_class(config)
+    settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    with reading_weights(folder):
+        model, info = model_class.from_pretrained(folder, config=config, **settings)
     check_architecture(folder, model)
-    if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
-        return
-    names: dict[int, set[str]] = {}
-    tensors = model.state_dict(keep_vars=True)
-    for name, tensor in tensors.items():
-        names.setdefault(id(tensor), set()).add(name)
-    saved = {name: tuple(shape) for name, (*shape, _) in _shapes(_tensor_files(folder)).items()}
-    info = {
-        "missing_keys": [min(aliases) for aliases in names.values() if not aliases & saved.keys()],
-        "unexpected_keys": saved.keys() - tensors.keys(),
-        "mismatched_keys": [name for name in saved.keys() & tensors.keys() if saved[name] != tensors[name].shape],
-    }
     check_weights(folder, info)
 
 
@@ -307,3 +293,88 @@ def _mean(files: Sequence[Path], name: str) -> torch.Tensor:
             tensor = tensors.get_tensor(name)
         total = total + tensor.to(torch.float64)
     return (total / len(files)).to(tensor.dtype)
+
+
+# The folder of a run: new, empty, or with checkpoints of this run, and used by one run at a time
+
+LOCK = ".lock"
+SCORES_BEFORE = "scores_before.json"  # of fine-tuning: the base model's scores, kept for a run that is resumed
+# Names in the folder of a run that ended before its first checkpoint. `runs` has TensorBoard's logs.
+_BEFORE_SAVING = {LOCK, STAGING_FOLDER, SCORES_BEFORE, "runs"}
+
+
+@contextmanager
+def one_run_at_a_time(run: Path) -> Iterator[None]:
+    """Create the folder if necessary and lock it until the block ends. A folder that stays empty is removed."""
+    lock = FileLock(run / LOCK, timeout=0)
+    created = [folder for folder in (run, *run.parents) if not folder.exists()]
+
+    def acquire() -> str | None:
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            return f"output_dir {run}: a process is already training in it; end it, or choose a different folder"
+        except FileExistsError:
+            return f"output_dir {run} is a file; name a folder"
+        except OSError as error:
+            return f"output_dir {run} cannot be written: {error.strerror or error}"
+        return None
+
+    try:
+        with errors_on_main_rank_only():
+            if refusal := broadcast_from_main(acquire):
+                raise UserError(refusal)
+        yield
+    finally:
+        if lock.is_locked:
+            (run / LOCK).unlink(missing_ok=True)
+            lock.release()
+        for folder in created:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+
+
+def find_checkpoint(run: Path, resume: str) -> Path | None:
+    """The checkpoint that `resume_from_checkpoint` names: true, false, auto (true if there is one), or a path."""
+    if resume.lower() == "true" or (resume.lower() == "auto" and complete_checkpoints(run)):
+        checkpoint = last_checkpoint(run)
+        print_main(f"resuming from {checkpoint}")
+        return checkpoint
+    if resume.lower() in ("false", "auto"):
+        require_new_folder(run)
+        return None
+    checkpoint = Path(resume)
+    if checkpoint not in complete_checkpoints(checkpoint.parent):
+        raise UserError(f"resume_from_checkpoint {resume} is no complete checkpoint (`true` resumes from the last)")
+    if checkpoint.resolve().parent == run.resolve():
+        require_last(checkpoint, run)
+    else:
+        require_new_folder(run)
+    return checkpoint
+
+
+def require_new_folder(run: Path) -> None:
+    """Refuse a folder for a new run that has files."""
+    names = sorted(set(os.listdir(run)) - _BEFORE_SAVING) if run.is_dir() else []
+    if names:
+        resume = "resume its run (--resume_from_checkpoint true) or " if complete_checkpoints(run) else ""
+        raise UserError(f"output_dir {run} is not empty (it has {names[0]}): {resume}name a new folder")
+
+
+@contextmanager
+def staged(run: Path, consequence: str) -> Iterator[Path]:
+    """Make an empty folder and, when the block ends, rename each file in it into the run's folder."""
+    staging = run / STAGING_FOLDER
+    remove_staging_folder(run)
+    try:
+        with report_failed_save(run, consequence):
+            staging.mkdir()
+            yield staging
+            share_files(staging)
+            for path in sorted(path for path in staging.rglob("*") if path.is_file()):
+                target = run / path.relative_to(staging)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+    finally:
+        remove_staging_folder(run)

@@ -26,13 +26,13 @@ from ..data import (
     with_bpe_dropout,
 )
 from ..data.batching import pair_lengths
-from ..data.corpora import REPORTED_LINES, describe_dropped
-from ..data.inputs import DISTILLED
+from ..data.corpora import DISTILLED, REPORTED_LINES, describe_dropped
 from ..data.readers import file_format
 from ..data.tokenizer_training import tokenizer_digest
 from ..data.translation_memories import FORMATS, memory_languages
 from ..errors import UserError
 from ..inference.languages import NAMES, model_languages
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
 from .held_out import Overlap, hold_out
@@ -73,6 +73,21 @@ class Corpus:
         report, (count, _) = self.reports.get(split), self.selected.get(split, (None, ""))
         parts = [f"{count:,} pairs"] if count is not None and (not report or count != sum(_table_rows(report))) else []
         return "; ".join(parts + ([report.summary()] if report else []))
+
+
+@dataclass
+class Run:
+    """The arguments of a run, and its data and model."""
+
+    model_args: Any
+    data_args: DataArguments
+    args: RunArguments
+    checkpoint: Path | None  #: the one that it resumes from
+    corpus: Corpus
+    tokenizers: Tokenizers
+    encoded: dict[str, Any]  #: the splits as token ids
+    encoding: dict[str, EncodingReport]
+    model: VanillaTransformerForConditionalGeneration
 
 
 def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
@@ -304,10 +319,9 @@ def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
         print_main("scores ignore case, because the target tokenizer lower-cases all text")
 
 
-def check_positions(
-    config: VanillaTransformerConfig, encoded: dict[str, Any], tokenizers: Tokenizers, data_args: DataArguments
-) -> None:
+def check_positions(run: Run) -> None:
     """Refuse sentences that learned positions cannot represent. Sinusoids have no end."""
+    config, data_args, encoded = run.model.config, run.data_args, run.encoded
     limit = config.max_position_embeddings
     if config.position_encoding_type != "learned":
         return
@@ -325,7 +339,7 @@ def check_positions(
                 f"validation data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}"
             )
     if data_args.bpe_dropout:
-        longest_text = _longest_without_merges(encoded["train"], tokenizers)
+        longest_text = _longest_without_merges(encoded["train"], run.tokenizers)
         if longest_text > limit:
             raise UserError(
                 f"bpe_dropout: {data_args.bpe_dropout}: without merges a sentence has up to {longest_text} tokens: "
@@ -349,27 +363,29 @@ def _longest_without_merges(data: Any, tokenizers: Tokenizers) -> float:
 # Digests of data and tokenizers
 
 
-def data_facts(corpus: Corpus, data_args: DataArguments, args: RunArguments) -> dict[str, Any]:
+def data_facts(run: Run) -> dict[str, Any]:
     """The facts about the data that determine the batches: digests of the content, length limits, BPE-dropout.
 
     The validation data counts if it selects the weights or ends the run.
     """
+    corpus, data_args = run.corpus, run.data_args
     facts: dict[str, Any] = {"training data": _digest_of_split(corpus, data_args, "train")}
     for name in ("max_train_samples", "max_source_length", "max_target_length", "bpe_dropout"):
         facts[name] = getattr(data_args, name)
-    if "validation" in corpus.pairs and args.metric_for_best_model:
+    if "validation" in corpus.pairs and run.args.metric_for_best_model:
         facts["validation data"] = _digest_of_split(corpus, data_args, "validation")
         facts["max_eval_samples"] = data_args.max_eval_samples
     return facts
 
 
-def tokenizer_facts(tokenizers: Tokenizers, model_args: Any, data_args: DataArguments) -> dict[str, Any]:
-    """A digest of the tokenizers, and the settings of their training. A resumed run ignores those settings."""
-    facts: dict[str, Any] = {"tokenizer": tokenizer_digest(tokenizers)}
-    if not data_args.tokenizer_name:
-        facts["vocab_size"] = model_args.vocab_size
+def fixed_facts(run: Run) -> dict[str, Any]:
+    """Facts that cannot change within a run: fine-tuning, the tokenizers, and the settings of their training."""
+    fine_tuning = run.args.model_name_or_path is not None
+    facts: dict[str, Any] = {"fine-tuning": fine_tuning, "tokenizer": tokenizer_digest(run.tokenizers)}
+    if not run.data_args.tokenizer_name:
+        facts["vocab_size"] = run.model_args.vocab_size
         for name in ("separate_vocabularies", "min_frequency", "lowercase"):
-            facts[name] = getattr(data_args, name)
+            facts[name] = getattr(run.data_args, name)
     return facts
 
 
@@ -377,13 +393,7 @@ def _digest_of_split(corpus: Corpus, data_args: DataArguments, split: str) -> st
     pairs = corpus.pairs[split]
     if isinstance(pairs, IterableDataset):
         return f"a stream with digest {_digest_of_stream(data_args)}"
-    fingerprint = corpus.fingerprint(split)
-    if not fingerprint:
-        digest = hashlib.blake2b(digest_size=16)
-        for batch in pairs.select_columns(["source", "target"]).iter(_ROWS_READ):
-            digest.update(json.dumps(batch).encode())
-        fingerprint = digest.hexdigest()
-    return f"{len(pairs):,} pairs with digest {fingerprint[:16]}"
+    return f"{len(pairs):,} pairs with digest {corpus.fingerprint(split)[:16]}"
 
 
 def _digest_of_stream(data_args: DataArguments) -> str:

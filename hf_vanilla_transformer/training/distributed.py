@@ -1,8 +1,16 @@
-"""Runs of several processes: the rank that prints and writes, agreement of all ranks, FSDP."""
+"""Runs of several processes, and the signals that end them: the rank that prints, agreement of all ranks, FSDP.
+
+transformers' `enable_jit_checkpoint` notes SIGTERM only, on each rank by itself, and does not stop an evaluation.
+"""
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -83,3 +91,101 @@ def original_class(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.__class__ = sharded
+
+
+# Signals that end a run after its state is saved: Ctrl-C (SIGINT), and SIGTERM of schedulers and containers
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+# torchrun forwards its signal to its workers, although Ctrl-C in a terminal has reached them already.
+_LAUNCHER_REPEATS_FOR = 3.0  # seconds
+# How long a worker of a DataLoader goes on after SIGTERM, so that the main process can finish and save.
+_WORKER_SECONDS = 60
+
+
+class StopSignals:
+    """Context that notes the first SIGINT or SIGTERM and restores the default: a second signal stops at once.
+
+    A signal that is ignored (nohup, a background job) stays ignored. Contexts of one object may be nested. Outside the
+    main thread Python permits no handlers, so nothing is noted. The first signal prints `message` on the main rank.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.message = ""
+        self._previous: dict[int, Any] = {}
+        self._depth = 0
+        self._process = os.getpid()
+        self._time = 0.0
+
+    def __enter__(self) -> "StopSignals":
+        self._depth += 1
+        if self._depth == 1 and self.received is None and threading.current_thread() is threading.main_thread():
+            for number in STOPPING:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._restore()
+
+    def agree(self, device: torch.device, *flags: bool) -> list[bool]:
+        """Make `received` the same on all ranks, which must all call it. Return which `flags` any rank has."""
+        found = any_rank(*(self.received == each for each in STOPPING), *flags, device=device)
+        received = max((each for each, flag in zip(STOPPING, found, strict=False) if flag), default=None)
+        first, self.received = self.received is None, received
+        if received is not None and first:
+            self._print()
+        return found[len(STOPPING) :]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked worker: the main process ends it
+            return
+        if self.received is None:
+            self.received, self._time = number, time.monotonic()
+            self._print()
+            if not _is_launched():
+                self._restore()
+        elif time.monotonic() - self._time > _LAUNCHER_REPEATS_FOR:
+            self._restore()
+            signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        self._previous = {}
+
+    def _print(self) -> None:
+        if is_main_rank():
+            # Python refuses in the middle of a print, and the terminal may be closed.
+            again = "Ctrl-C" if self.received == signal.SIGINT else "the signal"
+            with suppress(RuntimeError, OSError, ValueError):
+                print(f"\nstopping: {self.message} ({again} again stops at once)", flush=True)
+
+
+def _is_launched() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def leave_signals_to_main_process(loader: Any) -> Any:
+    """Return the loader, with workers that ignore a signal to all processes: the main process needs them to finish
+    the update."""
+    plain = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+    if plain.num_workers:
+        plain.worker_init_fn = partial(_init_worker, plain.worker_init_fn)
+    return loader
+
+
+def _init_worker(then: Callable[[int], None] | None, worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_later)
+    if then is not None:
+        then(worker)
+
+
+def _end_later(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_WORKER_SECONDS)

@@ -19,9 +19,9 @@ from ..interop.sources import from_hub
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import read_json_object
 from .arguments import DataArguments, RunArguments, bleu_options, set_decoding
-from .corpus import Corpus, Tokenizers
+from .checkpoints import SCORES_BEFORE
+from .corpus import Run, Tokenizers
 from .distributed import is_main_rank, print_main
-from .run_folder import SCORES_BEFORE
 
 # Fine-tuning may change the regularisation. All other configuration fields decide the shapes or meaning of weights.
 _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
@@ -125,19 +125,9 @@ def describe_defaults(args: RunArguments) -> str:
     return f"fine-tuning {args.model_name_or_path}: {chosen} (fresh weights have the schedule of section 5.3)"
 
 
-def score_before(
-    trainer: Any,
-    corpus: Corpus,
-    encoded: dict[str, Any],
-    data_args: DataArguments,
-    args: RunArguments,
-    checkpoint: Path | None,
-) -> dict[str, Any]:
-    """Score the base model on the test splits, with the search settings of the test after training.
-
-    Return `before_test_bleu`, `before_base_test_bleu` and so on. A resumed run takes them from the run of
-    `checkpoint`.
-    """
+def score_before(trainer: Any, run: Run) -> dict[str, Any]:
+    """Score the base model as `before_test_bleu` and so on. A resumed run takes its first scores."""
+    args, checkpoint = run.args, run.checkpoint
     scores: dict[str, Any] = {}
     if checkpoint is not None:
         file = checkpoint.parent / SCORES_BEFORE
@@ -146,10 +136,10 @@ def score_before(
         saved = copy.deepcopy(trainer.model.generation_config)
         set_decoding(trainer.model.generation_config, args)
         for split in ("test", "base_test"):
-            if split in encoded:
+            if split in run.encoded:
                 print_main(f"before fine-tuning, {split}:")
-                references = corpus.pairs[split]["target"]
-                results = score_test_split(trainer, encoded[split], references, split, bleu_options(data_args))
+                references = run.corpus.pairs[split]["target"]
+                results = score_test_split(trainer, run.encoded[split], references, split, bleu_options(run.data_args))
                 scores |= {f"before_{name}": value for name, value in results.items()}
         trainer.model.generation_config = saved
     if scores and is_main_rank():

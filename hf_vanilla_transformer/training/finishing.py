@@ -17,13 +17,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from ..data import save_tokenizers
 from ..errors import DiskFull, Interrupted, UserError
-from ..evaluation.attention_maps import cross_attention, plot_attention
-from ..evaluation.curve import plot_curve
 from ..evaluation.metrics import score_test_split, score_translations
+from ..evaluation.plots import cross_attention, plot_attention, plot_curve
 from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..system_info import describe_hardware, versions
-from .arguments import DataArguments, RunArguments, bleu_options, chosen_values, set_decoding
+from .arguments import RunArguments, bleu_options, chosen_values, set_decoding
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     STAGING_FOLDER,
@@ -33,11 +32,11 @@ from .checkpoints import (
     remove_staging_folder,
     report_failed_save,
     resume_hint,
+    staged,
 )
-from .corpus import SPLITS, Corpus, Tokenizers, run_languages, split_inputs
+from .corpus import SPLITS, Run, Tokenizers, run_languages, split_inputs
 from .distributed import is_main_rank, original_class, print_main
-from .progress import perplexities
-from .run_folder import staged
+from .report import perplexities
 from .trainer import VanillaTransformerTrainer
 
 # Files about the weights in the same folder
@@ -45,46 +44,33 @@ RESULTS = "all_results.json", "trainer_state.json", "attention.png", "curve.png"
 
 
 def score_and_save(
-    trainer: VanillaTransformerTrainer,
-    stop: StopWithCheckpoint,
-    tokenizers: Tokenizers,
-    corpus: Corpus,
-    encoded: dict[str, Any],
-    data_args: DataArguments,
-    results: dict[str, Any],
+    trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Run, results: dict[str, Any]
 ) -> dict[str, Any]:
     """Choose the weights, save the model folder, then score the test split and save the results.
 
-    The end of training was saved as a checkpoint before, so a failure here loses nothing.
-
-    Returns:
-        `results` with the scores.
-
-    Raises:
-        UserError: a split cannot be scored, or the disk is full.
-        Interrupted: by a signal. A resumed run continues with the scores.
+    The end of training was saved as a checkpoint before, so a failure or a signal here loses nothing: a resumed run
+    continues with the scores. Return `results` with the scores.
     """
-    args: Any = trainer.args
-    run, signals = Path(args.output_dir), stop.signals
-    saved = f"the last update is saved, and a resumed run continues with the scores: {resume_hint(run)}"
-    signals.message = f"the scores are left out; {saved}"
+    args, folder, bleu = run.args, Path(run.args.output_dir), bleu_options(run.data_args)
+    saved = f"the last update is saved, and a resumed run continues with the scores: {resume_hint(folder)}"
+    stop.signals.message = f"the scores are left out; {saved}"
     with _scoring("the validation split", stop, args.device, saved):
-        results |= choose_weights(trainer, run, args)
+        results |= choose_weights(trainer, folder, args)
         if trainer.eval_dataset is not None:
-            results |= _validation_facts(trainer, corpus.pairs["validation"]["target"][:1000], bleu_options(data_args))
+            results |= _validation_facts(trainer, run.corpus.pairs["validation"]["target"][:1000], bleu)
         set_decoding(trainer.model.generation_config, args)
-    save_model_folder(trainer, tokenizers, run)
-    saved = f"the model is saved in {run}, and a resumed run scores it: {resume_hint(run)}"
-    signals.message = f"the scores are left out; {saved}"
+    save_model_folder(trainer, run.tokenizers, folder)
+    saved = f"the model is saved in {folder}, and a resumed run scores it: {resume_hint(folder)}"
+    stop.signals.message = f"the scores are left out; {saved}"
     with _scoring("the test split", stop, args.device, saved):
-        bleu = bleu_options(data_args)
         for split in ("test", "base_test"):
-            if split in encoded:
-                results |= score_test_split(trainer, encoded[split], corpus.pairs[split]["target"], split, bleu)
+            if split in run.encoded:
+                references = run.corpus.pairs[split]["target"]
+                results |= score_test_split(trainer, run.encoded[split], references, split, bleu)
     if is_main_rank():
-        save_results(trainer, run, results)
+        save_results(trainer, folder, results)
         if stop.saved_for_scoring:
-            shutil.rmtree(run / f"checkpoint-{stop.saved_step}")
+            shutil.rmtree(folder / f"checkpoint-{stop.saved_step}")
     return results
 
 
@@ -233,17 +219,16 @@ def save_results(trainer: VanillaTransformerTrainer, run: Path, results: dict[st
 _MAX_MAP_CHARACTERS = 150
 
 
-def draw_attention(
-    model: VanillaTransformerForConditionalGeneration, tokenizers: Tokenizers, corpus: Corpus, run: Path
-) -> None:
+def draw_attention(model: VanillaTransformerForConditionalGeneration, run: Run) -> None:
     """Plot the cross-attention of the first test pair that is short enough."""
-    rows = iter(corpus.pairs.get("test", ()))
+    rows = iter(run.corpus.pairs.get("test", ()))
     row = next((row for row in rows if max(len(row["source"]), len(row["target"])) <= _MAX_MAP_CHARACTERS), None)
     if row is None:
         return
     with report_missing_plot("attention map"):
-        source, target, weights = cross_attention(model, *tokenizers, row["source"], row["target"])
-        print_main(f"attention map: {plot_attention(source, target, weights, run / 'attention.png')}")
+        source, target, weights = cross_attention(model, *run.tokenizers, row["source"], row["target"])
+        file = Path(run.args.output_dir) / "attention.png"
+        print_main(f"attention map: {plot_attention(source, target, weights, file)}")
 
 
 @contextmanager
@@ -257,26 +242,17 @@ def report_missing_plot(name: str) -> Iterator[None]:
         print(f"no {name}: {error}", file=sys.stderr)
 
 
-def write_card(
-    trainer: VanillaTransformerTrainer,
-    tokenizers: Tokenizers,
-    corpus: Corpus,
-    results: dict[str, Any],
-    model_args: Any,
-    data_args: DataArguments,
-    args: RunArguments,
-    command: str,
-) -> None:
+def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, Any], command: str) -> None:
     """Write the attention map and the training curve, if matplotlib is installed, and the model card."""
-    run = Path(args.output_dir)
     if not is_main_rank():
         return
+    args, data_args, corpus, folder = run.args, run.data_args, run.corpus, Path(run.args.output_dir)
     base = args.model_name_or_path
     on_hub = {split: [each.name for each in split_inputs(data_args, split) if each.on_hub] for split in SPLITS}
     facts = CardFacts(
-        model_name=run.resolve().name,
+        model_name=folder.resolve().name,
         languages=run_languages(data_args, args),
-        recipe=chosen_values(model_args, data_args, args),
+        recipe=chosen_values(run.model_args, data_args, args),
         command=command or None,
         metrics=results,
         data_summaries={split: corpus.summary(split) for split in corpus.pairs},
@@ -292,9 +268,9 @@ def write_card(
         datasets=on_hub,
         example=corpus.pairs["test"][0]["source"] if "test" in corpus.pairs else None,
     )
-    with report_failed_save(run, "the model and its scores are saved, its card is not"):
+    with report_failed_save(folder, "the model and its scores are saved, its card is not"):
         if not trainer.is_fsdp_enabled:  # a forward pass of a sharded model would need all ranks
-            draw_attention(trainer.model, tokenizers, corpus, run)
+            draw_attention(trainer.model, run)
         with report_missing_plot("curve"):
-            print_main(f"curve: {plot_curve(trainer.state.log_history, run / 'curve.png')}")
-        print_main(f"model card: {write_model_card(run, facts)}")
+            print_main(f"curve: {plot_curve(trainer.state.log_history, folder / 'curve.png')}")
+        print_main(f"model card: {write_model_card(folder, facts)}")

@@ -30,15 +30,9 @@ def hold_out(
     """Draw validation pairs by distinct source, and leave out of training every pair that would give them away.
 
     These are all pairs with a held-out source, in a distilled input also those with a held-out target (of a
-    back-translation), and for training in both directions all pairs with a held-out sentence on either side.
-
-    Args:
-        pairs: the N training pairs, with copies of those that have a weight.
-        count: number of validation pairs, at most a tenth of the sources that can be drawn.
-        distilled: (N,), true for translations by a model. They are not drawn.
-
-    Returns:
-        Row numbers of the training pairs and of the validation pairs, in the order of `pairs`.
+    back-translation), and for training in both directions all pairs with a held-out sentence on either side. Pairs
+    of the N that are `distilled` (N,) are not drawn, and at most a tenth of the sources is. Return the row numbers of
+    the training pairs and of the validation pairs.
     """
     sources, targets = (_keys(pairs, column) for column in ("source", "target"))
     rows = np.flatnonzero(~distilled)

@@ -1,11 +1,14 @@
 """Output of a training run: a line for each log entry, sample translations, and a bar on a terminal."""
 
+import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import disable_progress_bars
 from tqdm import tqdm
 from transformers import EvalPrediction, PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
@@ -14,7 +17,6 @@ from transformers.utils import logging
 
 from ..loss_vanilla_transformer import IGNORED
 from .callbacks import StopWithCheckpoint
-from .trainer import VanillaTransformerTrainer
 
 _SAMPLES = 3
 _MAX_CHARACTERS = 150  # of a sample sentence
@@ -134,13 +136,8 @@ class TrainingBar(ProgressCallback):
         """`TrainingReport` prints it."""
 
 
-def show_progress(
-    trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, validation: Any, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Replace the dictionaries that `Trainer` prints by readable lines, and show a bar if there is a terminal.
-
-    `stop` has the time limit of the run, `validation` the evaluated pairs, `tokenizer` is of the target language.
-    """
+def show_progress(trainer: Any, stop: StopWithCheckpoint, validation: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Replace the dictionaries that `Trainer` prints by readable lines, and show a bar if there is a terminal."""
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     samples = None
@@ -185,3 +182,79 @@ def _fields(logs: dict[str, Any], formats: dict[str, str]) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
+
+
+# Metrics of the training log: throughput, padding, loss without label smoothing, perplexity, time left
+
+
+class ThroughputMeter:
+    """Counts tokens and sums losses between two log entries, on the device, so that the host does not wait for it."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Reset all counts, at the start of training."""
+        self._start: float | None = None
+        self._updates = 0
+        self._target_tokens: Any = 0  # of all ranks
+        self._tokens: Any = 0  # source and target, of this rank
+        self._positions = 0  # the same with padding
+        self._nll: torch.Tensor | None = None
+
+    def count(self, batches: list[Any], target_tokens: torch.Tensor | int | None) -> None:
+        """Count this rank's batches of an update, and its number of target tokens over all ranks, or None."""
+        if self._start is None:
+            self._start = time.monotonic()
+        self._updates += 1
+        if target_tokens is not None:
+            self._target_tokens = self._target_tokens + target_tokens
+        for batch in batches:
+            if not {"labels", "attention_mask"} <= batch.keys():
+                continue
+            labels, mask = batch["labels"], batch["attention_mask"]
+            self._tokens = self._tokens + labels.ne(IGNORED).sum() + mask.sum()
+            self._positions += labels.numel() + mask.numel()
+
+    def add_nll(self, nll: torch.Tensor) -> None:
+        """Add a batch's share of the update's loss without label smoothing."""
+        self._nll = nll if self._nll is None else self._nll + nll
+
+    def read(
+        self, state: TrainerState, mean: Callable[[torch.Tensor], torch.Tensor], limit: float
+    ) -> dict[str, float]:
+        """The metrics since the last call.
+
+        `tokens_per_second` counts target tokens without padding, `padding` is its share of this rank's positions,
+        `minutes_left` is at most `limit`, and `nll_loss`, if the model returned it, is the `mean` over all ranks.
+        """
+        if self._start is None:
+            return {}
+        updates, now = self._updates, time.monotonic()
+        seconds = max(now - self._start, 1e-9)
+        metrics = {"tokens_per_second": round(float(self._target_tokens) / seconds, 1)}
+        if self._positions:
+            metrics["padding"] = round(1 - float(self._tokens) / self._positions, 4)
+        if updates and state.max_steps > 0:
+            left = (state.max_steps - state.global_step) * seconds / updates / 60
+            metrics["minutes_left"] = round(min(left, limit), 3)
+        if self._nll is not None and updates:
+            metrics["nll_loss"] = float(mean(self._nll)) / updates
+        self.reset()
+        self._start = now
+        return metrics
+
+
+def perplexities(logs: dict[str, float], exclude: str | None = None) -> dict[str, float]:
+    """`perplexity` from `nll_loss` or `loss`, `eval_perplexity` from `eval_loss`, but not from `exclude`, a smoothed
+    loss.
+    """
+    losses = [name for name in logs if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
+    metrics = {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != exclude}
+    if "nll_loss" in logs:
+        metrics["perplexity"] = _exp(logs["nll_loss"])
+    return metrics
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf

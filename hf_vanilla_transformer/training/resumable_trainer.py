@@ -19,8 +19,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import CONFIG_NAME
 
-from ..data.batching import TokenBatchSampler
-from ..data.token_batches import StreamingTokenBatches
+from ..data.batching import StreamingTokenBatches, TokenBatchSampler
 from ..data.tokenizer_training import save_tokenizers, unrecognised_tokens
 from ..errors import Interrupted, UserError
 from ..inference.loading import check_weights
@@ -40,8 +39,7 @@ from .checkpoints import (
     require_same,
     require_training_state,
 )
-from .distributed import original_class, print_main
-from .signals import leave_signals_to_main_process
+from .distributed import leave_signals_to_main_process, original_class, print_main
 
 # Arguments that determine the pairs of an update.
 _PLAN = "max_tokens_per_batch", "tokens_per_update", "seed", "data_seed"

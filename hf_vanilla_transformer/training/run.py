@@ -1,6 +1,8 @@
 """A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
 import signal
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
 
 from ..atomic_write import report_full_disk
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..cpu_time import on_fitting_threads
 from ..errors import Interrupted, UserError
 from ..evaluation.metrics import translation_metrics
 from ..hub.finished_run import destination, publish_run
@@ -17,28 +20,33 @@ from ..inference.languages import name_languages
 from ..inference.loading import import_class, trust_code
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import finishing
-from .argument_checks import check_optimizer, check_schedule, check_size, refused_as_one_line
-from .arguments import DataArguments, RunArguments, bleu_options, model_config
+from .arguments import (
+    DataArguments,
+    RunArguments,
+    bleu_options,
+    check_optimizer,
+    check_schedule,
+    check_size,
+    model_config,
+    refused_as_one_line,
+)
 from .callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint
-from .checkpoints import report_failed_save, resume_hint
+from .checkpoints import find_checkpoint, one_run_at_a_time, read_run_state, report_failed_save, resume_hint
 from .corpus import (
-    Corpus,
+    Run,
     Tokenizers,
     check_positions,
     choose_tokenizers,
     data_facts,
     encode_corpus,
+    fixed_facts,
     load_corpus,
     match_case,
     run_languages,
-    tokenizer_facts,
 )
-from .distributed import broadcast_from_main, errors_on_main_rank_only, print_main, silence_other_ranks
+from .distributed import StopSignals, broadcast_from_main, errors_on_main_rank_only, print_main, silence_other_ranks
 from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
-from .precision import resolve_precision
 from .report import duration, show_progress
-from .run_folder import find_checkpoint, one_run_at_a_time
-from .signals import StopSignals
 from .trainer import VanillaTransformerTrainer
 
 
@@ -56,54 +64,44 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         UserError: a mistake that the user can correct.
         Interrupted: Ctrl-C or SIGTERM. A checkpoint is saved, unless nothing was trained yet.
     """
-    run = Path(args.output_dir)
+    folder = Path(args.output_dir)
     silence_other_ranks()
     signals = StopSignals()
-    with one_run_at_a_time(run):
+    with one_run_at_a_time(folder):
         with errors_on_main_rank_only():
-            checkpoint = find_checkpoint(run, str(args.resume_from_checkpoint or "false"))
+            checkpoint = find_checkpoint(folder, str(args.resume_from_checkpoint or "false"))
             set_seed(args.seed)
             with report_full_disk(datasets_config.HF_DATASETS_CACHE):
-                corpus, tokenizers, encoded, encoding, model = load_data_and_model(
-                    model_args, data_args, args, checkpoint
-                )
-            print_main(f"model: {model.num_parameters():,} parameters")
+                run = load_run(model_args, data_args, args, checkpoint)
+            print_main(f"model: {run.model.num_parameters():,} parameters")
             published = destination(args)
-            resolve_arguments(model, args, checkpoint)
-            check_positions(model.config, encoded, tokenizers, data_args)
-            _record_length(model.config, encoding["train"].longest_source or data_args.max_source_length, args)
-            fixed = {"fine-tuning": args.model_name_or_path is not None}
-            facts = {
-                "data_facts": data_facts(corpus, data_args, args),
-                "fixed_facts": fixed | tokenizer_facts(tokenizers, model_args, data_args),
-            }
-            trainer, stop = make_trainer(model, tokenizers, encoded, data_args, args, facts, signals)
-            show_progress(trainer, stop, corpus.pairs.get("validation"), tokenizers[1])
+            resolve_arguments(run.model, args, checkpoint)
+            check_positions(run)
+            _record_length(run)
+            trainer, stop = make_trainer(run, signals)
+            show_progress(trainer, stop, run.corpus.pairs.get("validation"), run.tokenizers[1])
         before: dict[str, Any] = {}
         if args.model_name_or_path is not None:
             print_main(describe_defaults(args))
             with errors_on_main_rank_only():
-                before = score_before(trainer, corpus, encoded, data_args, args, checkpoint)
+                before = score_before(trainer, run)
         with signals:
-            results = before | train(trainer, stop, run, checkpoint)
+            results = before | train(trainer, stop, folder, checkpoint)
             if data_args.streaming:
-                last_pass = f"{corpus.reports['train'].summary()}; {encoding['train'].summary()}"
+                last_pass = f"{run.corpus.reports['train'].summary()}; {run.encoding['train'].summary()}"
                 print_main(f"train (streamed, last pass): {last_pass}")
-                for warning in corpus.overlap.warnings() if corpus.overlap else ():
+                for warning in run.corpus.overlap.warnings() if run.corpus.overlap else ():
                     print_main(warning)
             with errors_on_main_rank_only():
-                results = finishing.score_and_save(trainer, stop, tokenizers, corpus, encoded, data_args, results)
-                finishing.write_card(trainer, tokenizers, corpus, results, model_args, data_args, args, command)
+                results = finishing.score_and_save(trainer, stop, run, results)
+                finishing.write_card(trainer, run, results, command)
         if published is not None:
-            print_main(f"published: {publish_run(run, published)}")
+            print_main(f"published: {publish_run(folder, published)}")
     return results
 
 
-def load_data_and_model(
-    model_args: Any, data_args: DataArguments, args: RunArguments, checkpoint: Path | None
-) -> tuple[Corpus, Tokenizers, dict[str, Any], dict[str, Any], VanillaTransformerForConditionalGeneration]:
-    """Load the corpus, the tokenizers, the encoded splits, their reports, and the model: a new one, the base model of
-    `model_name_or_path`, or one for the checkpoint to resume from."""
+def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, checkpoint: Path | None) -> Run:
+    """Load the data and the model: a new one, that of `model_name_or_path`, or one for the checkpoint."""
     fine_tuned = args.model_name_or_path is not None
     model_class: Any = None if args.model_class is None else import_class(args.model_class)
     for folder in (args.model_name_or_path, *(args.teacher or ())) if args.trust_remote_code else ():
@@ -129,13 +127,14 @@ def load_data_and_model(
     else:
         model_class = model_class or VanillaTransformerForConditionalGeneration
         model = build_model(model_args, tokenizers, checkpoint, model_class)
-    return corpus, tokenizers, encoded, encoding, model
+    return Run(model_args, data_args, args, checkpoint, corpus, tokenizers, encoded, encoding, model)
 
 
-def _record_length(config: Any, length: int | None, args: RunArguments) -> None:
+def _record_length(run: Run) -> None:
     """Record the longest source that the model was trained on, for translation. An unknown base model stays one."""
+    config, length = run.model.config, run.encoding["train"].longest_source or run.data_args.max_source_length
     trained = getattr(config, "trained_source_length", None)
-    if length and (trained or not args.model_name_or_path):
+    if length and (trained or not run.args.model_name_or_path):
         config.trained_source_length = max(length, trained or 0)
 
 
@@ -199,16 +198,9 @@ def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
         raise UserError(f"average_last={args.average_last} needs checkpoints: set save_strategy to steps or epoch")
 
 
-def make_trainer(
-    model: VanillaTransformerForConditionalGeneration,
-    tokenizers: Tokenizers,
-    encoded: dict[str, Any],
-    data_args: DataArguments,
-    args: RunArguments,
-    facts: dict[str, Any],
-    signals: StopSignals,
-) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
-    """Make the trainer and its time limit, with the `facts` of `ResumableTrainer`."""
+def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
+    """Make the trainer and its time limit."""
+    args, encoded, tokenizers = run.args, run.encoded, run.tokenizers
     check_arguments(encoded, args)
     check_optimizer(args)
     check_schedule(args)
@@ -219,16 +211,17 @@ def make_trainer(
     callbacks.append(stop)  # last: it saves a run that a callback before it ends
     with refused_as_one_line("training arguments"):
         trainer = VanillaTransformerTrainer(
-            model=model,
+            model=run.model,
             args=args,
             train_dataset=encoded["train"],
             eval_dataset=encoded.get("validation"),
-            data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=model),
+            data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=run.model),
             processing_class=tokenizers[0],
             target_tokenizer=tokenizers[1],
-            compute_metrics=translation_metrics(tokenizers[1], **bleu_options(data_args)),
+            compute_metrics=translation_metrics(tokenizers[1], **bleu_options(run.data_args)),
             callbacks=callbacks,
-            **facts,
+            data_facts=data_facts(run),
+            fixed_facts=fixed_facts(run),
         )
     if args.average_last > 1 and trainer.is_fsdp_enabled:
         kind = trainer.accelerator.state.fsdp_plugin.state_dict_type
@@ -260,3 +253,52 @@ def train(
     print_main(f"trained {step:,} updates in {duration(seconds)}")
     metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}
+
+
+# 3. Precision: chosen once, with `auto_bf16` by a measurement, and kept in every checkpoint
+
+WARM_UP, TIMED = 1, 3  # training steps of each precision
+
+
+def resolve_precision(
+    model: VanillaTransformerForConditionalGeneration, args: RunArguments, checkpoint: Path | None = None
+) -> None:
+    """Replace `auto_bf16` by `bf16`, true or false, and print the precision. A resumed run keeps its own."""
+    reason = " (as set)" if args.bf16 or args.fp16 else ""
+    if args.auto_bf16 and not (args.bf16 or args.fp16):
+        if checkpoint is not None:
+            precision = read_run_state(checkpoint).fixed.get("precision")
+            faster, reason = precision == "bf16", f" (as in {checkpoint})"
+        else:
+            with on_fitting_threads():
+                faster = broadcast_from_main(lambda: bf16_is_faster(model.to(args.device)))
+            reason = " (the faster one in a measurement)"
+        if faster:
+            args.bf16, args.mixed_precision = True, "bf16"
+    args.auto_bf16 = False  # the model card names the precision, for repeating the run elsewhere
+    print_main(f"precision: {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'}{reason}")
+
+
+def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences: int = 64, length: int = 16) -> bool:
+    """Return True if the median of a few training steps is faster with autocast to bfloat16. Precisions alternate.
+
+    Weights and random state stay unchanged, gradients are cleared. About 1,000 tokens are enough for the ratio.
+    """
+    device, was_training = model.device, model.training
+    vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)  # ids that both vocabularies have
+    ids = torch.arange(sentences * length, device=device).view(sentences, length) % vocab_size
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    model.train()
+    with torch.random.fork_rng():
+        for step in range(WARM_UP + TIMED):
+            for bf16 in seconds:
+                start = time.perf_counter()
+                with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                    loss = model(input_ids=ids, labels=ids).loss
+                loss.backward()
+                loss.item()  # synchronizes with the device
+                if step >= WARM_UP:
+                    seconds[bf16].append(time.perf_counter() - start)
+    model.zero_grad(set_to_none=True)
+    model.train(was_training)
+    return statistics.median(seconds[True]) < statistics.median(seconds[False])

@@ -14,9 +14,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-from ..data.batching import LengthGroupedSampler, TokenBatchSampler, pair_lengths
+from ..data.batching import (
+    LengthGroupedSampler,
+    StreamingTokenBatches,
+    TokenBatchDataset,
+    TokenBatchSampler,
+    collate_batches,
+    pair_lengths,
+)
 from ..data.encoding import BpeDropoutDataset
-from ..data.token_batches import StreamingTokenBatches, TokenBatchDataset, collate_batches
 from ..errors import UserError
 from ..inference.optimize import optimize_if_possible
 from ..loss_vanilla_transformer import ROW_UNIT
@@ -25,13 +31,12 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerPreTrainedModel,
 )
 from .callbacks import WeightAverage
-from .distributed import print_main, shard_tied_modules
+from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
-from .progress import ThroughputMeter, perplexities
+from .report import ThroughputMeter, perplexities
 from .resumable_trainer import NOTHING_TRAINED, ResumableTrainer
-from .signals import leave_signals_to_main_process
 
 
 class VanillaTransformerTrainer(ResumableTrainer):

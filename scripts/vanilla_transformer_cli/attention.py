@@ -9,7 +9,8 @@ tabs between columns.
 
 import argparse
 
-from .parsing import MODEL_CODE, Parser, add_shared_flags
+from .models import MODEL_CODE
+from .parsing import Parser, add_shared_flags
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -24,11 +25,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.evaluation.attention_maps import checked_layer, cross_attention, plot_attention
-    from hf_vanilla_transformer.inference.text_io import silence_transformers
+    from hf_vanilla_transformer.evaluation.plots import checked_layer, cross_attention, plot_attention
     from hf_vanilla_transformer.inference.translator import Translator
 
-    silence_transformers()
     translator = Translator.from_pretrained(arguments.model, arguments.device)
     tokenizers = translator.source_tokenizer, translator.target_tokenizer
     source_tokens, target_tokens, weights = cross_attention(

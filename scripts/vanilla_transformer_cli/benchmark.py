@@ -130,9 +130,7 @@ def check_gpu(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from hf_vanilla_transformer.benchmarks import gpu_check
-    from hf_vanilla_transformer.inference.text_io import silence_transformers
 
-    silence_transformers()
     text = arguments.source, arguments.target
     check = gpu_check.Check(Path(arguments.output), arguments.device, *text, arguments.quick, arguments.peak)
     print(gpu_check.report(gpu_check.run(check)))

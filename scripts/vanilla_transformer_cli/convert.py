@@ -56,9 +56,7 @@ def options_of(pairs: list[str]) -> dict[str, str]:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.inference.text_io import silence_transformers
     from hf_vanilla_transformer.interop.converting import convert
 
-    silence_transformers()
     options = options_of(arguments.options)
     print(convert(arguments.source_format, arguments.source, arguments.output, arguments.overwrite, **options))

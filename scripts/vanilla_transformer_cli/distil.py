@@ -15,9 +15,9 @@ probabilities too, train with --teacher DIR [DIR ...] and the teachers' vocabula
 """
 
 import argparse
-import sys
 
-from .parsing import COLUMNS, COLUMNS_TITLE, MODEL_CODE, Parser, add_shared_flags, columns_of, given_values
+from .models import MODEL_CODE, load_translator, shared_work
+from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, columns_of, given_values
 
 SETTINGS = "num_beams", "length_penalty", "batch_size", "shard"
 
@@ -44,31 +44,17 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from accelerate import PartialState
-    from tqdm import tqdm
-
-    from hf_vanilla_transformer.errors import Interrupted, check_at_least_one
+    from hf_vanilla_transformer.errors import check_at_least_one
     from hf_vanilla_transformer.inference.distilled_text import distil
-    from hf_vanilla_transformer.inference.text_io import silence_transformers
-    from hf_vanilla_transformer.inference.translator import Translator
 
     check_at_least_one(n_best=arguments.n_best)
-    silence_transformers()
-    processes = PartialState(cpu=arguments.device == "cpu")
-    device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
-    first, *others = arguments.teacher
-    teacher = Translator.from_pretrained(first, device, arguments.dtype, others)
-    hidden = processes.process_index > 0 or not sys.stderr.isatty()
-    columns = columns_of(arguments, first, arguments.source_file, arguments.reference_file)
-    with tqdm(unit=" sentences", disable=hidden) as bar:
-        try:
-            count = distil(
-                teacher, arguments.source_file, arguments.output_dir, processes, n_best=arguments.n_best,
-                references=arguments.reference_file, back_translation=arguments.back_translation,
-                columns=columns, progress=lambda lines, _: bar.update(lines * processes.num_processes),
-                **given_values(arguments, *SETTINGS),
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted: finished chunks are kept, and the same command resumes") from None
-    if processes.process_index == 0 and not arguments.shard:
+    with shared_work(arguments) as (processes, device, progress):
+        count = distil(
+            load_translator(arguments, arguments.teacher, device), arguments.source_file, arguments.output_dir,
+            processes, n_best=arguments.n_best, references=arguments.reference_file,
+            back_translation=arguments.back_translation, progress=progress,
+            columns=columns_of(arguments, arguments.teacher[0], arguments.source_file, arguments.reference_file),
+            **given_values(arguments, *SETTINGS),
+        )  # fmt: skip
+    if processes.process_index == 0:
         print(f"{arguments.output_dir}: {count:,} pairs")

@@ -14,7 +14,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, MODEL_CODE, Parser, add_shared_flags, columns_of, given_values
+from .models import MODEL_CODE, load_translator
+from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -45,10 +46,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def translate_source(arguments: argparse.Namespace, sources: list[str]) -> tuple[list[str], dict[str, Any]]:
     """The translations of --source, and the settings that produced them."""
-    from hf_vanilla_transformer.inference.translator import Translator
-
-    first, *others = arguments.model
-    translator = Translator.from_pretrained(first, arguments.device, arguments.dtype, others, arguments.workers)
+    translator = load_translator(arguments, arguments.model)
     settings = given_values(arguments, *DECODING)
     start = time.perf_counter()
     translations = list(translator.translate(sources, **settings))
@@ -67,9 +65,8 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, score_translations
     from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
-    from hf_vanilla_transformer.inference.text_io import line_writer, silence_transformers
+    from hf_vanilla_transformer.inference.text_io import line_writer
 
-    silence_transformers()
     if arguments.bleu_tokenize:
         check_tokenizer(arguments.bleu_tokenize)  # before the model translates for an hour
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:

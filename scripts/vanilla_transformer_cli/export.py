@@ -24,7 +24,8 @@ delivery network, checked by a hash, or with --runtime from a copy.
 
 import argparse
 
-from .parsing import MODEL_CODE, Parser, add_shared_flags
+from .models import MODEL_CODE
+from .parsing import Parser, add_shared_flags
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -57,10 +58,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.inference.text_io import silence_transformers
     from hf_vanilla_transformer.interop.exporting import export
 
-    silence_transformers()
     if arguments.target_format == "web":
         from hf_vanilla_transformer.web.site import DEFAULT_DTYPES, write_site
 

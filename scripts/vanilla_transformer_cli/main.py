@@ -9,7 +9,8 @@ import importlib
 import os
 import sys
 
-from .parsing import Parser, did_you_mean, use_model_code
+from .models import use_model_code
+from .parsing import Parser, did_you_mean
 
 # subcommand and name of its module -> description
 SUBCOMMANDS = {
@@ -30,6 +31,9 @@ SUBCOMMANDS = {
     "recipes": "list the recipes, or print one",
 }
 
+# Subcommands in which the warnings and bars of transformers are shown, or that do not need it.
+NOT_SILENT = ("train", "recipes", "merge")
+
 # Subcommands that translate. Almost every batch has a new shape. oneDNN compiles kernels for every shape of a bfloat16
 # product and keeps 1,024: 150 MB after 10,000 sentences of a tiny model.
 TRANSLATING = ("translate", "serve", "distil", "evaluate")
@@ -37,14 +41,7 @@ KERNELS_KEPT = 64  # a decoding step needs about ten
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The console command.
-
-    Args:
-        arguments: subcommand and its arguments, or None for the arguments of the process.
-
-    Raises:
-        SystemExit: always, with the status of the subcommand, or 2 if there is no such subcommand.
-    """
+    """The console command. Always raises SystemExit, with the status of the subcommand, or 2 if there is none."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in SUBCOMMANDS:
         run_subcommand(arguments[0], arguments[1:])
@@ -71,11 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_subcommand(name: str, arguments: list[str]) -> None:
-    """Run one of `SUBCOMMANDS`.
-
-    Raises:
-        SystemExit: always, with the status of the subcommand, or 2 for wrong arguments.
-    """
+    """Run one of `SUBCOMMANDS`. Always raises SystemExit, with 2 for wrong arguments."""
     module = importlib.import_module(f".{name}", __package__)
     # parsed before the package is imported: importing torch takes seconds
     parsed = module.parse_arguments(arguments, f"vanilla-transformer {name}")
@@ -87,6 +80,10 @@ def run_subcommand(name: str, arguments: list[str]) -> None:
     from hf_vanilla_transformer.errors import run_command
 
     def command() -> int | None:
+        if name not in NOT_SILENT:
+            from hf_vanilla_transformer.inference.text_io import silence_transformers
+
+            silence_transformers()
         if hasattr(parsed, "model_class"):
             use_model_code(parsed)
         status = module.main(parsed)

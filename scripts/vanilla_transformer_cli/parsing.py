@@ -31,7 +31,6 @@ COLUMNS = "source_lang", "target_lang", "source_column", "target_column"
 REPETITION = "no_repeat_ngram_size", "repetition_penalty"
 DECODING = "num_beams", "length_penalty", "max_new_tokens", *REPETITION, "batch_size", "max_tokens_per_batch"
 
-MODEL_CODE = "model_class", "trust_remote_code"
 
 COLUMNS_TITLE = "files with both languages: CSV, TSV, JSON lines, Parquet, TMX, XLIFF"
 
@@ -97,23 +96,9 @@ def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
-def use_model_code(arguments: argparse.Namespace) -> None:
-    """Register the classes of `MODEL_CODE`, so that every function of the package loads their folders."""
-    from hf_vanilla_transformer.inference.loading import import_class, register_class, trust_code
-
-    if arguments.model_class is not None:
-        register_class(import_class(arguments.model_class))
-    folders = getattr(arguments, "teacher", None) or arguments.model or []
-    for name in [folders] if isinstance(folders, str) else folders:
-        folder = Path(name if Path(name).is_dir() else name.partition("=")[2])  # serve: SOURCE-TARGET=DIR
-        if arguments.trust_remote_code and folder.joinpath("config.json").is_file():
-            trust_code(folder)
-
-
 def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | None) -> Any:
     """The columns or languages that the flags `COLUMNS` name, with the languages of the model folder as defaults."""
-    from hf_vanilla_transformer.data.corpora import Columns
-    from hf_vanilla_transformer.data.inputs import has_pairs
+    from hf_vanilla_transformer.data.corpora import Columns, has_pairs
     from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.languages import model_languages
 
@@ -140,12 +125,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` with one-line errors. It names an unknown flag before a missing one.
 
-    A flag may be spelt with dashes or with underscores.
-
-    Args:
-        prog: the command in the usage message, or None for the command of the process.
-        description: of the subcommand, with its examples. Line breaks are kept.
-        **settings: as for `ArgumentParser`.
+    A flag may be spelt with dashes or with underscores. Line breaks of the description are kept.
     """
 
     def __init__(self, prog: str | None = None, description: str | None = None, **settings: Any):
@@ -182,3 +162,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} ({self.prog} --help lists the flags)\n")
+
+
+def installed_recipes() -> dict[str, Path]:
+    """name -> file. A wheel has the recipes in this package, a clone next to it, in scripts/recipes."""
+    here = Path(__file__).parent
+    files = [*(here / "recipes").glob("*.yaml"), *(here.parent / "recipes").glob("*.yaml")]
+    return {path.stem: path for path in sorted(files) if not path.stem.startswith("accelerate_")}
+
+
+def recipe_path(recipe: str) -> str:
+    """The file of a recipe with this name. Anything else is a path and is returned unchanged."""
+    return str(installed_recipes().get(recipe, recipe))

@@ -8,8 +8,7 @@
 
 import argparse
 
-from .installed_recipes import installed_recipes
-from .parsing import Parser
+from .parsing import Parser, installed_recipes
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:

@@ -13,7 +13,8 @@ and answers the open ones.
 import argparse
 from pathlib import Path
 
-from .parsing import MODEL_CODE, REPETITION, Parser, add_shared_flags, given_values
+from .models import MODEL_CODE
+from .parsing import REPETITION, Parser, add_shared_flags, given_values
 
 _ENGINE = "num_beams", *REPETITION, "batch_size", "max_tokens_per_batch"
 
@@ -50,10 +51,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.inference.text_io import silence_transformers
     from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
 
-    silence_transformers()
     key = None
     if arguments.api_key_file is not None:
         key = Path(arguments.api_key_file).read_text(encoding="utf-8").strip()

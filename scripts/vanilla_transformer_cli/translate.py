@@ -33,7 +33,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, MODEL_CODE, Parser, add_shared_flags, columns_of, given_values
+from .models import MODEL_CODE, load_translator, shared_work
+from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -101,14 +102,6 @@ def check_combination(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name} and --input cannot both be standard input: name a file")
 
 
-def load_translator(arguments: argparse.Namespace, device: str | None = None) -> Any:
-    """The models of --model, ready to translate."""
-    from hf_vanilla_transformer.inference.translator import Translator
-
-    first, *others = arguments.model
-    return Translator.from_pretrained(first, device or arguments.device, arguments.dtype, others, arguments.workers)
-
-
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `translated_lines` that are given."""
     settings = given_values(arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities")
@@ -133,25 +126,14 @@ def sentences_to_translate(arguments: argparse.Namespace) -> Iterator[str]:
 
 def translate_to_file(arguments: argparse.Namespace) -> None:
     """Translate in chunks that all processes share, and that a killed job leaves for the next one."""
-    from accelerate import PartialState
-    from tqdm import tqdm
-
-    from hf_vanilla_transformer.errors import Interrupted
     from hf_vanilla_transformer.inference.file_translation import translate_file
 
-    processes = PartialState(cpu=arguments.device == "cpu")
-    device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
-    translator = load_translator(arguments, device)
-    hidden = processes.process_index > 0 or not sys.stderr.isatty()
-    with tqdm(unit=" sentences", disable=hidden) as bar:
-        try:
-            translate_file(
-                translator, sentences_to_translate(arguments), arguments.output, processes,
-                prefixes=arguments.prefix, shard=arguments.shard,
-                progress=lambda lines, _: bar.update(lines * processes.num_processes), **output_settings(arguments),
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted: finished chunks are kept, and the same command resumes") from None
+    with shared_work(arguments) as (processes, device, progress):
+        translator = load_translator(arguments, arguments.model, device)
+        translate_file(
+            translator, sentences_to_translate(arguments), arguments.output, processes, prefixes=arguments.prefix,
+            shard=arguments.shard, progress=progress, **output_settings(arguments),
+        )  # fmt: skip
 
 
 def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
@@ -173,7 +155,7 @@ def translate_at_a_prompt(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.file_translation import translated_lines
     from hf_vanilla_transformer.inference.text_io import prompt_lines
 
-    translator, settings = load_translator(arguments), output_settings(arguments)
+    translator, settings = load_translator(arguments, arguments.model), output_settings(arguments)
     translated_lines(translator, [], **settings)  # checks the arguments before the first prompt
     for line in prompt_lines():
         try:
@@ -190,7 +172,7 @@ def translate_document_file(arguments: argparse.Namespace) -> None:
 
     data, settings = Path(arguments.input).read_bytes(), output_settings(arguments)
     languages = settings.pop("paragraphs"), settings.pop("target_language")
-    translate = text_translator(load_translator(arguments), *languages, **settings)
+    translate = text_translator(load_translator(arguments, arguments.model), *languages, **settings)
     translated = translate_document(data, Path(arguments.input).suffix, translate, *languages)
     if arguments.output in (None, "-"):
         sys.stdout.buffer.write(translated)
@@ -202,9 +184,8 @@ def translate_document_file(arguments: argparse.Namespace) -> None:
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.document_files import is_document
     from hf_vanilla_transformer.inference.file_translation import translated_lines
-    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines, silence_transformers
+    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
 
-    silence_transformers()
     check_combination(arguments)
     if not arguments.score and is_document(arguments.input, arguments.output):
         return translate_document_file(arguments)
@@ -215,7 +196,7 @@ def main(arguments: argparse.Namespace) -> None:
     if interactive and sys.stdin.isatty() and sys.stdout.isatty():
         return translate_at_a_prompt(arguments)
     with line_writer(arguments.output) as write:
-        translator = load_translator(arguments)
+        translator = load_translator(arguments, arguments.model)
         if arguments.score:
             lines = scores(translator, arguments)
         else:

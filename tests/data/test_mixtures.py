@@ -7,7 +7,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 
 from hf_vanilla_transformer.data import encode_pairs, load_pairs, train_tokenizer
-from hf_vanilla_transformer.data.token_batches import StreamingTokenBatches
+from hf_vanilla_transformer.data.batching import StreamingTokenBatches
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 

@@ -13,7 +13,7 @@ from hf_vanilla_transformer.data.side_tokens import side_decoder
 from hf_vanilla_transformer.data.tokenizer_training import tokenizer_digest
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.evaluation.attention_maps import cross_attention
+from hf_vanilla_transformer.evaluation.plots import cross_attention
 from hf_vanilla_transformer.inference.alignment import word_numbers
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.interop.foreign import SOURCES, TARGETS, write_fsmt_tokenizer, write_m2m100_folder

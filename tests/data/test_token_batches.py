@@ -5,7 +5,7 @@ import json
 import pytest
 from datasets import IterableDataset
 
-from hf_vanilla_transformer.data.token_batches import (
+from hf_vanilla_transformer.data.batching import (
     StreamingTokenBatches,
     TokenBatchDataset,
 )

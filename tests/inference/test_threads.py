@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
-from hf_vanilla_transformer.evaluation.attention_maps import cross_attention
+from hf_vanilla_transformer.evaluation.plots import cross_attention
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.optimize import InferenceEngine
 from hf_vanilla_transformer.inference.translator import Translator

@@ -11,7 +11,7 @@ import sentencepiece
 import torch
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.sentencepiece_training import train_sentencepiece_tokenizer
+from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from tests.interop.exports import CORPUS

@@ -14,7 +14,7 @@ from torch import distributed
 
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from vanilla_transformer_cli.main import SUBCOMMANDS, main
-from vanilla_transformer_cli.train_fields import COMMON_FIELDS
+from vanilla_transformer_cli.train import COMMON_FIELDS
 
 
 def test_command_without_arguments_lists_the_subcommands(command):

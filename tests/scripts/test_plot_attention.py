@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_vanilla_transformer.evaluation.attention_maps import cross_attention
+from hf_vanilla_transformer.evaluation.plots import cross_attention
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.trainer_helpers import as_flags
 

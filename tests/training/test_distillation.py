@@ -13,9 +13,10 @@ from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.objectives import distillation
-from hf_vanilla_transformer.training.objectives.distillation import DistillationObjective, Teacher
-from hf_vanilla_transformer.training.objectives.teacher_distributions import (
+from hf_vanilla_transformer.training.objectives.distillation import (
+    DistillationObjective,
     FullDistributions,
+    Teacher,
     TopDistributions,
     TopOfCorpus,
 )

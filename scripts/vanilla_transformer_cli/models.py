@@ -1,0 +1,49 @@
+"""The models of the subcommands: their classes, loading them, and work on files that several processes share."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MODEL_CODE = "model_class", "trust_remote_code"
+
+
+def use_model_code(arguments: argparse.Namespace) -> None:
+    """Register the classes of `MODEL_CODE`, so that every function of the package loads their folders."""
+    from hf_vanilla_transformer.inference.loading import import_class, register_class, trust_code
+
+    if arguments.model_class is not None:
+        register_class(import_class(arguments.model_class))
+    folders = getattr(arguments, "teacher", None) or arguments.model or []
+    for name in [folders] if isinstance(folders, str) else folders:
+        folder = Path(name if Path(name).is_dir() else name.partition("=")[2])  # serve: SOURCE-TARGET=DIR
+        if arguments.trust_remote_code and folder.joinpath("config.json").is_file():
+            trust_code(folder)
+
+
+def load_translator(arguments: argparse.Namespace, models: Sequence[str], device: str | None = None) -> Any:
+    """The translator of a model, or of several as an ensemble, with the flags of the subcommand."""
+    from hf_vanilla_transformer.inference.translator import Translator
+
+    first, *others = models
+    workers = getattr(arguments, "workers", None)
+    return Translator.from_pretrained(first, device or arguments.device, arguments.dtype, others, workers)
+
+
+@contextmanager
+def shared_work(arguments: argparse.Namespace) -> Iterator[tuple[Any, str | None, Any]]:
+    """The processes that share the chunks of a file, the device of this one, and a bar as a callback."""
+    from accelerate import PartialState
+    from tqdm import tqdm
+
+    from hf_vanilla_transformer.errors import Interrupted
+
+    processes = PartialState(cpu=arguments.device == "cpu")
+    device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
+    with tqdm(unit=" sentences", disable=processes.process_index > 0 or not sys.stderr.isatty()) as bar:
+        try:
+            yield processes, device, lambda lines, _: bar.update(lines * processes.num_processes)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted: finished chunks are kept, and the same command resumes") from None
