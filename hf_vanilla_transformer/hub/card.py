@@ -154,46 +154,42 @@ def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
         license=facts.license,
         base_model=facts.base_model if facts.base_model_on_hub else None,
         datasets=list(dict.fromkeys(name.partition(":")[0] for name in facts.datasets.get("train", ()))) or None,
-        metrics=list(dict.fromkeys(row["metric"] for row in results)) or None,
+        metrics=list(dict.fromkeys(row["result"].metric_type for row in results)) or None,
         tags=["vanilla_transformer", "translation", "attention-is-all-you-need"],
         model_name=_public_value("model_name", facts.model_name) if results else None,
-        eval_results=[_eval_result(row) for row in results] or None,
-    )
-
-
-def _eval_result(row: dict[str, Any]) -> EvalResult:
-    return EvalResult(
-        task_type="translation",
-        task_name="Translation",
-        dataset_type=row["dataset"] or "parallel-text",
-        dataset_name=row["text"] or "parallel text",
-        dataset_config=row["config"],
-        dataset_split=row["split"],
-        metric_type=row["metric"],
-        metric_name=row["label"],
-        metric_value=row["value"],
-        metric_args={"signature": row["signature"]} if row["signature"] else None,
+        eval_results=[row["result"] for row in results] or None,
     )
 
 
 def _results(facts: CardFacts) -> list[dict[str, Any]]:
-    """One row per measured score."""
+    """One row per measured score: the fields of the template's table, and the `result` in the metadata."""
     rows = []
     for prefix, split in SPLITS.items():
         text, dataset = _text(facts, split)
         dataset, _, configuration = (dataset or "").partition(":")
         for metric, label in METRICS.items():
             name = f"{prefix}_{metric}"
-            value = facts.metrics.get(name)
+            value, before = facts.metrics.get(name), facts.metrics.get(f"before_{name}")
             if not _is_number(value):
                 continue
             signature = facts.signatures.get(name) or facts.metrics.get(f"{name}_signature")
-            row = {"split": split, "text": text, "dataset": dataset, "metric": metric, "label": label}
-            row["config"] = configuration or None
-            row["signature"] = signature or facts.signatures.get(metric)
-            before = facts.metrics.get(f"before_{name}")
-            row["before"] = f"{float(before):.2f}" if _is_number(before) else ""
-            rows.append(row | {"value": round(float(value), 2), "shown": f"{float(value):.2f}"})
+            signature = signature or facts.signatures.get(metric)
+            result = EvalResult(
+                task_type="translation",
+                task_name="Translation",
+                dataset_type=dataset or "parallel-text",
+                dataset_name=text or "parallel text",
+                dataset_config=configuration or None,
+                dataset_split=split,
+                metric_type=metric,
+                metric_name=label,
+                metric_value=round(float(value), 2),
+                metric_args={"signature": signature} if signature else None,
+            )
+            shown = {"before": f"{float(before):.2f}" if _is_number(before) else "", "shown": f"{float(value):.2f}"}
+            rows.append(
+                {"split": split, "text": text, "label": label, "signature": signature, "result": result} | shown
+            )
     return rows
 
 

@@ -1,7 +1,7 @@
 """`--push_to_hub` of a training run: one commit of the finished model, instead of the uploads of `Trainer`."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import UserError
 from .publishing import make_repository, publish
@@ -9,19 +9,11 @@ from .publishing import make_repository, publish
 _WITH_CHECKPOINTS = ("checkpoint", "all_checkpoints")
 
 
-class Destination(NamedTuple):
-    """Arguments of `publish` for a finished run."""
+def destination(args: Any) -> dict[str, Any] | None:
+    """Return the arguments of `publish` for a finished run. None if it is not published, or not by this rank.
 
-    repo_id: str
-    private: bool | None
-    revision: str | None
-
-
-def destination(args: Any) -> Destination | None:
-    """Create the run's repository before training, so that missing permissions are an early error.
-
-    `args.push_to_hub` is set to False, because `Trainer` would upload the whole folder repeatedly, with a different
-    card. Return None if the run is not published, or not by this rank.
+    The run's repository is created before training, so that missing permissions are an early error. `args.push_to_hub`
+    is set to False, because `Trainer` would upload the whole folder repeatedly, with a different card.
     """
     if args.hub_token is not None:
         raise UserError("hub_token: arguments end up in logs and files; run `hf auth login`, or put it into HF_TOKEN")
@@ -34,13 +26,14 @@ def destination(args: Any) -> Destination | None:
     if args.process_index:
         return None
     name = args.hub_model_id or Path(args.output_dir).resolve().name
-    return Destination(make_repository(name, args.hub_private_repo), args.hub_private_repo, args.hub_revision)
+    repo_id = make_repository(name, args.hub_private_repo)
+    return {"repo_id": repo_id, "private": args.hub_private_repo, "revision": args.hub_revision}
 
 
-def publish_run(folder: Path, where: Destination) -> str:
+def publish_run(folder: Path, where: dict[str, Any]) -> str:
     """Upload a finished run's folder and return the commit's URL."""
     try:
-        return publish(folder, where.repo_id, private=where.private, revision=where.revision)
+        return publish(folder, **where)
     except UserError as error:
-        again = f"vanilla-transformer publish {folder} --repo-id {where.repo_id}"
+        again = f"vanilla-transformer publish {folder} --repo-id {where['repo_id']}"
         raise UserError(f"the model is in {folder}, but not on the Hub: {error}; then: {again}") from None

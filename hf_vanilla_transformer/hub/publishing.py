@@ -83,7 +83,6 @@ def publish(
     private: bool | None = None,
     revision: str | None = None,
     commit_message: str = "Upload model",
-    token: str | None = None,
     **choices: Any,
 ) -> str:
     """Upload a model folder to the Hub in one commit. Create the repository and the branch if necessary.
@@ -98,7 +97,6 @@ def publish(
         private: create a private repository, and refuse an existing public one.
         revision: the branch. None for the default one.
         commit_message: the title of the commit.
-        token: a token with write access. None for the token of `hf auth login` or HF_TOKEN.
         **choices: arguments of `prepared_files`.
 
     Returns:
@@ -107,9 +105,9 @@ def publish(
     Raises:
         UserError: a problem with the folder, the connection or the permissions of the token.
     """
-    api = HfApi(token=token)
+    api = HfApi()
     with prepared_files(folder, repo_id, **choices) as files, one_line_errors(repo_id):
-        repo_id = make_repository(repo_id, private, token)
+        repo_id = make_repository(repo_id, private)
         files.chosen[CARD] = _card(files, Path(folder), repo_id, choices.get("license"))  # with the owner's name
         if revision is not None:
             with_retries(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True))
@@ -132,10 +130,10 @@ def commit(api: HfApi, repo_id: str, files: Mapping[str, Path | bytes], old: set
     return with_retries(attempt).commit_url
 
 
-def make_repository(repo_id: str, private: bool | None = None, token: str | None = None) -> str:
+def make_repository(repo_id: str, private: bool | None = None) -> str:
     """Create a model repository if necessary, and return its name with the owner's. Arguments as in `publish`."""
     with one_line_errors(repo_id):
-        return with_retries(lambda: HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True)).repo_id
+        return with_retries(lambda: HfApi().create_repo(repo_id, private=private, exist_ok=True)).repo_id
 
 
 def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) -> bytes:

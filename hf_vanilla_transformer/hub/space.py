@@ -29,16 +29,10 @@ class SpaceChanges:
 
 
 def space_changes(
-    site: str | os.PathLike,
-    repo_id: str,
-    model_id: str,
-    *,
-    title: str | None = None,
-    private: bool | None = None,
-    token: str | None = None,
+    site: str | os.PathLike, repo_id: str, model_id: str, *, title: str | None = None, private: bool | None = None
 ) -> SpaceChanges:
     """Compare a site with a Space, and change nothing. Arguments and errors as in `publish_space`."""
-    site, api = Path(site), HfApi(token=token)
+    site, api = Path(site), HfApi()
     if not (site / "index.html").is_file():
         raise UserError(f"{site}: no site there (index.html is missing); write one with export --to web")
     check_repo_id(repo_id)
@@ -67,14 +61,7 @@ def space_changes(
 
 
 def publish_space(
-    site: str | os.PathLike,
-    repo_id: str,
-    model_id: str,
-    *,
-    title: str | None = None,
-    private: bool | None = None,
-    commit_message: str = "Upload site",
-    token: str | None = None,
+    site: str | os.PathLike, repo_id: str, model_id: str, *, title: str | None = None, private: bool | None = None
 ) -> str:
     """Create or update a static Space in one commit. The site's files replace the files of an older site.
 
@@ -86,8 +73,6 @@ def publish_space(
         model_id: the model on the Hub, for a link in the card. If it is private or gated, the Space is private.
         title: the title of a new Space. None for its name.
         private: create a private Space.
-        commit_message: the title of the commit.
-        token: a token with write access. None for the token of `hf auth login` or HF_TOKEN.
 
     Returns:
         The URL of the commit.
@@ -96,12 +81,11 @@ def publish_space(
         UserError: no site there, or a link in it, an invalid name, a Space that is not of this model, a public Space
             for a model that is not public, or a problem with the connection or the permissions of the token.
     """
-    changes = space_changes(site, repo_id, model_id, title=title, private=private, token=token)
-    api = HfApi(token=token)
+    changes, api = space_changes(site, repo_id, model_id, title=title, private=private), HfApi()
     with one_line_errors(changes.repo_id):
         space: dict[str, Any] = {"repo_type": "space", "space_sdk": "static", "exist_ok": True}
         with_retries(lambda: api.create_repo(changes.repo_id, private=changes.private, **space))
-        settings = {"commit_message": commit_message, "repo_type": "space"}
+        settings = {"commit_message": "Upload site", "repo_type": "space"}
         return commit(api, changes.repo_id, changes.files, changes.deleted, **settings)
 
 

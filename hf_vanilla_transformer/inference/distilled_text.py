@@ -6,7 +6,7 @@ models, translates the source text. A student is trained on its translations, al
 back-translation it translates text in the target language, and its translations become the source.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -78,13 +78,19 @@ def distil(
     if processes.process_index or shard:
         return 0
     taught = _numbered(translations) if n_best > 1 else enumerate(read_lines(translations))
-    pairs, count = chain(taught, enumerate(human)), 0
+    pairs = ((lines[number], translation) for number, translation in chain(taught, enumerate(human)))
     sides = (TARGET, SOURCE) if back_translation else (SOURCE, TARGET)
-    with line_writer(folder / sides[0]) as write_line, line_writer(folder / sides[1]) as write_translation:
-        for number, translation in pairs:
-            if lines[number].strip() and translation.strip():
-                write_line(lines[number])
-                write_translation(translation)
+    return _write_pairs(pairs, *(folder / side for side in sides))
+
+
+def _write_pairs(pairs: Iterable[tuple[str, str]], sources: Path, targets: Path) -> int:
+    """Write the pairs with text on both sides, and return their number."""
+    count = 0
+    with line_writer(sources) as write_source, line_writer(targets) as write_target:
+        for source, target in pairs:
+            if source.strip() and target.strip():
+                write_source(source)
+                write_target(target)
                 count += 1
     return count
 

@@ -96,10 +96,6 @@ def _text_format(
     return translate_data
 
 
-def _plain(translate: TranslateTexts) -> Callable[[Sequence[str]], list[str]]:
-    return lambda texts: ["".join(part.target for part in parts) for parts in translate(texts)]
-
-
 def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
     """The text of a file, with a byte order mark if it has one, and its encoding, `encoding` without a mark."""
     encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(data[:2], encoding)
@@ -109,20 +105,20 @@ def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
         raise UserError(f"documents: this is no text in {encoding} ({error}); save it in UTF-8") from error
 
 
+def _translate_html(text: str, translate: TranslateTexts) -> str:
+    return translate_pieces(split_html(text), translate)
+
+
+def _translate_markdown(text: str, translate: TranslateTexts) -> str:
+    return translate_pieces(split_markdown(text), translate)
+
+
 _MARKDOWN = (".md", ".markdown")  # plain text may be named so
 
 _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
-    **dict.fromkeys(
-        (".html", ".htm", ".xhtml"),
-        _text_format(lambda text, translate: translate_pieces(split_html(text), translate), _CHARSET),
-    ),
-    **dict.fromkeys(
-        _MARKDOWN,
-        _text_format(lambda text, translate: translate_pieces(split_markdown(text), translate)),
-    ),
-    **dict.fromkeys(
-        (".srt", ".vtt"), _text_format(lambda text, translate: translate_subtitles(text, _plain(translate)))
-    ),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _text_format(_translate_html, _CHARSET)),
+    **dict.fromkeys(_MARKDOWN, _text_format(_translate_markdown)),
+    **dict.fromkeys((".srt", ".vtt"), _text_format(translate_subtitles)),
     **dict.fromkeys((".po", ".pot"), _text_format(translate_po)),
     **dict.fromkeys((".xlf", ".xliff"), _text_format(translate_xliff, _ENCODING)),
     ".docx": translate_docx,

@@ -31,10 +31,7 @@ _LIST_MARK = re.compile(r"\s*(?:(?:[-*+•‣⁃◦·–—→✓✔☐☑\u25a0
 _SEPARATORS = re.compile(rf"((?:\r\n|[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029\ufeff]|{BLOCK_TAG})+)", re.IGNORECASE)
 
 #: Languages that write ordinal numbers with a full stop: "3. Oktober".
-_DOTTED_ORDINALS = frozenset(
-    ("bs", "cs", "da", "de", "et", "fi", "fo", "hr", "hu", "is", "lb", "lv", "mk", "nb", "nn", "no", "pl", "sk", "sl")
-    + ("sq", "sr", "tr")
-)
+_DOTTED_ORDINALS = re.compile("bs|cs|da|de|et|fi|fo|hr|hu|is|lb|lv|mk|nb|nn|no|pl|sk|sl|sq|sr|tr")
 _NUMBER_MARK, _ENDS_WITH_ORDINAL = re.compile(r"\d{1,3}\."), re.compile(r"(?:^|\s)\d{1,3}\.\s*$")
 
 #: Languages without a space between sentences.
@@ -91,7 +88,7 @@ def split_text(
         cut: cuts a sentence that is too long (`SentenceCutter`).
     """
     parts: list[Part] = []
-    ordinals = _base(language) in _DOTTED_ORDINALS
+    ordinals = _DOTTED_ORDINALS.fullmatch(_base(language)) is not None
     for line in _SEPARATORS.split(text):
         mark = _LIST_MARK.match(line)
         start = mark.end() if mark else 0

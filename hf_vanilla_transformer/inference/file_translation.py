@@ -126,44 +126,42 @@ def translate_file(
     """
     number_of_shard, shards = shard or (1, 1)
     share, shares = number_of_shard - 1 + shards * processes.process_index, shards * processes.num_processes
-    limits: dict[str, Any] = {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
-    translated_lines(translator, [], **limits, **settings)  # checks the arguments before anything is read
     parts, size = _parts_of(output), batch_size * BATCHES_PER_CHUNK
     job = {"translator": translator_fingerprint(translator)} | settings
+    settings |= {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
+    translated_lines(translator, [], **settings)  # checks the arguments before anything is read
     if processes.process_index == 0:
         claim(parts / _JOB, job, f"output: {parts} contains parts of {_OTHER_JOB}")
     processes.wait_for_everyone()
-    settings |= limits
     text: Any = read_lines(source) if source is None or isinstance(source, str | Path) else source
-    pairs, lines = with_prefixes(text, None if prefixes is None else read_lines(prefixes)), 0
-    written: list[Path] = []
+    pairs = with_prefixes(text, None if prefixes is None else read_lines(prefixes))
+    lines, written = 0, list[Path]()
     try:
         for number, chunk in enumerate(iter(lambda: list(islice(pairs, size)), [])):
             part = parts / f"{number:09d}-{text_fingerprint([_text(job), lines, *chunk])}"
             written.append(part)
-            first_line, lines = lines + 1, lines + len(chunk)
-            if number % shares != share:
-                continue
-            start = time.perf_counter()
-            if not (resumed := part.exists()):
-                sentences, begin = map(list, zip(*chunk, strict=True))
-                settings |= {"prefixes": None if prefixes is None else begin, "first_line": first_line}
-                _write_lines(part, translated_lines(translator, sentences, **settings))
-            if progress is not None:
-                progress(len(chunk), 0.0 if resumed else time.perf_counter() - start)
+            if number % shares == share:
+                seconds = _write_part(part, translator, chunk, first_line=lines + 1, **settings)
+                if progress is not None:
+                    progress(len(chunk), seconds)
+            lines += len(chunk)
     except UserError:
         if shard is None and not any(path.name != _JOB for path in parts.glob("*")):
             shutil.rmtree(parts, ignore_errors=True)
         raise
     processes.wait_for_everyone()
     if processes.process_index == 0:
-        if shard is not None:
-            names = [part.name for part in written]
-            claim(parts / _ORDER, names, f"output: {parts} contains shards of other text or another batch_size")
-        else:
-            _join(written, Path(output))
+        _finish(written, Path(output), shard is not None)
     processes.wait_for_everyone()
     return lines
+
+
+def _finish(written: list[Path], output: Path, is_shard: bool) -> None:
+    """Join the chunks, or record their order for `merge_shards`."""
+    if not is_shard:
+        return _join(written, output)
+    parts, names = _parts_of(output), [part.name for part in written]
+    claim(parts / _ORDER, names, f"output: {parts} contains shards of other text or another batch_size")
 
 
 def merge_shards(output: str | Path) -> int:
@@ -203,10 +201,17 @@ def _join(parts: list[Path], output: Path) -> None:
     shutil.rmtree(_parts_of(output))
 
 
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
+def _write_part(path: Path, translator: Translator, chunk: list[tuple[str, str]], **settings: Any) -> float:
+    """Translate sentences with prefixes into a file, unless it is there, and return the seconds that it took."""
+    if path.exists():
+        return 0.0
+    start = time.perf_counter()
+    sentences, prefixes = map(list, zip(*chunk, strict=True))
+    translations = translated_lines(translator, sentences, prefixes=prefixes if any(prefixes) else None, **settings)
     with line_writer(path) as write:
-        for line in lines:
+        for line in translations:
             write(line)
+    return time.perf_counter() - start
 
 
 def claim(note: Path, job: Any, refusal: str) -> None:

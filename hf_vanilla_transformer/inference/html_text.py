@@ -18,63 +18,32 @@ from .alignment import UNSPACED
 from .html_scanner import scan
 from .placement import Element, Place, Placement, TranslatedPart, TranslateTexts
 
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 #: Elements that end a passage. Every other element is inline, as in HTML, also an unknown one.
-_BLOCK = frozenset(
-    (
-        "address",
-        "area",
-        "article",
-        "aside",
-        "audio",
-        "base",
-        "blockquote",
-        "body",
-        "br",
-        "button",
-        "caption",
-        "center",
-        "col",
-    )
-    + ("colgroup", "dd", "details", "dialog", "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer")
-    + ("form", "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hgroup", "hr", "html")
-    + (
-        "iframe",
-        "input",
-        "legend",
-        "li",
-        "link",
-        "main",
-        "map",
-        "menu",
-        "meta",
-        "nav",
-        "noframes",
-        "noscript",
-        "object",
-        "ol",
-    )
-    + ("optgroup", "option", "p", "param", "pre", "section", "select", "source", "style", "summary", "table", "tbody")
-    + ("td", "template", "textarea", "tfoot", "th", "thead", "title", "tr", "track", "ul", "video")
+_BLOCK = names(
+    "address area article aside audio base blockquote body br button caption center col colgroup dd details "
+    "dialog dir div dl dt fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header "
+    "hgroup hr html iframe input legend li link main map menu meta nav noframes noscript object ol optgroup "
+    "option p param pre section select source style summary table tbody td template textarea tfoot th thead title "
+    "tr track ul video"
 )
-_VOID = frozenset(
-    ("area", "base", "br", "col", "embed", "frame", "hr", "img", "input", "link", "meta", "param", "source", "track")
-    + ("wbr",)
-)
+_VOID = names("area base br col embed frame hr img input link meta param source track wbr")
 
 #: Elements with content that is not translated, like elements with `translate="no"`.
-_KEPT = frozenset(
-    ("script", "style", "pre", "textarea", "svg", "math", "template", "noscript", "iframe", "code", "kbd", "samp")
-    + ("var", "time")
-)
+_KEPT = names("script style pre textarea svg math template noscript iframe code kbd samp var time")
 
 #: Elements without a required end tag, and the start tags that end them.
 _ENDED_BY: dict[str, frozenset[str]] = {
     "p": _BLOCK - {"br"},
-    "li": frozenset(["li"]),
-    **dict.fromkeys(["dt", "dd"], frozenset(["dt", "dd"])),
-    **dict.fromkeys(["option", "optgroup"], frozenset(["option", "optgroup"])),
-    **dict.fromkeys(["td", "th"], frozenset(["td", "th", "tr", "tbody", "tfoot"])),
-    **dict.fromkeys(["tr", "thead", "tbody", "tfoot"], frozenset(["tr", "thead", "tbody", "tfoot"])),
+    "li": names("li"),
+    **dict.fromkeys(["dt", "dd"], names("dt dd")),
+    **dict.fromkeys(["option", "optgroup"], names("option optgroup")),
+    **dict.fromkeys(["td", "th"], names("td th tr tbody tfoot")),
+    **dict.fromkeys(["tr", "thead", "tbody", "tfoot"], names("tr thead tbody tfoot")),
 }
 
 _SPACES = re.compile(r"[ \t\n\r\f]+")  # HTML collapses these, but not the no-break space

@@ -4,19 +4,29 @@ import io
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ..errors import UserError
-from .html_text import Event, Passage, extent, markup_events, matching_ends, passage_of, split_events, translate_pieces
+from .html_text import (
+    Event,
+    Passage,
+    extent,
+    markup_events,
+    matching_ends,
+    names,
+    passage_of,
+    split_events,
+    translate_pieces,
+)
 from .placement import TranslateTexts
 
 _MAX_BYTES = 2**28  # of a part, so that a small archive cannot fill the memory
 
 #: Styles of code by the names that Word, LibreOffice and pandoc give them, without case and spaces.
-_CODE = frozenset(
-    ("htmlcode", "htmlkeyboard", "htmlpreformatted", "htmlsample", "htmlvariable", "preformattedtext", "sourcecode")
-    + ("sourcetext", "verbatimchar")
+_CODE = names(
+    "htmlcode htmlkeyboard htmlpreformatted htmlsample htmlvariable preformattedtext sourcecode sourcetext "
+    "verbatimchar"
 )
 
 #: Texts that stand inside a sentence, but are no part of it: notes, comments, text boxes and ruby.
@@ -25,31 +35,30 @@ _BETWEEN = "<office:section/>"
 
 _ODT_PARTS = re.compile(r"content\.xml|styles\.xml")
 _ODT_INNER = re.compile(_INNER.format("text:note-body|draw:text-box|office:annotation|text:ruby"), re.DOTALL)
-_ODT_INLINE = frozenset(
-    ("text:span", "text:a", "text:s", "text:meta", "text:bookmark", "text:bookmark-start", "text:bookmark-end")
-    + ("text:soft-page-break", "text:reference-mark", "text:reference-mark-start", "text:reference-mark-end")
-    + ("text:change", "text:change-start", "text:change-end", "text:toc-mark-start", "text:toc-mark-end")
-    + ("text:alphabetical-index-mark-start", "text:alphabetical-index-mark-end", "inner-text")
+_ODT_INLINE = names(
+    "text:span text:a text:s text:meta text:bookmark text:bookmark-start text:bookmark-end text:soft-page-break "
+    "text:reference-mark text:reference-mark-start text:reference-mark-end text:change text:change-start "
+    "text:change-end text:toc-mark-start text:toc-mark-end text:alphabetical-index-mark-start "
+    "text:alphabetical-index-mark-end inner-text"
 )
 #: Notes, text boxes, and fields, which a program fills.
-_ODT_KEPT = frozenset(
-    ("text:note", "draw:frame", "text:page-number", "text:page-count", "text:date", "text:time", "text:chapter")
-    + ("text:title", "text:sequence", "text:bookmark-ref", "text:reference-ref", "text:note-ref", "text:sequence-ref")
-    + ("text:user-defined", "text:author-name", "text:file-name", "text:variable-get", "text:expression")
-    + ("text:tracked-changes", "office:annotation-end", "number:text", "dc:creator", "dc:date")
+_ODT_KEPT = names(
+    "text:note draw:frame text:page-number text:page-count text:date text:time text:chapter text:title "
+    "text:sequence text:bookmark-ref text:reference-ref text:note-ref text:sequence-ref text:user-defined "
+    "text:author-name text:file-name text:variable-get text:expression text:tracked-changes office:annotation-end "
+    "number:text dc:creator dc:date"
 )
 _ODT_STYLE = re.compile(r'<style:style\b[^>]*\bstyle:name="([^"]+)"[^>]*\bstyle:parent-style-name="([^"]+)"')
 
 _WORD_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
 _WORD_INNER = re.compile(_INNER.format("w:txbxContent|w:ruby"), re.DOTALL)
-_WORD_INLINE = frozenset(
-    ("w:hyperlink", "w:ins", "w:moveto", "w:smarttag", "w:sdt", "w:sdtcontent", "w:customxml", "w:bdo", "w:dir", "w:r")
-    + ("w:bookmarkstart", "w:bookmarkend", "w:commentrangestart", "w:commentrangeend", "w:permstart", "w:permend")
-    + ("w:prooferr", "w:del", "w:movefrom", "w:fldsimple", "w:sdtpr", "w:sdtendpr", "m:omath", "inner-text")
+_WORD_INLINE = names(
+    "w:hyperlink w:ins w:moveto w:smarttag w:sdt w:sdtcontent w:customxml w:bdo w:dir w:r w:bookmarkstart "
+    "w:bookmarkend w:commentrangestart w:commentrangeend w:permstart w:permend w:prooferr w:del w:movefrom "
+    "w:fldsimple w:sdtpr w:sdtendpr m:omath inner-text"
 )
-_WORD_KEPT = frozenset(
-    ("w:r", "w:ppr", "w:tblpr", "w:trpr", "w:tcpr", "w:sectpr", "w:del", "w:movefrom", "w:fldsimple", "w:sdtpr")
-    + ("w:sdtendpr", "m:omath", "m:omathpara")
+_WORD_KEPT = names(
+    "w:r w:ppr w:tblpr w:trpr w:tcpr w:sectpr w:del w:movefrom w:fldsimple w:sdtpr w:sdtendpr m:omath m:omathpara"
 )
 _FORMAT = r"<w:rPr/>|<w:rPr>(?:(?!</?w:r[> ]).)*?(?:<w:rPrChange\b.*?</w:rPrChange>)?</w:rPr>"
 _RUN = re.compile(rf"(<w:r(?=[\s>])(?![^>]*/>)[^>]*>)\s*({_FORMAT})?((?:(?!<w:r[\s>]).)*?)</w:r>", re.DOTALL)
@@ -78,7 +87,7 @@ def translate_odt(data: bytes, translate: TranslateTexts) -> bytes:
 
 def _with_parts(
     data: bytes,
-    names: "re.Pattern[str]",
+    parts: "re.Pattern[str]",
     inner: "re.Pattern[str]",
     split: Callable[[str], list[str | Passage]],
     translate: TranslateTexts,
@@ -93,7 +102,7 @@ def _with_parts(
                 if entry.file_size > _MAX_BYTES:
                     raise UserError(f"documents: {entry.filename} has {entry.file_size} bytes; {_MAX_BYTES} are read")
                 content = archive.read(entry)
-                if names.fullmatch(entry.filename):
+                if parts.fullmatch(entry.filename):
                     content = _translated(content.decode(), inner, split, translate).encode()
                 output.writestr(entry, content)
     except (zipfile.BadZipFile, UnicodeDecodeError, RuntimeError) as error:
@@ -143,8 +152,8 @@ def _paired(events: Iterable[Event]) -> Iterator[Event]:
 def _split_odt(document: str) -> list[str | Passage]:
     code = {name for name, parent in _ODT_STYLE.findall(document) if _is_code(parent)}
 
-    def is_kept(tag: str, attributes: object) -> bool:
-        style = attributes.get("text:style-name", "")  # type: ignore[attr-defined]
+    def is_kept(tag: str, attributes: Mapping[str, str]) -> bool:
+        style = attributes.get("text:style-name", "")
         return tag in _ODT_KEPT or style in code or _is_code(style)
 
     events = markup_events(document, is_kept, lambda tag: tag not in _ODT_INLINE and tag not in _ODT_KEPT)

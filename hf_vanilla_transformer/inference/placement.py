@@ -27,9 +27,6 @@ class Element:
     end: int = 0
     children: list["Element"] = field(default_factory=list)
 
-    def is_point_at(self, position: int) -> bool:
-        return self.start == self.end == position and not self.closing
-
 
 @dataclass(frozen=True)
 class TranslatedPart:

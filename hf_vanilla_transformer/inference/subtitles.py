@@ -1,12 +1,13 @@
 """Translate subtitles in SubRip (.srt) and WebVTT (.vtt). Times, numbers, settings and styles stay."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from ..errors import UserError
 from .alignment import UNSPACED
+from .placement import TranslateTexts
 
 _NEWLINE, _TIME = r"(?:\r\n|[\r\n])", r"(?:\d+:){1,2}\d+(?:[,.]\d+)?"
 _TIMES = rf"[^\S\r\n]*{_TIME}[^\S\r\n]*-->[^\S\r\n]*{_TIME}[^\r\n]*"
@@ -35,7 +36,7 @@ class _Line:
     rows: list[int]  # their lengths
 
 
-def translate_subtitles(subtitles: str, translate: Callable[[Sequence[str]], list[str]]) -> str:
+def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
     """Translate the text of each cue.
 
     A sentence that spans several cues is translated as a whole. Its translation is cut between words, in the same
@@ -56,7 +57,8 @@ def translate_subtitles(subtitles: str, translate: Callable[[Sequence[str]], lis
             groups.append([line])
     translations = translate([" ".join(line.text for line in group) for group in groups])
     pieces, position = [], 0
-    for group, translation in zip(groups, translations, strict=True):
+    for group, parts in zip(groups, translations, strict=True):
+        translation = "".join(part.target for part in parts)
         for line, text in zip(group, _cut(translation, [len(line.text) for line in group]), strict=True):
             rows = _cut(text, line.rows)
             newline = "\r\n" if "\r\n" in subtitles else "\n"

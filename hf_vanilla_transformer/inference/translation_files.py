@@ -2,17 +2,17 @@
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..data.translation_memories import language_match
 from ..errors import UserError
 from .html_scanner import scan
-from .html_text import Event, Passage, markup_events, passage_of, split_events, translate_pieces
+from .html_text import Event, Passage, markup_events, names, passage_of, split_events, translate_pieces
 from .placement import TranslateTexts
 
 #: Elements of XLIFF and TMX that contain markup of the original document.
-_CODES = frozenset(("bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"))
+_CODES = names("bpt ept ph it ut x bx ex sc ec")
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
 _UNTRANSLATED = re.compile(r"(\bstate\s*=\s*[\"'])(?:new|needs-translation|initial)(?=[\"'])")
 
@@ -160,6 +160,6 @@ def _passages(markup: str) -> list[str | Passage]:
     return split_events(markup_events(markup, _is_code, lambda tag: False), passages)
 
 
-def _is_code(tag: str, attributes: object) -> bool:
+def _is_code(tag: str, attributes: Mapping[str, str]) -> bool:
     kept = {"translate": "no", "mtype": "protected"}
-    return tag in _CODES or bool(kept.items() & attributes.items())  # type: ignore[attr-defined]
+    return tag in _CODES or bool(kept.items() & attributes.items())

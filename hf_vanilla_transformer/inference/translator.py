@@ -168,9 +168,6 @@ class Translator:
         prefixes: Iterable[str] | None = None,
         batch_size: int = 64,
         max_tokens_per_batch: int = MAX_TOKENS,
-        num_beams: int | None = None,
-        max_new_tokens: int | None = None,
-        length_penalty: float | None = None,
         first_line: int = 1,
         protect: bool = False,
         **generate_kwargs: Any,
@@ -193,14 +190,13 @@ class Translator:
             batch_size: sentences per batch, at most. `BATCHES_AHEAD` batches are read ahead, none with 1.
             max_tokens_per_batch: source tokens per batch, padding included, at most. A longer sentence goes alone.
                 The decoder's KV caches are `num_beams` times as large.
-            num_beams: None, here and below, takes the value of the checkpoint's `generation_config.json`.
-            max_new_tokens: if that file sets none either, the longest source of the batch + 50 (§6.1).
-            length_penalty: Hugging Face's, log P / length^length_penalty, instead of the checkpoint's.
             first_line: the line number of the first sentence, for messages.
             protect: keep sentences without letters as they are, and the addresses, placeholders, markup, emoji and
                 times of others verbatim, where the alignment places them (`inference.protected`). The model does not
                 see them, and `tokens` do not contain them.
-            **generate_kwargs: anything else for `model.generate`.
+            **generate_kwargs: arguments of `model.generate`, such as `num_beams`. None takes the value of the
+                checkpoint's `generation_config.json`. Without `max_new_tokens` there, a translation has at most as
+                many tokens as the longest source of the batch, and 50 more (§6.1).
 
         Returns:
             An iterator of as many lists as sentences, best hypothesis first. A blank sentence has one.
@@ -212,14 +208,8 @@ class Translator:
         """
         if isinstance(sentences, str):
             raise UserError("sentences: an iterable of strings is needed, not one string; put it in a list")
-        check_at_least_one(
-            batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, num_beams=num_beams,
-            max_new_tokens=max_new_tokens, n_best=n_best,
-        )  # fmt: skip
-        given = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "length_penalty": length_penalty}
-        settings = {name: value for name, value in given.items() if value is not None} | generate_kwargs
-        check_repetition(settings)
-        settings, refill = self._search_settings(settings, n_best, scores)
+        check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, n_best=n_best)
+        settings, refill = self._search_settings(generate_kwargs, n_best, scores)
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
         request = _Request(
             batch_size, max_tokens_per_batch, layer, probabilities, settings, refill, protect, alignment_words
@@ -245,6 +235,9 @@ class Translator:
 
     def _search_settings(self, settings: dict[str, Any], n_best: int, scores: bool) -> tuple[dict[str, Any], bool]:
         """Arguments of `generate`, and whether this package's search covers them."""
+        check_at_least_one(num_beams=settings.get("num_beams"), max_new_tokens=settings.get("max_new_tokens"))
+        check_repetition(settings)
+        settings = {name: value for name, value in settings.items() if value is not None}
         beams = settings.get("num_beams") or self.model.generation_config.num_beams or 1
         if n_best > beams and not settings.get("do_sample"):
             raise UserError(f"n_best: {n_best} translations need num_beams to be at least {n_best}; it is {beams}")

@@ -57,7 +57,7 @@ class Server:
         detected = await self._detected(texts, target) if request.source == "auto" else None
         sources = [request.source] * len(texts) if detected is None else [found.language for found in detected]
         translations: list[list[str]] = [[text] for text in texts]
-        notes = [Notes([] if request.probabilities else None) for _ in texts or [None]]
+        notes = [Notes([] if request.probabilities else None) for _ in texts or [""]]
         for source in dict.fromkeys(sources) or {request.source} - {"auto"}:
             pair = self._pair(source, request.target)
             if pair is None:

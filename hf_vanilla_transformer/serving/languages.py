@@ -1,13 +1,10 @@
 """The languages of a model folder, as codes of ISO 639 such as `en`."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from ..inference.languages import model_languages
-
-_CODE = re.compile(r"[a-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
+from ..inference.languages import language_code, model_languages
 
 
 def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
@@ -35,12 +32,8 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
 def _pairs_in(name: str) -> list[tuple[str, str]]:
     """The pairs of codes that a name such as `en-de` can mean."""
     hyphens = [index for index, character in enumerate(name) if character == "-"]
-    pairs = [(name[:index], name[index + 1 :]) for index in hyphens]
-    return [
-        (source.replace("_", "-"), target.replace("_", "-"))
-        for source, target in pairs
-        if _CODE.fullmatch(source) and _CODE.fullmatch(target)
-    ]
+    pairs = [(language_code(name[:index]), language_code(name[index + 1 :])) for index in hyphens]
+    return [(source, target) for source, target in pairs if source and target]
 
 
 def _pair_of(folder: Path) -> tuple[str, str]:

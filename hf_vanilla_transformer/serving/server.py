@@ -1,5 +1,6 @@
 """Load the models of a server, and run it until SIGTERM or Ctrl-C."""
 
+import gc
 import math
 import os
 import signal
@@ -62,6 +63,8 @@ def run(options: ServeOptions) -> None:
     """Load the models and serve them. See `serving.serve`."""
     with _bound_socket(options.host, options.port) as listening:
         server = load_server(options)
+        gc.collect()
+        gc.freeze()  # a collection looks at all loaded modules otherwise, and stops every thread for a second
         host, port = listening.getsockname()[:2]
         pairs = ", ".join(pair.name for pair in server.pairs)
         print(f"serving {pairs} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)", flush=True)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, islice
 from textwrap import shorten
 from typing import Any, TypeVar
@@ -115,8 +116,8 @@ class LanguagePair:
             passages = passages_of(documents)
             aligned = [bool(passage.elements) for passage in passages]
             filled = await self.translate_aligned([passage.text for passage in passages], aligned, notes)
-            joining = self._html_thread, join_html, documents, filled
-            return [[text] for text in await asyncio.get_running_loop().run_in_executor(*joining)]
+            join = partial(join_html, documents, filled)
+            return [[text] for text in await asyncio.get_running_loop().run_in_executor(self._html_thread, join)]
         parts = await self._split(texts, notes)
         results = []
         found = await self._search(parts, [False] * len(parts), n_best, notes)
