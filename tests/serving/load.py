@@ -1,6 +1,6 @@
 """Many clients against one server, and the same sentences by `Translator`, from a file, with the same threads.
 
-    python -m tests.serving.load MODEL SENTENCES [--clients 64] [--requests 10] [--rounds 3] [--threads 2]
+    python -m tests.serving.load MODEL SENTENCES [--clients 64] [--requests 10] [--rounds 3] [--threads 2] [--dtype D]
 
 Prints sentences per second of both in alternating rounds, and their ratio; the same for seconds of processor time,
 which other work on the machine disturbs less; the latencies; and how many answers differ.
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 
-def measure(model: Path, lines: list[str], clients: int, rounds: int, threads: int) -> dict[str, float]:
+def measure(model: Path, lines: list[str], clients: int, rounds: int, threads: int, dtype: str) -> dict[str, float]:
     """The figures of a comparison. See the module."""
     import psutil
     import torch
@@ -25,12 +25,12 @@ def measure(model: Path, lines: list[str], clients: int, rounds: int, threads: i
     from tests.serving.running_server import ask_all, running_server
 
     torch.set_num_threads(threads)
-    translator = Translator.from_pretrained(model, device="cpu", dtype="float32")
-    list(translator.translate(lines[: 2 * clients]))  # packs the weights
+    translator = Translator.from_pretrained(model, device="cpu", dtype=dtype)
+    list(translator.translate(lines[: 2 * clients], protect=True))  # packs the weights
     by_file, by_server, processor, seconds, differing = [], [], [], [], 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_server(model, Path(folder), "--dtype", "float32", "--lines", threads=threads) as server,
+        running_server(model, Path(folder), "--dtype", dtype, "--lines", threads=threads) as server,
     ):
 
         def processor_seconds() -> float:
@@ -40,7 +40,7 @@ def measure(model: Path, lines: list[str], clients: int, rounds: int, threads: i
         asyncio.run(ask_all(server.port, lines[: 2 * clients], clients))
         for _ in range(rounds):
             start, used = time.perf_counter(), time.process_time()
-            expected = list(translator.translate(lines))
+            expected = list(translator.translate(lines, protect=True))
             by_file.append(len(lines) / (time.perf_counter() - start))
             used_by_file = time.process_time() - used
             start, used = time.perf_counter(), processor_seconds()
@@ -68,12 +68,14 @@ def main() -> None:
     parser.add_argument("sentences", type=Path)
     for name, default in (("clients", 64), ("requests", 10), ("rounds", 3), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dtype", default="float32")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # before torch is imported
     opened = gzip.open if arguments.sentences.suffix == ".gz" else open
     with opened(arguments.sentences, "rt", encoding="utf-8") as file:
         lines = file.read().split("\n")[: arguments.clients * arguments.requests]
-    found = measure(arguments.model, lines, arguments.clients, arguments.rounds, arguments.threads)
+    clients, rounds, threads, dtype = arguments.clients, arguments.rounds, arguments.threads, arguments.dtype
+    found = measure(arguments.model, lines, clients, rounds, threads, dtype)
     print(f"{len(lines)} sentences, {arguments.clients} clients, {arguments.rounds} rounds")
     print(f"sentences per second: file {found['file']:.1f}, server {found['server']:.1f}, ratio {found['ratio']:.2f}")
     print(f"ratio of processor time: {found['processor']:.2f}")
