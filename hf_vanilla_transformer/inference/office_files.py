@@ -96,7 +96,7 @@ def _with_parts(
     target = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(target, "w") as output:
-            if not any(names.fullmatch(name) for name in archive.namelist()):
+            if not any(parts.fullmatch(name) for name in archive.namelist()):
                 raise UserError("documents: this archive is no document of a word processor of its suffix")
             for entry in archive.infolist():
                 if entry.file_size > _MAX_BYTES:
