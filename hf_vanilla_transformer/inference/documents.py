@@ -167,7 +167,7 @@ def _rejoined(sentences: Iterable[str], spans: list[tuple[int, int]], ordinals: 
     whole, end = list[str](), 0
     inside = {position for start, stop in spans for position in range(start + 1, stop)}
     for sentence in sentences:
-        if whole and (end in inside or (ordinals and _ENDS_WITH_ORDINAL.search(whole[-1]))):
+        if whole and (end in inside or (ordinals and _ENDS_WITH_ORDINAL.search(whole[-1][-16:]))):
             whole[-1] += sentence
         else:
             whole.append(sentence)

@@ -190,6 +190,11 @@ def test_sentences_end_at_breaks_and_not_within_placeholders(text: str, sentence
     assert "".join(part.text for part in parts) == text
 
 
+def test_many_ordinals_are_joined_in_linear_time() -> None:
+    text = "am 1. " * 30_000  # minutes, if the time were quadratic
+    assert "".join(part.text for part in split_text(text, sentence_splitter("de"), "de")) == text
+
+
 def test_lines_that_only_look_like_marks_are_sentences() -> None:
     split = sentence_splitter("en")
     assert split_text("-5 degrees", split) == [Part("-5 degrees", True)]
