@@ -19,7 +19,7 @@ from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from . import ctranslate2
 from .marian_npz import from_marian_npz
-from .search_settings import ends, shortest
+from .search_settings import ends, longest, shortest
 from .transformers_js import DTYPES, GRAPHS
 from .translate_exported import Translator, best_token
 
@@ -45,6 +45,7 @@ class Reference:
         self.length = max(_TOKENS, shortest(self.settings) + 2)
         if model.config.position_encoding_type == "learned":
             self.length = min(self.length, model.config.max_position_embeddings)
+        self.length = min(self.length, longest(self.settings) or self.length)
         self.names = side_tokens(self.target, model.config.target_vocab_size, "target")
         # words of the vocabulary, because the text has to be of the model's languages
         decode, size = side_decoder(self.source, "source"), len(self.source)

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from hf_vanilla_transformer.interop.translate_exported import HARMLESS
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from hf_vanilla_transformer.web.site import search_settings, write_site
 from tests.interop.exports import LINES, require_onnx, write_model
-from tests.interop.foreign import write_two_tokenizers
+from tests.interop.foreign import SOURCES, TARGETS, converted, write_opus_folder, write_two_tokenizers
 from tests.interop.test_search_settings import SETTINGS
+from tests.interop.two_vocabularies import write_separate_opus_folder
 from tests.web.conftest import Site
 from tests.web.tools import require_npm, run_node
 
@@ -177,6 +179,23 @@ def test_two_vocabularies_and_learned_positions_translate_in_both_engines(tmp_pa
     assert answer["found"] == target.batch_decode(expected, skip_special_tokens=True)
     answer = run_node("page_engine.mjs", str(site.folder), "fp32", "{}", lines=["two hundred " * 40])
     assert " 24" in answer["error"]
+
+
+@pytest.mark.parametrize("write", [write_opus_folder, write_separate_opus_folder])
+def test_opus_models_translate_in_both_engines(write: Callable, tmp_path: Path) -> None:
+    require_onnx()
+    write(tmp_path / "opus")
+    model, source, target = converted("marian", tmp_path / "opus", tmp_path / "ours")
+    assert source is target
+    write_site(tmp_path / "ours", tmp_path / "site", runtime=require_npm(), dtypes=["fp32"])
+    site = Site(model, tmp_path / "ours", tmp_path / "site")
+    lines = [*SOURCES, *TARGETS, "Ünknown žluťoučký 漢字 ™️ words …", "öß a balloon"]
+    lines += [" ".join(line.split()[i : i + 4]) for line in SOURCES + TARGETS for i in range(9)]
+    expected = [generated(site, line, num_beams=1)[0] for line in lines]
+    answer = run_node("stock_pipeline.mjs", str(site.folder / "model"), "fp32", "{}", lines=lines)
+    assert answer["found"] == target.batch_decode(expected, skip_special_tokens=True)
+    found = translate(site.folder, lines[:2], num_beams=1)  # the page divides longer text into sentences
+    assert [[token["id"] for token in line["tokens"]] for line in found] == expected[:2]
 
 
 @pytest.mark.parametrize(
