@@ -158,11 +158,14 @@ def _uncovered(model: PreTrainedModel, requested: dict[str, Any], covered: froze
     names = [name for name in names if name not in covered and not name.startswith("_")]
     prepare, backend = GenerationMixin.prepare_inputs_for_generation, model.config._attn_implementation
     training = [module for module in model.modules() if module.training]
+    caller = getattr(model.forward, "__globals__", {}).get("__name__", "")
     conditions = {
         "use_cache=False": not requested.get("use_cache", True),
         f"attn_implementation={backend!r}": backend not in ("eager", "sdpa"),
         # a method of a subclass, or of PEFT's prefix tuning
         "prepare_inputs_for_generation": getattr(model.prepare_inputs_for_generation, "__func__", None) is not prepare,
+        # `transformers.exporters` records the calls of a usual loop, with a usual cache
+        "an export": caller.startswith("transformers.exporters"),
         "gradient checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in training),
         "a model sharded over processes": _is_sharded(model),
     }

@@ -1,5 +1,6 @@
 """Programs of `torch.export` give our logits and tokens, without our package."""
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,26 @@ def test_untraceable_model_is_refused_and_unchanged() -> None:
         export_programs(model)
     assert model.training and model.config._attn_implementation == "sdpa"
     assert torch.isfinite(model(torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 8, 2]])).logits).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beams", [1, 4])
+def test_exporters_of_transformers_record_the_usual_loop(beams: int) -> None:
+    """A decode step of several tokens then gives the logits of the model, whatever the length of the cache."""
+    exporters = pytest.importorskip("transformers.exporters")
+    model = tiny_model().eval()
+    model.generation_config.num_beams = beams
+    inputs = {"input_ids": torch.arange(3, 17).view(2, 7), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+    dynamo = exporters.DynamoExporter()
+    settings = {"multi_token_decode": True}
+    exported = dynamo.export_for_generation(model, inputs, exporters.DynamoConfig(dynamic=True), **settings)
+    _, decode = exporters.utils.decompose_for_generation(model, inputs, **settings)["decode"]
+    arguments = {name: value for name, value in decode.items() if name not in ("use_cache", "return_dict")}
+    for _ in range(3):
+        with torch.no_grad():
+            expected = model(
+                **copy.deepcopy(decode) | {"past_key_values": copy.deepcopy(arguments["past_key_values"])}
+            )
+        actual = exported.runners["decode"](**copy.deepcopy(arguments))
+        assert torch.equal(actual.logits, expected.logits) and len(expected.logits) == 2 * beams
+        arguments["past_key_values"] = expected.past_key_values
