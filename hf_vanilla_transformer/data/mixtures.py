@@ -80,8 +80,7 @@ def load_pairs(
         source_lang, target_lang: keys in the column `translation`, names of columns, languages of a translation
             memory (`en` finds `en-GB`), suffixes of the files of a prefix, or languages of the built-in corpus.
         source_column, target_column: names of columns. If none of the four is given: `source` and `target`.
-        languages: of a model, used for tables without these columns and for translation memories if none of the four
-            is given.
+        languages: of a model, for tables without these columns and for memories if none of the four is given.
         streaming: read while iterating, without a table on disk. Errors and the report come during iteration.
         numbers_size, seed: of the built-in corpus.
 
@@ -105,8 +104,7 @@ def load_pairs(
         sources.append(Source(chosen, Columns() if chosen.dataset == NUMBERS else columns, data))
     counts = _checked_weights(len(sources), weights)
     reports = [PairReport(source.input.name) for source in sources]
-    load: Any = load_stream if streaming else load_table
-    loaded = list(map(load, sources, reports))
+    loaded: list[Any] = list(map(load_stream if streaming else load_table, sources, reports))
     if len(loaded) == 1 and weights is None:
         return loaded[0], reports[0]
     report = MixtureReport(reports, counts)
