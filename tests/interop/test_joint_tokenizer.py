@@ -78,7 +78,7 @@ def test_marian_tokenizer_json_is_exact_on_10_000_lines(languages: tuple[str, st
     texts = tuple(corpus[side][:4000] for side in languages)
     tokenizer = write_marian_tokenizer(tmp_path, texts, vocab_size=3000)
     lines = [line for side in corpus.values() for line in side[4500:7000]]
-    strange = [f"{line} {EMOJI[i % len(EMOJI)]}" for i, line in enumerate(lines[::10])]
+    strange = [f"{EMOJI[i % len(EMOJI)]} {line}" for i, line in enumerate(lines[::10])]
     assert_same_tokens(tokenizer, lines + strange)
 
 
