@@ -47,7 +47,7 @@ Found = Iterator[tuple[ast.AST, str]]
 def violations(source: str) -> list[str]:
     """Every violation in the text of a file, as "line N: what", in the order of the lines."""
     tree = ast.parse(source)
-    checks = (_imports, _unused_imports, _private_names, _code_objects, _module_state, _mutations)
+    checks = (_imports, _private_names, _code_objects, _module_state, _mutations)
     found = {(getattr(node, "lineno", 1), message) for check in checks for node, message in check(tree)}
     return [f"line {line}: {message}" for line, message in sorted(found)]
 
@@ -106,23 +106,9 @@ def _imports(tree: ast.Module) -> Found:
                 yield node, f"absolute import of the package itself: {module}"
             elif root not in THIRD_PARTY and root not in sys.stdlib_module_names:
                 yield node, f"import of {root}, which a checkpoint must not need"
-        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
-            yield node, f"star import from {node.module}"
         name = _called(node) if isinstance(node, ast.Call) else ""
         if name in ("import_module", "__import__"):
             yield node, f"dynamic import: {name}"
-
-
-def _unused_imports(tree: ast.Module) -> Found:
-    """An import that the file does not use is there only so that another file gets copied."""
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    for node in ast.walk(tree):  # annotations in quotes
-        annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
-        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-            used |= set(re.findall(r"\w+", annotation.value))
-    for name, (node, what) in _imported(tree).items():
-        if name not in used and name != "*":
-            yield node, f"unused import: {what}"
 
 
 def _private_names(tree: ast.Module) -> Found:
@@ -179,12 +165,6 @@ def _module_state(tree: ast.Module) -> Found:
                 yield from _kept(statement, in_class=True)
         elif isinstance(node, ast.Global):
             yield node, f"global {', '.join(node.names)}"
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            for default in [*node.args.defaults, *node.args.kw_defaults]:
-                if isinstance(default, MUTABLE_DISPLAYS) or (
-                    isinstance(default, ast.Call) and _called(default) in MUTABLE_CALLS
-                ):
-                    yield default, "mutable default of an argument"
         elif isinstance(node, ast.Attribute) and node.attr in CACHES and _chain(node)[0] == "functools":
             yield node, f"process-wide cache: functools.{node.attr}"
     for node, what in _imported(tree).values():

@@ -242,11 +242,8 @@ PLANTED = {
     "class A:\n    pass\ndef f(x):\n    A.last = x": "changes A",
     "def f(x):\n    f.last = x": "changes f",
     "X = 1\ndef f():\n    global X\n    X = 2": "global X",
-    "def f(x, memo={}):\n    memo[x] = 1": "mutable default",
     "from functools import lru_cache\n@lru_cache\ndef f():\n    pass": "process-wide cache",
     "import functools\n@functools.cache\ndef f():\n    pass": "process-wide cache",
-    "import math": "unused import",
-    "from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401": "unused import",
     "import numpy\nnumpy": "import of numpy",
     "def f():\n    import accelerate\n    accelerate": "import of accelerate",
     "from hf_vanilla_transformer.errors import UserError\nUserError": "absolute import of the package",
@@ -254,7 +251,6 @@ PLANTED = {
     "from ..x_vanilla_transformer import A\nA": "relative import of ..x_vanilla_transformer",
     "from . import layers_vanilla_transformer\nlayers_vanilla_transformer": "relative import of .",
     "from __future__ import annotations": "from __future__",
-    "from torch import *": "star import",
     "import importlib\nimportlib.import_module('x')": "dynamic import",
 }
 

@@ -175,27 +175,6 @@ def test_usage_code_runs(tmp_path, monkeypatch, capsys, separate) -> None:
     assert [found["translation_text"]] == ast.literal_eval(first) and found["score"] < 0
 
 
-def test_card_names_search_settings_and_parts(tmp_path):
-    recipe = {"max_eval_samples": 200, "validation": ["val.csv"], "test": ["test.csv"], "train": ["train.csv"]}
-    metrics = {"test_bleu": 1.0, "eval_bleu": 2.0}
-    facts = CardFacts("x", recipe=recipe, metrics=metrics, generation_config={"num_beams": 5, "length_penalty": 1.0})
-    card = write_model_card(tmp_path, facts).read_text(encoding="utf-8")
-    assert "The test text was translated with 5 beams, score log P / length^1.0." in card
-    assert "validation sentences were" not in card
-    assert (
-        "| validation | val.csv, the first 200 pairs | BLEU | 2.00 |" in card and "| test | test.csv | BLEU |" in card
-    )
-    search = {"num_beams": 4, "length_penalty": None, "paper_length_penalty": 0.6}
-    for beams, words in ((1, "greedy search"), (4, "4 beams")):
-        scored = metrics | {"eval_sentences": 1014, "eval_num_beams": beams, "eval_bleu_signature": "BLEU|nrefs:1"}
-        card = write_model_card(tmp_path, CardFacts("x", metrics=scored)).read_text(encoding="utf-8")
-        assert f"The 1,014 validation sentences were translated with {words}." in card and "`BLEU|nrefs:1`" in card
-    facts = CardFacts("x", recipe={"train": ["a.csv"], "held_out_pairs": 9}, metrics=metrics, generation_config=search)
-    card = write_model_card(tmp_path, facts).read_text(encoding="utf-8")
-    assert "4 beams, score log P / ((5 + length) / 6)^0.6." in card
-    assert "| validation | pairs held out of the training text | BLEU | 2.00 |" in card
-
-
 def test_only_language_codes_become_metadata(tmp_path):
     path = write_model_card(tmp_path, CardFacts("x", languages=("english", "pt-BR")))
     data = ModelCard.load(path).data.to_dict()

@@ -86,15 +86,3 @@ def test_links_and_hidden_files_are_not_uploaded(hub, site: Path, tmp_path: Path
         with pytest.raises(UserError, match=link.name):
             publish_space(site, "me/numbers", "me/m")
         link.unlink()
-
-
-def test_space_reports_mistakes_in_one_line(hub, site: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"index\.html"):
-        publish_space(tmp_path, "numbers", "me/numbers-en-de")
-    with pytest.raises(UserError, match="repo_id='a/b/c'"):
-        publish_space(site, "a/b/c", "me/numbers-en-de")
-    with pytest.raises(UserError, match="model_id='a/b/c'"):
-        publish_space(site, "numbers", "a/b/c")
-    with pytest.raises(UserError, match="them/numbers"):
-        publish_space(site, "them/numbers", "me/numbers-en-de")
-    assert hub.repositories == {}

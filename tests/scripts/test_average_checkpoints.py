@@ -1,7 +1,6 @@
 """`vanilla-transformer average`: several checkpoints in, one model that loads and translates out."""
 
 import json
-from functools import partial
 
 import pytest
 import torch
@@ -32,19 +31,13 @@ def finished(tmp_path_factory):
     return run
 
 
-@pytest.fixture
-def average(command):
-    """Run the subcommand. Return exit status, standard output and standard error."""
-    return partial(command, "average")
-
-
 def weights(checkpoint):
     return load_file(checkpoint / "model.safetensors")
 
 
-def test_average_of_a_run_is_a_model_that_translates(average, finished, tmp_path):
+def test_average_of_a_run_is_a_model_that_translates(command, finished, tmp_path):
     output = tmp_path / "new" / "averaged"
-    status, printed, _ = average("--run", finished, "--last", 2, "--output", output)
+    status, printed, _ = command("average", "--run", finished, "--last", 2, "--output", output)
     assert status == 0 and str(output) in printed
     first, second, found = (weights(path) for path in (finished / "checkpoint-4", finished / "checkpoint-10", output))
     assert found.keys() == first.keys()
@@ -61,9 +54,9 @@ def test_average_of_a_run_is_a_model_that_translates(average, finished, tmp_path
     assert [path.name for path in output.parent.iterdir()] == ["averaged"]
 
 
-def test_average_of_named_checkpoints_into_a_file(average, finished, tmp_path):
+def test_average_of_named_checkpoints_into_a_file(command, finished, tmp_path):
     named = [finished / "checkpoint-2" / "model.safetensors", finished / "checkpoint-10"]
-    assert average(*named, "--output", tmp_path / "mean.safetensors")[0] == 0
+    assert command("average", *named, "--output", tmp_path / "mean.safetensors")[0] == 0
     first, second = weights(finished / "checkpoint-2"), weights(finished / "checkpoint-10")
     for name, tensor in load_file(tmp_path / "mean.safetensors").items():
         torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
@@ -81,21 +74,23 @@ def test_average_of_named_checkpoints_into_a_file(average, finished, tmp_path):
         (["RUN/checkpoint-2", "broken.safetensors"], "broken.safetensors"),
     ],
 )
-def test_user_errors_are_one_line_and_leave_no_files(average, finished, tmp_path, monkeypatch, arguments, message):
+def test_user_errors_are_one_line_and_leave_no_files(command, finished, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     save_file({"a": torch.ones(2)}, tmp_path / "other.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\x10\x00")
-    status, printed, errors = average(*(each.replace("RUN", str(finished)) for each in arguments), "--output", "out")
+    status, printed, errors = command(
+        "average", *(each.replace("RUN", str(finished)) for each in arguments), "--output", "out"
+    )
     assert (status, printed) == (2, "")
     assert errors.startswith("error: ") and message in errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.safetensors", "other.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["model", "model.safetensors"])
-def test_output_is_never_overwritten(average, finished, tmp_path, name):
+def test_output_is_never_overwritten(command, finished, tmp_path, name):
     there = tmp_path / "model" / "config.json" if name == "model" else tmp_path / name
     there.parent.mkdir(exist_ok=True)
     there.write_text("mine")
-    status, _, errors = average("--run", finished, "--last", 2, "--output", tmp_path / name)
+    status, _, errors = command("average", "--run", finished, "--last", 2, "--output", tmp_path / name)
     assert status == 2 and str(tmp_path / name) in errors
     assert there.read_text() == "mine" and len(list(there.parent.iterdir())) == 1

@@ -1,7 +1,6 @@
 """`vanilla-transformer evaluate`: scores of a model and of an existing translation, and wrong arguments."""
 
 import json
-from functools import partial
 
 import pytest
 
@@ -22,14 +21,8 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def run(command):
-    """Run the subcommand. Return exit status, standard output and standard error."""
-    return partial(command, "evaluate")
-
-
-def test_existing_translation_is_scored(run, work):
-    status, printed, errors = run(
+def test_existing_translation_is_scored(command, work):
+    status, printed, errors = command("evaluate",
         "--bleu_tokenize", "none", "--bleu_lowercase", "--hypothesis", "hypotheses", "--reference", "references",
         "--output", "results.json",
     )  # fmt: skip
@@ -45,8 +38,8 @@ def test_existing_translation_is_scored(run, work):
     assert json.loads((work / "results.json").read_text(encoding="utf-8")) == scores | files
 
 
-def test_model_is_scored_with_its_settings(run, work, model_folder):
-    status, printed, errors = run(
+def test_model_is_scored_with_its_settings(command, work, model_folder):
+    status, printed, errors = command("evaluate",
         "--model", model_folder, "--source", "hypotheses", "--reference", "references", "--output", "results.json",
         "--max_new_tokens", 5, "--num_beams", 2, "--batch_size", 2, "--device", "cpu",
     )  # fmt: skip
@@ -69,8 +62,10 @@ def test_model_is_scored_with_its_settings(run, work, model_folder):
     assert results["bleu_signature"] in printed and "sentences per second" in printed
 
 
-def test_results_can_be_written_to_standard_output(run, work):
-    status, printed, errors = run("--hypothesis", "hypotheses", "--reference", "references", "--output", "-")
+def test_results_can_be_written_to_standard_output(command, work):
+    status, printed, errors = command(
+        "evaluate", "--hypothesis", "hypotheses", "--reference", "references", "--output", "-"
+    )
     assert status == 0 and json.loads(printed)["sentences"] == 3 and "exact match" in errors
 
 
@@ -87,20 +82,20 @@ def test_results_can_be_written_to_standard_output(run, work):
         ("--model {model} --source short --reference short --output .", "error: .: "),
     ],
 )
-def test_wrong_arguments_are_refused_in_one_line(run, work, model_folder, arguments, message):
-    status, printed, errors = run(*arguments.format(model=model_folder).split())
+def test_wrong_arguments_are_refused_in_one_line(command, work, model_folder, arguments, message):
+    status, printed, errors = command("evaluate", *arguments.format(model=model_folder).split())
     assert status == 2 and printed == ""
     assert errors.startswith("error: ") and message in errors
 
 
-def test_wrong_arguments_are_refused_before_translation(run, work, model_folder, monkeypatch):
+def test_wrong_arguments_are_refused_before_translation(command, work, model_folder, monkeypatch):
     monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("it translated"))
     files = ("--model", model_folder, "--source", "short", "--reference", "short")
     for mistake in (("--bleu_tokenize", "13b"), ("--output", "no/such/folder.json")):
-        assert run(*files, *mistake)[0] == 2
+        assert command("evaluate", *files, *mistake)[0] == 2
 
 
 @pytest.mark.parametrize("arguments", ["--hypothesis a --source b", "--model a", "--model a --hypothesis b", ""])
-def test_incompatible_flags_are_one_line(run, work, arguments):
-    status, _, errors = run("--reference", "references", *arguments.split())
+def test_incompatible_flags_are_one_line(command, work, arguments):
+    status, _, errors = command("evaluate", "--reference", "references", *arguments.split())
     assert status == 2 and errors.startswith("error: ")

@@ -1,27 +1,19 @@
 """`vanilla-transformer export`: from a model folder to another library's."""
 
-from functools import partial
-
 import pytest
 
 from hf_vanilla_transformer.interop.exporting import FORMATS
 from tests.interop.exports import write_model
 
 
-@pytest.fixture
-def run(command):
-    """Run the subcommand. Return exit status, standard output and standard error."""
-    return partial(command, "export")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "target_format", sorted(FORMATS.keys() - {"argos", "marian-npz"})
 )  # a file: tests/interop/test_argos.py
-def test_exported_folder_is_complete(run, target_format, tmp_path):
+def test_exported_folder_is_complete(command, target_format, tmp_path):
     pytest.importorskip({"onnx": "onnxscript", "ctranslate2": "ctranslate2"}.get(target_format, "torch"))
     write_model(tmp_path / "model")
-    status, out, err = run("--to", target_format, tmp_path / "model", tmp_path / "out")
+    status, out, err = command("export", "--to", target_format, tmp_path / "model", tmp_path / "out")
     assert (status, err) == (0, "") and out.startswith(f"{tmp_path / 'out'}: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -31,22 +23,22 @@ def test_exported_folder_is_complete(run, target_format, tmp_path):
     assert own[target_format] <= names
 
 
-def test_export_overwrites_only_when_asked(run, tmp_path):
+def test_export_overwrites_only_when_asked(command, tmp_path):
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     write_model(tmp_path / "model")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    command = ("--to", "ctranslate2", tmp_path / "model", tmp_path / "out")
-    status, out, err = run(*command)
+    flags = ("--to", "ctranslate2", tmp_path / "model", tmp_path / "out")
+    status, out, err = command("export", *flags)
     assert (status, out, err.count("\n")) == (2, "", 1) and "--overwrite" in err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
-    assert run(*command, "--overwrite")[0] == 0
+    assert command("export", *flags, "--overwrite")[0] == 0
     assert not (tmp_path / "out" / "thesis.tex").exists() and (tmp_path / "out" / "model.bin").is_file()
 
 
-def test_export_does_not_replace_the_model(run, tmp_path):
+def test_export_does_not_replace_the_model(command, tmp_path):
     write_model(tmp_path / "runs" / "model")
     for output in (tmp_path / "runs" / "model", tmp_path / "runs"):
-        status, _, err = run("--to", "torch", tmp_path / "runs" / "model", output, "--overwrite")
+        status, _, err = command("export", "--to", "torch", tmp_path / "runs" / "model", output, "--overwrite")
         assert (status, err.count("\n")) == (2, 1) and str(output) in err
     assert (tmp_path / "runs" / "model" / "model.safetensors").is_file()

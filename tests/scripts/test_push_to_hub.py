@@ -1,7 +1,5 @@
 """`vanilla-transformer publish`: dry run, upload, errors, and no token in the output."""
 
-from functools import partial
-
 import pytest
 
 from tests.hub import conftest as publishing
@@ -12,14 +10,8 @@ from tests.interop.exports import require_onnx
 hub, saved = publishing.hub, publishing.saved  # the fixtures
 
 
-@pytest.fixture
-def push(command):
-    """Run the subcommand. Return exit status, standard output and standard error."""
-    return partial(command, "publish")
-
-
-def test_dry_run_lists_files_without_requests(push, hub, saved):
-    status, printed, errors = push(saved.folder, "--repo-id", "me/x", "--dry-run")
+def test_dry_run_lists_files_without_requests(command, hub, saved):
+    status, printed, errors = command("publish", saved.folder, "--repo-id", "me/x", "--dry-run")
     assert status == 0 and errors == "" and hub.requests == []
     lines = printed.splitlines()
     sizes = {line.split()[1]: int(line.split()[0].replace(",", "")) for line in lines[1:-2]}
@@ -31,9 +23,11 @@ def test_dry_run_lists_files_without_requests(push, hub, saved):
     assert not sizes.keys() & PRIVATE.keys()
 
 
-def test_upload_prints_the_commit(push, hub, saved, caplog):
+def test_upload_prints_the_commit(command, hub, saved, caplog):
     flags = ["--private", "--branch", "v2", "--commit-message", "Second upload", "--max-shard-size", "20KB"]
-    status, printed, errors = push(saved.folder, "--repo-id", "x", *flags, "--include", "train.en", "--license", "mit")
+    status, printed, errors = command(
+        "publish", saved.folder, "--repo-id", "x", *flags, "--include", "train.en", "--license", "mit"
+    )
     assert status == 0, errors
     repository = hub.repositories["me/x"]
     commit = repository.branches["v2"][-1]
@@ -45,17 +39,17 @@ def test_upload_prints_the_commit(push, hub, saved, caplog):
     assert TOKEN not in output and not any(TOKEN.encode() in content for content in commit.files.values())
 
 
-def test_token_argument_is_not_repeated(push, hub, saved):
+def test_token_argument_is_not_repeated(command, hub, saved):
     for wrong in (["--token", TOKEN], [f"--token={TOKEN}"], [TOKEN], [f"--private={TOKEN}"]):
-        status, printed, errors = push(saved.folder, "--repo-id", "x", *wrong)
+        status, printed, errors = command("publish", saved.folder, "--repo-id", "x", *wrong)
         assert status == 2 and TOKEN not in printed + errors
     assert hub.requests == []
 
 
 @pytest.mark.slow
-def test_space_is_published_beside_the_model(push, hub, saved):
+def test_space_is_published_beside_the_model(command, hub, saved):
     require_onnx()
-    status, printed, errors = push(saved.folder, "--repo-id", "numbers", "--space")
+    status, printed, errors = command("publish", saved.folder, "--repo-id", "numbers", "--space")
     assert status == 0, errors
     model, space = hub.repositories["me/numbers"], hub.repositories["spaces/me/numbers"]
     assert [len(each.branches["main"]) for each in (model, space)] == [2, 2]
@@ -67,13 +61,13 @@ def test_space_is_published_beside_the_model(push, hub, saved):
 
 
 @pytest.mark.slow
-def test_dry_run_lists_the_changes_of_the_space(push, hub, saved):
+def test_dry_run_lists_the_changes_of_the_space(command, hub, saved):
     require_onnx()
-    assert push(saved.folder, "--repo-id", "me/x", "--space", "me/y")[0] == 0
+    assert command("publish", saved.folder, "--repo-id", "me/x", "--space", "me/y")[0] == 0
     space = hub.repositories["spaces/me/y"].branches["main"]
     space[-1].files["files.txt"] += b"\nold.js"
     space[-1].files["old.js"] = b""
     before = [len(each.branches["main"]) for each in hub.repositories.values()]
-    status, printed, _ = push(saved.folder, "--repo-id", "x", "--dry-run", "--space", "y")
+    status, printed, _ = command("publish", saved.folder, "--repo-id", "x", "--dry-run", "--space", "y")
     assert status == 0 and printed.splitlines()[-1].endswith("static Space me/y; deleted there: old.js")
     assert [len(each.branches["main"]) for each in hub.repositories.values()] == before

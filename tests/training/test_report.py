@@ -3,45 +3,8 @@
 import json
 import re
 import sys
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
-import pytest
-from transformers import EvalPrediction, TrainerState
-
-from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.training.report import SampleTranslations, TrainingBar
 from tests.trainer_helpers import run_tiny, write_pairs
-
-
-def test_samples_are_decoded_from_the_predictions_without_padding() -> None:
-    texts = ["eins", "zwei", "drei"]
-    tokenizer = train_tokenizer(texts * 3, 280)
-    samples = SampleTranslations.of([{"source": f"s{row}", "target": f"t{row}"} for row in range(3)], 3)
-    compute = samples.taken_from(lambda prediction: {"bleu": 1.0}, tokenizer)
-    rows = [tokenizer(text)["input_ids"] for text in texts]
-    ids = np.full((3, max(map(len, rows)) + 2), -100)
-    for row, found in zip(ids, rows, strict=True):
-        row[: len(found)] = found
-    before = ids.copy()
-    assert compute(EvalPrediction(predictions=ids, label_ids=ids)) == {"bleu": 1.0}
-    assert samples.translations == texts and (ids == before).all()
-    assert samples.lines()[:3] == ["  source       s0", "  reference    t0", "  translation  eins"]
-
-
-def test_bar_counts_the_updates_that_the_time_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop: Any = SimpleNamespace(max_seconds=60.0, seconds=lambda: 6.0)
-    bar = TrainingBar(stop)
-    state = TrainerState(global_step=0, max_steps=1000, is_world_process_zero=True)
-    bar.on_train_begin(None, state, None)
-    state.global_step = 20  # in 6 of 60 seconds
-    bar.on_step_end(None, state, None)
-    assert bar.training_bar.total == 200 and bar.training_bar.n == 20
-    stop.seconds = lambda: 0.1
-    bar.on_step_end(None, state, None)
-    assert bar.training_bar.total == 1000, "max_steps comes first"
-    bar.on_train_end(None, state, None)
 
 
 def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, capfd, monkeypatch):

@@ -318,27 +318,3 @@ def test_bidirectional_training_needs_a_joint_vocabulary(parallel):
 
 
 # 7. Held-out validation
-
-
-def test_held_out_pairs_are_moved_from_training_to_validation(parallel, tmp_path):
-    sources = [f"sentence {number}" for number in range(40)]
-    for side in ("source", "target"):
-        (tmp_path / side).write_text("".join(f"{line} {side}\n" for line in sources), encoding="utf-8")
-    files = ["--train", str(tmp_path / "source"), str(tmp_path / "target")]
-
-    def rows(*flags):
-        _, data_args, args = parse_recipe([*files, *flags])
-        pairs = load_corpus(data_args, args).pairs
-        return {split: [row["source"].removesuffix(" source") for row in each] for split, each in pairs.items()}
-
-    held_out = rows("--held_out_pairs", "3")
-    assert len(held_out["validation"]) == 3 and len(held_out["train"]) == 37
-    assert sorted(held_out["train"] + held_out["validation"]) == sorted(sources)
-    assert rows("--held_out_pairs", "3") == held_out != rows("--held_out_pairs", "3", "--seed", "7")
-    assert len(rows("--held_out_pairs", "500")["validation"]) == 4, "at most a tenth"
-    assert set(rows("--max_train_samples", "30", "--held_out_pairs", "3")["validation"]) <= set(sources[:30])
-    with pytest.raises(UserError, match="^held_out_pairs: 9 "):
-        rows("--held_out_pairs", "3", "--max_train_samples", "9")
-    flags = {split: parallel[split] for split in ("train", "validation")}
-    _, data_args, args = parse_recipe(as_flags(flags | {"held_out_pairs": 3}))
-    assert len(load_corpus(data_args, args).pairs["validation"]) == 3, "the files', not held out"
