@@ -158,13 +158,11 @@ def _uncovered(model: PreTrainedModel, requested: dict[str, Any], covered: froze
     names = [name for name in names if name not in covered and not name.startswith("_")]
     prepare, backend = GenerationMixin.prepare_inputs_for_generation, model.config._attn_implementation
     training = [module for module in model.modules() if module.training]
-    caller = getattr(model.forward, "__globals__", {}).get("__name__", "")
+    caller = getattr(model.forward, "__globals__", {}).get("__name__", "")  # an exporter records the usual loop
     conditions = {
         "use_cache=False": not requested.get("use_cache", True),
         f"attn_implementation={backend!r}": backend not in ("eager", "sdpa"),
-        # a method of a subclass, or of PEFT's prefix tuning
         "prepare_inputs_for_generation": getattr(model.prepare_inputs_for_generation, "__func__", None) is not prepare,
-        # `transformers.exporters` records the calls of a usual loop, with a usual cache
         "an export": caller.startswith("transformers.exporters"),
         "gradient checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in training),
         "a model sharded over processes": _is_sharded(model),
@@ -488,8 +486,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs, next_batch is not None)
         check_coverage(uncovered, ensemble=getattr(self.inference_engine, "search_only", False), next_batch=next_batch)
         if kwargs.get("encoder_outputs") is not None:
-            # a copy: `GenerationMixin` repeats the states for each beam in the object that it gets
-            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
+            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])  # it is repeated for each beam in place
         elif search is not None and input_ids is not None and self.inference_engine is not None:
             kwargs["encoder_outputs"] = self.encode(input_ids, kwargs["attention_mask"])
         if search is not None:

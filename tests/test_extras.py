@@ -29,6 +29,8 @@ COMMANDS = [
     *(TRAIN + "opus_tuned --model_name_or_path {0}/opus", TRAIN + "fsmt_tuned --model_name_or_path {0}/fsmt"),
     *("translate --model {0}/model --input {0}/a.en", "translate --model {0}/model --input {0}/a.en --paragraphs"),
     *("translate --model {0}/opus --input {0}/a.en --max_new_tokens 2", "serve --model en-de={0}/none"),
+    *("translate --model {0}/model --input {0}/a.en --output {0}/o --shard 1/1", "merge --output {0}/o"),
+    "check {0}/none.py:Transformer",
     "distil --teacher {0}/opus --source_file {0}/a.en --output_dir {0}/distilled --batch_size 2",
     "evaluate --model {0}/opus --source {0}/a.en --reference {0}/a.de",
     *("convert --from marian {0}/opus {0}/from_marian", "convert --from fsmt {0}/fsmt {0}/from_fsmt"),

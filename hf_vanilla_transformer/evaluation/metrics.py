@@ -71,9 +71,7 @@ def score_translations(
     """
     hypotheses, references = _text_list(hypotheses, "hypotheses"), _text_list(references, "references")
     if len(hypotheses) != len(references):
-        raise UserError(
-            f"{len(hypotheses)} hypotheses, but {len(references)} references: each line needs its reference"
-        )
+        raise UserError(f"{len(hypotheses)} hypotheses, but {len(references)} references: each needs one")
     if not hypotheses:
         raise UserError("hypotheses and references are empty: there is nothing to score")
     fitting = fitting_tokenizer(references)
@@ -159,12 +157,18 @@ def translation_metrics(
 
 
 def score_test_split(
-    trainer: Seq2SeqTrainer, dataset: Dataset, references: Sequence[str], split: str, options: dict[str, Any]
+    trainer: Seq2SeqTrainer, dataset: Dataset, pairs: Any, split: str, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Translate a test split with the model's generation config, and score it against the raw references.
 
-    `split` is the name that the metrics start with, `options` are keyword arguments of `score_translations`. Return
-    the scores and `seconds`, by name: `test_bleu`.
+    Args:
+        dataset: the encoded pairs.
+        pairs: their text, with the columns "source" and "target".
+        split: the name that the metrics start with, such as "test" for `test_bleu`.
+        options: keyword arguments of `score_translations`.
+
+    Returns:
+        The scores, `seconds`, and `examples` of `example_translations`, by name.
     """
     start = time.monotonic()
     tokenizer = getattr(trainer, "target_tokenizer", None) or trainer.processing_class
@@ -180,10 +184,13 @@ def score_test_split(
     seconds = time.monotonic() - start
     ids = predicted.predictions
     ids[ids < 0] = tokenizer.pad_token_id
-    scores = score_translations(tokenizer.batch_decode(ids, skip_special_tokens=True), references, **options)
+    hypotheses = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    sources, references = pairs["source"], pairs["target"]
+    scores = score_translations(hypotheses, references, **options)
     report(f"{split}: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}", flush=True)
     metrics = {name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")}
-    return metrics | {f"{split}_{name}": value for name, value in scores.items()} | {f"{split}_seconds": seconds}
+    scores |= {"seconds": seconds, "examples": example_translations(sources, references, hypotheses)}
+    return metrics | {f"{split}_{name}": value for name, value in scores.items()}
 
 
 @lru_cache

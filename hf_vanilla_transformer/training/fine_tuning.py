@@ -138,8 +138,8 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
         for split in ("test", "base_test"):
             if split in run.encoded:
                 print_main(f"before fine-tuning, {split}:")
-                references = run.corpus.pairs[split]["target"]
-                results = score_test_split(trainer, run.encoded[split], references, split, bleu_options(run.data_args))
+                pairs, options = run.corpus.pairs[split], bleu_options(run.data_args)
+                results = score_test_split(trainer, run.encoded[split], pairs, split, options)
                 scores |= {f"before_{name}": value for name, value in results.items()}
         trainer.model.generation_config = saved
     if scores and is_main_rank():

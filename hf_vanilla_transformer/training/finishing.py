@@ -65,8 +65,7 @@ def score_and_save(
     with _scoring("the test split", stop, args.device, saved):
         for split in ("test", "base_test"):
             if split in run.encoded:
-                references = run.corpus.pairs[split]["target"]
-                results |= score_test_split(trainer, run.encoded[split], references, split, bleu)
+                results |= score_test_split(trainer, run.encoded[split], run.corpus.pairs[split], split, bleu)
     if is_main_rank():
         save_results(trainer, folder, results)
         if stop.saved_for_scoring:

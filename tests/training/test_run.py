@@ -91,6 +91,8 @@ def test_recipes_end_in_a_model_folder(finished, name):
     signature = written["test_bleu_signature"].split("|")
     case = "lc" if recipe.get("bleu_lowercase") else "mixed"
     assert {"BLEU", "nrefs:1", f"case:{case}", f"tok:{tokenize}"} <= set(signature)
+    examples, card = written["test_examples"], (folder / "README.md").read_text(encoding="utf-8")
+    assert len(examples) in (4, 5) and all(len(row) == 3 and row[0] in card for row in examples)
     assert written["train_updates"] == 2 and written["test_sentences"] == (1000 if "numbers_size" in recipe else 4)
     state = json.loads((folder / "trainer_state.json").read_text())
     assert state["global_step"] == 2 and any("eval_bleu" in entry for entry in state["log_history"])
