@@ -205,9 +205,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
         Returns:
             `loss` (with label smoothing only while training), `logits` (B, T, V), the outputs of the stacks, and
             while training `nll_loss`, the loss without smoothing.
-
-        Raises:
-            ValueError: nothing tells the decoder what to read.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +108,7 @@ def from_fairseq(
     codes_of_sides = vocabularies.both_sides(codes, None)
     spm_models = vocabularies.both_sides(sentencepiece, target_sentencepiece)
     if codes_of_sides or spm_models:
-        if not sides:
-            raise UserError("dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER")
-        if any(side[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS for side in sides):
-            reason = "leave out codes and sentencepiece, and tokenize the text first"
-            raise UserError(f"a dictionary overwrites a special token: {reason}")
+        _require_dictionaries(sides)
     converted = Converted(model)
     if sides:
         special = [dict(zip(_SPECIAL_NAMES, side, strict=False)) for side in sides]
@@ -126,6 +122,15 @@ def from_fairseq(
         converted.notes.append("its dictionaries were not chosen: give source_language and target_language")
     converted.notes += search.dropped(DROPPED)
     return converted
+
+
+def _require_dictionaries(sides: Sequence[Sequence[str]]) -> None:
+    """Refuse raw text without dictionaries, or with one that overwrites a special token."""
+    if not sides:
+        raise UserError("dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER")
+    if any(side[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS for side in sides):
+        reason = "leave out codes and sentencepiece, and tokenize the text first"
+        raise UserError(f"a dictionary overwrites a special token: {reason}")
 
 
 def _options(state: Mapping[str, Any], path: Path) -> tuple[Options, Options, Options]:

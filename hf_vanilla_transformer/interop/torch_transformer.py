@@ -102,11 +102,7 @@ def from_torch(
     state = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)
     where = str(source) if isinstance(source, str | Path) else "the state dictionary"
     tensors, copies = one_model(state_dicts.find_weights(state, is_transformer, where), where)
-    if any(f".{name}".endswith(f".{_NORMALISED_EMBEDDINGS}") for name in tensors):
-        reason = "normalises the embeddings as well (Encoder.layer_norm), §3.4 does not"
-        raise UserError(f"{_NORMALISED_EMBEDDINGS}: attention-is-all-you-need-pytorch {reason}")
-    if heads is None:
-        raise UserError("heads is missing: give the number of attention heads, which a state dictionary lacks")
+    _require_convertible(tensors, heads)
     refs, depths = layer_refs(tensors)
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
@@ -126,14 +122,31 @@ def from_torch(
     others += [f"{prefix}*" for prefix in copies]
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
-    converted = Converted(model, notes=notes)
-    if files := vocabularies.both_sides(tokenizer, target_tokenizer):
-        ids = {name: settings.get(f"{name}_id") for name in ("unk_token", "pad_token", "bos_token", "eos_token")}
-        parts = zip(files, (model.config.vocab_size, model.config.target_vocab_size), (True, False), strict=True)
-        converted.tokenizer, converted.target_tokenizer = (
-            vocabularies.given_tokenizer(path, size, ids, starts) for path, size, starts in parts
-        )
-    return converted
+    return Converted(model, *_tokenizers(model, settings, tokenizer, target_tokenizer), notes)
+
+
+def _require_convertible(tensors: Mapping[str, Tensor], heads: int | None) -> None:
+    if any(f".{name}".endswith(f".{_NORMALISED_EMBEDDINGS}") for name in tensors):
+        reason = "normalises the embeddings as well (Encoder.layer_norm), §3.4 does not"
+        raise UserError(f"{_NORMALISED_EMBEDDINGS}: attention-is-all-you-need-pytorch {reason}")
+    if heads is None:
+        raise UserError("heads is missing: give the number of attention heads, which a state dictionary lacks")
+
+
+def _tokenizers(
+    model: VanillaTransformerForConditionalGeneration,
+    settings: Mapping[str, Any],
+    tokenizer: str | Path | None,
+    target_tokenizer: str | Path | None,
+) -> tuple[Any, Any]:
+    """The tokenizers of both sides, or None if no file is given."""
+    files = vocabularies.both_sides(tokenizer, target_tokenizer)
+    if not files:
+        return None, None
+    ids = {name: settings.get(f"{name}_id") for name in ("unk_token", "pad_token", "bos_token", "eos_token")}
+    parts = zip(files, (model.config.vocab_size, model.config.target_vocab_size), (True, False), strict=True)
+    source, target = (vocabularies.given_tokenizer(path, size, ids, starts) for path, size, starts in parts)
+    return source, target
 
 
 @torch.no_grad()

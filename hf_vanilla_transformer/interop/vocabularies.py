@@ -209,17 +209,9 @@ def sentencepiece_backend(
     Raises:
         RuntimeError: no SentencePiece model, or of another kind.
     """
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    try:
-        proto.ParseFromString(model)
-    except Exception as error:  # DecodeError of protobuf
-        raise RuntimeError("it is damaged") from error
+    proto = _sentencepiece_model(model)
     trained, normal = proto.trainer_spec, proto.normalizer_spec
     is_unigram, has_bytes = trained.model_type == 1, trained.byte_fallback
-    if trained.model_type not in (1, 2) or trained.treat_whitespace_as_suffix:
-        raise RuntimeError("it is neither a unigram model nor a BPE: tokenize the text first")
     ids = ids_by_token(tokens)
     missing = [piece.piece for piece in proto.pieces if piece.type in (*_PIECES, _BYTE) and piece.piece not in ids]
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in _PIECES}
@@ -229,13 +221,7 @@ def sentencepiece_backend(
         scores = {piece: score for piece, score in scores.items() if piece in ids}
     # a text contains these as a sequence of their characters
     apart = {piece.piece for piece in proto.pieces if piece.type == _BYTE}.union(special.values()).intersection(tokens)
-    steps: list[Any] = []
-    if normal.precompiled_charsmap:
-        # `Precompiled` drops a variation selector after a character that it replaces, as in an emoji
-        steps += [normalizers.Replace(selector, _START + selector) for selector in "\ufe0e\ufe0f"]
-        steps += [normalizers.Precompiled(normal.precompiled_charsmap), normalizers.Replace(_START, "")]
-    if normal.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    steps = _normalizer_steps(normal)
     splits: list[Any] = [
         pre_tokenizers.Metaspace(prepend_scheme="always" if normal.add_dummy_prefix else "never", split=False)
     ]
@@ -265,6 +251,32 @@ def sentencepiece_backend(
     joined = [marks, decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", *spaces)]
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), *joined])
     return backend, missing
+
+
+def _sentencepiece_model(model: bytes) -> Any:
+    """The parsed file of a unigram model or a BPE."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    try:
+        proto.ParseFromString(model)
+    except Exception as error:  # DecodeError of protobuf
+        raise RuntimeError("it is damaged") from error
+    if proto.trainer_spec.model_type not in (1, 2) or proto.trainer_spec.treat_whitespace_as_suffix:
+        raise RuntimeError("it is neither a unigram model nor a BPE: tokenize the text first")
+    return proto
+
+
+def _normalizer_steps(normal: Any) -> list[Any]:
+    """The normalizers of a SentencePiece model's `normalizer_spec`."""
+    steps: list[Any] = []
+    if normal.precompiled_charsmap:
+        # `Precompiled` drops a variation selector after a character that it replaces, as in an emoji
+        steps += [normalizers.Replace(selector, _START + selector) for selector in "\ufe0e\ufe0f"]
+        steps += [normalizers.Precompiled(normal.precompiled_charsmap), normalizers.Replace(_START, "")]
+    if normal.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    return steps
 
 
 def sentencepiece_tokenizer(
