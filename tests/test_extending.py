@@ -227,8 +227,9 @@ def test_formats_of_other_libraries_refuse_a_subclass(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
 ) -> None:
     folder, _ = own_folder(tmp_path, monkeypatch, named=True)
-    status, _, errors = command("export", folder, tmp_path / "out", "--to", target, "--trust_remote_code")
-    assert status == 2 and "OwnTranslator" in errors and not (tmp_path / "out").exists()
+    output = tmp_path / ("out.argosmodel" if target == "argos" else "out")
+    status, _, errors = command("export", folder, output, "--to", target, "--trust_remote_code")
+    assert status == 2 and "OwnTranslator" in errors and not output.exists()
 
 
 def test_server_takes_the_code_of_a_folder_with_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,8 @@ def _compare_sources(corpus: Corpus) -> None:
     train = corpus.pairs["train"]
     overlap = Overlap({split: pairs for split, pairs in corpus.pairs.items() if split != "train"})
     if isinstance(train, IterableDataset):
-        corpus.overlap, corpus.pairs["train"] = overlap, train.map(overlap.see, batched=True)
+        corpus.overlap = overlap
+        corpus.pairs["train"] = train.map(overlap.see, batched=True, features=train.features)
         return
     for batch in train.select_columns(["source"]).iter(_ROWS_READ):
         overlap.see(batch)

@@ -402,7 +402,7 @@ def broken(name, content):
     ("damage", "message"),
     [
         (broken("config.json", None), "config.json"),
-        (broken("config.json", "{"), "model"),
+        (broken("config.json", "{"), "config.json"),
         (broken("config.json", '{"model_type": "bert"}'), "model"),
         (broken("model.safetensors", "cut"), "model"),
         (broken("tokenizer.json", None), "tokenizer"),
