@@ -1,6 +1,6 @@
 /* What stands between the int8 products of a Transformer, in one pass over each row.
  *
- * int8.py compiles this file and documents the calls. Every row is computed alone, and in an order that depends on
+ * int8_kernels.py compiles this file and documents the calls. Every row is computed alone, and in an order that depends on
  * nothing but its own tokens: a sentence gets the same numbers in every batch.
  */
 

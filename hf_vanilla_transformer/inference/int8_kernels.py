@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from ..untrusted import one_line
+
 logger = logging.get_logger(__name__)
 
 _SOURCE = Path(__file__).with_name("int8.c")
@@ -55,7 +57,7 @@ def library() -> Any:
             subprocess.run(command, check=True, capture_output=True, text=True)
             functions = ctypes.CDLL(str(output))
         except (OSError, subprocess.CalledProcessError) as error:
-            reason = getattr(error, "stderr", None) or error
+            reason = one_line(getattr(error, "stderr", None) or error)
             logger.warning_once(f"int8: it takes twice the time, because {compiler} fails: {reason}")
             return None
     for name, types in _ARGUMENTS.items():
