@@ -55,6 +55,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 #: Markup that separates words, and that of a block.
 BLOCK_TAG = r"</?(?:br|p|div|li|[uo]l|d[ltd]|h[1-6]|t[rdh]|hr|blockquote)(?![\w-])[^<>]*>"
 _SPACING = re.compile(rf"(?:&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);|{BLOCK_TAG})+", re.IGNORECASE)
+_OF_MOSES = re.compile(r"(?:&(?:amp|apos|quot|lt|gt|#91|#93|#124);)+")
 _CLOSING, _OPENING = frozenset(".,;:!?)]}»”’'\"…。，、；：！？"), frozenset("([{«„“‘'\"¿¡")
 
 
@@ -125,14 +126,25 @@ class Protected:
         return restored, word_links(pairs, self.sentence, restored, WORD)
 
 
-def protect(sentence: str) -> Protected | None:
-    """Take the spans out of a sentence. None if there are none, or nothing besides."""
+def knows_escapes(vocabulary: Iterable[str]) -> bool:
+    """Return whether a model was trained on text that Moses has escaped, in which &apos; and &quot; are words."""
+    tokens = {token.strip("Ġ▁ ") for token in vocabulary}
+    return {"apos", "quot"} <= tokens or any("&apos" in token or "&quot" in token for token in tokens)
+
+
+def protect(sentence: str, escaped: bool = False) -> Protected | None:
+    """Take the spans out of a sentence. None if there are none, or nothing besides.
+
+    If `escaped`, the characters that Moses escapes are words of the model, see `knows_escapes`.
+    """
     if not _has_sign(sentence):
         return None
     text, position = "", 0
     spans: list[Element] = []
     lengths: list[int] = []
     for match in _SPAN.finditer(sentence):
+        if escaped and _OF_MOSES.fullmatch(match[0]):
+            continue
         text += sentence[position : match.start()]
         position, opening = match.end(), match[0]
         after = sentence[position : position + 1]

@@ -28,7 +28,7 @@ from .batching import BATCHES_AHEAD, MAX_TOKENS, EncodedSentence, SearchJob, sea
 from .ensemble import EnsembleEngine
 from .loading import load_model
 from .optimize import optimize_if_possible
-from .protected import has_words, protect, white_space_links
+from .protected import has_words, knows_escapes, protect, white_space_links
 from .shared_copy import in_evaluation_mode, shared_copy
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
@@ -108,6 +108,8 @@ class Translator:
         self.workers = workers
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
+        #: whether the model reads text that Moses has escaped
+        self.escaped = knows_escapes(source_tokenizer.get_vocab())
 
     @classmethod
     def from_pretrained(
@@ -274,7 +276,7 @@ class Translator:
         """Translate the sentences without their protected spans, and put the spans back."""
         for line, _ in window:
             _check_string(line)
-        spans = {i: found for i, (line, _) in enumerate(window) if (found := protect(line))}
+        spans = {i: found for i, (line, _) in enumerate(window) if (found := protect(line, self.escaped))}
         verbatim = {i for i, (line, _) in enumerate(window) if i not in spans and not has_words(line)}
         plain = [
             ("", prefix) if i in spans or i in verbatim else (line, prefix) for i, (line, prefix) in enumerate(window)

@@ -144,7 +144,7 @@ class LanguagePair:
         before = [number for number in numbers if caret is None or starts[number] <= caret]
         number = before[-1] if before else next(iter(numbers), None)
         sentence = "" if number is None else parts[number].text
-        own = protect(sentence)
+        own = protect(sentence, self.translator.escaped)
         picture = await self.inspector.run(
             self.inspector.picture,
             own.text if own else sentence,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.inference.protected import has_words, protect
+from hf_vanilla_transformer.inference.protected import has_words, knows_escapes, protect
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.serving_helpers import client_of, echo_translator, language_pair
 
@@ -147,3 +147,18 @@ def test_text_without_words_does_not_reach_the_model(translator: Translator, mon
     assert list(translator.translate(lines, protect=True)) == lines
     aligned = translator.translate_nbest(["--- 42"], protect=True, alignment=True)
     assert next(aligned)[0].alignment == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "escaped"),
+    [
+        (["▁&quot;", "▁a"], True), (["Ġ&", "apos", "quot", ";"], True), (["&apos;s"], True),
+        (["quot", "e", "a"], False), (["a", "b"], False),
+    ],
+)  # fmt: skip
+def test_escapes_of_moses_are_words_of_models_trained_on_them(vocabulary, escaped):
+    assert knows_escapes(vocabulary) == escaped
+    for sentence in ("a man &apos;s &quot; hat &quot;", "&quot; a &quot;"):
+        assert (protect(sentence, escaped) is None) == escaped
+    protected = protect("a man &apos;s {hat} &nbsp; b", escaped)
+    assert ("&apos;s" in protected.text) == escaped and "{hat}" not in protected.text
