@@ -16,7 +16,7 @@ _ADDRESS_END = r"(?<![.,;:!?'’”»\]}*_])"
 _ADDRESS = rf"(?:[^\s<>\"()\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\))+{_ADDRESS_END}"
 
 _LETTERS = rf"[^\W{UNSPACED}\uac00-\ud7af]"
-_EMOJI = "\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff"
+_EMOJI = "\u2190-\u21ff\u2300-\u257f\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff"  # without ▁, which starts a piece
 _NESTED = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
 
 #: Letters that touch one of these belong to it, as in {count}th.

@@ -53,6 +53,8 @@ def test_spans_leave_the_sentence_and_return_to_their_place(span: str) -> None:
 @pytest.mark.parametrize(
     "sentence",
     [
+        "▁a ▁dog ▁run s ▁.",
+        "a well @-@ known ##AT##-##AT## wor@@ d",
         "50 dogs",
         "a 100%ige b",
         "note: this",
