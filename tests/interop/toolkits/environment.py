@@ -43,7 +43,9 @@ def batches(indices, lengths, max_tokens, max_sentences, multiple):
 class Replaced(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
         libraries = {"spacy", "fasttext", "stanza", "sklearn", "scipy"}
-        is_known = name == "fairseq.data.data_utils_fast" or name.partition(".")[0] in libraries
+        root = name.partition(".")[0]
+        is_missing = root in libraries and importlib.machinery.PathFinder.find_spec(root) is None
+        is_known = name == "fairseq.data.data_utils_fast" or is_missing
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_known else None
     def create_module(self, spec):
         return types.ModuleType(spec.name)
