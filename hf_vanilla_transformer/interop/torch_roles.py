@@ -88,7 +88,11 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
 def layer_refs(
     tensors: Mapping[str, Tensor], stacks: Iterable[str] = STACKS
 ) -> tuple[dict[str, TensorRef], dict[str, int]]:
-    """Map the parameters of our layers to tensors, and return the fields `encoder_layers` and `decoder_layers`."""
+    """Map the parameters of our layers to tensors, and return the fields `encoder_layers` and `decoder_layers`.
+
+    Raises:
+        UserError: a tensor has no clear role, or one of `stacks` has no layers.
+    """
     layers: dict[tuple[str, int], Modules] = defaultdict(lambda: defaultdict(dict))
     for name in tensors:
         if match := _LAYER.fullmatch(name):
