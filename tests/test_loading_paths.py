@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub.model_files import choose_files
+from hf_vanilla_transformer.hub.publishing import prepared_files
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.checkpoints import check_model_folder
@@ -139,6 +140,12 @@ def test_resuming_refuses_other_weights(good: Path, damage: str, tmp_path: Path)
 @pytest.mark.parametrize("loader", ["load_model", "Translator", "ensemble", "checkpoint"])
 def test_loading_takes_the_folder_without_damage(good: Path, loader: str, tmp_path: Path) -> None:
     LOADERS[loader](good, good, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unexpected", "mismatched"])
+def test_publishing_refuses_other_weights(good, damage):
+    with pytest.raises(UserError, match=DAMAGES[damage]), prepared_files(damaged(good, damage), "me/x"):
+        pass
 
 
 def test_publishing_takes_a_subclass_only_with_its_code(good: Path) -> None:
