@@ -13,7 +13,17 @@ from ..errors import UserError
 from ..interop.torch_roles import layer_refs
 from .reference import Reference
 from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of
-from .subject import PAD, WIDTH, built, constructor_arguments, describe_failure, heads_of, norm_options, require_equal
+from .subject import (
+    PAD,
+    WIDTH,
+    built,
+    constructor_arguments,
+    describe_failure,
+    heads_of,
+    norm_options,
+    referenced,
+    require_equal,
+)
 
 AT = "model.encoder.layers.0."
 _PARTS = {
@@ -117,8 +127,7 @@ def _reference(part: str, module: nn.Module, heads: int) -> Callable[[Tensor, An
         tensors |= {name: torch.ones(size) for name, size in sizes.items()}
     tensors = {f"encoder.layers.0.{name}": value for name, value in tensors.items()}
     refs, _ = layer_refs(tensors, ["encoder"])
-    weights = {name: tensors[ref.name][ref.rows or slice(None)] for name, ref in refs.items()}
-    reference = Reference(weights, heads, PAD)
+    reference = Reference(referenced(tensors, refs), heads, PAD)
 
     def output(x: Tensor, mask: Any, choice: Mapping[str, Any]) -> Tensor:
         visible = torch.ones(1, dtype=torch.bool) if mask is None else mask[:, None, None]  # (B, 1, 1, T)

@@ -11,10 +11,10 @@ TOLERANCE = 2e-5  # of the largest number
 UNKNOWN = Mistake("model", None, "§3", "the numbers differ, and no single known mistake explains it")
 
 _DIFFERENCES = {
-    ("norm position", "pre"): "pre-norm; §3.1 has post-norm",
-    ("positions", "split"): "sines first, then cosines, as in tensor2tensor; §3.5 interleaves them",
-    ("positions", "table"): "learned positions; §3.5 found nearly identical results",
-    ("activation", "gelu"): "GELU; Eq. 2 has ReLU",
+    ("norm position", "pre"): "pre-norm, where §3.1 has post-norm",
+    ("positions", "split"): "sines first, then cosines, as in tensor2tensor, where §3.5 interleaves them",
+    ("positions", "table"): "learned positions, for which §3.5 found nearly identical results",
+    ("activation", "gelu"): "GELU, where Eq. 2 has ReLU",
     ("norm", "unbiased"): "LayerNorm divides by the unbiased standard deviation plus epsilon",
     ("heads", "strides"): "head h has the features h, h + H, …, not a block of them",
     ("output", "log-probabilities"): "the output is log-probabilities, whose loss is NLLLoss",
@@ -22,7 +22,7 @@ _DIFFERENCES = {
 
 
 class Report(NamedTuple):
-    """Mistakes, none if the code is right; the largest difference to the paper's numbers; right differences."""
+    """Mistakes (none if the code is right), the largest difference to the paper's numbers, and right differences."""
 
     mistakes: list[Mistake]
     difference: float

@@ -44,7 +44,7 @@ def check_file(path: str | Path, name: str, given: Mapping[str, Any], seconds: i
     """Check the class or function `name` of a Python file, and return the fields of `checker.Report`.
 
     Raises:
-        UserError: as in `check_model`; the code does not end in time, exits, or tries what is refused.
+        UserError: as in `check_model`, or the code does not end in time, exits, or tries what is refused.
     """
     path = Path(path)
     if not path.is_file():

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..interop.state_dicts import STACKS, require_tensors
-from ..interop.torch_roles import around_layers, layer_refs
+from ..interop.state_dicts import STACKS, TensorRef, require_tensors
+from ..interop.torch_roles import around_layers, layer_refs, with_around
 from ..untrusted import one_line
 
 WIDTH, HEADS, FFN, LAYERS, SOURCE_TOKENS, TARGET_TOKENS, POSITIONS = 32, 4, 48, 2, 23, 29, 40
@@ -116,6 +116,11 @@ class Weights(NamedTuple):
     modules: dict[str, str]  #: this package's name of a module -> the model's
 
 
+def referenced(tensors: Mapping[str, Tensor], refs: Mapping[str, TensorRef]) -> dict[str, Tensor]:
+    """The tensors, or their rows, by the names of `refs`."""
+    return {name: tensors[ref.name] if ref.rows is None else tensors[ref.name][ref.rows] for name, ref in refs.items()}
+
+
 def weights_of(module: nn.Module) -> Weights:
     """Find the role of each tensor.
 
@@ -125,30 +130,17 @@ def weights_of(module: nn.Module) -> Weights:
     if not any(True for _ in module.parameters()):
         raise UserError(f"{type(module).__name__} has no parameters: it needs layers of an encoder and of a decoder")
     tensors = require_tensors(dict(module.state_dict()), type(module).__name__)
-    refs, _ = layer_refs(tensors)
-    width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
+    layers, _ = layer_refs(tensors)
+    width = tensors[layers["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = around_layers(tensors, width, None, None, None)
-    names: dict[str, Any] = {name: (ref.name, ref.rows) for name, ref in refs.items()}
-    for name, tensor in (
-        ("model.encoder.embed_tokens", around.source),
-        ("model.decoder.embed_tokens", around.target),
-        ("lm_head", around.output),
-        *((f"model.{stack}.layer_norm", norm) for stack, norm in zip(STACKS, around.norms, strict=False)),
-    ):
-        names[f"{name}.weight"] = (tensor, None)
-    for name, (tensor, _) in list(names.items()):
-        for gain, bias in ((".a_2", ".b_2"), (".gamma", ".beta"), (".alpha", ".bias"), ("weight", "bias")):
-            other = tensor.removesuffix(gain) + bias
-            if tensor.endswith(gain) and other in tensors:
-                names.setdefault(name.replace("weight", "bias"), (other, None))
-    found = {
-        name: tensors[tensor] if rows is None else tensors[tensor][rows] for name, (tensor, rows) in names.items()
-    }
-    modules = {name.rpartition(".")[0]: tensor.rpartition(".")[0] for name, (tensor, _) in names.items()}
+    refs = with_around(layers, around, tensors)
+    modules = {name.rpartition(".")[0]: ref.name.rpartition(".")[0] for name, ref in refs.items()}
     parameters = dict(module.named_parameters())
     # a table that is no parameter is computed, perhaps wrongly
     tables = [tensors[name].flatten(0, -2) for name in around.positions if name in parameters]  # (…, P, D) to (P, D)
-    return Weights(found, dict(zip(STACKS, (tables[0], tables[-1]) if tables else (), strict=False)), modules)
+    return Weights(
+        referenced(tensors, refs), dict(zip(STACKS, (tables[0], tables[-1]) if tables else (), strict=False)), modules
+    )
 
 
 def norm_options(module: nn.Module) -> dict[str, tuple[Any, ...]]:

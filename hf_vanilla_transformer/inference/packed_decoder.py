@@ -57,7 +57,7 @@ class PackedLayer(nn.Module):
 
         Args:
             x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
-            self_kv: (B, C, ·); receives the keys and values of these tokens. cross_kv: (B, S, ·).
+            self_kv: (B, C, ·). It receives the keys and values of these tokens. cross_kv: (B, S, ·).
             mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean. None if all is visible.
         """
 

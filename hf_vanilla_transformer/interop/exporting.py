@@ -49,7 +49,7 @@ def export(
         source: a model folder with its tokenizer.
         output: a new folder. It appears when it is complete.
         overwrite: replace a folder that exists already.
-        languages: for argos, the codes of source and target; its output is a file.
+        languages: for argos, the codes of source and target. Its output is a file.
         quantization, vmap: see `ctranslate2.convert`. The other formats are float32 and have no vocabulary mapping.
     """
     if target_format not in FORMATS:

@@ -213,3 +213,17 @@ def around_layers(
     for names in (norms, tables):
         names.sort(key=lambda name: bool(_TARGET.search(name)))
     return Around(sources[0], targets[0], outputs[0], tables, norms)
+
+
+def with_around(refs: Mapping[str, TensorRef], around: Around, tensors: Mapping[str, Tensor]) -> dict[str, TensorRef]:
+    """Add embeddings, output layer, normalisations after the stacks, and their biases to the `refs` of the layers."""
+    modules = {"model.encoder.embed_tokens": around.source, "model.decoder.embed_tokens": around.target}
+    modules |= {f"model.{stack}.layer_norm": name for stack, name in zip(STACKS, around.norms, strict=False)}
+    modules["lm_head"] = around.output
+    complete = {**refs, **{f"{module}.weight": TensorRef(name) for module, name in modules.items()}}
+    for name, ref in list(complete.items()):
+        for gain, bias in ((".a_2", ".b_2"), (".gamma", ".beta"), (".alpha", ".bias"), ("weight", "bias")):
+            other = ref.name.removesuffix(gain) + bias
+            if name.endswith("weight") and ref.name.endswith(gain) and other in tensors:
+                complete.setdefault(name.replace("weight", "bias"), TensorRef(other))
+    return complete

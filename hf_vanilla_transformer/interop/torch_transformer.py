@@ -20,7 +20,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .state_dicts import STACKS, TensorRef
-from .torch_roles import Around, around_layers, is_transformer, layer_refs, one_model
+from .torch_roles import Around, around_layers, is_transformer, layer_refs, one_model, with_around
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def from_torch(
         positions: the name of a tensor, or one of the sinusoidal `POSITION_ENCODING_TYPES`.
         scale_embedding: multiply embeddings by sqrt(d_model).
         source_embedding, target_embedding, output_layer: names of modules. Default: found by the words in their names.
-        pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens; the decoder starts from `bos`.
+        pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens. The decoder starts from `bos`.
         tokenizer, target_tokenizer: a tokenizer.json of the tokenizers library, a folder of one of transformers, or a
             vocabulary: a JSON object of tokens and ids, or a text with a token in each line. One may serve both sides.
             As in the tutorials, a source starts with `bos` and ends with `eos`, unless a folder says otherwise.
@@ -198,15 +198,7 @@ def _build(
 ) -> tuple[VanillaTransformerForConditionalGeneration, list[str]]:
     """The model, and the names of tensors under another prefix."""
     tying = state_dicts.find_tying(tensors, around.source, around.target, around.output)
-    around_layers = {"model.encoder.embed_tokens": around.source, "model.decoder.embed_tokens": around.target}
-    around_layers |= {f"model.{stack}.layer_norm": name for stack, name in zip(STACKS, around.norms, strict=False)}
-    around_layers["lm_head"] = around.output
-    refs = refs | {f"{module}.weight": TensorRef(name) for module, name in around_layers.items()}
-    for name, ref in list(refs.items()):
-        for gain, bias in ((".a_2", ".b_2"), (".gamma", ".beta"), (".alpha", ".bias"), ("weight", "bias")):
-            other = ref.name.removesuffix(gain) + bias
-            if name.endswith("weight") and ref.name.endswith(gain) and other in tensors:
-                refs.setdefault(name.replace("weight", "bias"), TensorRef(other))
+    refs = with_around(refs, around, tensors)
     fields |= tying.fields | {
         "d_model": tensors[around.source].shape[1],
         **{f"{stack}_ffn_dim": len(tensors[refs[f"model.{stack}.layers.0.fc1.weight"].name]) for stack in STACKS},
