@@ -1,7 +1,10 @@
-"""BLEU, chrF and exact match, with the signatures of sacreBLEU."""
+"""BLEU, chrF, TER and exact match, with the signatures of sacreBLEU."""
 
+import importlib
 import logging
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -9,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..errors import UserError
@@ -47,65 +50,112 @@ def fitting_tokenizer(references: Sequence[str]) -> str:
     return name
 
 
-def score_translations(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str | None = None, lowercase: bool = False
+#: sacreBLEU's metrics, made from a tokenizer for BLEU and whether case is ignored. `force`: no warning that the text
+#: looks tokenised, as "none" expects.
+METRICS: dict[str, Callable[[str | None, bool], Any]] = {
+    "bleu": lambda tokenize, lowercase: BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"),
+    "chrf": lambda _, lowercase: CHRF(lowercase=lowercase),
+    "chrf++": lambda _, lowercase: CHRF(lowercase=lowercase, word_order=2),
+    "ter": lambda _, lowercase: TER(case_sensitive=not lowercase),
+}
+
+
+def make_metrics(
+    names: Sequence[str], references: Sequence[Sequence[str]], tokenize: str | None = None, lowercase: bool = False
 ) -> dict[str, Any]:
-    """Score translations against one reference each.
+    """Return sacreBLEU's metrics by name.
+
+    Args:
+        names: of `METRICS`.
+        references, tokenize, lowercase: as of `score_translations`. The references choose the tokenizer.
+
+    Raises:
+        UserError: a name or a tokenizer that sacreBLEU does not know or cannot load.
+    """
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise UserError(f"metrics: {unknown[0]!r} is unknown; choose from {', '.join(METRICS)}, or MODULE:FUNCTION")
+    if "bleu" in names:
+        fitting = fitting_tokenizer(references[0])
+        if tokenize in ("13a", "intl") and fitting not in ("13a", "ko-mecab"):
+            _warn_once(f"tokenize={tokenize!r} counts whole sentences of this script as words; take {fitting!r}")
+        tokenize = tokenize or fitting
+        check_tokenizer(tokenize)
+    return {name: METRICS[name](tokenize, lowercase) for name in names}
+
+
+def import_metrics(names: Sequence[str]) -> tuple[list[str], dict[str, Callable]]:
+    """Split the names of metrics into those of `METRICS` and functions, MODULE:FUNCTION, imported from the path or the
+    working directory."""
+    functions = {}
+    for name in names:
+        module, colon, function = name.partition(":")
+        if not colon:
+            continue
+        sys.path.insert(0, os.getcwd())
+        try:
+            functions[name] = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(f"metrics: {name}: {one_line(error)}; give MODULE:FUNCTION") from error
+    metrics = [name for name in names if name not in functions]
+    make_metrics(metrics, [[""]])  # refuses an unknown name
+    return metrics, functions
+
+
+def score_translations(
+    hypotheses: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    *,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    metrics: Sequence[str] = ("bleu", "chrf"),
+) -> dict[str, Any]:
+    """Score translations.
 
     Args:
         hypotheses: the translations, detokenised unless `tokenize` is "none".
-        references: one reference per hypothesis.
+        references: one reference per hypothesis, or several such lists.
         tokenize: sacreBLEU's tokenizer for BLEU. None is the one that fits the references' script, such as zh for
-            Chinese. chrF has none.
+            Chinese. The other metrics have none.
         lowercase: ignore case.
+        metrics: names of `METRICS`.
 
     Returns:
-        `bleu`, `chrf`, `exact_match` (percent), `bleu_signature`, `chrf_signature`, `brevity_penalty`, `precisions`
-        (percent, n = 1 … 4), `hypothesis_length` and `reference_length` (tokens), `sentences`.
+        Each metric, such as `bleu`, and its signature, `bleu_signature`. With BLEU `brevity_penalty`, `precisions`
+        (percent, n = 1 … 4), `hypothesis_length` and `reference_length` (tokens). `exact_match`, the percentage that
+        equals a reference, and `sentences`.
 
     Raises:
-        UserError: empty lists, lists of different lengths, an item that is no string, or a tokenizer that sacreBLEU
-            does not know or cannot load.
+        UserError: empty lists, lists of different lengths, an item that is no string, or an unknown metric or
+            tokenizer.
 
-    Source: BLEU, Papineni et al. 2002; chrF, Popović 2015. sacreBLEU, Post 2018, computes both.
+    Source: BLEU, Papineni et al. 2002. chrF, Popović 2015. TER, Snover et al. 2006. sacreBLEU, Post 2018, computes
+    them.
     """
-    hypotheses, references = _text_list(hypotheses, "hypotheses"), _text_list(references, "references")
-    if len(hypotheses) != len(references):
-        raise UserError(f"{len(hypotheses)} hypotheses, but {len(references)} references: each needs one")
+    hypotheses, references = _text_list(hypotheses, "hypotheses"), reference_lists(references)
+    for column in references:
+        if len(hypotheses) != len(column):
+            raise UserError(f"{len(hypotheses)} hypotheses, but {len(column)} references: each needs one")
     if not hypotheses:
         raise UserError("hypotheses and references are empty: there is nothing to score")
-    fitting = fitting_tokenizer(references)
-    if tokenize in ("13a", "intl") and fitting not in ("13a", "ko-mecab"):
-        _warn_once(f"tokenize={tokenize!r} counts whole sentences of this script as words; take {fitting!r}")
-    tokenize = tokenize or fitting
-    check_tokenizer(tokenize)
-    # force: no warning that the text looks tokenised, as "none" expects
-    bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
-    chrf = CHRF(lowercase=lowercase)
-    bleu_score = bleu.corpus_score(hypotheses, [references])
-    chrf_score = chrf.corpus_score(hypotheses, [references])
-    normalise = str.lower if lowercase else str
-    pairs = zip(hypotheses, references, strict=True)
+    results: dict[str, Any] = {}
+    for name, metric in make_metrics(metrics, references, tokenize, lowercase).items():
+        score = metric.corpus_score(hypotheses, references)
+        results |= {name: score.score, f"{name}_signature": f"{score.name}|{metric.get_signature()}"}
+        if name == "bleu":
+            results |= {"brevity_penalty": score.bp, "precisions": list(score.precisions)}
+            results |= {"hypothesis_length": score.sys_len, "reference_length": score.ref_len}
     # spaces at the ends do not count, as in sacreBLEU
-    equal = sum(normalise(hypothesis).strip() == normalise(reference).strip() for hypothesis, reference in pairs)
+    normalise = (lambda text: text.strip().lower()) if lowercase else str.strip
+    rows = zip(hypotheses, *references, strict=True)
+    equal = sum(normalise(hypothesis) in map(normalise, alternatives) for hypothesis, *alternatives in rows)
     exact_match = 100 * equal / len(hypotheses)
-    if bleu_score.score == 0 and exact_match > 0:
+    if results.get("bleu") == 0 and exact_match > 0:
         _warn_once(
-            f"BLEU is 0 although some lines equal their references: with tokenize={tokenize!r} no matching line has a "
-            "4-gram; use tokenize='char' or chrF for such text"
+            "BLEU is 0 although some lines equal their references: with this tokenizer no matching line has a 4-gram; "
+            "use tokenize='char' or chrF for such text"
         )
-    return {
-        "bleu": bleu_score.score,
-        "chrf": chrf_score.score,
-        "exact_match": exact_match,
-        "bleu_signature": f"{bleu_score.name}|{bleu.get_signature()}",
-        "chrf_signature": f"{chrf_score.name}|{chrf.get_signature()}",
-        "brevity_penalty": bleu_score.bp,
-        "precisions": list(bleu_score.precisions),
-        "hypothesis_length": bleu_score.sys_len,
-        "reference_length": bleu_score.ref_len,
-        "sentences": len(hypotheses),
-    }
+    return results | {"exact_match": exact_match, "sentences": len(hypotheses)}
 
 
 def example_translations(
@@ -211,6 +261,13 @@ def check_tokenizer(name: str) -> None:
 @lru_cache  # not at every evaluation of a training run
 def _warn_once(message: str) -> None:
     logging.getLogger(__name__).warning("%s", message)
+
+
+def reference_lists(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the lists of references. One list may stand alone."""
+    several = bool(references) and all(isinstance(item, list | tuple) for item in references)
+    columns: Any = references if several else [references]
+    return [_text_list(column, "references") for column in columns]
 
 
 def _text_list(texts: Sequence[str], name: str) -> list[str]:

@@ -1,10 +1,13 @@
-"""Score a model on parallel text, or an existing translation against its reference.
+"""Score a model on parallel text, or existing translations against their references, and compare systems.
 
   vanilla-transformer evaluate --model runs/numbers_en_de --source test.en --reference test.de
   vanilla-transformer evaluate --model runs/numbers_en_de --source test.csv --reference test.csv
   vanilla-transformer evaluate --hypothesis translation.txt --reference test.de --bleu_tokenize none
+  vanilla-transformer evaluate --model runs/new --compare runs/old marian.txt --source test.en --reference test.de
 
-Prints BLEU and chrF with sacreBLEU's signatures, and the percentage of lines that equal their reference.
+Prints the metrics with sacreBLEU's signatures, and the percentage of lines that equal their reference. --compare adds
+systems, each a model folder or a file with translations. A table then shows 95 % confidence intervals, and p-values
+against the first system by paired bootstrap and approximate randomization.
 """
 
 import argparse
@@ -25,9 +28,27 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     translations.add_argument("--hypothesis", metavar="F", help="an existing translation, one sentence per line")
     parser.add_argument("--source", metavar="F", help="text to translate, one sentence per line, .gz too, or a table")
     parser.add_argument(
-        "--reference", required=True, metavar="F", help="references, one per line, or a table such as --source"
+        "--reference", required=True, nargs="+", metavar="F",
+        help="references, one per line, or a table such as --source; several files for several references",
+    )  # fmt: skip
+    parser.add_argument(
+        "--compare", nargs="+", default=[], metavar="SYSTEM", help="model folders or translations, beside the first"
     )
     parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
+    parser.add_argument("--report", metavar="F", help="HTML file for tables and the sentences that differ most")
+    parser.add_argument(
+        "--format", choices=["text", "markdown", "latex"], default="text", help="of the tables (default: text)"
+    )
+    parser.add_argument(
+        "--metrics", nargs="+", default=["bleu", "chrf"], metavar="NAME",
+        help="bleu, chrf, chrf++, ter, or MODULE:FUNCTION that returns one number per sentence for the lists of "
+        "sources, hypotheses and references (default: bleu chrf)",
+    )  # fmt: skip
+    parser.add_argument("--by", metavar="NAME", help="scores by length, or by the value of this column of --source")
+    parser.add_argument(
+        "--perturb", nargs="+", metavar="NAME",
+        help="scores of perturbed text too: upper, title, typos, end_punctuation, merge, copy, noise, or all",
+    )  # fmt: skip
     parser.add_argument(
         "--bleu_tokenize", metavar="NAME",
         help="sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh … (default: fits the "
@@ -39,20 +60,54 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add_shared_flags(group, *DECODING, "workers", "device", "dtype")
     add_shared_flags(parser, *MODEL_CODE)
     parsed = parser.parse_args(arguments)
-    if (parsed.model is None) != (parsed.source is None):
-        parser.error("--model and --source belong together; --hypothesis needs neither")
+    models = [*(parsed.model or []), *(name for name in parsed.compare if Path(name).is_dir())]
+    if models and parsed.source is None:
+        parser.error(f"{models[0]} is a model: --source is the text that it translates")
+    if parsed.perturb and len(models) < len(parsed.model or [0]) + len(parsed.compare):
+        parser.error("--perturb translates perturbed text, so that every system must be a model")
+    if parsed.by not in (None, "length") and parsed.source is None:
+        parser.error(f"--by {parsed.by} is a column of --source")
     return parsed
 
 
-def translate_source(arguments: argparse.Namespace, sources: list[str]) -> tuple[list[str], dict[str, Any]]:
+def translators(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The translator of each system by its name, the first one before those of --compare. None for a translation."""
+    from hf_vanilla_transformer.errors import UserError
+
+    systems: dict[str, Any] = {}
+    for name, models in [(arguments.hypothesis, arguments.model), *((name, [name]) for name in arguments.compare)]:
+        name = name or " + ".join(models)
+        if name in systems:
+            raise UserError(f"compare: {name} is named twice")
+        is_model = name != arguments.hypothesis and (models == arguments.model or Path(name).is_dir())
+        systems[name] = load_translator(arguments, models) if is_model else None
+    return systems
+
+
+def read_hypotheses(file: str, references: list[str], name: str) -> list[str]:
+    """An existing translation, one line for each reference."""
+    from hf_vanilla_transformer.data.readers import require_plain_text
+    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.inference.sentences import read_sentences
+
+    require_plain_text(Path(file))
+    lines = list(read_sentences(file))
+    if len(lines) != len(references):
+        raise UserError(f"{file} has {len(lines)} lines, {name} has {len(references)}: each needs its other")
+    return lines
+
+
+def translate_source(
+    arguments: argparse.Namespace, translator: Any, sources: list[str]
+) -> tuple[list[str], dict[str, Any]]:
     """The translations of --source, and the settings that produced them."""
-    translator = load_translator(arguments, arguments.model)
     settings = given_values(arguments, *DECODING)
     start = time.perf_counter()
     translations = list(translator.translate(sources, **settings))
     seconds = time.perf_counter() - start
+    models = arguments.model or []
     return translations, {
-        "model": arguments.model if len(arguments.model) > 1 else arguments.model[0],
+        "model": models if len(models) > 1 else models[0],
         "source": arguments.source,
         "settings": translator.describe(**settings),
         "seconds": round(seconds, 3),
@@ -60,34 +115,118 @@ def translate_source(arguments: argparse.Namespace, sources: list[str]) -> tuple
     }
 
 
-def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.data.readers import require_plain_text
+def read_texts(arguments: argparse.Namespace) -> tuple[list[str] | None, list[list[str]], list[str] | None]:
+    """Sources, if there are any, lists of references, and the labels of --by."""
+    from hf_vanilla_transformer.data.corpora import Columns
     from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, score_translations
-    from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
+    from hf_vanilla_transformer.evaluation.comparison import length_labels
+    from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
+
+    columns = columns_of(arguments, (arguments.model or [None])[0], arguments.source, *arguments.reference)
+    sources, first = None, arguments.reference[0]
+    if arguments.source:
+        sources, references = read_sentence_pairs(arguments.source, first, columns)
+    else:
+        references = list(read_sentences(first, "target", columns))
+    if not references:
+        raise UserError(f"{first}: it is empty, there is nothing to score")
+    lists = [references, *(list(read_sentences(name, "target", columns)) for name in arguments.reference[1:])]
+    labels = None
+    if arguments.by == "length":
+        labels = length_labels(sources or references)
+    elif arguments.by:
+        labels = list(read_sentences(arguments.source, "source", Columns(source_column=arguments.by)))
+    for name, lines in (*zip(arguments.reference, lists, strict=True), (f"--by {arguments.by}", labels)):
+        if lines is not None and len(lines) != len(references):
+            raise UserError(f"{name} has {len(lines)} lines, {first} has {len(references)}: each needs its other")
+    return sources, lists, labels
+
+
+def score_perturbed(
+    arguments: argparse.Namespace,
+    systems: dict[str, Any],
+    clean: dict[str, Any],
+    pairs: list[tuple[str, str]],
+    perturbations: list[str],
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Scores by perturbation and system, as of `scores_by_group`. `clean` has the scores of the text as it is."""
+    from hf_vanilla_transformer.data.perturbations import perturb_all
+    from hf_vanilla_transformer.evaluation.metrics import score_translations
+
+    groups: dict[str, Any] = {"none": clean}
+    for name in perturbations:
+        sources, references = map(list, zip(*perturb_all(name, pairs), strict=True))
+        groups[name] = {"sentences": len(sources)}
+        for system, translator in systems.items():
+            hypotheses = list(translator.translate(sources, **given_values(arguments, *DECODING)))
+            scores = score_translations(hypotheses, references, **options)
+            groups[name][system] = {metric: scores[metric] for metric in options["metrics"]}
+    return groups
+
+
+def print_scores(results: dict[str, Any], metrics: list[str], tables: list[Any], form: str) -> None:
+    from hf_vanilla_transformer.evaluation.score_tables import render
+
+    for metric in metrics if "comparison" not in results else ():
+        print(f"{results[f'{metric}_signature']} = {results[metric]:.2f}")
+    for table in tables:
+        print(render(table, form), end="\n\n")
+    for signature in results.get("comparison", {}).get("signatures", {}).values():
+        print(signature)
+    print(f"exact match = {results['exact_match']:.2f} % of {results['sentences']} sentences")
+    if "seconds" in results:
+        print(f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} sentences per second")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.data.perturbations import perturbation_names
+    from hf_vanilla_transformer.evaluation import comparison, score_tables
+    from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, import_metrics, score_translations
     from hf_vanilla_transformer.inference.text_io import line_writer
 
     if arguments.bleu_tokenize:
         check_tokenizer(arguments.bleu_tokenize)  # before the model translates for an hour
-    with line_writer(arguments.output) if arguments.output else nullcontext() as write:
-        columns = columns_of(arguments, (arguments.model or [None])[0], arguments.source, arguments.reference)
-        if arguments.hypothesis:
-            require_plain_text(Path(arguments.hypothesis))
-        texts, references = read_sentence_pairs(arguments.source or arguments.hypothesis, arguments.reference, columns)
-        if not references:
-            raise UserError(f"{arguments.reference}: it is empty, there is nothing to score")
-        if arguments.model is not None:
-            hypotheses, origin = translate_source(arguments, texts)
-        else:
-            hypotheses, origin = texts, {"hypothesis": arguments.hypothesis}
-        scores = score_translations(
-            hypotheses, references, tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase
-        )
-        results = scores | origin | {"reference": arguments.reference}
-        for metric in ("bleu", "chrf"):
-            print(f"{results[f'{metric}_signature']} = {results[metric]:.2f}")
-        print(f"exact match = {results['exact_match']:.2f} % of {results['sentences']} sentences")
-        if "seconds" in results:
-            print(f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} sentences per second")
+    metrics, functions = import_metrics(arguments.metrics)
+    perturbations = perturbation_names(arguments.perturb or [])
+    options = {"metrics": metrics, "tokenize": arguments.bleu_tokenize, "lowercase": arguments.bleu_lowercase}
+    with (
+        line_writer(arguments.output) if arguments.output else nullcontext() as write,
+        line_writer(arguments.report) if arguments.report else nullcontext() as write_page,
+    ):
+        sources, references, labels = read_texts(arguments)
+        systems = translators(arguments)
+        hypotheses = {
+            name: [] if model else read_hypotheses(name, references[0], arguments.reference[0])
+            for name, model in systems.items()
+        }
+        first, origin = next(iter(systems)), {"hypothesis": arguments.hypothesis}
+        for name, translator in systems.items():
+            if translator is not None:
+                hypotheses[name], settings = translate_source(arguments, translator, sources or [])
+                origin = settings if name == first else origin
+        results = score_translations(hypotheses[first], references, **options)
+        results |= origin
+        results["reference"] = arguments.reference if len(references) > 1 else arguments.reference[0]
+        tables = []
+        if arguments.compare or functions:
+            compared = comparison.compare_systems(
+                hypotheses, references, sources=sources, functions=functions, **options
+            )
+            results |= {"comparison": compared}
+            results["differences"] = comparison.largest_differences(hypotheses, references, sources)
+            tables.append(score_tables.comparison_table(compared))
+        if labels is not None:
+            groups = comparison.scores_by_group(hypotheses, references, labels, **options)
+            results["groups"] = groups
+            tables.append(score_tables.group_table(arguments.by, groups))
+        if perturbations:
+            pairs = list(zip(sources or [], references[0], strict=True))
+            clean = comparison.scores_by_group(hypotheses, references, ["none"] * len(pairs), **options)["none"]
+            results["perturbations"] = score_perturbed(arguments, systems, clean, pairs, perturbations, options)
+            tables.append(score_tables.group_table("perturbation", results["perturbations"]))
+        print_scores(results, metrics, tables, arguments.format)
         if write:
             write(json.dumps(results, indent=2, ensure_ascii=False))
+        if write_page:
+            write_page(score_tables.comparison_page(f"Scores on {results['reference']}", tables, results))

@@ -69,9 +69,51 @@ def test_results_can_be_written_to_standard_output(command, work):
     assert status == 0 and json.loads(printed)["sentences"] == 3 and "exact match" in errors
 
 
+def test_systems_are_compared(command, work, model_folder, monkeypatch):
+    monkeypatch.setattr("hf_vanilla_transformer.evaluation.comparison.TRIALS", 100)
+    monkeypatch.setattr("hf_vanilla_transformer.evaluation.comparison.SAMPLES", 100)
+    (work / "table.csv").write_text(
+        "kind,en,de\n" + "".join(f"{k},{h},{r}\n" for k, h, r in zip("aab", ["x", "y", "z"], "123", strict=True))
+    )
+    (work / "mine.py").write_text("def constant(sources, hypotheses, references):\n    return [1.0] * len(sources)\n")
+    status, printed, errors = command("evaluate",
+        "--model", model_folder, "--source", "table.csv", "--reference", "table.csv", "--compare", "references",
+        "--source_lang", "en", "--target_lang", "de", "--by", "kind", "--metrics", "chrf", "ter", "mine:constant",
+        "--output", "results.json", "--report", "page.html", "--format", "markdown", "--max_new_tokens", 3,
+    )  # fmt: skip
+    assert status == 0, errors
+    results = json.loads((work / "results.json").read_text(encoding="utf-8"))
+    assert list(results["comparison"]["systems"]) == [str(model_folder), "references"]
+    assert results["comparison"]["systems"]["references"]["mine:constant"]["score"] == 1
+    assert [(label, group["sentences"]) for label, group in results["groups"].items()] == [("a", 2), ("b", 1)]
+    page = (work / "page.html").read_text(encoding="utf-8")
+    assert "| system | chrF | TER | mine:constant |" in printed and "references" in page and "http" not in page
+
+
+def test_perturbed_text_is_scored(command, work, model_folder):
+    files = ("--source", "hypotheses", "--reference", "references", "--output", "results.json", "--max_new_tokens", 3)
+    status, printed, errors = command("evaluate", "--model", model_folder, "--perturb", "upper", "merge", *files)
+    assert status == 0, errors
+    results = json.loads((work / "results.json").read_text(encoding="utf-8"))["perturbations"]
+    upper = [text.upper() for text in HYPOTHESES]
+    translations = list(Translator.from_pretrained(model_folder).translate(upper, max_new_tokens=3))
+    expected = score_translations(translations, [text.upper() for text in REFERENCES])
+    assert results["upper"][str(model_folder)] == {name: expected[name] for name in ("bleu", "chrf")}
+    assert list(results) == ["none", "upper", "merge"] and "perturbation" in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("--hypothesis hypotheses --reference references short", "short"),
+        ("--hypothesis hypotheses --reference references --compare short", "short"),
+        ("--hypothesis hypotheses --reference references --compare hypotheses", "hypotheses"),
+        ("--hypothesis hypotheses --reference references --compare {model}", "--source"),
+        ("--hypothesis hypotheses --reference references --perturb upper", "--perturb"),
+        ("--model {model} --source references --reference references --perturb upside", "'upside'"),
+        ("--hypothesis hypotheses --reference references --metrics blue", "'blue'"),
+        ("--hypothesis hypotheses --reference references --metrics nothing:here", "nothing:here"),
+        ("--hypothesis hypotheses --reference references --by kind", "--by"),
         ("--hypothesis hypotheses --reference short", "short"),
         ("--model {model} --source short --reference references", "references"),
         ("--hypothesis empty --reference empty", "empty"),

@@ -1,0 +1,110 @@
+"""Tables of a comparison as text, Markdown, LaTeX and a page."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from ..markdown import markdown_table
+from .comparison import SAMPLES, TRIALS
+
+TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "exact_match": "exact match"}
+_LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
+_STYLE = """:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .3rem .8rem; text-align: start }
+tr { border-bottom: 1px solid #8884 } td:not(:first-child) { font-variant-numeric: tabular-nums }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem } dt { opacity: .7 } dd { margin: 0 }
+code { font-size: .85em; opacity: .8; overflow-wrap: anywhere }"""
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def comparison_table(comparison: Mapping[str, Any]) -> Table:
+    """Head and rows of `compare_systems`: score ± half of the 95 % interval, and the p-values of the two tests."""
+    systems, names = comparison["systems"], list(comparison["signatures"])
+    rows = []
+    for system, results in systems.items():
+        cells = []
+        for result in (results[name] for name in names):
+            p = (
+                f" (p = {result['p_bootstrap']:.4f}, {result['p_randomization']:.4f})"
+                if "p_bootstrap" in result
+                else ""
+            )
+            cells.append(f"{result['score']:.2f} ± {result['interval']:.2f}{p}")
+        rows.append([system, *cells])
+    return ["system", *(TITLES.get(name, name) for name in names)], rows
+
+
+def group_table(title: str, groups: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Head and rows of `scores_by_group`."""
+    first = next(iter(groups.values()))
+    systems = [name for name in first if name != "sentences"]
+    metrics = list(first[systems[0]])
+    several = len(systems) > 1
+    columns = [(system, metric) for metric in metrics for system in systems]
+    head = [TITLES.get(metric, metric) + (f", {system}" if several else "") for system, metric in columns]
+    rows = [
+        [label, f"{group['sentences']:,}", *(f"{group[system][metric]:.2f}" for system, metric in columns)]
+        for label, group in groups.items()
+    ]
+    return [title, "sentences", *head], rows
+
+
+def render(table: Table, form: str) -> str:
+    """Render a table as "text", "markdown" or "latex" (with the package booktabs)."""
+    head, rows = table
+    if form == "markdown":
+        return markdown_table(head, rows)
+    if form == "latex":
+        first, *others = (
+            " & ".join(cell.translate(_LATEX).replace("±", r"$\pm$") for cell in row) for row in (head, *rows)
+        )
+        lines = [rf"{line} \\" for line in others]
+        columns = "l" + "r" * (len(head) - 1)
+        return "\n".join(
+            [
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                rf"{first} \\",
+                r"\midrule",
+                *lines,
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    )
+
+
+def comparison_page(title: str, tables: Sequence[Table], results: Mapping[str, Any]) -> str:
+    """A page in one file: tables, signatures and the sentences of `largest_differences`.
+
+    `results` are `score_translations` with `comparison` and `differences`, if several systems are compared.
+    """
+    signatures = [value for name, value in results.items() if name.endswith("_signature")]
+    signatures = list(results["comparison"]["signatures"].values()) if "comparison" in results else signatures
+    differences = results.get("differences", [])
+    parts = [f"<h1>{escape(title)}</h1>"]
+    for head, rows in tables:
+        cells = "".join(f"<th>{escape(cell)}" for cell in head)
+        lines = "".join("<tr>" + "".join(f'<td dir="auto">{escape(cell)}' for cell in row) for row in rows)
+        parts.append(f"<table><thead><tr>{cells}<tbody>{lines}</table>")
+    parts.append(
+        f"<p>± is half of the 95 % interval of {SAMPLES:,} bootstrap resamples. p compares with the first system: "
+        f"paired bootstrap, and approximate randomization with {TRIALS:,} trials.</p>"
+    )
+    parts += [f"<p><code>{escape(signature)}</code></p>" for signature in signatures]
+    parts += ["<h2>Largest differences, by chrF</h2>"] if differences else []
+    for each in differences:
+        texts = {name: each[name] for name in ("source", "reference", "baseline", "hypothesis") if name in each}
+        terms = "".join(f'<dt>{name}<dd dir="auto">{escape(text)}' for name, text in texts.items())
+        parts.append(
+            f"<h3>{escape(each['system'])}, line {each['line']}: {each['difference']:+.1f}</h3><dl>{terms}</dl>"
+        )
+    start = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+    return (
+        f'{start}<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>{"".join(parts)}</html>\n'
+    )

@@ -1,0 +1,153 @@
+"""Comparison of systems: sacreBLEU's own command is the judge of scores, intervals and p-values."""
+
+import re
+import subprocess
+import sys
+from random import Random
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from hf_vanilla_transformer.data.perturbations import PERTURBATIONS, perturb_all
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.evaluation import comparison
+from hf_vanilla_transformer.evaluation.comparison import (
+    compare_systems,
+    largest_differences,
+    length_labels,
+    scores_by_group,
+)
+from hf_vanilla_transformer.evaluation.metrics import score_translations
+from hf_vanilla_transformer.evaluation.score_tables import comparison_table, group_table, render
+
+WORDS = ["ein", "kleiner", "großer", "Hund", "läuft", "springt", "über", "die", "Straße", "und", "bellt", "laut", "."]
+
+
+@pytest.fixture(autouse=True)
+def few_samples(monkeypatch):
+    monkeypatch.setattr(comparison, "SAMPLES", 200)
+    monkeypatch.setattr(comparison, "TRIALS", 200)
+
+
+def corrupted(text, share, draw):
+    return " ".join(draw.choice(WORDS) if draw.random() < share else word for word in text.split())
+
+
+@pytest.fixture(scope="module")
+def texts():
+    draw = Random(1)
+    references = [" ".join(draw.choices(WORDS, k=draw.randint(4, 25))) for _ in range(40)]
+    second = [corrupted(text, 0.2, draw) for text in references]
+    systems = {f"system {share}": [corrupted(text, share, draw) for text in references] for share in (0.4, 0.3, 0.41)}
+    return references, second, systems
+
+
+def test_scores_and_p_values_are_those_of_sacrebleu(tmp_path, texts):
+    references, second, systems = texts
+    files = {"r1": references, "r2": second} | {name.replace(" ", "-"): lines for name, lines in systems.items()}
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    compared = compare_systems(systems, [references, second])["systems"].values()
+    for kind in ("bs", "ar"):
+        test = [f"--paired-{kind}", f"--paired-{kind}-n", "200", "-w", "6", "-f", "latex"]
+        arguments = [
+            sys.executable,
+            "-m",
+            "sacrebleu",
+            "r1",
+            "r2",
+            "-i",
+            *list(files)[2:],
+            "-m",
+            "bleu",
+            "chrf",
+            *test,
+        ]
+        printed = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        rows = [line.split("&")[1:] for line in printed.splitlines() if "system-" in line and "&" in line]
+        for cells, results in zip(rows, compared, strict=True):
+            for cell, result in zip(cells, results.values(), strict=True):
+                numbers = [float(number) for number in re.findall(r"\d+\.\d+", cell)]
+                names = ("score", "mean", "interval", "p_bootstrap") if kind == "bs" else ("score", "p_randomization")
+                assert numbers == [pytest.approx(result[name], abs=5.1e-5) for name in names if name in result]
+
+
+def test_several_references_are_those_of_sacrebleu(texts):
+    references, second, systems = texts
+    hypotheses = systems["system 0.4"]
+    scores = score_translations(hypotheses, [references, second], metrics=("bleu", "chrf", "chrf++", "ter"))
+    both = [references, second]
+    assert scores["bleu"] == sacrebleu.corpus_bleu(hypotheses, both).score and "nrefs:2" in scores["bleu_signature"]
+    assert scores["chrf++"] == sacrebleu.corpus_chrf(hypotheses, both, word_order=2).score
+    assert scores["ter"] == sacrebleu.corpus_ter(hypotheses, both).score
+    assert score_translations(["b"], [["a"], ["b"]])["exact_match"] == 100
+
+
+def test_metric_of_ones_own_is_tested_like_the_others(texts):
+    references, _, systems = texts
+
+    def overlap(sources, hypotheses, references):
+        assert sources == references  # what the caller passed as sources
+        pairs = zip(hypotheses, references, strict=True)
+        return [sum(a == b for a, b in zip(h.split(), r.split(), strict=True)) / len(r.split()) for h, r in pairs]
+
+    compared = compare_systems(systems, references, sources=references, metrics=(), functions={"m:overlap": overlap})
+    baseline, better, equal = (each["m:overlap"] for each in compared["systems"].values())
+    assert baseline["score"] == pytest.approx(np.mean(overlap(references, systems["system 0.4"], references)))
+    assert better["p_bootstrap"] < 0.05 and better["p_randomization"] < 0.05 and "p_bootstrap" not in baseline
+    assert equal["p_bootstrap"] > 0.05 and equal["p_randomization"] > 0.05
+    with pytest.raises(UserError, match="m:one"):
+        compare_systems(systems, references, metrics=(), functions={"m:one": lambda *_: [1.0]})
+
+
+def test_groups_and_differences(texts):
+    references, _, systems = texts
+    labels = length_labels(references)
+    groups = scores_by_group(systems, references, labels)
+    assert sum(group["sentences"] for group in groups.values()) == 40
+    rows = [row for row, label in enumerate(labels) if label == "11–20 words"]
+    chosen = [[texts[row] for row in rows] for texts in (systems["system 0.3"], references)]
+    assert groups["11–20 words"]["system 0.3"]["bleu"] == sacrebleu.corpus_bleu(chosen[0], [chosen[1]]).score
+    assert length_labels(["a", "a " * 10, "a " * 11, "a " * 50, "a " * 51]) == [
+        *("1–10 words", "1–10 words", "11–20 words", "31–50 words", "over 50 words")
+    ]
+    differences = largest_differences(systems, references, count=3)
+    values = [each["difference"] for each in differences if each["system"] == "system 0.3"]
+    assert len(values) == 6 and values == sorted(values, reverse=True) and values[0] > 0 > values[-1]
+    best = differences[0]
+    scores = [sacrebleu.sentence_chrf(best[name], [best["reference"]]).score for name in ("hypothesis", "baseline")]
+    assert best["difference"] == pytest.approx(scores[0] - scores[1])
+    assert render(group_table("length", groups), "text").count("\n") == len(groups)
+
+
+def test_tables_of_a_paper(texts):
+    references, _, systems = texts
+    table = comparison_table(compare_systems({"a_b & 50 %": references} | systems, references))
+    latex, markdown = render(table, "latex"), render(table, "markdown")
+    assert r"a\_b \& 50 \% & 100.00 $\pm$ 0.00" in latex and latex.count(r"\\") == 5
+    assert markdown.splitlines()[0] == "| system | BLEU | chrF |" and len(markdown.splitlines()) == 6
+
+
+@pytest.mark.parametrize("name", PERTURBATIONS)
+def test_perturbations_are_drawn_once_and_keep_addresses(name):
+    pairs = [("Look at www.x.org {name} now.", "Sieh jetzt auf www.x.org {name} nach."), ("two dogs", "zwei Hunde")]
+    perturbed = perturb_all(name, pairs * 20)
+    assert perturbed == perturb_all(name, pairs * 20) and perturbed != pairs * 20
+    assert all("www.x.org {name}" in source and "www.x.org {name}" in target for source, target in perturbed[::2])
+    expected = {
+        "upper": ("TWO DOGS", "ZWEI HUNDE"),
+        "title": ("Two Dogs", "Zwei Hunde"),
+        "end_punctuation": ("two dogs.", "zwei Hunde."),
+        "merge": (f"two dogs {pairs[0][0]}", f"zwei Hunde {pairs[0][1]}"),
+        "copy": ("zwei Hunde", "zwei Hunde"),
+    }
+    assert perturbed[1] == expected.get(name, perturbed[1])
+    if name == "typos":
+        assert {target for _, target in perturbed} == {target for _, target in pairs}
+    if name == "noise":
+        foreign = [set(source.split()) - {"two", "dogs"} for source, _ in perturbed[1::2]]
+        assert all(
+            set(target.split()) - {"zwei", "Hunde"} == words
+            for words, (_, target) in zip(foreign, perturbed[1::2], strict=True)
+        )
