@@ -17,7 +17,14 @@ from .translation_files import translate_po, translate_tmx, translate_xliff
 from .translator import Translator
 
 _ENCODING = re.compile(rb"^\s*<\?xml[^>]+encoding\s*=\s*[\"']([\w.:-]+)")
-_CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
+_CHARSET = re.compile(rb"(?:<meta[^<>]+charset|<\?xml[^<>]+encoding)\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
+_PO_CHARSET = re.compile(rb'^"Content-Type:[^"\n]*charset=(?!CHARSET\b)([\w.:-]+)', re.IGNORECASE | re.MULTILINE)
+#: Encodings that a file with a readable declaration cannot have, and those that browsers read as a larger one.
+_WIDE, _LATIN = (
+    re.compile("(?:utf|ucs)-?(?:16|32|2|4)", re.I),
+    re.compile("(?:iso-?8859-1|latin-?1|(?:us-)?ascii)$", re.I),
+)
+_DECLARED_IN = 8192  # bytes
 
 
 def translate_document(
@@ -89,19 +96,28 @@ def _text_format(
     """A format of text, in the encoding that its `declaration` names, or in UTF-8."""
 
     def translate_data(data: bytes, translate: TranslateTexts) -> bytes:
-        declared = declaration.search(data[:1024]) if declaration else None
-        text, encoding = decode(data, declared[1].decode() if declared else "utf-8")
-        return translated(text, translate).encode(encoding, "xmlcharrefreplace" if declaration else "strict")
+        declared = declaration.search(data[:_DECLARED_IN]) if declaration else None
+        name = declared[1].decode() if declared else "utf-8"
+        if declaration is _CHARSET and _LATIN.match(name):
+            name = "windows-1252"
+        text, encoding = decode(data, "utf-8" if _WIDE.match(name) else name)
+        has_references = declaration in (_CHARSET, _ENCODING)
+        try:
+            return translated(text, translate).encode(encoding, "xmlcharrefreplace" if has_references else "strict")
+        except UnicodeEncodeError as error:
+            letter = error.object[error.start]
+            raise UserError(f"documents: {encoding} has no {letter!r} of the translation; save it in UTF-8") from error
 
     return translate_data
 
 
 def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
     """The text of a file, with a byte order mark if it has one, and its encoding, `encoding` without a mark."""
-    encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(data[:2], encoding)
+    wide = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be", b"<\0": "utf-16-le", b"\0<": "utf-16-be"}
+    encoding = "utf-8" if data.startswith(b"\xef\xbb\xbf") else wide.get(data[:2], encoding)
     try:
         return data.decode(encoding), encoding
-    except (UnicodeDecodeError, LookupError) as error:
+    except (UnicodeError, LookupError) as error:
         raise UserError(f"documents: this is no text in {encoding} ({error}); save it in UTF-8") from error
 
 
@@ -119,7 +135,7 @@ _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), _text_format(_translate_html, _CHARSET)),
     **dict.fromkeys(_MARKDOWN, _text_format(_translate_markdown)),
     **dict.fromkeys((".srt", ".vtt"), _text_format(translate_subtitles)),
-    **dict.fromkeys((".po", ".pot"), _text_format(translate_po)),
+    **dict.fromkeys((".po", ".pot"), _text_format(translate_po, _PO_CHARSET)),
     **dict.fromkeys((".xlf", ".xliff"), _text_format(translate_xliff, _ENCODING)),
     ".docx": translate_docx,
     ".odt": translate_odt,

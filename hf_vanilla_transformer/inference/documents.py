@@ -6,6 +6,7 @@ abbreviations for some 300 languages, without data to download. They rather do n
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -112,14 +113,15 @@ class SentenceCutter:
 
     Attributes:
         limit: the tokens of the longest sentence in training. Without a record of it, the tokenizer's limit or the
-            default of the recipes' `max_source_length`.
+            default of the recipes' `max_source_length`. At most the model's learned positions.
         lengths: tokens of the sentences that were cut, or that cannot be cut.
     """
 
     def __init__(self, translator: Translator):
         self._tokenizer = translator.source_tokenizer
         trained = getattr(getattr(translator.model, "config", None), "trained_source_length", None)
-        self.limit = trained or min(getattr(self._tokenizer, "model_max_length", _TRAINED_TOKENS), _TRAINED_TOKENS)
+        default = min(getattr(self._tokenizer, "model_max_length", _TRAINED_TOKENS), _TRAINED_TOKENS)
+        self.limit = min(trained or default, translator.position_limit() or sys.maxsize)
         self.lengths: list[int] = []
 
     def __call__(self, sentence: str) -> list[str]:
@@ -258,15 +260,16 @@ def _translate_windows(
 ) -> Iterator[str]:
     cut = SentenceCutter(translator)
     for window in windows:
-        paragraphs: list[list[Part]] = []
+        paragraphs, numbers = list[list[Part]](), list[int]()
         for line in window:
             paragraphs.append(split_text(line, split, languages[0], cut))
             for tokens in cut.lengths:
                 logger.warning("line %d: a sentence of %d tokens is longer than any in training: cut", number, tokens)
             cut.lengths.clear()
+            numbers += [number] * len(sentences_of(paragraphs[-1]))
             number += 1
         sentences = [sentence for parts in paragraphs for sentence in sentences_of(parts)]
-        translations = translator.translate(sentences, **settings)
+        translations = translator.translate(sentences, first_line=numbers, **settings)
         for parts in paragraphs:
             following = islice(translations, len(sentences_of(parts)))
             yield join_text(parts, [text.replace("\n", " ") for text in following], *languages)

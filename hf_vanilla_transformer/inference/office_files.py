@@ -1,11 +1,13 @@
 """Translate word processor documents: DOCX (Office Open XML) and ODT (OpenDocument). Only their text changes."""
 
+import html
 import io
 import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from ..errors import UserError
 from .html_text import (
@@ -48,10 +50,13 @@ _ODT_KEPT = names(
     "text:author-name text:file-name text:variable-get text:expression text:tracked-changes office:annotation-end "
     "number:text dc:creator dc:date"
 )
+_ODT_SPACES, _WIDE_SPACE = re.compile(r"<text:s\b[^<>]*>"), re.compile(r'<text:s\s[^<>]*text:c="(?!1")')
 _ODT_STYLE = re.compile(r'<style:style\b[^>]*\bstyle:name="([^"]+)"[^>]*\bstyle:parent-style-name="([^"]+)"')
 
 _WORD_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
 _WORD_INNER = re.compile(_INNER.format("w:txbxContent|w:ruby"), re.DOTALL)
+#: Hyphens that are elements, and as characters.
+_HYPHENS = {"noBreakHyphen": "\u2011", "softHyphen": "\u00ad"}
 _WORD_INLINE = names(
     "w:hyperlink w:ins w:moveto w:smarttag w:sdt w:sdtcontent w:customxml w:bdo w:dir w:r w:bookmarkstart "
     "w:bookmarkend w:commentrangestart w:commentrangeend w:permstart w:permend w:prooferr w:del w:movefrom "
@@ -63,7 +68,7 @@ _WORD_KEPT = names(
 _FORMAT = r"<w:rPr/>|<w:rPr>(?:(?!</?w:r[> ]).)*?(?:<w:rPrChange\b.*?</w:rPrChange>)?</w:rPr>"
 _RUN = re.compile(rf"(<w:r(?=[\s>])(?![^>]*/>)[^>]*>)\s*({_FORMAT})?((?:(?!<w:r[\s>]).)*?)</w:r>", re.DOTALL)
 _TEXT = re.compile(r"<w:t(?=[\s>])[^>]*>(.*?)</w:t>", re.DOTALL)
-_RUN_PART = re.compile(rf"({_TEXT.pattern.replace('(.*?)', '.*?')}|<w:(?:tab|br|cr)\b[^>]*/>)", re.DOTALL)
+_RUN_PART = re.compile(rf"({_TEXT.pattern.replace('(.*?)', '.*?')}|<w:(?:p?tab|br|cr)\b[^>]*/>)", re.DOTALL)
 _NO_FORMAT = ("<w:rPr></w:rPr>", "<w:rPr/>")
 _EMPTY_RUN = re.compile(rf'<w:r>(?:{_FORMAT})?<w:t xml:space="preserve"></w:t></w:r>', re.DOTALL)
 _STYLE = re.compile(r'<w:[pr]Style\b[^>]*\bw:val="([^"]*)"')
@@ -157,7 +162,16 @@ def _split_odt(document: str) -> list[str | Passage]:
         return tag in _ODT_KEPT or style in code or _is_code(style)
 
     events = markup_events(document, is_kept, lambda tag: tag not in _ODT_INLINE and tag not in _ODT_KEPT)
-    return split_events(_paired(events), passage_of)
+    kinds = {"text:s": "text"}
+    spaced = (
+        replace(event, kind="other" if _WIDE_SPACE.match(event.raw) else kinds.get(event.tag, event.kind))
+        for event in events
+    )
+    return split_events(_paired(spaced), partial(passage_of, unescape=_odt_text))
+
+
+def _odt_text(raw: str) -> str:
+    return html.unescape(_ODT_SPACES.sub(" ", raw))
 
 
 def _split_word(document: str) -> list[str | Passage]:
@@ -166,7 +180,8 @@ def _split_word(document: str) -> list[str | Passage]:
     def divided(run: "re.Match[str]") -> str:
         return "".join(f"{run[1]}{run[2] or ''}{part}</w:r>" for part in _RUN_PART.split(run[3]) if part)
 
-    document = _RUN.sub(divided, re.sub(r"<w:noBreakHyphen\s*/>", "<w:t>\u2011</w:t>", document))
+    hyphens = rf"<w:({'|'.join(_HYPHENS)})\s*/>"
+    document = _RUN.sub(divided, re.sub(hyphens, lambda tag: f"<w:t>{_HYPHENS[tag[1]]}</w:t>", document))
     events = markup_events(document, lambda tag, _: tag in _WORD_KEPT, lambda tag: tag not in _WORD_INLINE)
     return split_events(_paired(_with_fields(_without_code(events))), _word_passage)
 
@@ -182,9 +197,11 @@ def _without_code(events: Iterable[Event]) -> Iterator[Event]:
             in_code = False
         run = _RUN.fullmatch(event.raw) if event.tag == "w:r" and not in_code else None
         style = _STYLE.search(run[2] or "") if run else None
-        if run and _TEXT.fullmatch(run[3]) and not (style and _is_code(style[1])):
+        if style and _is_code(style[1]):
+            run = None
+        if run and _TEXT.fullmatch(run[3]):
             event = replace(event, kind="text", tag="" if run[2] in _NO_FORMAT else run[2] or "")
-        elif run and _RUN_PART.fullmatch(run[3]) and not style:
+        elif run and _RUN_PART.fullmatch(run[3]):
             event = replace(event, kind="other")
         elif event.kind == "text":  # white space between elements
             event = replace(event, kind="point")

@@ -3,7 +3,7 @@
 import html
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..data.translation_memories import language_match
 from ..errors import UserError
@@ -14,6 +14,13 @@ from .placement import TranslateTexts
 #: Elements of XLIFF and TMX that contain markup of the original document.
 _CODES = names("bpt ept ph it ut x bx ex sc ec")
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
+#: Codes in place of line ends, tabs or spaces. They separate words.
+_BREAK = re.compile(
+    r"<[^<>]*?(?:\b(?:c?type|subType)\s*=\s*[\"'](?:x-|xlf:)?(?:[lp]b|br|linebreak|newline|tab)\b"
+    r"|\b(?:equiv(?:-text)?|disp)\s*=\s*[\"'](?:\s|&#(?:10|13|9|x[9ad]|xa0|160);|\\[nrt]|(?:<|&lt;)br\s*/?(?:>|&gt;))+[\"']"
+    r"|>(?:\s|\\[nrt]|&lt;br\s*/?(?:>|&gt;))+</)",
+    re.IGNORECASE,
+)
 _UNTRANSLATED = re.compile(r"(\bstate\s*=\s*[\"'])(?:new|needs-translation|initial)(?=[\"'])")
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
@@ -23,7 +30,8 @@ _PO_ENTRY = re.compile(
     re.MULTILINE,
 )
 _PO_TARGET = re.compile(r'^(msgstr(?:\[(\d+)\])?[ \t]+)""(?!\s*")', re.MULTILINE)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\\": "\\", '"': '"'}
+_ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
 
 
 def translate_po(text: str, translate: TranslateTexts) -> str:
@@ -41,13 +49,17 @@ def translate_po(text: str, translate: TranslateTexts) -> str:
 
 def _po_text(strings: str) -> str:
     joined = "".join(match[1:-1] for match in re.findall(_STRING, strings))
-    return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), joined)
+    codes = r"\\(?:([0-7]{1,3})|x([\da-fA-F]{1,2})|(.))"
+    return re.sub(
+        codes,
+        lambda of: chr(int(of[1] or of[2], 8 if of[1] else 16)) if not of[3] else _ESCAPES.get(of[3], of[3]),
+        joined,
+    )
 
 
 def _po_string(text: str) -> str:
-    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r")):
-        text = text.replace(plain, escaped)
-    return f'"{text}"'
+    escaped = (_ESCAPED.get(letter, letter if letter >= " " else f"\\{ord(letter):03o}") for letter in text)
+    return f'"{"".join(escaped)}"'
 
 
 @dataclass
@@ -157,7 +169,12 @@ def _passages(markup: str) -> list[str | Passage]:
         return passage_of(run, collapse=False)
 
     markup = _CDATA.sub(lambda match: html.escape(match[1], quote=False), markup)
-    return split_events(markup_events(markup, _is_code, lambda tag: False), passages)
+    events = markup_events(markup, _is_code, lambda tag: False)
+    breaks = (
+        replace(event, kind="other") if event.kind == "point" and _BREAK.match(event.raw) else event
+        for event in events
+    )
+    return split_events(breaks, passages)
 
 
 def _is_code(tag: str, attributes: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ class Translator:
         prefixes: Iterable[str] | None = None,
         batch_size: int = 64,
         max_tokens_per_batch: int = MAX_TOKENS,
-        first_line: int = 1,
+        first_line: int | Sequence[int] = 1,
         protect: bool = False,
         **generate_kwargs: Any,
     ) -> Iterator[list[Hypothesis]]:
@@ -192,7 +192,7 @@ class Translator:
             batch_size: sentences per batch, at most. `BATCHES_AHEAD` batches are read ahead, none with 1.
             max_tokens_per_batch: source tokens per batch, padding included, at most. A longer sentence goes alone.
                 The decoder's KV caches are `num_beams` times as large.
-            first_line: the line number of the first sentence, for messages.
+            first_line: the line number of the first sentence, or of every sentence, for messages.
             protect: keep sentences without letters as they are, and the addresses, placeholders, markup, emoji and
                 times of others verbatim, where the alignment places them (`inference.protected`). The model does not
                 see them, and `tokens` do not contain them.
@@ -216,7 +216,8 @@ class Translator:
         request = _Request(
             batch_size, max_tokens_per_batch, layer, probabilities, settings, refill, protect, alignment_words
         )
-        return self._stream(with_prefixes(sentences, prefixes, first_line), first_line, request)
+        first, numbers = (first_line, count(first_line)) if isinstance(first_line, int) else (1, iter(first_line))
+        return self._stream(with_prefixes(sentences, prefixes, first), numbers, request)
 
     def describe(self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any) -> dict[str, Any]:
         """The settings that `translate` uses with these arguments, defaults filled in, to report with a score."""
@@ -262,16 +263,15 @@ class Translator:
         return settings, covered
 
     def _stream(
-        self, pairs: Iterator[tuple[str, str]], line_number: int, request: _Request
+        self, pairs: Iterator[tuple[str, str]], numbers: Iterator[int], request: _Request
     ) -> Iterator[list[Hypothesis]]:
         ahead = request.batch_size * BATCHES_AHEAD if request.batch_size > 1 else 1
         while window := list(islice(pairs, ahead)):
             translate = self._translate_protected if request.protect else self._translate_window
-            yield from translate(window, line_number, request)
-            line_number += len(window)
+            yield from translate(window, list(islice(numbers, len(window))), request)
 
     def _translate_protected(
-        self, window: list[tuple[str, str]], line_number: int, request: _Request
+        self, window: list[tuple[str, str]], numbers: list[int], request: _Request
     ) -> list[list[Hypothesis]]:
         """Translate the sentences without their protected spans, and put the spans back."""
         for line, _ in window:
@@ -281,7 +281,7 @@ class Translator:
         plain = [
             ("", prefix) if i in spans or i in verbatim else (line, prefix) for i, (line, prefix) in enumerate(window)
         ]
-        results = self._translate_window(plain, line_number, request)
+        results = self._translate_window(plain, numbers, request)
         for i in verbatim:
             line, prefix = window[i]
             links = None if request.alignment_layer is None else [(j, j) for j in range(len(line.split()))]
@@ -293,7 +293,7 @@ class Translator:
         except UserError:  # not a model of this package
             layer = None
         shortened = [(spans[i].text if i in spans else "", prefix) for i, (_, prefix) in enumerate(window)]
-        aligned = self._translate_window(shortened, line_number, replace(request, alignment_layer=layer, words=WORD))
+        aligned = self._translate_window(shortened, numbers, replace(request, alignment_layer=layer, words=WORD))
         for i, sentence in spans.items():
             restored = [(one, *sentence.restore(one.text, one.alignment)) for one in aligned[i]]
             results[i] = [
@@ -313,13 +313,13 @@ class Translator:
         return results
 
     def _translate_window(
-        self, window: list[tuple[str, str]], line_number: int, request: _Request
+        self, window: list[tuple[str, str]], numbers: list[int], request: _Request
     ) -> list[list[Hypothesis]]:
         no_alignment: list[Any] | None = None if request.alignment_layer is None else []
         no_tokens: list[Any] | None = [] if request.probabilities else None
         results = [[Hypothesis(prefix, 0.0, no_alignment, no_tokens, no_tokens)] for _, prefix in window]
         sentences = {
-            i: EncodedSentence(self.encode(line, line_number + i), self.encode_prefix(prefix, line_number + i))
+            i: EncodedSentence(self.encode(line, numbers[i]), self.encode_prefix(prefix, numbers[i]))
             for i, (line, prefix) in enumerate(window)
             if not _blank(line)
         }
@@ -336,7 +336,7 @@ class Translator:
         set_here = {"max_new_tokens", "max_length"} & request.settings.keys()
         for i in () if set_here or self.model.generation_config.max_new_tokens else sentences:
             if not results[i][0].ended:
-                logger.warning("line %d: %s", line_number + i, ENDLESS)
+                logger.warning("line %d: %s", numbers[i], ENDLESS)
         return results
 
     def _searched_models(self) -> list[Any]:
@@ -357,7 +357,7 @@ class Translator:
         """Token ids of a source sentence. `line_number` is for the error if learned positions do not suffice."""
         with TOKENIZER_LOCK:
             ids = self.source_tokenizer(source_text(line, self.source_tokenizer))["input_ids"]
-        limit = self._position_limit()
+        limit = self.position_limit()
         if limit is not None and len(ids) > limit:
             raise UserError(
                 f"line {line_number}: {len(ids)} tokens, but the model has positions for {limit} only; split the line"
@@ -370,14 +370,14 @@ class Translator:
             return []
         with TOKENIZER_LOCK:
             ids = self.target_tokenizer(text_target=prefix.strip(), add_special_tokens=False)["input_ids"]
-        limit = self._position_limit()
+        limit = self.position_limit()
         if limit is not None and len(ids) >= limit:
             raise UserError(
                 f"line {line_number}: a prefix of {len(ids)} tokens, but the model has {limit} positions only"
             )
         return ids
 
-    def _position_limit(self) -> int | None:
+    def position_limit(self) -> int | None:
         """The fewest positions that a model has. Sinusoids have no end (§3.5)."""
         limits = (
             getattr(model.config, "max_position_embeddings", None)
@@ -416,7 +416,7 @@ class Translator:
             start = self.model.config.decoder_start_token_id
             rows = [[start, *sentence.prefix] for sentence in sentences]
             arguments["decoder_input_ids"] = torch.tensor(rows, device=self.model.device)  # (B, 1 + P)
-        limit = self._position_limit()
+        limit = self.position_limit()
         if limit is not None and not self.model.generation_config.max_new_tokens:
             # the start token takes the first position. The last token is never fed back
             arguments["max_new_tokens"] = min(input_ids.shape[1] + EXTRA_TOKENS, limit - prefix_length)

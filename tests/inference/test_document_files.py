@@ -172,17 +172,57 @@ def test_documents_keep_all_but_their_text(suffix: str) -> None:
     assert translate_document(b"", suffix, translator_by(str), "en", "de") == b""
 
 
-def test_encoding_of_a_document_stays() -> None:
-    page = '<meta charset="latin-1"><p>café'
-    assert translate_document(page.encode("latin-1"), ".html", translator_by(str.upper)) == page.replace(
-        "café", "CAFÉ"
-    ).encode("latin-1")
-    assert translate_document(page.encode("latin-1"), ".html", translator_by(lambda _: "日")).endswith(b"&#26085;")
-    for encoding in ("utf-16", "utf-8-sig"):
-        data = SRT.encode(encoding)
-        assert translate_document(data, ".srt", translator_by(str)) == data
-    with pytest.raises(UserError, match="utf-8"):
-        translate_document(b"\xe9", ".srt", translator_by(str))
+PO_WORD = (
+    'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset={declared}\\n"\n\nmsgid "{word}"\nmsgstr "{filled}"\n'
+)
+XLIFF_WORD = (
+    "<?xml version='1.0' encoding='{declared}'?><segment><source>{word}</source><target>{filled}</target></segment>"
+)
+HTML_WORD = '<meta http-equiv=x content="text/html; charset={declared}"><p>{text}'
+SRT_WORD = "1\n00:00:01,000 --> 00:00:02,000\n{text}\n"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "document", "declared", "encoding", "word"),
+    [
+        (".po", PO_WORD, "ISO-8859-15", "iso-8859-15", "prix"),
+        (".po", "# x\n" * 500 + PO_WORD, "KOI8-R", "koi8-r", "слово"),
+        (".pot", PO_WORD, "CHARSET", "utf-8", "größe"),
+        (".po", PO_WORD, "windows-1251", "utf-8-sig", "größe"),
+        (".xlf", XLIFF_WORD, "windows-1252", "cp1252", "größe"),
+        (".xlf", XLIFF_WORD, "utf-16", "utf-8", "größe"),
+        (".xlf", XLIFF_WORD, "utf-16", "utf-16", "größe"),
+        (".xlf", XLIFF_WORD, "UTF-16", "utf-16-be", "größe"),
+        (".html", HTML_WORD, "iso-8859-1", "cp1252", "“große”"),
+        (".html", HTML_WORD, "Shift_JIS", "shift_jis", "言葉 a"),
+        (".xhtml", "<?xml version='1.0' encoding='{declared}'?><p>{text}</p>", "iso-8859-2", "iso-8859-2", "łoś"),
+        (".srt", SRT_WORD, "", "utf-16", "größe"),
+        (".vtt", "WEBVTT\n\n" + SRT_WORD, "", "utf-8-sig", "größe"),
+    ],
+)
+def test_encoding_of_a_document_stays(suffix: str, document: str, declared: str, encoding: str, word: str) -> None:
+    source, expected = (
+        document.format(declared=declared, word=word, text=text, filled=filled).encode(encoding)
+        for text, filled in ((word, ""), (word.upper(), word.upper()))
+    )
+    assert translate_document(source, suffix, translator_by(str.upper)) == expected
+
+
+@pytest.mark.parametrize(
+    ("suffix", "data", "names"),
+    [
+        (".srt", b"\xe9", "utf-8"),
+        (".po", PO_WORD.format(declared="no-such", word="a", filled="").encode(), "no-such"),
+        (".po", PO_WORD.format(declared="ASCII", word="a", filled="").encode(), "日"),
+        (".xlf", b"<?xml version='1.0' encoding='utf-8'?>\xe9", "utf-8"),
+    ],
+)
+def test_text_that_its_encoding_lacks_is_refused(suffix: str, data: bytes, names: str) -> None:
+    with pytest.raises(UserError, match=names) as error:
+        translate_document(data, suffix, translator_by(lambda _: "日"))
+    assert "\n" not in str(error.value)
+    page = '<meta charset="latin-1"><p>café'.encode("latin-1")
+    assert translate_document(page, ".html", translator_by(lambda _: "日")).endswith(b"&#26085;")
 
 
 @pytest.mark.parametrize("words", [0, 1, 2, 9, 40])
@@ -250,6 +290,7 @@ def test_long_markdown_is_split_in_linear_time(line: str) -> None:
     [
         (".po", 'msgid "a"\nmsgid_plural "b"\nmsgstr[0] "x"\nmsgstr[1] ""\nmsgstr[2] ""\n"y"\n', ["b"], '[1] "B"'),
         (".po", 'msgctxt "c"\nmsgid ""\n"a "\n"b"\nmsgstr ""\n', ["a b"], 'msgstr "A B"'),
+        (".po", 'msgid "a \\033[1mb\\a c"\nmsgstr ""\n', ["a \x1b[1mb\a c"], 'msgstr "A \\033[1MB\\a C"'),
         (".xlf", "<trans-unit><source><![CDATA[a <b>b</b>]]></source></trans-unit>", ["a <b>b</b>"],
          "<target>A &lt;B&gt;B&lt;/B&gt;</target>"),
         (".xlf", '<unit translate="no"><segment><source>a</source></segment><segment translate="yes"><source>b'
@@ -342,6 +383,7 @@ def mark(kind: str) -> str:
 FIELD = f"{mark('begin')}<w:r><w:instrText> DATE </w:instrText></w:r>{mark('separate')}{run('1 May')}{mark('end')}"
 LINK_FIELD = f'{mark("begin")}<w:r><w:instrText> HYPERLINK "x"</w:instrText></w:r>{mark("separate")}'
 BOX = "<w:r><w:drawing><w:txbxContent><w:p>{}</w:p></w:txbxContent></w:drawing></w:r>"
+STRONG = '<w:rStyle w:val="Strong"/>'
 CODE = run("x_y", '<w:rStyle w:val="VerbatimChar"/>')
 
 #: paragraphs of a DOCX file, and with their words backwards
@@ -361,6 +403,9 @@ PARAGRAPHS = [
      f"<w:bookmarkStart w:id='1'/>{run('B A')}"),
     ("a text box does not end a sentence", f"{run('a ')}{BOX.format(run('c d'))}{run('b')}",
      f"{BOX.format(run('D C'))}{run('B A')}"),
+    ("lines and tabs of a style are apart",
+     f"{run('a b', STRONG)}<w:r><w:rPr>{STRONG}</w:rPr><w:ptab/></w:r>{run('c d', STRONG)}",
+     f"{run('B A', STRONG)}<w:r><w:rPr>{STRONG}</w:rPr><w:ptab/></w:r>{run('D C', STRONG)}"),
     ("lines of a run are apart", "<w:r><w:t>a b</w:t><w:br/><w:t>c d</w:t></w:r>",
      f"{run('B A')}<w:r><w:br/></w:r>{run('D C')}"),
     ("code stays", f"{run('a ')}{CODE}{run(' b')}", f"{CODE}{run(' B A')}"),
@@ -387,6 +432,8 @@ ODT_CASES = [
      '<text:bookmark-start text:name="x"/>B<text:bookmark-end text:name="x"/> A'),
     ('a <text:span text:style-name="Source_20_Text">x_y</text:span> b',
      '<text:span text:style-name="Source_20_Text">x_y</text:span> B A'),
+    ("a<text:s/>b", "B A"),
+    ('a b<text:s text:c="3"/>c d', 'B A<text:s text:c="3"/>D C'),
     ("a <draw:frame><draw:text-box><text:p>c d</text:p></draw:text-box></draw:frame> b",
      "<draw:frame><draw:text-box><text:p>D C</text:p></draw:text-box></draw:frame> B A"),
 ]  # fmt: skip
@@ -422,6 +469,15 @@ XLIFF_CASES = [
     ('<segment state="initial"><source>a b</source><target>x</target></segment>',
      '<segment state="translated"><source>a b</source><target>B A</target></segment>'),
 ]  # fmt: skip
+BREAKS = [
+    '<x id="1" ctype="lb"/>', '<ph id="1" ctype="x-br">&lt;br/></ph>', '<ph type="fmt" subType="xlf:lb"/>',
+    '<x id="1" equiv-text="&#10;"/>', '<ph equiv="\\n"/>', '<ph x="1">\\t</ph>', "<ph>&lt;br&gt;</ph>",
+]  # fmt: skip
+XLIFF_CASES += [
+    (unit.format(f"a b{code}c d", ""), unit.format(f"a b{code}c d", f"<target>B A{code}D C</target>"))
+    for code in BREAKS
+    for unit in ["<trans-unit><source>{}</source>{}</trans-unit>"]
+]
 SRT_CASES = [
     ("1\n00:00:01,000 --> 00:00:02,000\n\n2\n00:00:03,000 --> 00:00:04,000\na b\n",) * 2,
     ("1\n00:00:01,000 --> 00:00:02,000\na\n2\n00:00:03,000 --> 00:00:04,000\nI am <x>\n",) * 2,
@@ -457,13 +513,14 @@ def test_white_space_of_a_translation_memory_stays() -> None:
     ).decode() == memory.replace("</tuv>", f"</tuv>{added}")
 
 
-def test_fixed_hyphens_of_word_stay_in_their_word() -> None:
-    run = "<w:r><w:t>well</w:t><w:noBreakHyphen/><w:t>known</w:t></w:r>"
+@pytest.mark.parametrize(("name", "hyphen"), [("noBreakHyphen", "\u2011"), ("softHyphen", "\u00ad")])
+def test_hyphens_of_word_stay_in_their_word(name: str, hyphen: str) -> None:
+    run = f"<w:r><w:t>well</w:t><w:{name}/><w:t>known</w:t></w:r>"
     part = f'<w:document xmlns:w="{W}"><w:p>{run}</w:p></w:document>'
     seen: list[str] = []
     translated = translate_document(zipped({"word/document.xml": part}), ".docx", translator_by(str.upper, seen))
-    assert seen == ["well\u2011known"]
-    assert "".join(etree.fromstring(content_of(translated)[0][1]).itertext()) == "WELL\u2011KNOWN"
+    assert seen == [f"well{hyphen}known"]
+    assert "".join(etree.fromstring(content_of(translated)[0][1]).itertext()) == f"WELL{hyphen}KNOWN"
 
 
 @pytest.mark.parametrize("suffix", [".docx", ".odt"])

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.documents import (
     Part,
     SentenceCutter,
@@ -229,6 +230,14 @@ def test_long_sentences_are_cut_and_named_with_their_lines(caplog: pytest.LogCap
     assert "line 311" in message and str(tokens) in message
     pieces = ["seven.", long[: long.index("one") + 4], long[long.index("one") + 5 :]]
     assert translations[300] == " ".join(translator.translate(pieces, max_new_tokens=2)) and len(translations) == 302
+
+
+def test_learned_positions_cut_sentences_and_errors_name_the_line_of_the_file() -> None:
+    translator = echo_translator(position_encoding_type="learned", max_position_embeddings=24)
+    lines = ["The house is big. It is red."] * 3
+    assert len(list(translate_documents(translator, [*lines, "house " * 60], "en"))) == 4
+    with pytest.raises(UserError, match="line 104"):
+        list(translate_documents(translator, [*lines, "x" * 60], "en", first_line=101))
 
 
 @pytest.mark.parametrize(
