@@ -1,7 +1,9 @@
 """Sentence pairs, tokenizers, and pairs as token ids."""
 
+from .augmentation import with_augmentation
+from .bpe_dropout import with_bpe_dropout
 from .corpora import Input, PairReport, parse_inputs
-from .encoding import EncodingReport, encode_pairs, with_bpe_dropout
+from .encoding import EncodingReport, encode_pairs
 from .mixtures import MixtureReport, load_pairs
 from .numbers import number_pairs
 from .readers import read_lines
@@ -22,5 +24,6 @@ __all__ = [
     "save_tokenizers",
     "side_tokens",
     "train_tokenizer",
+    "with_augmentation",
     "with_bpe_dropout",
 ]

@@ -15,6 +15,7 @@ from transformers.hf_argparser import HfArg
 from transformers.integrations import get_available_reporting_integrations
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
+from ..data.augmentation import parse_augment
 from ..errors import UserError, did_you_mean, missing_extra
 
 # Configuration fields that the tokenizers decide, or that a translation model does not use.
@@ -90,6 +91,10 @@ class DataArguments:
         default=False, help="Train on each pair in both directions (the first stage of Bi-SimCut, Gao et al. 2022)"
     )
     bpe_dropout: float = HfArg(default=0.0, help="BPE-dropout while training (Provilkov et al. 2020)")
+    augment: list[str] | None = _optional(
+        "Perturb random training pairs, with a probability for each kind: upper=0.05 title=0.05 typos=0.03 "
+        "end_punctuation=0.05 merge=0.05 copy=0.02 noise=0.01"
+    )
     bleu_tokenize: str | None = _optional(
         "sacreBLEU's tokenizer: 13a, none, intl, zh …; None: the one that fits the script of the target"
     )
@@ -97,6 +102,7 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        parse_augment(self.augment or [])
 
 
 @dataclass

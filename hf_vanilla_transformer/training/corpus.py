@@ -23,8 +23,10 @@ from ..data import (
     load_tokenizers,
     parse_inputs,
     train_tokenizer,
+    with_augmentation,
     with_bpe_dropout,
 )
+from ..data.augmentation import parse_augment
 from ..data.batching import pair_lengths
 from ..data.corpora import DISTILLED, REPORTED_LINES, describe_dropped
 from ..data.readers import file_format
@@ -271,6 +273,10 @@ def encode_corpus(
             print_main(f"{split}: {report.summary()}")
         if not training:
             data = _leave_out_long(corpus, split, data, data_args.max_eval_length)
+        if training and data_args.augment:
+            limits = data_args.max_source_length, data_args.max_target_length
+            augment = parse_augment(data_args.augment)
+            data = with_augmentation(data, *tokenizers, augment=augment, seed=seed, limits=limits)
         if training and data_args.bpe_dropout:
             data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
         encoded[split], reports[split] = data, report
@@ -365,13 +371,13 @@ def _longest_without_merges(data: Any, tokenizers: Tokenizers) -> float:
 
 
 def data_facts(run: Run) -> dict[str, Any]:
-    """The facts about the data that determine the batches: digests of the content, length limits, BPE-dropout.
+    """The facts about the data that determine the batches: digests of the content, length limits, perturbations.
 
     The validation data counts if it selects the weights or ends the run.
     """
     corpus, data_args = run.corpus, run.data_args
     facts: dict[str, Any] = {"training data": _digest_of_split(corpus, data_args, "train")}
-    for name in ("max_train_samples", "max_source_length", "max_target_length", "bpe_dropout"):
+    for name in ("max_train_samples", "max_source_length", "max_target_length", "bpe_dropout", "augment"):
         facts[name] = getattr(data_args, name)
     if "validation" in corpus.pairs and run.args.metric_for_best_model:
         facts["validation data"] = _digest_of_split(corpus, data_args, "validation")

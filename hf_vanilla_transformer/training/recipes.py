@@ -29,6 +29,12 @@ def _kinds(hint: Any) -> set[Any]:
 
 
 _KINDS = {name: _kinds(hint) for each in _ARGUMENTS for name, hint in get_type_hints(each).items()}
+_LISTS = {
+    name
+    for each in _ARGUMENTS
+    for name, hint in get_type_hints(each).items()
+    if any(get_origin(part) is list for part in (hint, *get_args(hint)))
+}
 _DEFAULTS = {field.name: field.default for each in _ARGUMENTS for field in fields(each)}
 _OPTIONAL = {name for name in _DEFAULTS if type(None) in _KINDS[name] or _DEFAULTS[name] is None}
 # Fields that take the text of a recipe as written: YAML 1.1 reads `no` as false and 1.10 as 1.1.
@@ -170,6 +176,8 @@ def _as_flags(values: dict[str, Any], recipe: str) -> Iterator[str]:
         if isinstance(value, list):
             yield f"--{name}"
             yield from (str(each) for each in value)
+        elif isinstance(value, dict) and name in _LISTS:
+            yield from (f"--{name}", *(f"{key}={each}" for key, each in value.items()))
         else:
             text = json.dumps(value) if isinstance(value, dict) else _NULL if value is None else str(value)
             yield f"--{name}={text}"  # a text may start with a dash

@@ -22,7 +22,7 @@ from ..data.batching import (
     collate_batches,
     pair_lengths,
 )
-from ..data.encoding import BpeDropoutDataset
+from ..data.redrawing import RedrawnDataset
 from ..errors import UserError
 from ..inference.optimize import optimize_if_possible
 from ..loss_vanilla_transformer import ROW_UNIT
@@ -83,11 +83,11 @@ class VanillaTransformerTrainer(ResumableTrainer):
             source = self.processing_class
             tokenizers = None if source is None else (source, self.target_tokenizer or source)
             self.teacher = Teacher(folders, self.args.teacher_weight, self._base_model(), tokenizers)
-            changing = isinstance(self.train_dataset, torch.utils.data.IterableDataset | BpeDropoutDataset)
+            changing = isinstance(self.train_dataset, torch.utils.data.IterableDataset | RedrawnDataset)
             if self.args.teacher_top and changing:
                 raise UserError(
-                    f"teacher_top={self.args.teacher_top} needs the same pairs in each epoch: leave out streaming and "
-                    "bpe_dropout"
+                    f"teacher_top={self.args.teacher_top} needs the same pairs in each epoch: leave out streaming, "
+                    "bpe_dropout and augment"
                 )
         self.ema = WeightAverage(self.args.ema_decay) if getattr(self.args, "ema_decay", 0) else None
         if self.ema is not None:

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.data.encoding import BpeDropout, seeded_random
+from hf_vanilla_transformer.data.bpe_dropout import BpeDropout, seeded_random
 from tests.model_helpers import word_tokenizer
 
 TEXTS = [

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_bpe_dropout
+from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation, with_bpe_dropout
+from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests.model_helpers import PAD, tiny_marian, tiny_model
@@ -286,14 +287,16 @@ def text():
 @pytest.mark.parametrize("kind", ["table", "stream"])
 @pytest.mark.parametrize("step", [3, 5, 8])
 def test_resumed_run_is_bit_identical(tmp_path, text, kind, step):
-    """With shuffling, dropout and BPE-dropout, in the middle and at the end of an epoch."""
+    """With shuffling, dropout, augmentation and BPE-dropout, in the middle and at the end of an epoch."""
     encoded, tokenizer = text
     stream = kind == "stream"
     tokens = {"max_tokens_per_batch": 60, "tokens_per_update": 80, "stream_window": 30}
 
     def run(folder, resume=None):
         data = encoded.to_iterable_dataset() if stream else encoded
-        fresh = with_bpe_dropout(data, tokenizer, dropout=0.3, seed=1)
+        augment = {name: 0.1 for name in PERTURBATIONS if name != "merge" or not stream}
+        augmented = with_augmentation(data, tokenizer, augment=augment, seed=1)
+        fresh = with_bpe_dropout(augmented, tokenizer, dropout=0.3, seed=1)
         model = tiny_model(vocab_size=300, dropout=0.3, encoder_layers=1, decoder_layers=1)
         return trained(folder, fresh, model, resume=resume, max_steps=11, **tokens, **SAVING)
 

@@ -1,0 +1,121 @@
+"""Augmentation of training text with `perturbations`, drawn again in every epoch."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+from .perturbations import PERTURBATIONS
+from .redrawing import CHECKED_ROWS, redrawn, split_special_tokens
+from .source_text import source_text
+
+_DIFFERENT = 0.01  # of the rows may encode differently after decoding
+
+
+def parse_augment(items: Sequence[str]) -> dict[str, float]:
+    """Parse `NAME=PROBABILITY` for names of `PERTURBATIONS`.
+
+    Raises:
+        UserError: an unknown name, no probability, or probabilities that add up to more than 1.
+    """
+    shares = {}
+    for item in items:
+        name, _, text = item.partition("=")
+        try:
+            shares[name] = float(text)
+        except ValueError:
+            raise UserError(f"augment: {item}: NAME=PROBABILITY is needed, such as typos=0.03") from None
+        if name not in PERTURBATIONS or not 0 <= shares[name] <= 1:
+            raise UserError(f"augment: {item}: give a probability to one of {', '.join(PERTURBATIONS)}")
+    if sum(shares.values()) > 1:
+        raise UserError(f"augment: the probabilities add up to {sum(shares.values()):g}: each pair has one at most")
+    return shares
+
+
+def with_augmentation(
+    encoded: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    augment: Mapping[str, float],
+    seed: int = 0,
+    limits: tuple[int | None, int | None] = (None, None),
+) -> Any:
+    """Perturb random training pairs, others in every epoch.
+
+    The choice depends only on `seed`, the epoch (the trainer calls `set_epoch`) and the pair's `line`. `length`
+    remains the length without augmentation.
+
+    Args:
+        encoded: from `encode_pairs`.
+        tokenizer, target_tokenizer: the tokenizers that encoded it.
+        augment: the probability of each of `PERTURBATIONS`. A pair has one at most.
+        seed: of the random numbers.
+        limits: tokens of source and target. A pair that would become longer stays as it is.
+
+    Returns:
+        The rows as `with_bpe_dropout` returns them.
+
+    Raises:
+        UserError: `merge` for a stream, which has no other pairs, or tokenizers whose ids do not decode to the text.
+    """
+    table = encoded if isinstance(encoded, Dataset) else None
+    if table is None and augment.get("merge"):
+        raise UserError("augment: merge joins a pair with another, and a stream has none at hand: leave it out")
+    change = _Augment(table, (tokenizer, target_tokenizer or tokenizer), augment, seed, limits)
+    if table is not None:
+        change.require_round_trip(table.with_format(None)[:CHECKED_ROWS])
+    return redrawn(encoded, change)
+
+
+class _Augment:
+    def __init__(
+        self,
+        table: Dataset | None,
+        tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase],
+        augment: Mapping[str, float],
+        seed: int,
+        limits: tuple[int | None, int | None],
+    ) -> None:
+        self.table, self.tokenizers, self.augment, self.seed, self.limits = table, tokenizers, augment, seed, limits
+
+    def __call__(self, pair: dict[str, Any], epoch: int) -> dict[str, Any]:
+        draw = Random(f"augment {self.seed} {epoch} {pair['line']}")
+        (name,) = draw.choices([None, *self.augment], [1 - sum(self.augment.values()), *self.augment.values()])
+        if name is None:
+            return pair
+        other = (
+            self._texts(self.table[draw.randrange(len(self.table))]) if self.table and name == "merge" else ("", "")
+        )
+        changed = PERTURBATIONS[name](self._texts(pair), other, draw)
+        ids = [self._encode(pair, side, text) for side, text in enumerate(changed)]
+        too_long = any(limit and len(each) > limit for each, limit in zip(ids, self.limits, strict=True))
+        return pair if too_long else {**pair, "input_ids": ids[0], "labels": ids[1]}
+
+    def _texts(self, pair: dict[str, Any]) -> tuple[str, str]:
+        source, target = (
+            tokenizer.decode(split_special_tokens(pair[name], tokenizer)[1], clean_up_tokenization_spaces=False)
+            for name, tokenizer in zip(("input_ids", "labels"), self.tokenizers, strict=True)
+        )
+        return source, target
+
+    def _encode(self, pair: dict[str, Any], side: int, text: str) -> list[int]:
+        """The ids of a text, between the special tokens of the pair's."""
+        tokenizer = self.tokenizers[side]
+        start, _, end = split_special_tokens(pair[("input_ids", "labels")[side]], tokenizer)
+        texts = {"text_target": text} if side else {"text": source_text(text, tokenizer)}
+        return [*start, *tokenizer(**texts, add_special_tokens=False, verbose=False)["input_ids"], *end]
+
+    def require_round_trip(self, head: dict[str, list[list[int]]]) -> None:
+        """Refuse tokenizers that do not restore the text."""
+        rows = [dict(zip(head, values, strict=True)) for values in zip(*head.values(), strict=True)]
+        for side, name in enumerate(("input_ids", "labels")):
+            different = sum(self._encode(row, side, self._texts(row)[side]) != row[name] for row in rows)
+            if different > _DIFFERENT * len(rows):
+                raise UserError(
+                    f"augment: {different} of {len(rows)} {name} decoded and encoded again differ with this "
+                    f"{type(self.tokenizers[side]).__name__}: train a tokenizer, or leave augment out"
+                )
