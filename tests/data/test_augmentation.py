@@ -89,7 +89,7 @@ def test_choice_depends_on_seed_epoch_and_line_alone(encoded, tokenizer):
     assert texts_of(share, tokenizer, 2) == texts_of(whole, tokenizer, 2)[7:10]
 
 
-def test_it_goes_before_bpe_dropout_and_works_for_streams(encoded, tokenizer):
+def test_augmentation_goes_before_bpe_dropout_and_works_for_streams(encoded, tokenizer):
     augment = {"upper": 0.5, "copy": 0.3}
     plain = with_augmentation(encoded, tokenizer, augment=augment)
     both = with_bpe_dropout(plain, tokenizer, dropout=0.5)
