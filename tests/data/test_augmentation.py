@@ -105,7 +105,7 @@ def test_pairs_stay_within_the_limits(encoded, tokenizer):
     assert texts_of(data, tokenizer, 0) == list(zip(SOURCES, TARGETS, strict=True))
 
 
-def test_what_cannot_be_augmented_is_refused(encoded, tokenizer):
+def test_impossible_augmentation_is_refused(encoded, tokenizer):
     for item in ("upper", "upper=x", "upside=0.1", "upper=-0.1", "upper=2"):
         with pytest.raises(UserError, match="^augment: "):
             parse_augment([item])
