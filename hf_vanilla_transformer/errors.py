@@ -36,7 +36,8 @@ EXTRAS = {
     **{"sentencepiece": "convert", "sacremoses": "convert", "protobuf": "convert", "ctranslate2": "ctranslate2"},
     **{"sentencex": "documents", "py3langid": "detect", "python_multipart": "serve"},
     **{"onnxscript": "onnx", "onnxruntime": "onnx", "onnx": "onnx", "matplotlib": "plot", "torchao": "int8"},
-    **{"fastapi": "serve", "uvicorn": "serve", "pydantic": "serve", "tensorboard": "tensorboard"},
+    **{"fastapi": "serve", "uvicorn": "serve", "httptools": "serve", "uvloop": "serve", "pydantic": "serve"},
+    **{"tensorboard": "tensorboard"},
 }
 
 

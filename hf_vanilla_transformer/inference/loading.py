@@ -42,7 +42,7 @@ FASTEST = "fastest"
 logger = logging.get_logger(__name__)
 
 _TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIAL_SECONDS = 32, 8, 1.5
-_MAX_INT8_ERROR = 0.05  # of a token's log-probability. 0.01 is usual
+_MAX_ERROR = 0.05  # of a token's log-probability. 0.01 is usual in int8
 _OF_MODEL = {".json", ".safetensors", ".bin"}
 
 
@@ -59,9 +59,9 @@ def load_model(
         directory: the folder.
         device: such as "cpu" or "cuda:1". None is the machine's accelerator if it has one.
         dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" computes products in int8 on an
-            x86 CPU; "fastest" is float32, bfloat16 or int8, whichever is fastest in a few trial translations. int8
-            takes part if its log-probabilities are off by less than 0.05 per token. The choice is remembered for the
-            folder and the machine. None is the checkpoint's.
+            x86 CPU; "fastest" is float32, bfloat16 or int8, whichever is fastest in a few trial translations. The
+            latter take part if their log-probabilities are off by less than 0.05 per token. The choice is remembered
+            for the folder and the machine. None is the checkpoint's.
         trust_remote_code: run the code of a subclass that the folder contains, as in `from_pretrained`.
         model_class: load this class instead of the one that the Auto classes know for the folder.
 
@@ -127,13 +127,15 @@ def _converted(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
 def _fastest(model: PreTrainedModel, candidates: list[str]) -> str:
     """The candidate in which a few short translations take least time, measured for two seconds.
 
-    int8 takes part if the log-probabilities of its translations are float32's, but for `_MAX_INT8_ERROR` per token.
+    A dtype takes part if the log-probabilities of its translations are float32's, but for `_MAX_ERROR` per token.
     """
     tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % max(4, model.config.vocab_size - 1)
     tokens = tokens.view(_TRIAL_SENTENCES, _TRIAL_TOKENS)  # (B, S)
     models = {dtype: _converted(copy.deepcopy(model), dtype) for dtype in candidates}
-    if INT8 in models and not int8_error_per_token(model, models[INT8], tokens) <= _MAX_INT8_ERROR:
-        del models[INT8]
+    known = isinstance(model, modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration)
+    for dtype in candidates[1:] if known else ():
+        if not error_per_token(model, models[dtype], tokens) <= _MAX_ERROR:
+            del models[dtype]
     for each in models.values():
         optimize_if_possible(each)
     with on_fitting_threads():
@@ -146,11 +148,11 @@ def _fastest(model: PreTrainedModel, candidates: list[str]) -> str:
 
 
 @torch.inference_mode()
-def int8_error_per_token(model: PreTrainedModel, int8: PreTrainedModel, tokens: torch.Tensor) -> float:
-    """The mean difference between the log-probabilities of int8's translations of `tokens` (B, S), and the model's."""
+def error_per_token(model: PreTrainedModel, other: PreTrainedModel, tokens: torch.Tensor) -> float:
+    """The mean difference between the log-probabilities of a token in translations of `tokens` (B, S) by `other`."""
     length = {"min_new_tokens": _TRIAL_TOKENS, "max_new_tokens": _TRIAL_TOKENS, "length_penalty": 0.0, "num_beams": 2}
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    output = int8.generate(**inputs, **length, return_dict_in_generate=True)
+    output = other.generate(**inputs, **length, return_dict_in_generate=True)
     targets = output.sequences[:, 1:, None]  # (B, T, 1)
     log_probs = model(**inputs, decoder_input_ids=output.sequences[:, :-1]).logits.float().log_softmax(dim=-1)
     return float((output.sequences_scores - log_probs.gather(2, targets).sum(dim=(1, 2))).abs().mean() / _TRIAL_TOKENS)

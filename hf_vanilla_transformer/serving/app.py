@@ -91,11 +91,12 @@ def create_app(server: Server) -> FastAPI:
 def _add_interface(app: FastAPI, server: Server) -> None:
     """The endpoints, without the pages."""
 
-    @app.post("/translate", **_documented(TranslateRequest), response_model_exclude_none=True)
-    async def translate(request: Request, fields: _Fields) -> TranslateAnswer:
+    @app.post("/translate", **_documented(TranslateRequest), response_model=TranslateAnswer)
+    async def translate(request: Request, fields: _Fields) -> Response:
         """Translate a text, or a list of texts."""
         work = server.translate(validate(TranslateRequest, fields))
-        return await _in_time(request, work, server.limits.timeout)
+        answer = await _in_time(request, work, server.limits.timeout)
+        return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
 
     @app.post("/detect", **_documented(DetectRequest))
     async def detect(request: Request, fields: _Fields) -> list[DetectedLanguage]:

@@ -27,7 +27,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 5000  #: 0 takes a free one
     device: str | None = None  #: device, dtype and workers: see `Translator.from_pretrained`
-    dtype: str | None = None
+    dtype: str | None = "fastest"
     workers: int | None = None
     split_sentences: bool = True  #: split a line into sentences
     limits: Limits = field(default_factory=Limits)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..errors import UserError, check_at_least_one
 from ..inference.documents import sentence_splitter
@@ -68,6 +68,8 @@ def run(options: ServeOptions) -> None:
         host, port = listening.getsockname()[:2]
         pairs = ", ".join(pair.name for pair in server.pairs)
         print(f"serving {pairs} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)", flush=True)
+        for pair in server.pairs:
+            print(f"{pair.name} computes in {pair.translator.describe()['dtype']} (--dtype changes it)", flush=True)
         if options.host not in LOOPBACK and options.limits.api_key is None:
             print("anyone who reaches this address can translate; --api_key_file restricts that", flush=True)
         config = uvicorn.Config(
@@ -120,7 +122,7 @@ def _connection_limit() -> int:
 def _protocol(max_connections: int) -> Any:
     """uvicorn's HTTP protocol, extended to close silent connections. uvicorn keeps them forever."""
 
-    class Protocol(H11Protocol):
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         head_timer: Any = None
 
         def connection_made(self, transport: Any) -> None:

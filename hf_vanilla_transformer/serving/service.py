@@ -19,7 +19,7 @@ from ..inference.continuous import FoundHypothesis
 from ..inference.documents import Part, SentenceCutter, Splitter, join_text, sentences_of, split_text, translated_parts
 from ..inference.html_text import join_html, passages_of, split_html
 from ..inference.placement import TranslatedPart
-from ..inference.protected import protect
+from ..inference.protected import Protected, protect
 from ..inference.translator import ENDLESS, Translator
 from .engine import Engine
 from .inspection import Inspector
@@ -37,6 +37,9 @@ _SHOWN_CHARACTERS = 60  # of a sentence in a warning
 
 #: For each sentence of a text its translations, the best first, with the links of `alignment.WORD`s if needed.
 Translated = list[list[tuple[str, list[Link]]]]
+
+#: For each sentence its protected spans, and the token ids of the rest.
+Prepared = dict[str, tuple[Protected | None, list[int]]]
 
 
 @dataclass
@@ -118,9 +121,9 @@ class LanguagePair:
             filled = await self.translate_aligned([passage.text for passage in passages], aligned, notes)
             join = partial(join_html, documents, filled)
             return [[text] for text in await asyncio.get_running_loop().run_in_executor(self._html_thread, join)]
-        parts = await self._split(texts, notes)
+        parts, prepared = await self._split(texts, notes)
         results = []
-        found = await self._search(parts, [False] * len(parts), n_best, notes)
+        found = await self._search(parts, prepared, [False] * len(parts), n_best, notes)
         for of_text, translated in zip(parts, found, strict=True):
             ranks = range(max(map(len, translated), default=1))
             # a sentence with fewer hypotheses repeats its last one
@@ -138,13 +141,13 @@ class LanguagePair:
             caret: position in the text. The picture is of its sentence. None is the end.
             num_beams, alternatives, prefix: of the picture. See `Inspector.picture`.
         """
-        (parts,) = await self._split([text])
+        (parts,), prepared = await self._split([text])
         starts = list(accumulate((len(part.text) for part in parts), initial=0))
         numbers = [number for number, part in enumerate(parts) if part.is_sentence]
         before = [number for number in numbers if caret is None or starts[number] <= caret]
         number = before[-1] if before else next(iter(numbers), None)
         sentence = "" if number is None else parts[number].text
-        own = protect(sentence, self.translator.escaped)
+        own = prepared[sentence][0] if sentence else None
         picture = await self.inspector.run(
             self.inspector.picture,
             own.text if own else sentence,
@@ -153,7 +156,8 @@ class LanguagePair:
             prefix,
         )
         shown = number if picture["tokens"] else None
-        (translated,) = await self._search([[part for n, part in enumerate(parts) if n != shown]], [False], 1)
+        others = [part for n, part in enumerate(parts) if n != shown]
+        (translated,) = await self._search([others], prepared, [False], 1)
         texts = [hypotheses[0][0] for hypotheses in translated]
         if shown is not None:
             target = picture["text"]
@@ -173,52 +177,65 @@ class LanguagePair:
         self, texts: Sequence[str], aligned: list[bool], notes: Notes | None = None
     ) -> list[list[TranslatedPart]]:
         """The parts of each text with their translations. `aligned`: whether its words are linked."""
-        parts = await self._split(texts, notes)
-        translated = await self._search(parts, aligned, 1, notes)
+        parts, prepared = await self._split(texts, notes)
+        translated = await self._search(parts, prepared, aligned, 1, notes)
         return [
             translated_parts(own, (hypotheses[0] for hypotheses in of_text), self.source, self.target)
             for own, of_text in zip(parts, translated, strict=True)
         ]
 
-    async def _split(self, texts: Sequence[str], notes: Notes | None = None) -> list[list[Part]]:
-        """The sentences and the layout of each text."""
-        cut = SentenceCutter(self.translator)
+    async def _split(self, texts: Sequence[str], notes: Notes | None = None) -> tuple[list[list[Part]], Prepared]:
+        """The sentences and the layout of each text, and the sentences as the engine takes them.
+
+        One call in the text thread does both, because each call costs as much as a short sentence.
+        """
+        cut, prepared = SentenceCutter(self.translator), Prepared()
+
+        def split(line: tuple[int, str]) -> list[Part]:
+            parts = split_text(line[1], self.split, self.source, cut)
+            for sentence in sentences_of(parts):
+                own = protect(sentence, self.translator.escaped)
+                prepared[sentence] = own, self._encode(sentence if own is None else own.text)
+            return parts
+
         lines = [(number, line) for number, text in enumerate(texts) for line in text.splitlines(keepends=True)]
         parts: list[list[Part]] = [[] for _ in texts]
-        split = await self._map(lambda line: split_text(line[1], self.split, self.source, cut), lines)
-        for (number, _), of_line in zip(lines, split, strict=True):
+        for (number, _), of_line in zip(lines, await self._map(split, lines), strict=True):
             parts[number] += of_line
         if notes is not None:
             notes.warnings += (
                 f"a sentence of {tokens} tokens is longer than any in training: cut" for tokens in cut.lengths
             )
-        return parts
+        return parts, prepared
 
     async def _search(
-        self, texts: list[list[Part]], aligned: list[bool], n_best: int, notes: Notes | None = None
+        self,
+        texts: list[list[Part]],
+        prepared: Prepared,
+        aligned: list[bool],
+        n_best: int,
+        notes: Notes | None = None,
     ) -> list[Translated]:
         """Translate the sentences of texts.
 
         Args:
+            prepared: see `_split`.
             aligned: for each text whether its alignment is needed. Sentences with protected spans are always aligned.
             notes: as in `translate`.
         """
         sentences = [sentence for parts in texts for sentence in sentences_of(parts)]
         if len(sentences) > self.engine.max_queue:
             raise TooLong(f"q: {len(sentences)} sentences, but the limit is {self.engine.max_queue}")
-        spans = await self._map(protect, sentences)
-        left = [sentence if own is None else own.text for sentence, own in zip(sentences, spans, strict=True)]
-        sources = await self._map(self._encode, left)
+        spans, sources = [prepared[sentence][0] for sentence in sentences], [prepared[each][1] for each in sentences]
         futures = self.engine.submit(sources, n_best)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
         best, ends = [ranked[0].tokens for ranked in hypotheses], self.translator.end_tokens
         if notes is not None and not self._limited:
-            unended = (text for text, tokens in zip(left, best, strict=True) if not ends.intersection(tokens[-1:]))
+            unended = (text for text, ids in zip(sentences, best, strict=True) if not ends.intersection(ids[-1:]))
             notes.warnings += (f"{ENDLESS}: {shorten(text, _SHOWN_CHARACTERS)}" for text in unended)
         if notes is not None and notes.probabilities is not None and sources:
             notes.probabilities += await self.inspector.run(self.inspector.token_probabilities, sources, best)
-        decoded = await self._map(self._decode_all, hypotheses)
         with_links = [align for parts, align in zip(texts, aligned, strict=True) for _ in sentences_of(parts)]
         needed = [number for number, own in enumerate(spans) if own or with_links[number]]
         searched = [(sources[number], one.tokens) for number in needed for one in hypotheses[number]]
@@ -228,8 +245,8 @@ class LanguagePair:
         links_of = {number: list(islice(aligned_words, len(hypotheses[number]))) for number in needed}
 
         def restored(number: int) -> list[tuple[str, list[Link]]]:
-            own, links = spans[number], links_of.get(number, [[]] * len(decoded[number]))
-            pairs = list(zip(decoded[number], links, strict=True))
+            own, decoded = spans[number], self._decode_all(hypotheses[number])
+            pairs = list(zip(decoded, links_of.get(number, [[]] * len(decoded)), strict=True))
             return pairs if own is None else [own.restore(*pair) for pair in pairs]
 
         following = iter(await self._map(restored, range(len(sentences))))

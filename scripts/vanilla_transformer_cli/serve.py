@@ -47,6 +47,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     group.add_argument("--lines", action="store_true", help="take each line as one sentence, instead of splitting it")
     add_shared_flags(group, *_ENGINE, "workers", "device", "dtype")
     add_shared_flags(parser, *MODEL_CODE)
+    parser.set_defaults(dtype="fastest")
     return parser.parse_args(arguments)
 
 

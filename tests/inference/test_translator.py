@@ -355,8 +355,8 @@ def test_fastest_dtype_is_measured_once_for_a_model_and_a_machine(folder, tmp_pa
     for model in (first, again):
         assert (getattr(model.inference_engine, "quantization", None) == "int8") is (candidates == 3)
     (tmp_path / loading.__package__ / "fastest_dtypes.json").write_text("damaged")
-    monkeypatch.setattr(loading, "int8_error_per_token", lambda *_: float("nan"))
-    assert load_model(folder, "cpu", "fastest").dtype == torch.bfloat16
+    monkeypatch.setattr(loading, "error_per_token", lambda *_: float("nan"))
+    assert load_model(folder, "cpu", "fastest").dtype == torch.float32, "no other dtype passes the check"
 
 
 def test_int8_is_a_dtype_of_the_decoder(folder):

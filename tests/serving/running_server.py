@@ -42,6 +42,7 @@ def running_server(model: Path, folder: Path, *arguments: str, threads: int = 1)
         folder: for its output. threads: of torch.
     """
     command = [sys.executable, "-m", "vanilla_transformer_cli", "serve", "--model", f"en-de={model}", "--port", "0"]
+    command += ["--device", "cpu", "--dtype", "float32"]
     environment = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}",
@@ -51,12 +52,13 @@ def running_server(model: Path, folder: Path, *arguments: str, threads: int = 1)
     errors = folder / "server_errors.txt"
     with open(errors, "wb") as file:
         process = subprocess.Popen(
-            [*command, "--device", "cpu", *arguments], env=environment, stdout=subprocess.PIPE, stderr=file, text=True
+            [*command, *arguments], env=environment, stdout=subprocess.PIPE, stderr=file, text=True
         )
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
         assert line.startswith("serving en-de on http://127.0.0.1:"), line + errors.read_text()
+        assert process.stdout.readline().startswith("en-de computes in "), "the dtype is in the log"
         yield RunningServer(process, int(line.split("/ (")[0].rpartition(":")[2]), errors)
     finally:
         if process.poll() is None:

@@ -57,6 +57,15 @@ def test_blank_text_stays_blank(client: Any, text: str) -> None:
     assert client.post("/translate", json=GOOD | {"q": []}).json() == {"translatedText": []}
 
 
+@pytest.mark.parametrize("escaped", [False, True])
+def test_sentence_of_moses_is_translated_as_by_the_translator(translator, monkeypatch, escaped):
+    monkeypatch.setattr(translator, "escaped", escaped)
+    q = "one man &apos;s {hat} &quot; seven"
+    with client_of(language_pair(translator)) as client:
+        answer = client.post("/translate", json={**GOOD, "q": q}).json()["translatedText"]
+    assert [answer] == list(translator.translate([q], protect=True))
+
+
 def test_alternatives_are_the_next_hypotheses(client: Any, translator: Translator) -> None:
     found = client.post("/translate", json=GOOD | {"alternatives": 3}).json()
     (expected,) = translator.translate_nbest([CORPUS[0]], 4)

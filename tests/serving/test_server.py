@@ -223,7 +223,7 @@ def test_signal_ends_the_server_after_what_it_has_taken(folder, expected, tmp_pa
 )
 def test_wrong_options_are_refused_in_one_line(folder: Path, changed: dict, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        serve(ServeOptions(**({"models": [f"en-de={folder}"], "port": 0, "device": "cpu"} | changed)))
+        serve(ServeOptions(**({"models": [f"en-de={folder}"], "port": 0, "dtype": "float32"} | changed)))
     assert "\n" not in str(error.value)
 
 
