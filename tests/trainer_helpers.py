@@ -21,7 +21,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.objectives import consistency
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
-from tests.model_helpers import PAD, padded, sentences, tiny_model
+from tests.model_helpers import PAD, SPECIAL_TOKENS, padded, sentences, tiny_model, word_tokenizer
 
 Rows = list[dict[str, list[int]]]
 
@@ -113,9 +113,10 @@ def make_trainer(
 
     Args:
         kind: its class.
-        **settings: training arguments, and `data_collator` and `callbacks` of the trainer.
+        **settings: training arguments, and some arguments of the trainer.
     """
-    others = {name: settings.pop(name) for name in ("data_collator", "callbacks", "eval_dataset") if name in settings}
+    names = "data_collator", "callbacks", "eval_dataset", "processing_class", "target_tokenizer"
+    others = {name: settings.pop(name) for name in names if name in settings}
     arguments = Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else VanillaTransformerTrainingArguments
     args = arguments(output_dir=str(folder), **{**QUIET, **settings})
     data = random_pairs(32) if data is None else data
@@ -128,6 +129,31 @@ def trained(*arguments: Any, resume: Any = None, **settings: Any) -> Any:
     trainer = make_trainer(*arguments, **settings)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
+
+
+class EntropyLoss(VanillaTransformerTrainer):
+    """Adds to the loss what a user computes from the logits, as a mean over the target tokens of the update."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        p = outputs.logits.softmax(-1)
+        entropy = (p * p.log()).sum(-1)[inputs["labels"] != -100].sum() / num_items_in_batch
+        loss = loss + 0.1 * entropy * self.accelerator.num_processes  # DDP divides by it
+        return (loss, outputs) if return_outputs else loss
+
+
+def everything_on(folder: Path, resume: Any = None, dropout: float = 0.0, **settings: Any) -> Any:
+    """A trained run with a user's loss, an adapter, two tokenizers with different special tokens, and an average."""
+    peft = pytest.importorskip("peft", reason="needs PEFT")
+    torch.manual_seed(3)
+    model = tiny_model(decoder_vocab_size=44, share_encoder_decoder_embeddings=False, label_smoothing=0.1)
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "fc1"], lora_dropout=dropout, init_lora_weights=False)
+    for name, words in (("processing_class", "<s> <pad> </s> <unk>"), ("target_tokenizer", "<unk> a </s> <s> <pad>")):
+        settings[name] = word_tokenizer(words.split(), **SPECIAL_TOKENS)
+    settings |= {"ema_decay": 0.5, "kind": EntropyLoss, "resume": resume}
+    return trained(folder, random_pairs(32), peft.get_peft_model(model, lora), **settings)
 
 
 def flat(model: nn.Module) -> Tensor:

@@ -16,7 +16,7 @@ from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import TYING_MODES, tiny_model
-from tests.trainer_helpers import DESCENT, collate, consistency_update, flat, random_pairs, trained
+from tests.trainer_helpers import DESCENT, collate, consistency_update, everything_on, flat, random_pairs, trained
 
 SENTENCES = 32
 PROCESSES = 2
@@ -39,6 +39,12 @@ def trained_update(
     trainer = trained(folder, random_pairs(SENTENCES), model, Seq2SeqTrainer, **DESCENT, **split, **settings)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return flat(model) - before, losses
+
+
+def everything_update(size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
+    split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
+    runs = [everything_on(folder, **DESCENT | split | settings | {"learning_rate": rate}) for rate in (0.0, 0.1)]
+    return flat(runs[1].model) - flat(runs[0].model)
 
 
 def tied_model(share: bool, tie: bool) -> VanillaTransformerForConditionalGeneration:
@@ -80,6 +86,8 @@ def main(folder: Path) -> None:
             results["trainer", smoothing, size] = trained_update(smoothing, size, steps, folder, **settings)
     for method in CONSISTENCY:
         results["consistency", method] = consistency_update(method, 16, 1, folder, **settings)
+    for size, steps in SPLITS:
+        results["everything", size] = everything_update(size, steps, folder, **settings)
     assert distributed.get_world_size() == PROCESSES
     rank = distributed.get_rank()
     results["ranks"] = PROCESSES

@@ -3,13 +3,14 @@
 import json
 import random
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .redrawing import CHECKED_ROWS, redrawn, split_special_tokens
+from .redrawing import CHECKED_ROWS, redrawn
 
 
 def with_bpe_dropout(
@@ -56,6 +57,7 @@ class _Resegment:
         self, tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase, dropout: float, seed: int
     ) -> None:
         self.sides = {"input_ids": tokenizer, "labels": target_tokenizer}
+        self.kept = {side: set(each.added_tokens_decoder) for side, each in self.sides.items()}
         self.dropout, self.seed = dropout, seed
         try:
             self.encoders = {side: BpeDropout(each) for side, each in self.sides.items()}
@@ -67,9 +69,12 @@ class _Resegment:
         return {**pair, **{side: self.resegment(side, pair[side], self.dropout, draw) for side in self.sides}}
 
     def resegment(self, side: str, ids: list[int], dropout: float, draw: Any = None) -> list[int]:
-        """New ids of one side. Special tokens at its ends are kept."""
-        start, middle, end = split_special_tokens(ids, self.sides[side])
-        return [*start, *self.encoders[side](self.sides[side].decode(middle), dropout, draw), *end]
+        """New ids of one side. Special tokens and tags are kept."""
+        new: list[int] = []
+        for kept, group in groupby(ids, self.kept[side].__contains__):
+            run = list(group)
+            new += run if kept else self.encoders[side](self.sides[side].decode(run), dropout, draw)
+        return new
 
     def require_round_trip(self, head: dict[str, list[list[int]]]) -> None:
         """Refuse tokenizers that do not restore the text, or that `BpeDropout` does not reproduce."""

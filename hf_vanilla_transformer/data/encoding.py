@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 from .corpora import REPORTED_LINES, describe_dropped
 from .source_text import source_text
+from .tokenizer_training import recognising_added_tokens
 
 _COLUMNS = ["input_ids", "labels", "length", "line"]
 
@@ -69,7 +70,7 @@ def encode_pairs(
     Raises:
         UserError: every pair is too long.
     """
-    encode = _Encode(tokenizer, target_tokenizer or tokenizer)
+    encode = _Encode(*map(recognising_added_tokens, (tokenizer, target_tokenizer or tokenizer)))
     report = EncodingReport(dropped=drop_too_long)
 
     def over(source_lengths: Any, labels_lengths: Any) -> np.ndarray:

@@ -66,8 +66,8 @@ class RedrawnStream(_Redrawn, torch.utils.data.IterableDataset):
 
 
 def split_special_tokens(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
-    """Split ids into special tokens at the start, text, and special tokens at the end."""
-    special = set(tokenizer.all_special_ids)
+    """Split ids into special tokens and tags at the start, text, and such tokens at the end."""
+    special = set(tokenizer.added_tokens_decoder)
     start = next((index for index, each in enumerate(ids) if each not in special), 0)
     end = len(ids) - next((index for index, each in enumerate(reversed(ids)) if each not in special), 0)
     return ids[:start], ids[start:end], ids[end:]

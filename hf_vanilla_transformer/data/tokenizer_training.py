@@ -200,7 +200,7 @@ def save_tokenizers(
 
 def _save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save under a class name that transformers 4 knows, too, and without how the tokenizer was loaded."""
-    _recognising_added_tokens(_without_dropout(tokenizer)).save_pretrained(str(folder))
+    recognising_added_tokens(_without_dropout(tokenizer)).save_pretrained(str(folder))
     config = folder / "tokenizer_config.json"
     saved = json.loads(config.read_text(encoding="utf-8"))
     settings = {name: value for name, value in saved.items() if name not in _LOADING}
@@ -239,7 +239,7 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
 
 def _load(directory: str | Path) -> PreTrainedTokenizerBase:
     try:
-        return _recognising_added_tokens(AutoTokenizer.from_pretrained(str(Path(directory).expanduser())))
+        return recognising_added_tokens(AutoTokenizer.from_pretrained(str(Path(directory).expanduser())))
     except Exception as error:  # the tokenizers library raises nothing more specific
         folder = Path(directory).expanduser()
         names = [path.name for path in folder.glob("*")]
@@ -260,7 +260,7 @@ def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [token for token in tokenizer.get_added_vocab() if token not in {*named, *tokenizer.tokenize(token)}]
 
 
-def _recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """The tokenizer, or a copy that recognises tokens added by `add_special_tokens`."""
     tokens, backend = unrecognised_tokens(tokenizer), getattr(tokenizer, "backend_tokenizer", None)
     if not tokens or backend is None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..cpu_time import on_fitting_threads
 from ..data.side_tokens import readable_tokens
 from ..data.source_text import source_text
-from ..data.tokenizer_training import load_tokenizers, tokenizer_digest
+from ..data.tokenizer_training import load_tokenizers, recognising_added_tokens, tokenizer_digest
 from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -106,8 +106,8 @@ class Translator:
         self.model = model
         self.models = [model, *ensemble]
         self.workers = workers
-        self.source_tokenizer = source_tokenizer
-        self.target_tokenizer = target_tokenizer or source_tokenizer
+        self.source_tokenizer = recognising_added_tokens(source_tokenizer)
+        self.target_tokenizer = target_tokenizer or self.source_tokenizer
         #: whether the model reads text that Moses has escaped
         self.escaped = knows_escapes(source_tokenizer.get_vocab())
 

@@ -231,6 +231,7 @@ def choose_tokenizers(
                 "leave it out, or start a new run"
             )
         return tokenizers
+    missed = ""
     if data_args.tokenizer_name:
         tokenizers = load_tokenizers(data_args.tokenizer_name)
     else:
@@ -250,7 +251,8 @@ def choose_tokenizers(
             tokenizers = learn("source"), learn("target")
         else:
             tokenizers = (learn("source", "target"),) * 2
-    print_main(f"tokenizer: {' and '.join(f'{len(each):,}' for each in dict.fromkeys(tokenizers))} tokens")
+        missed = f"; vocab_size={size:,} needs more text" if min(map(len, tokenizers)) < size else ""
+    print_main(f"tokenizer: {' and '.join(f'{len(each):,}' for each in dict.fromkeys(tokenizers))} tokens{missed}")
     return tokenizers
 
 

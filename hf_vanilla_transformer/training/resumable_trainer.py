@@ -83,8 +83,8 @@ class ResumableTrainer(Seq2SeqTrainer):
         for tokenizer in {self.processing_class, target_tokenizer}:
             if isinstance(tokenizer, PreTrainedTokenizerBase) and (tokens := unrecognised_tokens(tokenizer)):
                 print_main(
-                    f"warning: the tokenizer reads its tokens {', '.join(tokens[:3])} in a text as ordinary text, as "
-                    "all special tokens: add them with tokenizer.add_tokens, or extend_tokenizer(…, tags=…)"
+                    f"warning: a call of the tokenizer reads its tokens {', '.join(tokens[:3])} as ordinary text, as "
+                    "all special tokens: use encode_pairs, or add them with extend_tokenizer(…, tags=…)"
                 )
         self.data_facts, self.fixed_facts = dict(data_facts or {}), dict(fixed_facts or {})
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.

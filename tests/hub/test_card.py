@@ -133,6 +133,12 @@ def test_absolute_path_is_reduced_within_text(tmp_path, value, sentence) -> None
     assert card.count("x.en") == 4
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_card_says_in_which_directions_the_model_translates(tmp_path, both) -> None:
+    facts = full_facts(recipe=RECIPE | {"bidirectional": both})
+    assert ("from `en` to `no` and back" in write_model_card(tmp_path, facts).read_text(encoding="utf-8")) is both
+
+
 def test_missing_facts_are_left_out(tmp_path) -> None:
     path = write_model_card(tmp_path, CardFacts(model_name="bare"))
     card = path.read_text(encoding="utf-8")

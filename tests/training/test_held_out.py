@@ -1,5 +1,6 @@
 """Held-out validation pairs: no source of them is trained on, whatever the mixture, and overlap is reported."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -120,6 +121,19 @@ def test_limit_of_training_pairs_takes_a_share_of_each_input(tmp_path):
     expected = [f"a {number}" for number in range(6)] + ["b 0", "b 1"]
     assert corpus.pairs["train"]["source"][:] == expected
     assert corpus.summary("train").startswith("8 pairs; ")
+
+
+def test_card_of_a_run_describes_the_pairs_that_were_used(tmp_path, capsys):
+    text = [(f"text {number}", f"Text {number}") for number in range(60)]
+    flags = {"train": write(tmp_path, "a", text), "held_out_pairs": 6, "max_steps": 1, "vocab_size": 5000}
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no", "output_dir": tmp_path / "run"}
+    run_training(*parse_recipe(as_flags(TINY_RUN | settings | flags)))
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "54 pairs; kept 60 of 60" in card and "6 pairs" in card
+    assert "The 6 validation sentences were translated with 4 beams" in card
+    fingerprints = re.findall("fingerprint `(.*?)`", card)
+    assert len(set(fingerprints)) == 2, "of the training and of the validation pairs"
+    assert re.search(r"^tokenizer: \d+ tokens.*5,000", capsys.readouterr().out, re.MULTILINE), "fewer than wished"
 
 
 @pytest.mark.parametrize("split", ["validation", "test", "base_test"])

@@ -14,7 +14,16 @@ from hf_vanilla_transformer.training import run as precision
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests import trainer_helpers
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import SAVING, error_of, flat, make_trainer, random_pairs, run_tiny, write_pairs
+from tests.trainer_helpers import (
+    SAVING,
+    error_of,
+    everything_on,
+    flat,
+    make_trainer,
+    random_pairs,
+    run_tiny,
+    write_pairs,
+)
 
 TOKENS = {"max_tokens_per_batch": 60, "tokens_per_update": 80}
 
@@ -313,13 +322,20 @@ def adapted(folder, resume=None, **settings):
     return trained(folder, stream(), model=model, resume=resume, **TOKENS, **settings)
 
 
-def test_lora_run_resumes_bit_identically(tmp_path):
-    expected = adapted(tmp_path / "whole", max_steps=6)
+def with_everything(folder, resume=None, **settings):
+    return everything_on(folder, resume, dropout=0.2, **SAVING | TOKENS | {"lr_scheduler_type": "constant"} | settings)
+
+
+@pytest.mark.parametrize("train", [adapted, with_everything])
+def test_lora_run_resumes_bit_identically(tmp_path, train):
+    expected = train(tmp_path / "whole", max_steps=6)
     run = tmp_path / "resumed"
-    adapted(run, max_steps=4)
-    resumed = adapted(run, max_steps=6, resume=True)
+    train(run, max_steps=4)
+    resumed = train(run, max_steps=6, resume=True)
     assert resumed.state.global_step == 6
     assert torch.equal(flat(resumed.model), flat(expected.model))
+    for name, average in (expected.ema.average if expected.ema else {}).items():
+        assert average.equal(resumed.ema.average[name])
 
 
 def test_lora_run_keeps_to_save_total_limit(tmp_path):

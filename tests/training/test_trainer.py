@@ -17,7 +17,17 @@ from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests.model_helpers import PAD, tiny_marian, tiny_model
-from tests.trainer_helpers import DESCENT, SAVING, collate, flat, make_trainer, random_pairs, relative_error, trained
+from tests.trainer_helpers import (
+    DESCENT,
+    SAVING,
+    collate,
+    everything_on,
+    flat,
+    make_trainer,
+    random_pairs,
+    relative_error,
+    trained,
+)
 
 WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
 
@@ -45,6 +55,25 @@ def test_update_is_the_same_in_1_4_or_16_batches(tmp_path, smoothing):
     for update, each in others:
         assert relative_error(update, expected) <= 1e-5
         assert each == pytest.approx(their_losses, rel=1e-4)
+
+
+def test_update_with_everything_on_is_the_same_in_1_or_8_batches(tmp_path):
+    tokens = {"tokens_per_update": 1001, "max_steps": 3, "learning_rate": 0.1}
+    runs = [everything_on(tmp_path, max_tokens_per_batch=size, **DESCENT | tokens) for size in (1000, 40)]
+    runs.append(
+        everything_on(
+            tmp_path,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=8,
+            **DESCENT | tokens | {"tokens_per_update": None},
+        )
+    )
+    assert len(runs[1]._updates.batches(0)) > 6
+    start = flat(everything_on(tmp_path, **DESCENT | {"learning_rate": 0.0, "max_steps": 1}).model)
+    expected, *others = (flat(made.model) - start for made in runs)
+    assert expected.norm() > 0.1 and all(relative_error(update, expected) <= 1e-5 for update in others)
+    averages = [torch.cat([weight.flatten() for weight in made.ema.average.values()]) for made in runs]
+    assert all(relative_error(average, averages[0]) <= 1e-5 for average in averages[1:])
 
 
 def test_update_is_the_same_with_rounded_shapes(tmp_path, monkeypatch):
