@@ -7,6 +7,8 @@ from typing import Any
 
 from ..errors import naming_extras
 
+_CERTAIN = 0.95
+
 
 def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, float]]:
     """Rank languages by their probability, given that the text is in one of them.
@@ -24,6 +26,13 @@ def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, flo
     total = sum(of_languages) or 1.0
     shares = [probability / total for probability in of_languages]
     return sorted(zip(languages, shares, strict=True), key=lambda language: -language[1])
+
+
+def likely_language(text: str, language: str) -> bool:
+    """Return whether a text may be in a language: no other language is nearly certain."""
+    code = language.replace("_", "-").split("-")[0].lower()
+    best, probability = _identifier().classify(text)
+    return best == code or probability < _CERTAIN
 
 
 @cache

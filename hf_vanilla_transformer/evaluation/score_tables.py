@@ -4,18 +4,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ..html_page import html_page, html_table, html_texts
 from ..markdown import markdown_table
 from .comparison import SAMPLES, TRIALS
 
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "exact_match": "exact match"}
 _LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
-_STYLE = """:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .3rem .8rem; text-align: start }
-tr { border-bottom: 1px solid #8884 } td:not(:first-child) { font-variant-numeric: tabular-nums }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem } dt { opacity: .7 } dd { margin: 0 }
-code { font-size: .85em; opacity: .8; overflow-wrap: anywhere }"""
-
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -87,11 +81,7 @@ def comparison_page(title: str, tables: Sequence[Table], results: Mapping[str, A
     signatures = [value for name, value in results.items() if name.endswith("_signature")]
     signatures = list(results["comparison"]["signatures"].values()) if "comparison" in results else signatures
     differences = results.get("differences", [])
-    parts = [f"<h1>{escape(title)}</h1>"]
-    for head, rows in tables:
-        cells = "".join(f"<th>{escape(cell)}" for cell in head)
-        lines = "".join("<tr>" + "".join(f'<td dir="auto">{escape(cell)}' for cell in row) for row in rows)
-        parts.append(f"<table><thead><tr>{cells}<tbody>{lines}</table>")
+    parts = [html_table(head, rows) for head, rows in tables]
     parts.append(
         f"<p>± is half of the 95 % interval of {SAMPLES:,} bootstrap resamples. p compares with the first system: "
         f"paired bootstrap, and approximate randomization with {TRIALS:,} trials.</p>"
@@ -100,11 +90,6 @@ def comparison_page(title: str, tables: Sequence[Table], results: Mapping[str, A
     parts += ["<h2>Largest differences, by chrF</h2>"] if differences else []
     for each in differences:
         texts = {name: each[name] for name in ("source", "reference", "baseline", "hypothesis") if name in each}
-        terms = "".join(f'<dt>{name}<dd dir="auto">{escape(text)}' for name, text in texts.items())
-        parts.append(
-            f"<h3>{escape(each['system'])}, line {each['line']}: {each['difference']:+.1f}</h3><dl>{terms}</dl>"
-        )
-    start = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-    return (
-        f'{start}<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>{"".join(parts)}</html>\n'
-    )
+        title_of_sentence = f"{each['system']}, line {each['line']}: {each['difference']:+.1f}"
+        parts += [f"<h3>{escape(title_of_sentence)}</h3>", html_texts(texts)]
+    return html_page(title, parts)

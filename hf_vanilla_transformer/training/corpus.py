@@ -28,6 +28,7 @@ from ..data import (
 )
 from ..data.augmentation import parse_augment
 from ..data.batching import pair_lengths
+from ..data.cleaning import sample_warnings
 from ..data.corpora import DISTILLED, REPORTED_LINES, describe_dropped
 from ..data.readers import file_format
 from ..data.tokenizer_training import tokenizer_digest
@@ -122,6 +123,8 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         )
         if not streaming:
             print_main(f"{split}: {report.summary()}")
+        for warning in sample_warnings(pairs) if split == "train" and not streaming else ():
+            print_main(warning)
         corpus.pairs[split], corpus.reports[split] = pairs, report
         _limit(corpus, split, data_args)
     if data_args.held_out_pairs and "validation" not in corpus.pairs:

@@ -19,6 +19,7 @@ SUBCOMMANDS = {
     "merge": "join the shards of a translation",
     "serve": "serve translations over HTTP, with a page",
     "distil": "translate training text for a student with a teacher",
+    "clean": "drop damaged pairs from training text",
     "evaluate": "score a model, or existing translations (BLEU, chrF)",
     "convert": "convert a checkpoint of a different toolkit",
     "export": "export a model to the format of a different library",
@@ -32,7 +33,7 @@ SUBCOMMANDS = {
 }
 
 # Subcommands in which the warnings and bars of transformers are shown, or that do not need it.
-NOT_SILENT = ("train", "recipes", "merge")
+NOT_SILENT = ("train", "recipes", "merge", "clean")
 
 # Subcommands that translate. Almost every batch has a new shape. oneDNN compiles kernels for every shape of a bfloat16
 # product and keeps 1,024: 150 MB after 10,000 sentences of a tiny model.
