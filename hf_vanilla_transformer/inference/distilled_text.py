@@ -7,9 +7,12 @@ back-translation it translates text in the target language, and its translations
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+from sacrebleu.metrics import CHRF
 
 from ..data.corpora import DISTILLED, Columns
 from ..errors import UserError
@@ -31,6 +34,8 @@ def distil(
     processes: Any,
     *,
     n_best: int = 1,
+    mbr: bool = False,
+    tag: str = "",
     references: str | Path | None = None,
     back_translation: bool = False,
     columns: Columns | None = None,
@@ -46,6 +51,10 @@ def distil(
         output: a folder. It gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
         processes: `accelerate.PartialState()`.
         n_best: translations of each sentence, each a training pair. More than 1 needs as many beams.
+        mbr: of the translations of a sentence, take the one that is most similar to the others by chrF, which is
+            minimum Bayes risk decoding over the n-best list (Eikema & Aziz 2020, arXiv 2005.10283).
+        tag: what the sources of back-translations start with (Caswell et al. 2019, arXiv 1906.06442). Train with a
+            tokenizer that knows it, see `extend_tokenizer`.
         references: translations by people of the same lines, to train on too, behind the teacher's.
         back_translation: write the lines as `TARGET`, and their translations as `SOURCE`.
         columns: of files with both languages, such as CSV or TMX.
@@ -57,6 +66,10 @@ def distil(
         UserError: as in `translate_file`, for references that do not match the source line by line, or a folder
             with the translations of a different call.
     """
+    if mbr and n_best < 2:
+        raise UserError(f"mbr: it chooses among several translations: give n_best and num_beams, not n_best={n_best}")
+    if tag and not back_translation:
+        raise UserError(f"tag: {tag}: it marks back-translations: give back_translation too, or leave it out")
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output_dir {folder} is a file; name a folder")
@@ -78,6 +91,10 @@ def distil(
     if processes.process_index or shard:
         return 0
     taught = _numbered(translations) if n_best > 1 else enumerate(read_lines(translations))
+    if mbr:
+        taught = _most_similar(taught)
+    if tag:
+        taught = ((number, f"{tag} {text}" if text.strip() else "") for number, text in taught)
     pairs = ((lines[number], translation) for number, translation in chain(taught, enumerate(human)))
     sides = (TARGET, SOURCE) if back_translation else (SOURCE, TARGET)
     return _write_pairs(pairs, *(folder / side for side in sides))
@@ -93,6 +110,17 @@ def _write_pairs(pairs: Iterable[tuple[str, str]], sources: Path, targets: Path)
                 write_target(target)
                 count += 1
     return count
+
+
+def _most_similar(taught: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The number of each line, and of its hypotheses the one with the highest mean chrF against the others."""
+    metric = CHRF()
+    for number, group in groupby(taught, key=itemgetter(0)):
+        hypotheses = [text for _, text in group]
+        yield (
+            number,
+            max(hypotheses, key=lambda text: sum(metric.sentence_score(text, [each]).score for each in hypotheses)),
+        )
 
 
 def _numbered(translations: Path) -> Iterator[tuple[int, str]]:

@@ -36,6 +36,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--reference_file", metavar="F", help="translations of the same lines by people, to train on too")
     add("--back_translation", action="store_true", help="write the translations as the source, the text as the target")
     add("--n_best", type=int, default=1, metavar="N", help="translations of each line (default: %(default)s)")
+    add("--mbr", action="store_true", help="keep the one of --n_best that is most similar to the others (chrF)")
+    add("--tag", default="", metavar="TOKEN", help="start of the source of back-translations, such as <BT>")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)")
     add_shared_flags(group, *SETTINGS, "device", "dtype")
@@ -51,7 +53,8 @@ def main(arguments: argparse.Namespace) -> None:
     with shared_work(arguments) as (processes, device, progress):
         count = distil(
             load_translator(arguments, arguments.teacher, device), arguments.source_file, arguments.output_dir,
-            processes, n_best=arguments.n_best, references=arguments.reference_file,
+            processes, n_best=arguments.n_best, mbr=arguments.mbr, tag=arguments.tag,
+            references=arguments.reference_file,
             back_translation=arguments.back_translation, progress=progress,
             columns=columns_of(arguments, arguments.teacher[0], arguments.source_file, arguments.reference_file),
             **given_values(arguments, *SETTINGS),

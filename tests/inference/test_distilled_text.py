@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sacrebleu
 
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
@@ -73,6 +74,27 @@ def test_distilled_text_of_back_translation_has_the_translations_as_source(teach
     for name, back_translation in (("there", False), ("back", True)):
         distil(teacher, source, tmp_path / name, ALONE, back_translation=back_translation, num_beams=1)
     assert pairs(tmp_path / "back") == [(target, line) for line, target in pairs(tmp_path / "there")] != []
+
+
+def test_distilled_text_of_mbr_is_the_translation_nearest_to_the_others(teacher, source, tmp_path):
+    distil(teacher, source, tmp_path / "out", ALONE, n_best=4, num_beams=4, mbr=True)
+    expected = []
+    for line, best in zip(LINES, teacher.translate_nbest(LINES, 4, num_beams=4), strict=True):
+        texts = [each.text.replace("\n", " ") for each in best]
+        gains = [sum(sacrebleu.sentence_chrf(text, [other]).score for other in texts) for text in texts]
+        expected += [(line, texts[gains.index(max(gains))])] if line else []
+    assert pairs(tmp_path / "out") == [pair for pair in expected if pair[1].strip()] != []
+    with pytest.raises(UserError, match="n_best"):
+        distil(teacher, source, tmp_path / "other", ALONE, mbr=True)
+
+
+def test_distilled_text_of_tagged_back_translation_starts_with_the_tag(teacher, source, tmp_path):
+    for name, tag in (("plain", ""), ("tagged", "<BT>")):
+        distil(teacher, source, tmp_path / name, ALONE, back_translation=True, tag=tag, num_beams=1)
+    plain = [(text, line) for text, line in pairs(tmp_path / "plain") if text.strip()]
+    assert pairs(tmp_path / "tagged")[: len(plain)] == [(f"<BT> {text}", line) for text, line in plain] != []
+    with pytest.raises(UserError, match="back_translation"):
+        distil(teacher, source, tmp_path / "other", ALONE, tag="<BT>")
 
 
 def test_distilled_text_takes_a_foreign_teacher(source: Path, tmp_path: Path) -> None:
