@@ -146,28 +146,20 @@ def read_json(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row]]:
 
 
 def _parse(text: str, path: Path, line: int) -> Any:
+    def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        if (name := _repeated([name for name, _ in items])) is not None:
+            raise UserError(f"{path}, line {line}: its object has {name!r} twice; give each a different name")
+        return dict(items)
+
     try:
         # Not strict: control characters in a string are counted later. A number is no sentence, so its value does not
         # matter, and Python refuses to read integers of more than 4,300 digits.
-        return json.loads(text, strict=False, parse_int=float, object_pairs_hook=_unique)
-    except _RepeatedName as error:
-        raise UserError(f"{path}, line {line}: its object has {error} twice; give each a different name") from None
+        return json.loads(text, strict=False, parse_int=float, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
         raise UserError(f"{path}, {where}: {error.msg}; one JSON object per line is expected") from None
     except RecursionError:
         raise UserError(f"{path}, line {line}: nested too deeply; an object with two sentences is expected") from None
-
-
-class _RepeatedName(ValueError):
-    """A name that occurs twice in a JSON object."""
-
-
-def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(items)  # with the last of equal names
-    if len(row) < len(items):
-        raise _RepeatedName(repr(_repeated([name for name, _ in items])))
-    return row
 
 
 def _repeated(names: list[str]) -> str | None:

@@ -312,9 +312,8 @@ def train_sentencepiece_tokenizer(
     with naming_extras():
         import sentencepiece
         from transformers import MarianTokenizer
-    bos, pad, eos, unk = SPECIAL_TOKENS
-    ids: dict[str, Any] = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}
-    pieces: dict[str, Any] = {"bos_piece": bos, "pad_piece": pad, "eos_piece": eos, "unk_piece": unk}
+    special: dict[str, str] = dict(zip(("bos", "pad", "eos", "unk"), SPECIAL_TOKENS, strict=True))
+    ids: dict[str, Any] = {f"{name}_id": number for number, name in enumerate(special)}
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -327,7 +326,7 @@ def train_sentencepiece_tokenizer(
             hard_vocab_limit=False,
             minloglevel=2,
             **ids,
-            **pieces,
+            **{f"{name}_piece": token for name, token in special.items()},
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(f"vocab_size={vocab_size}: {' '.join(str(error).split())}") from None
@@ -337,6 +336,6 @@ def train_sentencepiece_tokenizer(
         spm, vocab = Path(folder) / "joint.spm", Path(folder) / "vocab.json"
         spm.write_bytes(model.getvalue())
         vocab.write_text(json.dumps(vocabulary), encoding="utf-8")
-        special = {"bos_token": bos, "pad_token": pad, "eos_token": eos, "unk_token": unk}
-        settings = {"model_max_length": int(1e9), "split_special_tokens": True}  # "</s>" in a text is text
-        return MarianTokenizer(str(spm), str(spm), str(vocab), **settings, **special)
+        settings: dict[str, Any] = {f"{name}_token": token for name, token in special.items()}
+        settings |= {"model_max_length": int(1e9), "split_special_tokens": True}  # "</s>" in a text is text
+        return MarianTokenizer(str(spm), str(spm), str(vocab), **settings)

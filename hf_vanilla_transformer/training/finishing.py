@@ -113,6 +113,8 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
     (the last, or with `load_best_model_at_end` the best), the average of the last checkpoints, or the exponential
     moving average. Without validation data an average is kept unscored, as in §6.1."""
     checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
+    if len(checkpoints) < args.average_last > 1:
+        print_main(f"warning: average_last={args.average_last}: the run has saved {len(checkpoints)} checkpoints")
     candidates: dict[str, dict[str, Any]] = {}
     facts: dict[str, dict[str, float]] = dict.fromkeys(_WEIGHTS, {"averaged_checkpoints": 0})
     if len(checkpoints) > 1:

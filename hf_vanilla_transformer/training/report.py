@@ -4,7 +4,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,25 +38,17 @@ _EVALUATION = {
 }
 
 
-@dataclass
 class SampleTranslations:
-    """The translations of a few fixed validation sentences, taken from the predictions of each evaluation."""
+    """The translations of a few fixed validation sentences, taken from the predictions of each evaluation.
 
-    rows: list[int]  #: row numbers in the validation split
-    sources: list[str]  #: the text of these rows
-    references: list[str]
-    translations: list[str] | None = None  #: from the last evaluation, or None
+    They are at equal distances among the first `count` of `pairs`, with the columns `source` and `target`.
+    """
 
-    @classmethod
-    def of(cls, pairs: Any, count: int) -> "SampleTranslations":
-        """Rows at equal distances among the first `count` pairs.
-
-        Args:
-            pairs: columns `source` and `target`. count: number of pairs that are evaluated.
-        """
-        rows = sorted({count * (2 * number + 1) // (2 * _SAMPLES) for number in range(_SAMPLES)}) if count else []
-        chosen = [pairs[row] for row in rows]
-        return cls(rows, [row["source"] for row in chosen], [row["target"] for row in chosen])
+    def __init__(self, pairs: Any, count: int):
+        steps = range(1, 2 * _SAMPLES, 2) if count else ()
+        self.rows = sorted({count * step // (2 * _SAMPLES) for step in steps})
+        self.pairs = [pairs[row] for row in self.rows]
+        self.translations: list[str] = []  # from the last evaluation
 
     def taken_from(
         self, compute_metrics: Callable[[EvalPrediction], dict[str, float]], tokenizer: PreTrainedTokenizerBase
@@ -75,12 +66,10 @@ class SampleTranslations:
         return compute
 
     def lines(self) -> list[str]:
-        """Source, reference and translation of each sample sentence."""
-        if self.translations is None:
-            return []
-        texts = zip(self.sources, self.references, self.translations, strict=True)
-        names = ("source", "reference", "translation")
-        return [f"  {name:11}  {_short(text)}" for row in texts for name, text in zip(names, row, strict=True)]
+        """Source, reference and translation of each sample sentence, after an evaluation."""
+        rows = zip(self.pairs, self.translations, strict=False)
+        texts = ({"source": pair["source"], "reference": pair["target"], "translation": text} for pair, text in rows)
+        return [f"  {name:11}  {_short(text)}" for row in texts for name, text in row.items()]
 
 
 class TrainingReport(TrainerCallback):
@@ -142,7 +131,7 @@ def show_progress(trainer: Any, stop: StopWithCheckpoint, validation: Any, token
     trainer.remove_callback(ProgressCallback)
     samples = None
     if validation is not None and trainer.args.predict_with_generate and trainer.compute_metrics is not None:
-        samples = SampleTranslations.of(validation, len(trainer.eval_dataset))
+        samples = SampleTranslations(validation, len(trainer.eval_dataset))
         trainer.compute_metrics = samples.taken_from(trainer.compute_metrics, tokenizer)
     trainer.add_callback(TrainingReport(samples))
     if sys.stderr.isatty() and not trainer.args.disable_tqdm:

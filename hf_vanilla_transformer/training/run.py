@@ -173,13 +173,11 @@ def resolve_arguments(
     model: VanillaTransformerForConditionalGeneration, args: RunArguments, checkpoint: Path | None = None
 ) -> None:
     """Set the arguments that depend on the model and the machine: peak learning rate and precision."""
-    if args.learning_rate is None and args.model_name_or_path is not None:
-        # The end of the schedule of §5.3: its value after 200,000 updates, 1e-4 at the base size.
-        args.learning_rate = model.config.d_model**-0.5 * 200_000**-0.5
-    if args.learning_rate is None:  # the peak of Eq. 3
-        if 0 < args.warmup_steps < 1:
+    if args.learning_rate is None:  # the peak of Eq. 3, for fine-tuning its value after 200,000 updates
+        updates = max(args.warmup_steps, 1) if args.model_name_or_path is None else 200_000
+        if args.model_name_or_path is None and 0 < args.warmup_steps < 1:
             raise UserError(f"warmup_steps={args.warmup_steps} is a share of the run: give steps, or a learning_rate")
-        args.learning_rate = model.config.d_model**-0.5 * max(args.warmup_steps, 1) ** -0.5
+        args.learning_rate = model.config.d_model**-0.5 * updates**-0.5
     resolve_precision(model, args, checkpoint)
 
 

@@ -212,16 +212,17 @@ def test_choose_weights_keeps_the_better(tmp_path, single, average):
     ("metric", "greater", "kept"),
     [("loss", False, "averaged"), ("eval_perplexity", False, "averaged"), ("chrf", True, "single")],
 )
-def test_choose_weights_goes_by_the_metric_for_the_best_model(tmp_path, metric, greater, kept):
+def test_choose_weights_goes_by_the_metric_for_the_best_model(tmp_path, metric, greater, kept, capsys):
     for step in (1, 2):
         tiny_model(step).save_pretrained(tmp_path / f"checkpoint-{step}")
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
     name = f"eval_{metric.removeprefix('eval_')}"
     scores = [{name: 3.0, "eval_bleu": 0.0}, {name: 2.0, "eval_bleu": 0.0}]
     arguments = SimpleNamespace(
-        average_last=2, load_best_model_at_end=False, metric_for_best_model=metric, greater_is_better=greater
+        average_last=3, load_best_model_at_end=False, metric_for_best_model=metric, greater_is_better=greater
     )
     results = choose_weights(scored_trainer(tiny_model(7), scores), tmp_path, arguments)
+    assert "average_last=3" in capsys.readouterr().out, "there are fewer"
     assert results["averaged_checkpoints"] == (2 if kept == "averaged" else 0)
     assert {f"{name}_single", f"{name}_averaged"} <= results.keys()
 
