@@ -313,7 +313,8 @@ def train_sentencepiece_tokenizer(
         import sentencepiece
         from transformers import MarianTokenizer
     special: dict[str, str] = dict(zip(("bos", "pad", "eos", "unk"), SPECIAL_TOKENS, strict=True))
-    ids: dict[str, Any] = {f"{name}_id": number for number, name in enumerate(special)}
+    tokens: dict[str, Any] = {f"{name}_id": number for number, name in enumerate(special)}
+    tokens |= {f"{name}_piece": token for name, token in special.items()}
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -325,8 +326,7 @@ def train_sentencepiece_tokenizer(
             byte_fallback=True,
             hard_vocab_limit=False,
             minloglevel=2,
-            **ids,
-            **{f"{name}_piece": token for name, token in special.items()},
+            **tokens,
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(f"vocab_size={vocab_size}: {' '.join(str(error).split())}") from None

@@ -196,6 +196,10 @@ class RunArguments(VanillaTransformerTrainingArguments):
     model_class: str | None = _optional(
         "Train this subclass of VanillaTransformerForConditionalGeneration: MODULE:CLASS (gated:GatedTranslator)"
     )
+    lora_r: int = HfArg(default=0, help="Fine-tune with LoRA adapters of this rank, such as 16; 0 trains all weights")
+    lora_alpha: int | None = _optional("Scale α of the adapters; default: 2 · lora_r")
+    lora_dropout: float = HfArg(default=0.0, help="Dropout before the adapters")
+    lora_target_modules: list[str] | None = _optional("Modules with adapters; default: all projections of the layers")
     trust_remote_code: bool = HfArg(
         default=False, help="Run the code that the folder of model_name_or_path or of a teacher contains"
     )
@@ -300,10 +304,13 @@ _AT_LEAST_1 = (
 _AT_LEAST_0 = (
     *("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "neftune_noise_alpha"),
     *("eval_delay", "dataloader_num_workers", "average_last", "seed", "data_seed"),
-    *("simcut_alpha", "r_drop_alpha", "consistency_start", "teacher_top"),
+    *("simcut_alpha", "r_drop_alpha", "consistency_start", "teacher_top", "lora_r"),
 )
 _ABOVE_0 = "logging_steps", "save_steps", "eval_steps", "max_minutes"
-_SHARES = "adam_beta1", "adam_beta2", "label_smoothing_factor", "bpe_dropout", "simcut_probability", "ema_decay"
+_SHARES = (
+    *("adam_beta1", "adam_beta2", "label_smoothing_factor", "bpe_dropout", "simcut_probability", "ema_decay"),
+    "lora_dropout",
+)
 _FINITE = "test_length_penalty", "num_train_epochs"
 # Larger values would allocate more than a machine has: tables of positions, hypotheses, processes.
 _AT_MOST = {

@@ -133,15 +133,16 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
         file = checkpoint.parent / SCORES_BEFORE
         scores = read_json_object(file) if file.is_file() else {}
     else:
-        saved = copy.deepcopy(trainer.model.generation_config)
-        set_decoding(trainer.model.generation_config, args)
+        model = getattr(trainer.model, "get_base_model", lambda: trainer.model)()  # without adapters
+        saved = copy.deepcopy(model.generation_config)
+        set_decoding(model.generation_config, args)
         for split in ("test", "base_test"):
             if split in run.encoded:
                 print_main(f"before fine-tuning, {split}:")
                 pairs, options = run.corpus.pairs[split], bleu_options(run.data_args)
                 results = score_test_split(trainer, run.encoded[split], pairs, split, options)
                 scores |= {f"before_{name}": value for name, value in results.items()}
-        trainer.model.generation_config = saved
+        model.generation_config = saved
     if scores and is_main_rank():
         with atomic_file(Path(args.output_dir) / SCORES_BEFORE) as temporary:
             temporary.write_text(json.dumps(scores, indent=2, sort_keys=True) + "\n", encoding="utf-8")

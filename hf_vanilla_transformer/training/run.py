@@ -20,6 +20,7 @@ from ..inference.languages import name_languages
 from ..inference.loading import import_class, trust_code
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import finishing
+from .adapters import add_lora, merge_lora
 from .arguments import (
     DataArguments,
     RunArguments,
@@ -92,6 +93,8 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
                 print_main(f"train (streamed, last pass): {last_pass}")
                 for warning in run.corpus.overlap.warnings() if run.corpus.overlap else ():
                     print_main(warning)
+            if args.lora_r:
+                merge_lora(trainer, folder)
             with errors_on_main_rank_only():
                 results = finishing.score_and_save(trainer, stop, run, results)
                 finishing.write_card(trainer, run, results, command)
@@ -107,7 +110,8 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
     for folder in (args.model_name_or_path, *(args.teacher or ())) if args.trust_remote_code else ():
         if folder and Path(folder).is_dir():
             trust_code(Path(folder))
-    base = load_base_model(str(args.model_name_or_path), model_class) if fine_tuned and checkpoint is None else None
+    starts = fine_tuned and (checkpoint is None or args.lora_r)  # a checkpoint has the adapters alone
+    base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
     if base is not None:
         prepare_model(base, model_args, data_args)
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
@@ -127,6 +131,8 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
     else:
         model_class = model_class or VanillaTransformerForConditionalGeneration
         model = build_model(model_args, tokenizers, checkpoint, model_class)
+    if args.lora_r:
+        model = add_lora(model, args)
     return Run(model_args, data_args, args, checkpoint, corpus, tokenizers, encoded, encoding, model)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
+import torch
 from num2words import num2words
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianTokenizer
 
@@ -287,3 +288,46 @@ def test_model_of_many_languages_needs_its_target_language(text, tmp_path, langu
             run_training(*run)
     else:
         assert run_training(*run)["train_updates"] == 1
+
+
+# LoRA
+
+
+def test_lora_run_ends_with_the_merged_model_and_its_adapter(base: Path, text: dict, tmp_path: Path, capsys) -> None:
+    peft = pytest.importorskip("peft", reason="needs PEFT")
+    settings = {"lora_r": 2, "lora_dropout": 0.1, "lora_target_modules": ["q_proj", "fc1"], "learning_rate": 0.01}
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    results = fine_tune(whole, base, text, **settings, lr_scheduler_type="constant")
+    assert "LoRA: " in capsys.readouterr().out and results["before_test_bleu"] >= 0
+    fine_tune(resumed, base, text, **settings, lr_scheduler_type="constant", max_steps=2)
+    fine_tune(resumed, base, text, **settings, lr_scheduler_type="constant", resume_from_checkpoint=True)
+    assert_same_model(whole, resumed)
+    merged, start = (load_base_model(str(folder)).model for folder in (whole, base))
+    adapted = peft.PeftModel.from_pretrained(start, whole / "adapter").merge_and_unload()
+    changed = {name for name, weight in start.state_dict().items() if name.split(".")[-2] in ("q_proj", "fc1")}
+    first = load_base_model(str(base)).model.state_dict()
+    for name, weight in merged.state_dict().items():
+        torch.testing.assert_close(weight, adapted.state_dict()[name], rtol=0, atol=1e-6)
+        assert weight.equal(first[name]) == (name not in changed or name.endswith("bias")), name
+    config = json.loads((whole / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == str(base)
+    assert list(Translator.from_pretrained(whole, device="cpu").translate(["one dog"]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"lora_target_modules": ["nothing"]}, "lora_target_modules"),
+        ({"average_last": 2}, "average_last"),
+        ({"ema_decay": 0.9}, "ema_decay"),
+        ({"lora_r": -1}, "lora_r"),
+        ({"model_name_or_path": None}, "lora_r"),
+    ],
+)
+def test_lora_refuses_what_it_cannot_train(base, text, tmp_path, fields, name):
+    pytest.importorskip("peft", reason="needs PEFT")
+    fields = {"model_name_or_path": base, "lora_r": 2} | fields
+    fields = {field: value for field, value in fields.items() if value is not None}
+    flags = ["--output_dir", str(tmp_path / "run"), *as_flags({**SETTINGS, **text, **fields})]
+    with pytest.raises(UserError, match=f"^{name}: "):
+        run_training(*parse_recipe(flags))

@@ -1,0 +1,46 @@
+"""Fine-tuning with LoRA (Hu et al. 2021, arXiv 2106.09685) through PEFT, the extra `lora`."""
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, naming_extras
+from .arguments import RunArguments
+from .distributed import is_main_rank, print_main
+
+ADAPTER_FOLDER = "adapter"  # in the model folder, which contains the merged weights
+TARGETS = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
+
+
+def add_lora(model: Any, args: RunArguments) -> Any:
+    """Return the model with adapters, the only weights that are trained.
+
+    Raises:
+        UserError: no base model, a setting that needs the whole weights, or a module that does not exist.
+    """
+    with naming_extras():
+        from peft import LoraConfig, get_peft_model
+    if args.model_name_or_path is None:
+        raise UserError(f"lora_r: {args.lora_r}: adapters need a trained model: give model_name_or_path")
+    for name, unset in (("average_last", 0), ("ema_decay", 0.0), ("muon", False)):
+        if (value := getattr(args, name)) != unset:
+            raise UserError(f"{name}: {value}: it needs the whole weights, and lora_r trains adapters: leave one out")
+    alpha = 2 * args.lora_r if args.lora_alpha is None else args.lora_alpha
+    targets = args.lora_target_modules or TARGETS
+    config = LoraConfig(r=args.lora_r, lora_alpha=alpha, lora_dropout=args.lora_dropout, target_modules=targets)
+    try:
+        adapted = get_peft_model(model, config)
+    except ValueError as error:
+        raise UserError(f"lora_target_modules: {' '.join(str(error).split())}") from None
+    trained, parameters = adapted.get_nb_trainable_parameters()
+    print_main(f"LoRA: {trained:,} of {parameters:,} parameters are trained, in {', '.join(targets)}")
+    return adapted
+
+
+def merge_lora(trainer: Any, folder: Path) -> None:
+    """Save the adapter in `ADAPTER_FOLDER`, and replace the trainer's model by the merged one."""
+    adapted = trainer.accelerator.unwrap_model(trainer.model)
+    for config in adapted.peft_config.values():
+        config.base_model_name_or_path = trainer.args.model_name_or_path
+    if is_main_rank():
+        adapted.save_pretrained(folder / ADAPTER_FOLDER)
+    trainer.model = trainer.model_wrapped = adapted.merge_and_unload()
