@@ -16,15 +16,16 @@ def describe_hardware() -> str:
     """CPU, cores, threads and GPUs in one line: `AMD EPYC 7B13, 2 of 64 cores, 2 torch threads; 1 x NVIDIA H200`."""
     total = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
-    cores = _counted(usable, "core") if usable == total else f"{usable} of {total} cores"
-    parts = [f"{_cpu_name()}, {cores}, {_counted(torch.get_num_threads(), 'torch thread')}"]
+    cores = counted(usable, "core") if usable == total else f"{usable} of {total} cores"
+    parts = [f"{_cpu_name()}, {cores}, {counted(torch.get_num_threads(), 'torch thread')}"]
     names = Counter(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     parts += [f"{count} x {name}" for name, count in names.items()]
     return "; ".join(parts)
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, such as `1 update` and `2,000 updates`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _cpu_name() -> str:

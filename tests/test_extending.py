@@ -135,8 +135,20 @@ def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, monkeypatch
         assert new and all(not torch.equal(before[name], model.state_dict()[name]) for name in new)
 
 
-@pytest.mark.parametrize("name", ["no_such:X", "own_model", "torch.nn:Linear", "own_model:Missing", ""])
-def test_wrong_model_class_is_refused_in_one_line(name: str, tmp_path: Path, command: Any) -> None:
+BROKEN = """
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+class Two(VanillaTransformerForConditionalGeneration):
+    def __init__(self, config, gates): ...
+"""
+WRONG = ["no_such:X", "broken", "torch.nn:Linear", "broken:Missing", "", "broken:Two", "unfinished:X"]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_model_class_is_refused_in_one_line(name, tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
+    (tmp_path / "unfinished.py").write_text("class", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
     (tmp_path / "text").write_text("one\n" * 4, encoding="utf-8")
     text = [tmp_path / "text", tmp_path / "text"]
     flags = as_flags(TINY_RUN | {"train": text, "output_dir": tmp_path / "run"})
@@ -161,6 +173,7 @@ COMMANDS: dict[str, list[str]] = {
         "--output",
         "OUT.png",
     ],
+    "average": ["average", "FOLDER", "FOLDER", "--output", "OUT"],
     "export": ["export", "FOLDER", "OUT", "--to", "torch"],
     "fine-tuning": ["train", *as_flags(QUICK), "--model_name_or_path", "FOLDER", "--output_dir", "OUT"],
 }
@@ -193,7 +206,9 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> 
 
 CODE, CLASS = "--trust_remote_code", "--model_class"
 WAYS = [(CODE, True), (CLASS, True), (CODE, False), (CLASS, False)]
-LOADING = [(name, *way) for name in COMMANDS for way in (WAYS if name in ("translate", "fine-tuning") else WAYS[:1])]
+# The tensors of a model type of its own are averaged without its code.
+TRIED = {"translate": WAYS, "fine-tuning": WAYS, "average": WAYS[2:]}
+LOADING = [(name, *way) for name in COMMANDS for way in TRIED.get(name, WAYS[:1])]
 
 
 @pytest.mark.parametrize(("name", "flag", "named"), LOADING)

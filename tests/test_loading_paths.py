@@ -15,9 +15,8 @@ from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalG
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub.model_files import choose_files
 from hf_vanilla_transformer.hub.publishing import prepared_files
-from hf_vanilla_transformer.inference.loading import load_model
+from hf_vanilla_transformer.inference.loading import check_model_folder, load_model
 from hf_vanilla_transformer.interop.exporting import export
-from hf_vanilla_transformer.training.checkpoints import check_model_folder
 from hf_vanilla_transformer.training.fine_tuning import load_base_model
 from hf_vanilla_transformer.training.objectives.distillation import Teacher
 from tests.model_helpers import save_model, tiny_config, tiny_model
@@ -57,6 +56,8 @@ def damaged(good: Path, damage: str) -> Path:
         weights["gate.weight"] = torch.ones(2, 2)
     elif damage == "mismatched":
         weights[WEIGHT] = torch.ones(3, 3)
+    elif damage == "integers":
+        weights[WEIGHT] = torch.ones_like(weights[WEIGHT]).to(torch.int8)
     elif damage in ("subclass", "class"):
         model_class = GatedTransformer if damage == "subclass" else ScaledTransformer
         model_class(tiny_config(vocab_size=265)).save_pretrained(folder)
@@ -108,12 +109,14 @@ LOADERS: dict[str, Callable[[Path, Path, Path], Any]] = {
     "distil": by_command("distil", "--teacher", "FOLDER", "--source_file", "TEXT", "--output_dir", "OUT"),
     "attention": by_command("attention", "--model", "FOLDER", "--sentence", "one", "--output", "OUT"),
     "average": by_command("average", "FOLDER", "FOLDER", "--output", "OUT"),
+    "average with another": by_command("average", "FOLDER", "GOOD", "--output", "OUT"),
     "serve": by_command("serve", "--model", "en-de=FOLDER", "--port", "0"),
 }
 DAMAGES = {
     "missing": "fc1",
     "unexpected": "gate",
     "mismatched": "fc1",
+    "integers": "fc1",
     "subclass": "gate|GatedTransformer",
     "class": "ScaledTransformer",
 }
@@ -158,8 +161,13 @@ def test_publishing_takes_a_subclass_only_with_its_code(good: Path) -> None:
     choose_files(good)
 
 
-def test_encoder_that_names_its_class_is_averaged(tmp_path: Path) -> None:
+def test_encoder_is_checked_as_its_class(tmp_path: Path) -> None:
     encoder = tiny_model().model
     encoder.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["VanillaTransformerModel"]
     check_model_folder(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["encoder.layers.0.fc1.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="fc1"), prepared_files(tmp_path, "me/x"):
+        pass

@@ -9,8 +9,10 @@ import torch
 from hf_vanilla_transformer.system_info import describe_hardware, versions
 
 
-def test_hardware_names_cpu_cores_threads_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert re.search(rf"\S+.*, .*\d+ cores, {torch.get_num_threads()} torch threads?", describe_hardware())
+@pytest.mark.parametrize("threads", ["1 torch thread", "2 torch threads"])
+def test_hardware_names_cpu_cores_threads_and_gpus(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: int(threads[0]))
+    assert re.search(rf"\S+.*, .*\d+ cores?, {threads}(;|$)", describe_hardware())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
     assert describe_hardware().endswith("; 2 x NVIDIA H200")

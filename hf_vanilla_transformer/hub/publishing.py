@@ -20,7 +20,7 @@ from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import UserError
-from ..inference.loading import load_model
+from ..inference.loading import check_model_folder
 from ..untrusted import one_line, read_json_object
 from .card import CardFacts, card_for_repository, model_card
 from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, json_bytes, shard
@@ -34,7 +34,6 @@ _LONGEST_WAIT = 300
 # requests that no supported version of `huggingface_hub` retries
 _SENT_ONCE = ("/api/repos/create", "/branch/", "/revision/", "/api/validate-yaml", "/commit/")
 
-_TRANSLATOR = "VanillaTransformerForConditionalGeneration"
 
 Result = TypeVar("Result")
 
@@ -64,8 +63,8 @@ def prepared_files(
     files = choose_files(folder, include)
     if ADAPTER_CONFIG in files.chosen:
         _name_base_model(files, folder, base_model)
-    elif read_json_object(folder / "config.json").get("architectures") == [_TRANSLATOR]:
-        load_model(folder, "cpu")  # refuses weights that are missing, unexpected or of other shapes
+    else:
+        check_model_folder(folder, subclasses=False)  # the Hub's users load them with their code
     files.chosen[CARD] = _card(files, folder, repo_id, license)
     with TemporaryDirectory(prefix="hf_upload_") as temporary:
         if max_shard_size is not None:

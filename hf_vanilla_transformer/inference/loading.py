@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -25,10 +26,11 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
 
 from .. import modeling_vanilla_transformer
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..cpu_time import on_fitting_threads
 from ..errors import UserError
 from ..system_info import describe_hardware, versions
-from ..untrusted import one_line, read_json_object
+from ..untrusted import one_line, read_json_object, reading_weights
 from .int8_kernels import library
 from .kernels import has_fast_bfloat16
 from .linear import INT8, int8_error
@@ -44,6 +46,7 @@ logger = logging.get_logger(__name__)
 _TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIAL_SECONDS = 32, 8, 1.5
 _MAX_ERROR = 0.05  # of a token's log-probability. 0.01 is usual in int8
 _OF_MODEL = {".json", ".safetensors", ".bin"}
+_DTYPES = {"F64", "F32", "F16", "BF16"}  # of parameters, by safetensors' names
 
 
 def load_model(
@@ -167,18 +170,24 @@ def _seconds(model: PreTrainedModel, tokens: torch.Tensor) -> float:
 
 
 def _from_folder(folder: Path, dtype: torch.dtype | str, model_class: type[PreTrainedModel] | None) -> PreTrainedModel:
-    settings: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "trust_remote_code": False}
     if model_class is None:
         registered_class(folder)
     try:
-        model, info = (model_class or AutoModelForSeq2SeqLM).from_pretrained(
-            folder, **settings, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    # raised by damaged files, a different model type or weights of other shapes. Other errors keep their traceback
+        return load_whole(model_class or AutoModelForSeq2SeqLM, folder, dtype=dtype, trust_remote_code=False)
+    except UserError:
+        raise
+    # raised by damaged files or a different model type. Other errors keep their traceback
     except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise UserError(f"{folder}: cannot load the model ({one_line(error)})") from error
+
+
+def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedModel:
+    """Return `model_class.from_pretrained(folder)` if the weights in the folder are complete and of this class."""
+    settings |= {"local_files_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, info = model_class.from_pretrained(folder, **settings)
     check_weights(folder, info)
-    check_architecture(folder, model)
+    _check_dtypes(folder, model)
+    _check_architecture(folder, model)
     return model
 
 
@@ -192,9 +201,10 @@ def import_class(name: str) -> type[PreTrainedModel]:
     try:
         model_class = getattr(importlib.import_module(module), class_name)
         if issubclass(model_class, modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration):
+            inspect.signature(model_class).bind("its configuration")
             return model_class
         reason = "it is no subclass of VanillaTransformerForConditionalGeneration"
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # the code of the user
         reason = one_line(error)
     raise UserError(f"model_class: {name}: {reason}; give MODULE:CLASS, such as gated:GatedTranslator")
 
@@ -207,12 +217,12 @@ def register_class(model_class: type[PreTrainedModel]) -> None:
 
 
 def trust_code(folder: Path) -> None:
-    """Run the code in a model folder of a subclass, and register its class. Folders of other models stay as they are.
+    """Run the code in a model folder of a subclass, and register its class. Other folders stay as they are.
 
     Raises:
         UserError: the code is missing or cannot be imported.
     """
-    config = read_json_object(folder / "config.json")
+    config = _config(folder)
     reference = (config.get("auto_map") or {}).get(AutoModelForSeq2SeqLM.__name__)
     names = set(config.get("architectures") or ())
     if reference is None or names & set(modeling_vanilla_transformer.__all__):
@@ -221,6 +231,10 @@ def trust_code(folder: Path) -> None:
         register_class(get_class_from_dynamic_module(reference, folder, local_files_only=True))
     except Exception as error:  # the code of somebody else
         raise UserError(f"trust_remote_code: {folder}: its class {reference} fails ({one_line(error)})") from error
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return read_json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
 
 
 def registered_class(folder: Path) -> type[PreTrainedModel] | None:
@@ -240,29 +254,49 @@ def registered_class(folder: Path) -> type[PreTrainedModel] | None:
     raise UserError(f"{folder}: model_type={kind!r} is unknown: {remedy} its class with --model_class MODULE:CLASS")
 
 
+def check_model_folder(folder: Path, subclasses: bool = True) -> None:
+    """Refuse a folder with whole weights of this package that do not fit the class in its config.json."""
+    config = _config(folder)
+    name = (config.get("architectures") or [""])[0].removeprefix("FSDP")  # FSDP2 saves a class with this prefix
+    model_class = getattr(modeling_vanilla_transformer, name, None)
+    whole = (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file()
+    if whole and config.get("model_type") == VanillaTransformerConfig.model_type and (model_class or subclasses):
+        with reading_weights(folder):
+            load_whole(model_class or registered_class(folder), folder)
+
+
 def check_weights(folder: Path, info: Mapping[str, Any]) -> None:
     """Refuse weights that transformers would fill with random numbers or leave out with a warning.
 
     `info` is the loading information of `from_pretrained(…, output_loading_info=True)`.
     """
     remedies = {
-        "missing_keys": "the weights lack {count} tensors, such as {name}; save the model again",
-        "unexpected_keys": "the weights have {count} tensors that the model lacks, such as {name}; "
-        "load a subclass with its class: --model_class MODULE:CLASS",
-        "mismatched_keys": "{count} tensors have other shapes than config.json says, such as {name}; "
-        "save the model again",
+        "missing_keys": "the weights lack {names}; save the model again",
+        "unexpected_keys": "the model lacks {names} of the weights; save the model again, or load a subclass with its "
+        "class: --model_class MODULE:CLASS",
+        "mismatched_keys": "other shapes than config.json says: {names}; save the model again",
     }
     for kind, remedy in remedies.items():
         if keys := sorted(key if isinstance(key, str) else key[0] for key in info[kind]):
-            raise UserError(f"{folder}: {remedy.format(count=len(keys), name=keys[0])}")
+            names = keys[0] + (f" and {len(keys) - 1:,} more" if len(keys) > 1 else "")
+            raise UserError(f"{folder}: {remedy.format(names=names)}")
 
 
-def check_architecture(folder: Path, model: PreTrainedModel) -> None:
+def _check_dtypes(folder: Path, model: PreTrainedModel) -> None:
+    """Refuse parameters that transformers would convert from integers, unless the model is a quantised one."""
+    parameters = dict(model.named_parameters())
+    for file in () if hasattr(model.config, "quantization_config") else folder.glob("model*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for name in parameters.keys() & tensors.keys():
+                if (dtype := tensors.get_slice(name).get_dtype()) not in _DTYPES:
+                    raise UserError(f"{folder}: {name} is {dtype}, not F32, F16 or BF16; save the model again")
+
+
+def _check_architecture(folder: Path, model: PreTrainedModel) -> None:
     """Refuse a folder of a subclass that kept this package's model type: it would decode as its base class."""
     if not isinstance(model, modeling_vanilla_transformer.VanillaTransformerPreTrainedModel):
         return
     for name in model.config.architectures or ():
-        # FSDP2 saves under a class with this prefix.
         if name.removeprefix("FSDP") not in (*modeling_vanilla_transformer.__all__, type(model).__name__):
             raise UserError(
                 f"{folder}: architectures={name} in config.json is not a class of this package, and would be loaded "

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError, naming_extras
-from ..inference.loading import check_architecture, check_weights
+from ..inference.loading import load_whole
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line, read_json_object, reading_weights, shown
 from .converting import Converted
@@ -138,12 +138,7 @@ def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
     values = _read_config(folder, model_class.config_class.model_type)
     with reading_weights(folder):
         _check_sizes(model_class.config_class(**values), folder)
-        settings = {"local_files_only": True, "dtype": "auto", "output_loading_info": True}
-        settings["ignore_mismatched_sizes"] = True  # reported below, by name
-        model, info = model_class.from_pretrained(folder, **settings)
-    check_weights(folder, info)
-    check_architecture(folder, model)
-    return model.eval()
+        return load_whole(model_class, folder, dtype="auto").eval()
 
 
 def _check_sizes(config: Any, folder: Path) -> None:

@@ -22,7 +22,8 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
             listed = " or ".join(f"{source} to {target}" for source, target in pairs)
             raise UserError(f"--model: {name}= may be {listed}: write subtags in capitals, as in pt-BR-en={rest}")
         folder = Path(rest if pairs else argument)
-        pair = pairs[0] if pairs else _pair_of(folder)
+        if (pair := pairs[0] if pairs else model_languages(folder)) is None:
+            raise UserError(f"--model: {folder}: its languages are unknown: name them, as in en-de={folder}")
         if pair in folders:
             raise UserError(f"--model: {folders[pair]} and {folder} both translate {'-'.join(pair)}: give one of them")
         folders[pair] = folder
@@ -34,9 +35,3 @@ def _pairs_in(name: str) -> list[tuple[str, str]]:
     hyphens = [index for index, character in enumerate(name) if character == "-"]
     pairs = [(language_code(name[:index]), language_code(name[index + 1 :])) for index in hyphens]
     return [(source, target) for source, target in pairs if source and target]
-
-
-def _pair_of(folder: Path) -> tuple[str, str]:
-    if (languages := model_languages(folder)) is None:
-        raise UserError(f"--model: {folder}: its languages are unknown: name them, as in en-de={folder}")
-    return languages

@@ -18,12 +18,9 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .. import modeling_vanilla_transformer
 from ..atomic_write import atomic_file, replace_folder, report_full_disk, share_files
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import DiskFull, UserError
-from ..inference.loading import check_architecture, check_weights
-from ..untrusted import one_line, read_json_object, reading_weights
+from ..untrusted import one_line
 from .distributed import broadcast_from_main, errors_on_main_rank_only, print_main
 
 WEIGHTS = "model.safetensors"
@@ -227,22 +224,6 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     averaged = {name: _mean([each[name] for each in files], name) for name in shapes[0]}
     with atomic_file(target) as temporary:
         save_file(averaged, temporary, metadata={"format": "pt"})
-
-
-def check_model_folder(folder: Path) -> None:
-    """Refuse a folder with whole weights of this package that do not fit the class in its config.json."""
-    kind = read_json_object(folder / "config.json").get("model_type")
-    if kind != VanillaTransformerConfig.model_type or not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
-        return
-    config = VanillaTransformerConfig.from_pretrained(folder)
-    name = (config.architectures or [""])[0].removeprefix("FSDP")
-    default = modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration
-    model_class = getattr(modeling_vanilla_transformer, name, default)
-    settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    with reading_weights(folder):
-        model, info = model_class.from_pretrained(folder, config=config, **settings)
-    check_architecture(folder, model)
-    check_weights(folder, info)
 
 
 def _tensor_files(checkpoint: Path) -> TensorFiles:

@@ -19,6 +19,7 @@ from ..hub.finished_run import destination, publish_run
 from ..inference.languages import name_languages
 from ..inference.loading import import_class, trust_code
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..system_info import counted
 from . import finishing
 from .adapters import add_lora, merge_lora
 from .arguments import (
@@ -107,9 +108,8 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
     """Load the data and the model: a new one, that of `model_name_or_path`, or one for the checkpoint."""
     fine_tuned = args.model_name_or_path is not None
     model_class: Any = None if args.model_class is None else import_class(args.model_class)
-    for folder in (args.model_name_or_path, *(args.teacher or ())) if args.trust_remote_code else ():
-        if folder and Path(folder).is_dir():
-            trust_code(Path(folder))
+    for folder in filter(None, (args.model_name_or_path, *(args.teacher or ()))) if args.trust_remote_code else ():
+        trust_code(Path(folder))
     starts = fine_tuned and (checkpoint is None or args.lora_r)  # a checkpoint has the adapters alone
     base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
     if base is not None:
@@ -254,7 +254,7 @@ def train(
             raise Interrupted(
                 f"interrupted at step {step}; {resume_hint(run)}", stop.signals.received or signal.SIGINT
             )
-    print_main(f"trained {step:,} updates in {duration(seconds)}")
+    print_main(f"trained {counted(step, 'update')} in {duration(seconds)}")
     metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}
 

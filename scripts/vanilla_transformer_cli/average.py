@@ -11,7 +11,8 @@ import argparse
 import shutil
 from pathlib import Path
 
-from .parsing import Parser
+from .models import MODEL_CODE
+from .parsing import Parser, add_shared_flags
 
 # Files of a checkpoint that do not apply to averaged weights: results, and the state for resuming.
 RESULTS = ("README.md", "all_results.json", "*.png", "runs")
@@ -29,6 +30,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--last", type=int, metavar="K", help="with --run: its last K checkpoints (the paper: 5 or 20)"
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="new folder, or a file.safetensors")
+    add_shared_flags(parser, *MODEL_CODE)
     parsed = parser.parse_args(arguments)
     if bool(parsed.checkpoints) == bool(parsed.run):
         parser.error("name the checkpoints, or give --run DIR --last K")
@@ -71,11 +73,12 @@ def write_model_folder(checkpoints: list[Path], output: Path) -> None:
     from hf_vanilla_transformer.atomic_write import new_folder
     from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
     from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.training.checkpoints import INDEX, WEIGHTS, average_weights, check_model_folder
+    from hf_vanilla_transformer.inference.loading import check_model_folder
+    from hf_vanilla_transformer.training.checkpoints import INDEX, WEIGHTS, average_weights
 
     last = checkpoints[-1]
-    if (last / "config.json").is_file():
-        check_model_folder(last)  # all have the same tensors
+    for checkpoint in checkpoints:
+        check_model_folder(checkpoint)
     with new_folder(output) as folder:
         folder.mkdir()
         average_weights(checkpoints, folder / WEIGHTS)

@@ -16,11 +16,11 @@ def use_model_code(arguments: argparse.Namespace) -> None:
 
     if arguments.model_class is not None:
         register_class(import_class(arguments.model_class))
-    folders = getattr(arguments, "teacher", None) or arguments.model or []
+    given = vars(arguments)
+    folders = next((given[name] for name in ("teacher", "checkpoints", "run", "model") if given.get(name)), [])
     for name in [folders] if isinstance(folders, str) else folders:
-        folder = Path(name if Path(name).is_dir() else name.partition("=")[2])  # serve: SOURCE-TARGET=DIR
-        if arguments.trust_remote_code and folder.joinpath("config.json").is_file():
-            trust_code(folder)
+        if arguments.trust_remote_code:
+            trust_code(Path(name if Path(name).is_dir() else name.partition("=")[2] or name))  # SOURCE-TARGET=DIR
 
 
 def load_translator(arguments: argparse.Namespace, models: Sequence[str], device: str | None = None) -> Any:

@@ -63,15 +63,8 @@ def main(arguments: argparse.Namespace) -> None:
         print(f"  {sum(sizes.values()):>15,}  bytes in {len(sizes)} files")
         print("not uploaded:", ", ".join(files.left) or "nothing")
     else:
-        commit = publish(
-            arguments.folder,
-            arguments.repo_id,
-            private=private,
-            revision=arguments.revision,
-            commit_message=arguments.commit_message,
-            **choices,
-        )
-        print(commit)
+        choices |= {name: getattr(arguments, name) for name in ("revision", "commit_message")}
+        print(publish(arguments.folder, arguments.repo_id, private=private, **choices))
     if arguments.space is not None:
         from hf_vanilla_transformer.hub.publishing import make_repository
         from hf_vanilla_transformer.web.site import publish_site
