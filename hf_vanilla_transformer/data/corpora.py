@@ -249,9 +249,10 @@ class Columns:
         column, language = getattr(self, f"{side}_column"), getattr(self, f"{side}_lang")
         defaults = [side, *(self.languages or ())[SIDES.index(side) :][:1]]
         keys = [name for name in (column or language,) if name] or defaults
+        spelled = {name.strip().lower(): name for name in reversed(columns)} | {name: name for name in columns}
         for key in keys:
-            if key in columns:
-                return None, key
+            if name := spelled.get(key) or spelled.get(key.lower()):
+                return None, name
         if "translation" in columns and column is None and keys != [side]:
             return "translation", keys[-1]
         raise UserError(
@@ -276,7 +277,7 @@ def select_columns(
         if first and (missing := [key for parent, key in keys if parent and key not in nested]):
             raise UserError(
                 f"{where}: its 'translation' has the languages {', '.join(map(repr, nested)) or 'none'}, "
-                f"not {missing[0]!r}: set source_lang and target_lang"
+                f"not {missing[0]!r}: set source_lang and target_lang, or source_column and target_column"
             )
         yield line, *((nested if parent else row).get(key) for parent, key in keys)
 

@@ -10,7 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -56,7 +56,8 @@ def read_lines(path: str | Path) -> Iterator[str]:
 def require_plain_text(path: Path) -> None:
     """Refuse a file of a format that is not one sentence per line, by its suffix."""
     if _DOCUMENTS.fullmatch(suffix := file_format(path)) or is_readable(path):
-        raise UserError(f"{path}: plain text is needed, one sentence per line, not {suffix}: save its text as .txt")
+        need = "plain text with one sentence per line, or a table"
+        raise UserError(f"{path}: {suffix} is not {need}: save its text as .txt, or its cells as .csv")
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -180,10 +181,16 @@ def _object(row: Any, where: str) -> Row:
 
 
 def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
-    """Yield (line number, row), or a `BadRow`, of a file as in RFC 4180 with a header. Cells are never converted."""
+    """Yield (line number, row), or a `BadRow`, of a file as in RFC 4180 with a header. Cells are never converted.
+
+    Spreadsheets of some countries write semicolons or tabs in the place of commas. The header shows it.
+    """
     csv.field_size_limit(2**31 - 1)  # the caller limits the length of a sentence
+    lines = repaired_lines(path, repairs)
+    header = next(lines, "")
+    delimiter = next((sign for sign in ",;\t" if sign in header), ",")
     # a quoted cell may contain line breaks, so each line needs its end
-    records = csv.reader((f"{line}\n" for line in repaired_lines(path, repairs)), strict=True)
+    records = csv.reader((f"{line}\n" for line in chain([header], lines)), delimiter=delimiter, strict=True)
 
     def cells() -> Iterator[tuple[int, list[str] | BadRow]]:
         while True:

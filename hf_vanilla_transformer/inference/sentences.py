@@ -48,7 +48,7 @@ def read_sentence_pairs(
         source, target: as `path` of `read_sentences`.
     """
     columns = columns or Columns()
-    if source is not None and Path(source) == Path(target) and has_pairs(Path(target)):
+    if source is not None and Path(source).resolve() == Path(target).resolve() and has_pairs(Path(target)):
         pairs, report = load_pairs(source, **asdict(columns))
         if isinstance(report, PairReport) and report.dropped:
             logger.warning("%s: %s", source, report.summary())

@@ -34,8 +34,9 @@ from ..data.readers import file_format
 from ..data.tokenizer_training import tokenizer_digest
 from ..data.translation_memories import FORMATS, memory_languages
 from ..errors import UserError
-from ..inference.languages import NAMES, model_languages
+from ..inference.languages import NAMES, language_code, model_languages
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..system_info import counted
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
 from .held_out import Overlap, hold_out
@@ -191,7 +192,8 @@ def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -
     corpus.select("validation", train, drawn)
     left_out = len(train) - len(kept) - len(drawn)
     others = f"; {left_out:,} other pairs with their sentences left out of training" if left_out else ""
-    print_main(f"validation: {len(drawn):,} pairs held out of the training data{others}")
+    fewer = f" (a tenth, less than held_out_pairs={count:,})" if len(drawn) < count else ""
+    print_main(f"validation: {counted(len(drawn), 'pair')} held out of the training data{fewer}{others}")
 
 
 def both_directions(batch: dict[str, list]) -> dict[str, list]:
@@ -216,9 +218,11 @@ def run_languages(data_args: DataArguments, args: RunArguments) -> tuple[str, st
     for files in (each.files for each in split_inputs(data_args, "train")):
         if len(files) == 1 and file_format(files[0]) in FORMATS:
             return memory_languages(files[0], data_args.source_lang, data_args.target_lang)
-        suffixes = [file_format(file)[1:] for file in files]
-        if len(set(suffixes)) == 2 and set(suffixes) <= NAMES.keys():
-            return suffixes[0], suffixes[1]
+        suffixes = [Path(file.name.removesuffix(".gz")).suffix[1:] for file in files]
+        for names in (suffixes, [data_args.source_column, data_args.target_column]):
+            codes = [code for name in names if (code := language_code(name)) and code.split("-")[0] in NAMES]
+            if len(set(codes)) == 2:
+                return codes[0], codes[1]
     return model_languages(Path(args.output_dir))
 
 

@@ -146,6 +146,13 @@ def test_invalid_rows_are_dropped_and_reported_with_their_lines(tmp_path, stream
     assert report.summary().startswith("kept 2 of 8 pairs; dropped 6: ")
 
 
+@pytest.mark.parametrize("delimiter", ";\t,")
+def test_delimiter_of_csv_is_that_of_its_header_with_any_case(tmp_path, delimiter):
+    rows = [" Source|TARGET", '"a, b; c"|d', "e|f"]
+    pairs, _ = load_pairs(write_text(tmp_path / "x.csv", [row.replace("|", delimiter) for row in rows]))
+    assert (pairs["source"], pairs["target"]) == (["a, b; c", "e"], ["d", "f"])
+
+
 def test_ragged_csv_rows_are_counted(tmp_path):
     path = write_text(tmp_path / "x.csv", ["source,target", "a,b", "a,b, c", "a", '"two\nlines",b', "c,"])
     pairs, report = load_pairs(path)

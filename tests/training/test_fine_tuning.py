@@ -114,7 +114,7 @@ def test_languages_of_the_base_travel_with_the_model(text: dict, tmp_path: Path)
         assert "translate-en_de-1_0/metadata.json" in archive.namelist()
 
 
-@pytest.mark.parametrize("named_by", ["files", "recipe", "memory"])
+@pytest.mark.parametrize("named_by", ["files", "recipe", "memory", "columns"])
 def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(tmp_path: Path, text: dict, named_by: str) -> None:
     flags: dict[str, Any] = {"train": [tmp_path / "a.en", tmp_path / "a.de"]}
     for file, source in zip(flags["train"], text["train"], strict=True):
@@ -123,6 +123,10 @@ def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(tmp_path: Path, te
         flags["train"] = [tmp_path / "a.tmx"]
         units = "".join(UNIT.format(*pair) for pair in zip(SOURCES, TARGETS, strict=True))
         flags["train"][0].write_text(f"<tmx><body>{units}</body></tmx>", encoding="utf-8")
+    elif named_by == "columns":
+        flags = {"train": [tmp_path / "a.tsv"], "source_column": "en", "target_column": "de"}
+        rows = ["en\tde", *map("\t".join, zip(SOURCES, TARGETS, strict=True))]
+        flags["train"][0].write_text("\n".join(rows), encoding="utf-8")
     elif named_by == "recipe":
         flags = {"train": text["train"], "source_lang": "en", "target_lang": "de"}
     small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
