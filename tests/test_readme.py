@@ -168,10 +168,17 @@ def test_first_screen_serves(quickstart, tmp_path):
         assert json.loads(urllib.request.urlopen(f"{server.url}/health").read()) == {"status": "ok"}
 
 
+def test_quick_start_clones_and_installs_the_tested_versions_without_cuda():
+    clone, _, torch, package, *_ = commands(section(README, "Quick start"))
+    assert clone[:2] == ["git", "clone"] and torch[:2] == package[:2] == ["pip", "install"]
+    assert torch[-1].endswith("/whl/cpu") and package[2:4] == ["-c", "scripts/constraints.txt"]
+
+
 def test_python_of_package_readme_runs(quickstart, capsys):
     namespace, printed = run_python("hf_vanilla_transformer/README.md", capsys)
     assert namespace["config"].encoder_layers == 6 and namespace["config"].vocab_size == 8000
     assert [len(eval(line)) for line in printed[1:3]] == [2, 2]
+    assert "1 decoder layers of (B, H, T, S)" in printed
     assert namespace["model"].config.vocab_size == len(namespace["larger"]) > len(namespace["tokenizer"])
 
 

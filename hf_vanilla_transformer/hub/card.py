@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, metadata
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -107,8 +106,6 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         validation=facts.metrics,
         fields=facts.recipe,
         examples=_examples(facts.metrics.get("test_examples") or ()),
-        before=any(row["before"] for row in results),
-        before_base=any(row["before"] for row in results if row["split"] == "base_test"),
         result_signatures=list(dict.fromkeys(row["signature"] for row in results if row["signature"])),
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
         training=_training(facts),
@@ -232,25 +229,19 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
         "base_model": _public_value("base_model_id", facts.base_model) if facts.base_model else None,
         "parameters": f"{facts.parameters:,}" if facts.parameters is not None else None,
         "target_tokenizer": TARGET_FOLDER if (directory / TARGET_FOLDER).is_dir() else None,
-        **_requirements(directory),
+        "tokenizer": _tokenizer_class(directory),
         "example": example,
         "ships_code": (directory / "modeling_vanilla_transformer.py").is_file(),
         "ships_pipeline": (directory / "pipeline_vanilla_transformer.py").is_file(),
     }
 
 
-def _requirements(directory: Path) -> dict[str, str | None]:
-    """The package's address, and the class of a tokenizer that needs the extra `convert`."""
-    kind: Any = None
-    urls: dict[str, str] = {}
-    with suppress(PackageNotFoundError):  # a source tree on PYTHONPATH
-        urls |= dict(url.split(", ") for url in metadata("hf_vanilla_transformer").get_all("Project-URL") or ())
+def _tokenizer_class(directory: Path) -> str | None:
+    """The class of a tokenizer that needs the extra `convert`."""
     with suppress(UserError):
         kind = read_json_object(directory / "tokenizer_config.json").get("tokenizer_class")
-    return {
-        "repository": urls.get("Repository", "its repository"),
-        "tokenizer": kind if kind in ("MarianTokenizer", "FSMTTokenizer", "M2M100Tokenizer") else None,
-    }
+        return kind if kind in ("MarianTokenizer", "FSMTTokenizer", "M2M100Tokenizer") else None
+    return None
 
 
 def _training(facts: CardFacts) -> list[tuple[str, str]]:

@@ -95,7 +95,7 @@ def _validation_facts(
     """Return how the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
     beams = trainer.args.generation_num_beams or trainer.model.generation_config.num_beams or 1
     facts: dict[str, Any] = {"eval_sentences": len(trainer.eval_dataset), "eval_num_beams": beams}
-    signatures = score_translations(references, references, **bleu).items()
+    signatures = score_translations([""] * len(references), references, **bleu).items()
     return facts | {f"eval_{name}": value for name, value in signatures if name.endswith("_signature")}
 
 

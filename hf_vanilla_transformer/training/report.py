@@ -15,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
 from ..loss_vanilla_transformer import IGNORED
+from ..system_info import counted
 from .callbacks import StopWithCheckpoint
 
 _SAMPLES = 3
@@ -81,7 +82,7 @@ class TrainingReport(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
             limit = f", at most {args.max_minutes:g} minutes" if getattr(args, "max_minutes", None) else ""
-            _write(f"training on {args.device}: {state.max_steps:,} updates{limit}, into {args.output_dir}")
+            _write(f"training on {args.device}: {counted(state.max_steps, 'update')}{limit}, into {args.output_dir}")
             self._warn_of_warmup(args, state.max_steps)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
@@ -92,8 +93,8 @@ class TrainingReport(TrainerCallback):
     def _warn_of_warmup(args: Any, updates: int) -> None:
         if updates <= (warmup := args.get_warmup_steps(updates)):
             _write(
-                f"warning: {updates:,} updates end inside the warm-up of warmup_steps={warmup:,}: the learning rate "
-                "does not reach its peak; train longer, or lower warmup_steps"
+                f"warning: {counted(updates, 'update')}, all in the warm-up of warmup_steps={warmup:,}: the "
+                "learning rate does not reach its peak; train longer, or lower warmup_steps"
             )
 
     def on_log(

@@ -26,12 +26,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser = Parser(prog, __doc__)
     add = parser.add_argument
     add("--teacher", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
-    add(
-        "--source_file",
-        required=True,
-        metavar="F",
-        help="text to translate, one sentence per line, .gz too, or a table",
-    )
+    add("--source_file", required=True, metavar="F", help="text to translate, one sentence per line, or a table")
     add("--output_dir", required=True, metavar="DIR", help="folder for train.source.txt and train.target.txt")
     add("--reference_file", metavar="F", help="translations of the same lines by people, to train on too")
     add("--back_translation", action="store_true", help="write the translations as the source, the text as the target")
@@ -48,6 +43,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.errors import check_at_least_one
     from hf_vanilla_transformer.inference.distilled_text import distil
+    from hf_vanilla_transformer.system_info import counted
 
     check_at_least_one(n_best=arguments.n_best)
     with shared_work(arguments) as (processes, device, progress):
@@ -60,4 +56,4 @@ def main(arguments: argparse.Namespace) -> None:
             **given_values(arguments, *SETTINGS),
         )  # fmt: skip
     if processes.process_index == 0:
-        print(f"{arguments.output_dir}: {count:,} pairs")
+        print(f"{arguments.output_dir}: {counted(count, 'pair')}")

@@ -149,6 +149,23 @@ def test_missing_facts_are_left_out(tmp_path) -> None:
     assert not re.search(r"\n{3,}|[ \t]+\n", card)
 
 
+def card_of(folder: Path, **facts) -> str:
+    return write_model_card(folder, CardFacts("x", **facts)).read_text(encoding="utf-8")
+
+
+def test_card_says_how_to_install_the_package_and_what_the_tokenizer_needs(tmp_path) -> None:
+    card = card_of(tmp_path)
+    assert "pip install -c scripts/constraints.txt ." in card and "sentencepiece" not in card
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}', encoding="utf-8")
+    assert "pip install sentencepiece sacremoses" in card_of(tmp_path)
+
+
+@pytest.mark.parametrize("split", ["test", "base_test"])
+def test_text_of_the_base_model_is_explained_where_it_was_scored(tmp_path, split) -> None:
+    card = card_of(tmp_path, metrics={f"{split}_bleu": 2.0, f"before_{split}_bleu": 1.0})
+    assert ("text of the base model" in card) == (split == "base_test") and "before fine-tuning" in card
+
+
 def test_dataset_of_the_hub_is_in_the_metadata(tmp_path) -> None:
     recipe = {"test": ["org/pairs:de-en"]}
     path = write_model_card(tmp_path, full_facts(recipe=recipe, datasets=recipe))

@@ -109,6 +109,7 @@ def test_help_of_train_has_groups_a_recipe_and_an_example(command):
     for title in COMMON_FIELDS:
         assert f"\n{title}:\n" in printed
     assert "vanilla-transformer train numbers_en_de" in printed and "--help-all" in printed
+    assert all(name in printed for name in ("TMX", "--source_column", "--train_weights"))
     assert "--fsdp" not in printed
 
 

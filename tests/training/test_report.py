@@ -4,6 +4,7 @@ import json
 import re
 import sys
 
+from hf_vanilla_transformer.evaluation import metrics
 from tests.trainer_helpers import run_tiny, write_pairs
 
 
@@ -24,8 +25,10 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, cap
     assert not sys.stderr.isatty() and "0/2 [" not in errors
 
 
-def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys):
+def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys, monkeypatch):
     """One validation line for each update that is evaluated. The candidates have one line without samples."""
+    warnings: list[str] = []
+    monkeypatch.setattr(metrics, "_warn_once", warnings.append)
     pairs = [f"text {number}" for number in range(12)]
     for side in ("en", "de"):
         (tmp_path / f"text.{side}").write_text("\n".join(pairs) + "\n")
@@ -33,6 +36,7 @@ def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys):
     flags = {"train": text, "validation": text, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
     averages = {"save_steps": 1, "average_last": 2, "ema_decay": 0.5}
     run_tiny(tmp_path / "run", **flags, **averages, warmup_steps=9, vocab_size=270)
+    assert warnings == []
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     (start,) = (number for number, line in enumerate(lines) if line.startswith("training on cpu: 2 updates"))
