@@ -37,7 +37,7 @@ EXTRAS = {
     **{"sentencex": "documents", "py3langid": "detect", "python_multipart": "serve"},
     **{"onnxscript": "onnx", "onnxruntime": "onnx", "onnx": "onnx", "matplotlib": "plot", "torchao": "int8"},
     **{"fastapi": "serve", "uvicorn": "serve", "httptools": "serve", "uvloop": "serve", "pydantic": "serve"},
-    **{"peft": "lora", "tensorboard": "tensorboard"},
+    **{"optuna": "search", "peft": "lora", "tensorboard": "tensorboard"},
 }
 
 

@@ -229,6 +229,10 @@ class RunArguments(VanillaTransformerTrainingArguments):
     average_last: int = HfArg(
         default=0, help="Average the last N checkpoints (§6.1), if that scores higher, or without validation data"
     )
+    search: list[str] | None = _optional(
+        "Search for the best values of these fields with whole runs: learning_rate=1e-4..1e-2 dropout=0.1,0.3"
+    )
+    search_trials: int = HfArg(default=10, help="Runs of a search")
     test_num_beams: int | None = _optional("Beams for the test split and in the saved generation_config.json")
     test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
 

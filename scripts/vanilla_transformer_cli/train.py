@@ -28,11 +28,13 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "source_lang": ("CODE", "source language, such as en"),
         "target_lang": ("CODE", "target language, such as de"),
         "source_column": ("NAME", "column of the source in a table (target_column: of the target)"),
+        "augment": ("NAME=P", "perturb random training pairs: typos=0.03 upper=0.05 ... (see evaluate --perturb)"),
         "max_train_samples": ("N", "only the first N pairs (max_eval_samples, max_test_samples)"),
     },
     "model": {
         "model_name_or_path": ("X", "fine-tune this one: a model folder, a folder of an OPUS-MT model, a Hub name"),
         "model_class": ("MODULE:CLASS", "train a subclass of one's own (guide: extending the model)"),
+        "lora_r": ("N", "train LoRA adapters of this rank, not all weights of model_name_or_path"),
         "preset": ("NAME", "a row of Table 3 of the paper: base, big, ..."),
         "vocab_size": ("N", "tokens of the tokenizer that is trained"),
         "d_model": ("N", "width (encoder_ffn_dim, decoder_ffn_dim: of the feed-forward layers)"),
@@ -53,6 +55,7 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "learning_rate": ("R", "peak learning rate (default: the paper's)"),
         "warmup_steps": ("N", "updates of linear warm-up"),
         "auto_bf16": ("BOOL", "train in bfloat16 if that is faster here"),
+        "search": ("NAME=LOW..HIGH", "search for the best values with whole runs (search_trials; extra search)"),
         "seed": ("N", "of weights, order and dropout"),
         "resume_from_checkpoint": ("true", "go on with the run in output_dir"),
     },
@@ -99,10 +102,15 @@ def main(arguments: list[str]) -> None:
     from hf_vanilla_transformer.training.recipes import parse_recipe
     from hf_vanilla_transformer.training.report import hide_bars_without_terminal
     from hf_vanilla_transformer.training.run import run_training
+    from hf_vanilla_transformer.training.search import search
 
     hide_bars_without_terminal()
 
     flags = ["--help" if argument == "--help-all" else argument for argument in arguments]
     if not flags[0].startswith("-"):
         flags[0] = recipe_path(flags[0])
-    run_training(*parse_recipe(flags), command=shlex.join(["vanilla-transformer", "train", *arguments]))
+    parsed, command = parse_recipe(flags), shlex.join(["vanilla-transformer", "train", *arguments])
+    if parsed[-1].search:
+        search(flags, command)
+    else:
+        run_training(*parsed, command=command)
