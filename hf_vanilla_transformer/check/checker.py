@@ -1,5 +1,7 @@
 """Compare a class with the paper: find the choices for which `Reference` computes the same numbers."""
 
+import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .mistakes import MISTAKES, Mistake
+from .objectives import check_loss, check_shift
 from .parts import check_part, part_of
 from .place import first_difference
 from .reference import Reference
@@ -42,6 +45,10 @@ _OUTPUT_MISTAKES = {
         "output", "dim=1", "§3.4", "the softmax of the output runs over positions, not over the vocabulary"
     ),
 }
+_TIED = Mistake("tying", "source", "§3.4", "the output layer has the table of the source, not of the target")
+_CACHED = Mistake(
+    "cached step", None, "§3.1", "token by token with a cache the logits are not those of the whole target"
+)
 
 
 def check(build: Any, given: Mapping[str, Any]) -> Report:
@@ -49,13 +56,16 @@ def check(build: Any, given: Mapping[str, Any]) -> Report:
 
     Args:
         build: a class or a function that returns an `nn.Module`. Its name tells a part, such as `PositionalEncoding`,
-            `MultiHeadAttention`, `LayerNorm` or `EncoderLayer`, from a whole model.
+            `MultiHeadAttention`, `LayerNorm`, `EncoderLayer`, `loss` or `shift_right`, from a whole model.
         given: arguments for it that the names of its parameters do not explain.
 
     Raises:
         UserError: it cannot be built, called or understood. The message names the argument that is needed.
     """
     torch.manual_seed(0)
+    for words, check_objective in ((r"shift", check_shift), (r"loss|smooth|criterion", check_loss)):
+        if re.search(words, build.__name__, re.IGNORECASE):
+            return check_objective(build, given)
     part = part_of(build.__name__)
     return check_part(build, given, *part) if part else check_model(build, given)
 
@@ -72,11 +82,32 @@ def check_model(build: Any, given: Mapping[str, Any]) -> Report:
     source, target = _batch(weights.tensors)
     outputs = _outputs(model, source, target)
     reference = Reference(weights.tensors, heads_of(arguments), PAD, weights.tables)
+    if weights.tied_to_source:
+        return Report([_TIED], float("inf"), [])
     report = _compare(reference, [output for _, output in outputs], source, target, norm_options(model))
     if report.mistakes == [UNKNOWN]:
-        place, section = first_difference(model, weights.modules, reference, outputs[0][0], (source, target))
+        places = [first_difference(model, weights.modules, reference, call, (source, target)) for call, _ in outputs]
+        # of two ways to call it that both work, one may swap words and sentences
+        place, section = min(places, key=lambda each: "embeddings" in each[0])
         report.mistakes[0] = UNKNOWN._replace(place=place, section=section)
+    if not report.mistakes and (difference := _cached_difference(model, source, target)) > TOLERANCE:
+        return Report([_CACHED], difference, report.notes)
     return report
+
+
+def _cached_difference(model: nn.Module, source: Tensor, target: Tensor) -> float:
+    """The largest difference of logits token by token with Hugging Face's cache, 0 for a model without that."""
+    if not {"input_ids", "decoder_input_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys():
+        return 0.0
+    logits, steps, cache = model(input_ids=source, decoder_input_ids=target).logits, [], None
+    for token in target.split(1, dim=1):
+        try:
+            output = model(input_ids=source, decoder_input_ids=token, past_key_values=cache, use_cache=True)
+        except RuntimeError:  # keys and values of shapes that do not fit
+            return float("inf")
+        cache = output.past_key_values
+        steps.append(output.logits)
+    return float((torch.cat(steps, dim=1) - logits).abs().max() / logits.abs().max().clamp(min=1))
 
 
 def _batch(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -87,7 +118,8 @@ def _batch(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         torch.randint(EOS + 1, min(size, SOURCE_TOKENS), (3, length), generator=generator)
         for size, length in zip(sizes, (7, 5), strict=True)
     )
-    source[1, 5:], source[2, 6:] = PAD, PAD
+    for row, length in enumerate((6, 5, 4)):  # with padding in each, so that an inverted mask shows something
+        source[row, length:] = PAD
     return source, target
 
 

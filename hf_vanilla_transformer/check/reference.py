@@ -49,21 +49,25 @@ class Reference:
         if choice.get("inputs") == "encoder reads the target":
             source = target
         visible = source.ne(self.pad_token_id)[:, None, None, :]  # (B, 1, 1, S)
-        if choice.get("padding") == "inverted":
-            visible = ~visible
-        everything = torch.ones_like(visible)
+        option = choice.get("padding")
+
+        def shown(where: str) -> Tensor:
+            if option in ("ignored", f"ignored in {where}"):
+                return torch.ones_like(visible)
+            return ~visible if option in ("inverted", f"inverted in {where}") else visible
+
         hidden = self.embed(source, "encoder", choice)
         memory = hidden
         for number in range(self.depth("encoder")):
-            shown = everything if choice.get("padding") in ("ignored", "ignored in the encoder") else visible
-            hidden = self.layer(hidden, None, shown, None, f"model.encoder.layers.{number}.", choice)
+            hidden = self.layer(hidden, None, shown("the encoder"), None, f"model.encoder.layers.{number}.", choice)
         if choice.get("memory") != "the embeddings":
             memory = self.final_norm(hidden, "encoder", choice)
-        shown = everything if choice.get("padding") in ("ignored", "ignored in cross-attention") else visible
         hidden = self.embed(target, "decoder", choice)
         causal = self.causal_mask(target.shape[1], choice)
         for number in range(self.depth("decoder")):
-            hidden = self.layer(hidden, memory, causal, shown, f"model.decoder.layers.{number}.", choice)
+            hidden = self.layer(
+                hidden, memory, causal, shown("cross-attention"), f"model.decoder.layers.{number}.", choice
+            )
         return self.linear(self.final_norm(hidden, "decoder", choice), "lm_head")
 
     def depth(self, stack: str) -> int:
@@ -100,8 +104,8 @@ class Reference:
         if option == "multiplied":
             angles = numbers * base**exponent
         waves = (angles.cos(), angles.sin()) if option == "swapped" else (angles.sin(), angles.cos())
-        if option == "only sines":
-            waves = (angles.sin(), angles.sin())
+        if option in ("only sines", "only cosines"):
+            waves = (angles.sin(), angles.sin()) if option == "only sines" else (angles.cos(), angles.cos())
         return torch.stack(waves, dim=-1).flatten(-2)[:, :width]
 
     @staticmethod
@@ -129,8 +133,9 @@ class Reference:
             return self.attention(y, y, mask, f"{at}self_attn.", choice)
 
         def cross_attention(y: Tensor) -> Tensor:
-            own = choice.get("memory") == "the decoder itself"
-            visible = torch.ones(1, dtype=torch.bool) if own else cross
+            own = choice.get("memory") in ("the decoder itself", "the decoder itself, masked")
+            visible = torch.ones(1, dtype=torch.bool) if choice.get("memory") == "the decoder itself" else cross
+            visible = mask if choice.get("memory") == "the decoder itself, masked" else visible
             return self.attention(y, y if own else memory, visible, f"{at}cross_attn.", choice)
 
         sublayers = [("self-attention", self_attention, "self_attn_layer_norm")]
@@ -150,7 +155,7 @@ class Reference:
         if choice.get("norm position") == "pre":
             normed = self.norm(x, norm, choice)
             return function(normed) if missing else (normed if option == "of the norm" else x) + function(normed)
-        if option == "outside the norm":
+        if option in ("outside the norm", f"outside the norm around {name}"):
             return x + self.norm(function(x), norm, choice)
         return self.norm(function(x) if missing else x + function(x), norm, choice)
 
@@ -198,6 +203,7 @@ class Reference:
         else:
             q, k, v = (split(self.linear(y, f"{at}{p}_proj")) for p, y in zip("qkv", (x, memory, memory), strict=True))
         scales = {"none": 1.0, "sqrt(d_model)": width**-0.5, "d_k": 1 / size, "multiplied": size**0.5}
+        scales["sqrt(keys)"] = memory.shape[1] ** -0.5
         scale = scales.get(choice.get("attention scale", ""), size**-0.5)
         scores = q @ k.transpose(-1, -2) * scale  # (B, H, T, S)
         if choice.get("mask value") == "zero":

@@ -35,7 +35,7 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r"d_?ff|ff(n|w)?(_?(dim|size|hidden))?|d_?ffn|dim_?feedforward|feed_?forward\w*|pf_dim|d_inner\w*|d_hid|ffn_hidden|inner\w*|"
      r"intermediate_size|hidden_ff|mlp_dim", FFN),
     (r"forward_expansion|expansion\w*|mlp_ratio|ff_mult", 2),
-    (r"(n|num|nb)?_?(enc(oder)?_|dec(oder)?_)?(layers?|blocks?)|n|depth|(num_)?(encoder|decoder)_(layers|blocks|depth)",
+    (r"(n|num|nb)?_?(enc(oder)?_|dec(oder)?_|hidden_)?(layers?|blocks?)|n|depth|(num_)?(encoder|decoder)_(layers|blocks|depth)",
      LAYERS),
     (r"d_?model|(dim_?)?model(_?(dim|size))?|emb(ed(ding)?)?s?_?(dim|size)|n_embd?|d_embed\w*|dim|d|hidden(_?(dim|size))?|features|size|normalized_shape|"
      r"hid_dim|width", WIDTH),
@@ -114,6 +114,7 @@ class Weights(NamedTuple):
     tensors: dict[str, Tensor]
     tables: dict[str, Tensor]  #: stack -> its table of learned positions (P, D)
     modules: dict[str, str]  #: this package's name of a module -> the model's
+    tied_to_source: bool  #: the output layer shares its matrix with the source's embedding, and the target's does not
 
 
 def referenced(tensors: Mapping[str, Tensor], refs: Mapping[str, TensorRef]) -> dict[str, Tensor]:
@@ -129,7 +130,7 @@ def weights_of(module: nn.Module) -> Weights:
     """
     if not any(True for _ in module.parameters()):
         raise UserError(f"{type(module).__name__} has no parameters: it needs layers of an encoder and of a decoder")
-    tensors = require_tensors(dict(module.state_dict()), type(module).__name__)
+    tensors = _with_joined_heads(require_tensors(dict(module.state_dict()), type(module).__name__))
     layers, _ = layer_refs(tensors)
     width = tensors[layers["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = around_layers(tensors, width, None, None, None)
@@ -138,9 +139,23 @@ def weights_of(module: nn.Module) -> Weights:
     parameters = dict(module.named_parameters())
     # a table that is no parameter is computed, perhaps wrongly
     tables = [tensors[name].flatten(0, -2) for name in around.positions if name in parameters]  # (…, P, D) to (P, D)
+    output, source, target = (tensors[name].data_ptr() for name in (around.output, around.source, around.target))
     return Weights(
-        referenced(tensors, refs), dict(zip(STACKS, (tables[0], tables[-1]) if tables else (), strict=False)), modules
+        referenced(tensors, refs),
+        dict(zip(STACKS, (tables[0], tables[-1]) if tables else (), strict=False)),
+        modules,
+        tied_to_source=output == source != target,
     )
+
+
+def _with_joined_heads(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join the projections of a module for each head, such as "heads.0.query.weight" (d_k, D), to one (D, D)."""
+    joined: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():  # the heads are in order
+        joined.setdefault(re.sub(r"(?<=[._])(?:attn_)?heads\.\d+\.(?=\w+\.(?:weight|bias)$)", "", name), []).append(
+            tensor
+        )
+    return {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in joined.items()}
 
 
 def norm_options(module: nn.Module) -> dict[str, tuple[Any, ...]]:

@@ -32,7 +32,7 @@ _OF_CROSS = re.compile(r"cross|enc|src|source|context|memory|multihead_attn|inte
 _OF_FFN = re.compile(r"ff|feed|final|mlp|pos", re.IGNORECASE)
 _OF_SELF = re.compile(r"self|slf|mask|att", re.IGNORECASE)
 _POSITIONS = re.compile(r"pos|(?:^|[._])pe(?:$|[._])", re.IGNORECASE)
-_EMBEDDING = re.compile(r"emb|lut|tok|word", re.IGNORECASE)
+_EMBEDDING = re.compile(r"(?<!un)emb|lut|tok|word", re.IGNORECASE)
 _SOURCE = re.compile(r"src|source|enc|input|(?:^|[._])in(?:$|[._])", re.IGNORECASE)
 _TARGET = re.compile(r"trg|tgt|target|dec|out", re.IGNORECASE)
 # The names of a normalisation's gain and bias, other than PyTorch's.

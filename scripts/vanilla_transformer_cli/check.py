@@ -5,9 +5,9 @@
   vanilla-transformer check mine.py:MultiHeadAttention
 
 It builds the class, or calls the function, with small sizes, gives it random weights, and compares its output with the
-paper's formulas for the same weights. PositionalEncoding, MultiHeadAttention, LayerNorm and EncoderLayer are checked
-alone. The file runs in a separate process, which may not write files, open connections or start programs, and ends
-after --seconds. Status 1 means a mistake.
+paper's formulas for the same weights. PositionalEncoding, MultiHeadAttention, LayerNorm, EncoderLayer, a loss and
+shift_right are checked alone. The file runs in a separate process, which may not write files, open connections or
+start programs, and ends after --seconds. Status 1 means a mistake.
 """
 
 import argparse

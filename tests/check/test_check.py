@@ -1,6 +1,9 @@
 """`vanilla-transformer check` passes right implementations, and names the place of a mistake."""
 
+import importlib
 import inspect
+import shutil
+import sys
 
 import pytest
 
@@ -8,23 +11,83 @@ from hf_vanilla_transformer.check.checker import check
 from hf_vanilla_transformer.check.mistakes import MISTAKES
 from hf_vanilla_transformer.check.sandbox import check_file
 from hf_vanilla_transformer.errors import UserError
-from tests.check import styles
+from tests.check import more_styles, styles
+from tests.conftest import REPOSITORY
+from tests.test_planted_faults import FAULTS, file_of, plant
 
 FAST = {("Transformer", None), ("make_model", None), ("Seq2SeqTransformer", None), ("LearnedTransformer", None)}
 FAST |= {("Transformer", "exponent"), ("Transformer", "ahead"), ("Seq2SeqTransformer", "causal")}
 CASES = [
     pytest.param(name, bug, place, marks=[] if (name, bug) in FAST else pytest.mark.slow)
-    for name, bugs in styles.STYLES.items()
+    for name, bugs in (styles.STYLES | more_styles.STYLES).items()
     for bug, place in bugs.items()
 ]
+
+
+def style(name):
+    return getattr(styles, name, None) or getattr(more_styles, name)
+
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched")
 
 
 @pytest.mark.parametrize(("name", "bug", "place"), CASES)
 def test_mistakes_are_named_and_right_code_passes(name, bug, place):
-    report = check(getattr(styles, name), {"bug": bug})
+    report = check(style(name), {"bug": bug})
     assert [mistake.place for mistake in report.mistakes] == ([place] if place else [])
-    assert (report.difference < 2e-5) == (place is None)
+    assert (report.difference < 1e-5) == (place is None)
+
+
+PLACES = {
+    "encoder ignores the source mask": "padding", "cross-attention sees padding": "padding",
+    "causal mask is off by one": "causal mask", "sines and cosines are swapped": "positions",
+    "embeddings are not scaled by sqrt(d_model)": "embedding scale", "attention scores are not scaled":
+    "attention scale", "output layer is tied to the source embedding": "tying", "dropout is active in evaluation":
+    "dropout", "layer norm is inside the residual": "residual", "pre-norm reads the residual": "residual",
+    "cache position is off by one": "cached step", "cross-attention cache is extended at each step": "cached step",
+}  # fmt: skip
+# the first has the paper's post-norm, and the second counts positions as most implementations do
+PLACES |= {"pre-norm is ignored": None, "padding is counted in positions": None, "none": None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLACES)
+def test_faults_planted_in_this_model_are_named(name, tmp_path, monkeypatch):
+    package = tmp_path / "copied_bundle"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for path in (REPOSITORY / "hf_vanilla_transformer").glob("*_vanilla_transformer.py"):
+        shutil.copy(path, package)
+    if name in FAULTS:
+        file = package / file_of(FAULTS[name])
+        file.write_text(plant(file.read_text("utf-8"), FAULTS[name]), "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [each for each in sys.modules if each.startswith("copied_bundle")]:
+        monkeypatch.delitem(sys.modules, module)
+    modeling = importlib.import_module("copied_bundle.modeling_vanilla_transformer")
+    configuration = importlib.import_module("copied_bundle.configuration_vanilla_transformer")
+
+    def model(vocab_size, d_model, n_heads, n_layers, d_ff):
+        config = configuration.VanillaTransformerConfig(
+            vocab_size=vocab_size, decoder_vocab_size=vocab_size, share_encoder_decoder_embeddings=False,
+            d_model=d_model, encoder_layers=n_layers, decoder_layers=n_layers, encoder_attention_heads=n_heads,
+            decoder_attention_heads=n_heads, encoder_ffn_dim=d_ff, decoder_ffn_dim=d_ff, pad_token_id=0,
+            bos_token_id=1, decoder_start_token_id=1, layer_norm_position="pre" if "pre-norm" in name else "post",
+        )  # fmt: skip
+        return modeling.VanillaTransformerForConditionalGeneration(config)
+
+    if PLACES[name] == "dropout":
+        with pytest.raises(UserError, match="dropout"):
+            check(model, {})
+        return
+    mistakes = check(model, {}).mistakes
+    assert [mistake.place for mistake in mistakes] == ([PLACES[name]] if PLACES[name] else [])
+
+
+def test_every_planted_fault_of_the_model_is_tried():
+    text = (REPOSITORY / "tests" / "planted_faults.txt").read_text("utf-8")
+    model = text.split("# The model\n\n")[1].split("# The loss")[0]
+    assert {name for name in FAULTS if f"{name}\n" in model} == PLACES.keys() - {"none"}
 
 
 def test_right_differences_are_noted():
