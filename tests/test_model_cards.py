@@ -14,7 +14,7 @@ from hf_vanilla_transformer.hub import CardFacts
 from hf_vanilla_transformer.hub.card import METRICS, model_card
 
 REPOSITORY = Path(__file__).parents[1]
-CARDS = sorted((REPOSITORY / "model_cards").glob("*.md"))
+CARDS = sorted(path for path in (REPOSITORY / "model_cards").glob("*.md") if path.name != "README.md")
 CODE = ("modeling_vanilla_transformer.py", "pipeline_vanilla_transformer.py")
 
 
