@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from docutils.utils.math.latex2mathml import tex2mathml
+from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +25,7 @@ copyright = "the hf_vanilla_transformer authors, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "scripts/docs/index"
 include_patterns = ["scripts/docs/**", "**README.md", "CONTRIBUTING.md", "CHANGELOG.md", "model_cards/*.md"]
-exclude_patterns = [".*", "runs", "node_modules"]
+exclude_patterns = [".*", "runs", "node_modules", "scripts/docs/lessons/source"]
 
 html_theme = "furo"
 html_title = "Vanilla Transformer"
@@ -33,7 +36,8 @@ html_css_files = ["wide.css"]
 html_static_path = ["static"]
 
 myst_heading_anchors = 4  # links such as README.md#train, as on GitHub
-myst_enable_extensions = ["html_image"]
+myst_enable_extensions = ["dollarmath", "html_image"]
+html_math_renderer = "mathml"  # MathJax would be loaded from the network
 
 suppress_warnings = ["misc.highlighting_failure"]  # sketches of interfaces are not quite JavaScript
 
@@ -56,6 +60,31 @@ class CommandHelp(Directive):
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             main([*self.arguments, "--help"])
         return [nodes.literal_block(printed.getvalue(), printed.getvalue(), language="text")]
+
+
+class NotebookParser(MystParser):
+    """Show a notebook with its stored outputs."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        parts = []
+        for cell in json.loads(inputstring)["cells"]:
+            source = "".join(cell["source"])
+            parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+            for output in cell.get("outputs", ()):
+                if "text" in output:
+                    parts.append(f"```text\n{''.join(output['text'])}```")
+                else:
+                    parts.append(f"![](data:image/png;base64,{output['data']['image/png']})")
+        super().parse("\n\n".join(parts), document)
+
+
+def show_formula(translator: Any, node: Any) -> None:
+    block = isinstance(node, nodes.math_block)
+    formula = tex2mathml(node.astext(), as_block=block)
+    translator.body.append(f"<div>{formula}</div>" if block else formula)
+    raise nodes.SkipNode
 
 
 def own_fields(cls: type) -> list[dataclasses.Field]:
@@ -83,5 +112,8 @@ def describe_own_fields(app: Sphinx, kind: str, name: str, cls: Any, options: An
 
 def setup(app: Sphinx) -> None:
     app.add_directive("command-help", CommandHelp)
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(NotebookParser)
+    app.add_html_math_renderer("mathml", (show_formula, None), (show_formula, None))
     app.connect("autodoc-process-signature", show_own_fields)
     app.connect("autodoc-process-docstring", describe_own_fields)
