@@ -117,6 +117,8 @@ def main(arguments: list[str]) -> None:
         flags[0] = recipe_path(flags[0])
     parsed, command = parse_recipe(flags), shlex.join(["vanilla-transformer", "train", *arguments])
     if parsed[-1].search:
+        if compare:
+            help_parser("vanilla-transformer train").error("--compare places one run, and --search has several")
         search(flags, command)
         return
     results = run_training(*parsed, command=command)
