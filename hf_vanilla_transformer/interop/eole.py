@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..untrusted import read_json_object, shown
-from . import opennmt, state_dicts, vocabularies
+from . import opennmt, state_dicts
 from .converting import Converted
 from .options import Options, Unsupported
+from .sources import read_parts
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
@@ -132,15 +133,14 @@ def from_eole(
         options = model_options.section(name) if name else model_options
         sections[name] = Options({**shared, **options.values}, options.where)
         sections[name].refuse(unsupported, neutral=())
-    tensors = _with_biases(_read_weights(folder))
     source, target = (f"{side}_emb.embeddings.weight" for side in ("src", "tgt"))
+    files = sorted(folder.glob("model.*.safetensors")) or [folder / "model.00.safetensors"]
+    tensors = _with_biases(read_parts(files, folder, source))
     tying = state_dicts.find_tying(tensors, source, target, "generator.weight")
     sizes = state_dicts.find_sizes(tensors, source, _LAYERS, "mlp.gate_up_proj.weight")
     vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")
     sides, specials = [vocabulary.texts(side) for side in ("src", "tgt")], vocabulary.section("specials")
     special = {name: specials.text(name, token) for name, token in opennmt.SPECIAL.items()}
-    for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
-        vocabularies.require_size(side, size, folder / "vocab.json")
     ids, search_ids = opennmt.special_ids(sides, special, tying.fields["share_encoder_decoder_embeddings"])
     start = {"decoder_start_token_id": opennmt.start_id(vocabulary, sides[1], special)}
     model = state_dicts.build_model(
@@ -152,19 +152,8 @@ def from_eole(
     inference = config.section("inference")
     set_generation_config(model, _search(inference, search_ids["unk_token_id"]) | search_ids | start)
     notes = [SEARCH_NOTE, *inference.dropped(DROPPED)]
-    files = codes, sentencepiece, target_sentencepiece
-    return opennmt.with_tokenizers(model, sides, special, files, notes, config.texts("transforms"))
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of all files. eole itself saves one file."""
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("model.*.safetensors")) or [folder / "model.00.safetensors"]:
-        part = state_dicts.require_tensors(state_dicts.read_torch_file(file), str(file))
-        if twice := sorted(tensors.keys() & part.keys()):
-            raise UserError(f"{file}: {shown(twice[0])} is also in a file before it")
-        tensors |= part
-    return tensors
+    raw_text = codes, sentencepiece, target_sentencepiece
+    return opennmt.with_tokenizers(model, sides, special, raw_text, notes, config.texts("transforms"))
 
 
 def _with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """fairseq's `transformer` checkpoints: one file with weights and options, and the dictionaries in the same folder."""
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,8 +92,8 @@ def from_fairseq(
         raise UserError(f"{path}: no checkpoint of fairseq: it has no 'model'")
     options, task, search = _options(state, path)
     _refuse(options)
-    tensors = _upgraded(state_dicts.require_tensors(state["model"], f"{path}: model"))
     embeddings = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
+    tensors = _upgraded(state_dicts.require_tensors(state["model"], f"{path}: model", embeddings[0]))
     tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_projection.weight")
     sizes = state_dicts.find_sizes(tensors, embeddings[0], ffn="fc1.weight")
     positions, tensors = _positions(tensors)
@@ -104,16 +103,16 @@ def from_fairseq(
     languages = {"source_lang": source_language, "target_lang": target_language}
     task = Options({**task.values, **{name: value for name, value in languages.items() if value}}, task.where)
     folder = Path(data) if data else path.parent
-    sides = _dictionaries(folder, task, fields)
-    codes_of_sides = vocabularies.both_sides(codes, None)
-    spm_models = vocabularies.both_sides(sentencepiece, target_sentencepiece)
+    files, sides = _dictionaries(folder, task, fields)
+    pairs = (codes, None), (sentencepiece, target_sentencepiece)
+    codes_of_sides, spm_models = (vocabularies.both_sides(*pair) for pair in pairs)
     if codes_of_sides or spm_models:
         _require_dictionaries(sides)
     converted = Converted(model)
     if sides:
         special = [dict(zip(_SPECIAL_NAMES, side, strict=False)) for side in sides]
         raw_text = spm_models, codes_of_sides, [task.text(name) for name in languages]
-        converted = vocabularies.with_tokenizers(model, sides, special, *raw_text)
+        converted = vocabularies.with_tokenizers(model, sides, special, *raw_text, origins=files)
         if _language_tokens(task):
             names = [f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if task.values.get(name)]
             reason = f"its task adds tokens of languages to the text ({', '.join(names)}), the tokenizer does not"
@@ -137,16 +136,16 @@ def _options(state: Mapping[str, Any], path: Path) -> tuple[Options, Options, Op
     """Options of model, task and generation: one namespace in older checkpoints, sections in newer ones."""
     where = f"{path}: --"
     if state.get("args") is not None:
-        options = _as_dict(state["args"])
+        options = state_dicts.plain_options(state["args"])
         return Options(options, where), Options(options, where), Options({}, where)
     sections = state.get("cfg")
     if not isinstance(sections, Mapping) or "model" not in sections:
         raise UserError(f"{path}: no checkpoint of fairseq: it has neither 'args' nor 'cfg'")
-    options = _as_dict(sections["model"])
+    options = state_dicts.plain_options(sections["model"])
     for stack in STACKS:  # `transformer` itself has a section for each
-        for name, value in _as_dict(options.pop(stack, None)).items():
+        for name, value in state_dicts.plain_options(options.pop(stack, None)).items():
             options[f"{stack}_{name}"] = value
-    task, search = (Options(_as_dict(sections.get(name)), where) for name in ("task", "generation"))
+    task, search = (Options(state_dicts.plain_options(sections.get(name)), where) for name in ("task", "generation"))
     return Options(options, where), task, search
 
 
@@ -167,12 +166,6 @@ def _search(search: Options) -> dict[str, Any]:
         # the end-of-sentence token is not counted
         settings["max_new_tokens"] = search.integer("max_len_b", 200, 1) + 1
     return settings
-
-
-def _as_dict(options: Any) -> dict[str, Any]:
-    if isinstance(options, argparse.Namespace):
-        return dict(vars(options))
-    return dict(options) if isinstance(options, Mapping) else {}
 
 
 def _refuse(options: Options) -> None:
@@ -237,18 +230,18 @@ def _locate(name: str) -> str:
     return name.replace("lm_head", "decoder.output_projection")
 
 
-def _dictionaries(folder: Path, task: Options, fields: Mapping[str, Any]) -> list[list[str]]:
-    """The tokens of source and target, by id, or none if there are no dictionaries."""
+def _dictionaries(folder: Path, task: Options, fields: Mapping[str, Any]) -> tuple[list[Path], list[list[str]]]:
+    """The dictionaries of source and target, and their tokens by id, or none if there are no dictionaries."""
     languages = [task.text(f"{side}_lang", "None") for side in ("source", "target")]
     files = [folder / Path(f"dict.{language}.txt").name for language in languages]
     if not all(file.is_file() for file in files):
-        return []
+        return [], []
     sides = []
     for file, size in zip(files, (fields["vocab_size"], fields["decoder_vocab_size"]), strict=True):
         tokens = _read_dictionary(file)
         tokens += _language_tokens(task) if len(tokens) < size else []
-        sides.append(vocabularies.require_size(tokens, size, file))
-    return sides
+        sides.append(tokens)
+    return files, sides
 
 
 def _language_tokens(task: Options) -> list[str]:

@@ -57,8 +57,8 @@ def from_joeynmt(source: str | Path) -> Converted:
         raise UserError(f"{path}: no best.ckpt and {len(files)} other checkpoints; name the file")
     state = state_dicts.read_torch_file(files[0])
     state = state.get("model_state") if isinstance(state, Mapping) else None
-    tensors = state_dicts.require_tensors(state, f"{files[0]}: model_state")
     embeddings = "src_embed.lut.weight", "trg_embed.lut.weight"
+    tensors = state_dicts.require_tensors(state, f"{files[0]}: model_state", embeddings[0])
     tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_layer.weight")
     fields = _fields(architecture) | tying.fields | state_dicts.find_sizes(tensors, embeddings[0])
     symbols = data.section("special_symbols")
@@ -72,9 +72,8 @@ def from_joeynmt(source: str | Path) -> Converted:
     fields |= {**ids, "decoder_start_token_id": ids["bos_token_id"]}
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(fields, tensors, locate, tying.copies | _TABLES)
-    sizes = fields["vocab_size"], fields["decoder_vocab_size"]
     first = [*special.values(), *further]
-    tokens = [_tokens(folder, data, *pair, first) for pair in zip(SIDES, sizes, strict=True)]
+    tokens = [_tokens(folder, data, side, first) for side in SIDES]
     # JoeyNMT's search leaves out these tokens, from version 2 on
     banned = [] if is_version_1 else [special["bos_token"], special["pad_token"], *further]
     converted = _with_tokenizers(model, folder, data, tokens, special)
@@ -155,13 +154,12 @@ def _fields(model: Options) -> dict[str, Any]:
     return fields
 
 
-def _tokens(folder: Path, data: Options, side: str, size: int, special: list[str]) -> list[str]:
+def _tokens(folder: Path, data: Options, side: str, special: list[str]) -> list[str]:
     """The tokens of a side by id, in the order of JoeyNMT's `Vocabulary`: special tokens first, each token once."""
     file, named = folder / f"{side}_vocab.txt", data.section(side).text("voc_file")
     if not file.is_file() and named:
         file = folder / Path(named).name
-    tokens = dict.fromkeys([*special, *vocabularies.read_lines(file)])
-    return vocabularies.require_size(list(tokens), size, file)
+    return list(dict.fromkeys([*special, *vocabularies.read_lines(file)]))
 
 
 def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> list[str]:

@@ -122,7 +122,7 @@ def from_marian_npz(
     _refuse(options)
     tensors = state_dicts.require_tensors({name: _tensor(name, array) for name, array in arrays.items()}, str(path))
     tensors, pad = _with_padding(tensors)
-    named = _vocabulary_names(options, decoder)
+    named = decoder.texts("vocabs") or options.texts("vocabs")
     paths = vocabularies.both_sides(source_vocabulary, target_vocabulary) or _existing(path.parent, named)
     sides = [_tokens(vocabulary) for vocabulary in paths]
     ids, is_pre_norm = _special_ids(sides, pad), _POSITIONS[_normalisations(options)] == "pre"
@@ -323,10 +323,6 @@ def _existing(folder: Path, names: Sequence[str]) -> list[Path]:
     """The files of source and target by the names of two or of one, or none if one is missing."""
     files = [folder / Path(name).name for name in names]
     return [files[0], files[-1]] if files and all(file.is_file() for file in files) else []
-
-
-def _vocabulary_names(options: Options, decoder: Options) -> list[str]:
-    return decoder.texts("vocabs") or options.texts("vocabs")
 
 
 def _tokens(path: Path) -> list[str]:

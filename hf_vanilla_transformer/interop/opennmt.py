@@ -103,7 +103,7 @@ def from_opennmt(
     """
     path = Path(checkpoint)
     state = _read(path)
-    options = Options(getattr(state["opt"], "__dict__", {}), f"{path}: -")
+    options = Options(state_dicts.plain_options(state["opt"]), f"{path}: -")
     options.refuse(REFUSED)
     tensors = _tensors(state, path)
     source, target = (_EMBEDDING.format(stack) for stack in STACKS)
@@ -132,8 +132,6 @@ def from_opennmt(
     set_generation_config(model, search | search_ids | {"decoder_start_token_id": start})
     if not sides:
         return Converted(model, notes=["the checkpoint contains no vocabularies"])
-    for side, size in zip(sides, (tying.fields["vocab_size"], tying.fields["decoder_vocab_size"]), strict=True):
-        vocabularies.require_size(side, size, path)
     notes = [SEARCH_NOTE] if is_version_3 else []
     files = codes, sentencepiece, target_sentencepiece
     return with_tokenizers(model, sides, SPECIAL, files, notes, options.texts("transforms"))
@@ -145,14 +143,15 @@ def _read(path: Path) -> Mapping[str, Any]:
         # version 3.4 with -save_format safetensors
         file = require_file(path.with_suffix(".safetensors"), "it contains the weights")
         state = {**state, "model": state_dicts.read_torch_file(file), "generator": None}
-    if not isinstance(state, Mapping) or not {"model", "generator", "opt"} <= state.keys():
+    has_parts = isinstance(state, Mapping) and {"model", "generator", "opt"} <= state.keys()
+    if not has_parts or not state_dicts.plain_options(state["opt"]):
         raise UserError(f"{path}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed")
     return state
 
 
 def _tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     """The tensors of the model and of the generator, a Sequential in versions 1 and 2, under one set of names."""
-    tensors = dict(state_dicts.require_tensors(state["model"], f"{path}: model"))
+    tensors = state_dicts.require_tensors(state["model"], f"{path}: model", _EMBEDDING.format("encoder"))
     head = state["generator"]
     generator = {} if head is None else state_dicts.require_tensors(head, f"{path}: generator")
     # version 0 has the Annotated Transformer's normalisations

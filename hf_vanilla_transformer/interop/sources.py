@@ -5,11 +5,10 @@ import re
 import shutil
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -17,12 +16,14 @@ from torch import Tensor
 from ..errors import UserError
 from ..untrusted import one_line, read_json_object, refuse_special_files, shown
 from .options import Options
-from .state_dicts import read_torch_file, require_tensors
+from .state_dicts import STACKS, find_weights, read_torch_file, require_tensors
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+#: The embeddings in the files of transformers' classes.
+EMBEDDINGS = ("model.shared.weight", *(f"model.{stack}.embed_tokens.weight" for stack in STACKS))
 _MODEL_FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.safetensors")
 _OTHER_WEIGHTS = ("pytorch_model*.bin", "adapter_model.bin")
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_NAME, _PARAMETER = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*"), re.compile(r".*(weight|bias)")
 _MAX_EXPANSION, _MAX_MEMBERS = 20, 1000  # of a zip archive: weights hardly shrink
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 # Options of PEFT's LoRA that add something else than B A, with the values that do not.
@@ -94,7 +95,7 @@ def _merged(adapter: Path, folder: Path) -> Path:
     file = next((adapter / name for name in _ADAPTER_WEIGHTS if (adapter / name).is_file()), None)
     if file is None:
         raise UserError(f"{adapter}: there is none of {', '.join(_ADAPTER_WEIGHTS)}")
-    weights = require_tensors(read_weights(base), str(base))
+    weights = read_parts(weight_files(base), base, *EMBEDDINGS)
     merged = _with_adapter(weights, require_tensors(read_torch_file(file), str(file)), options)
     folder.mkdir()
     for source in (base, adapter):
@@ -156,11 +157,12 @@ def weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder}: no weights: there is none of {', '.join(WEIGHTS)}")
 
 
-def read_weights(folder: Path) -> dict[str, Any]:
-    tensors: dict[str, Any] = {}
-    for file in weight_files(folder):
-        found = read_torch_file(file)
-        if not isinstance(found, Mapping):
-            raise UserError(f"{file}: a state dictionary is needed there, not {type(found).__name__}")
-        tensors |= found
-    return tensors
+def read_parts(files: Iterable[Path], folder: Path, *known: str) -> dict[str, Tensor]:
+    """The tensors of several files. `known` names are as in `require_tensors`."""
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        part = find_weights(read_torch_file(file), lambda names: any(map(_PARAMETER.fullmatch, names)), str(file))
+        if twice := sorted(tensors.keys() & part.keys()):
+            raise UserError(f"{file}: {shown(twice[0])} is also in a file before it")
+        tensors |= part
+    return require_tensors(tensors, str(folder), *known)

@@ -164,10 +164,11 @@ def _check_archive(path: Path) -> None:
         raise UserError(f"{path}: an archive with compressed members, which torch.save does not write")
 
 
-def require_tensors(state: Any, where: str) -> dict[str, Tensor]:
+def require_tensors(state: Any, where: str, *known: str) -> dict[str, Tensor]:
     """Return a state dictionary without the traces of wrappers, or raise a UserError that names `where`.
 
-    Its tensors are finite. Masks, counters, and the buffers of losses and metrics are left out.
+    Its tensors are finite. Masks, counters, and the buffers of losses and metrics are left out. Names lose the prefix
+    that is in front of `known` ones.
     """
     if not isinstance(state, Mapping) or not state:
         raise UserError(f"{where}: a state dictionary is needed there, not {type(state).__name__}")
@@ -183,7 +184,16 @@ def require_tensors(state: Any, where: str) -> dict[str, Tensor]:
             raise UserError(f"{where}: {name[:60]!r} {list(tensor.shape)} is larger than its data in the file")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"{where}: {name} contains numbers that are not finite")
-    return dict(state)
+    prefixes = {name.removesuffix(end) for name in state for end in known if f".{name}".endswith(f".{end}")}
+    prefix = prefixes.pop() if len(prefixes) == 1 else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+def plain_options(options: Any) -> dict[str, Any]:
+    """The options that a toolkit saved: a mapping, a namespace, or an object of another library."""
+    options = options.state if isinstance(options, Ignored) else options
+    options = vars(options) if isinstance(options, argparse.Namespace) else options
+    return dict(options) if isinstance(options, Mapping) else {}
 
 
 def find_weights(saved: Any, is_model: Callable[[Iterable[str]], bool], where: str) -> dict[str, Tensor]:

@@ -19,8 +19,8 @@ from ..inference.loading import load_whole
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import one_line, read_json_object, reading_weights, shown
 from .converting import Converted
-from .sources import read_weights, weight_files
-from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying, require_tensors, same
+from .sources import EMBEDDINGS, read_parts, weight_files
+from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying, same
 
 #: Configuration fields that these classes have under our names, with our meaning.
 SAME_FIELDS = (
@@ -32,7 +32,7 @@ SAME_FIELDS = (
 #: The names of their tables of positions.
 POSITION_TABLES = {f"model.{stack}.embed_positions.weight" for stack in STACKS}
 
-_SHARED, _EMBEDDINGS = "model.shared.weight", tuple(f"model.{stack}.embed_tokens.weight" for stack in STACKS)
+_SHARED, *_EMBEDDINGS = EMBEDDINGS
 _MAX_LAYERS = 1000
 # Types of the settings that `generate` uses without checking them.
 _SEARCH_TYPES: dict[str, Any] = {
@@ -61,7 +61,7 @@ def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> Pee
         settings = GenerationConfig.from_model_config({**config.to_dict(), **values}).to_diff_dict()
     if file.is_file():
         settings = read_json_object(file)
-    return PeerFolder(config, require_tensors(read_weights(folder), str(folder)), settings)
+    return PeerFolder(config, read_parts(weight_files(folder), folder, *EMBEDDINGS), settings)
 
 
 def _read_config(folder: Path, model_type: str) -> dict[str, Any]:

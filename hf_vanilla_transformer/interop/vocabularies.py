@@ -43,13 +43,6 @@ def ids_by_token(tokens: Sequence[str], origin: object = "the vocabulary") -> di
     return ids
 
 
-def require_size(tokens: list[str], size: int, file: Path) -> list[str]:
-    """Return `tokens` if the model has as many, or raise a UserError."""
-    if len(tokens) != size:
-        raise UserError(f"{file}: {len(tokens)} tokens with the special ones, but the model has {size}")
-    return tokens
-
-
 def both_sides(source: str | Path | None, target: str | Path | None) -> list[Path]:
     """The files of source and target, of which one may serve both, or none."""
     return [Path(source or target or ""), Path(target or source or "")] if source or target else []
@@ -75,6 +68,11 @@ def with_tokenizers(
         source_ends: False if a source does not end with `eos_token`.
         **whitespace: arguments of `whitespace_tokenizers`.
     """
+    sizes = model.config.vocab_size, model.config.target_vocab_size
+    origins = whitespace.get("origins", ("the vocabulary of the source", "the vocabulary of the target"))
+    for side, size, origin in zip(sides, sizes, origins, strict=True):
+        if len(side) != size:
+            raise UserError(f"{origin}: {len(side)} tokens with the special ones, but the model has {size}")
     if spm_models and codes:
         raise UserError(f"codes={codes[0]}, sentencepiece={spm_models[0]}: give one of them")
     if spm_models and source_ends:
