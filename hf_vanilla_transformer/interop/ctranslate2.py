@@ -15,7 +15,7 @@ from ..data.side_tokens import side_tokens
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError, naming_extras
 from ..untrusted import require_file
-from .search_settings import banned_tokens, check_search, ends, longest, shortest
+from .search_settings import banned_tokens, check_search, ends, longest, refuse_fields, shortest
 
 MIN_POSITIONS = 1024  # rows of the table of sinusoids. CTranslate2 computes none
 NEVER = -1e4  # output bias of forbidden tokens, within the range of float16
@@ -85,6 +85,18 @@ def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
+def search_note(model: Any, tokenizer: Any) -> str:
+    """A note for users: the arguments of `translate_batch`, and how its scores differ. `tokenizer` is the target's."""
+    arguments = search_arguments(model, side_tokens(tokenizer, model.config.target_vocab_size, "target"))
+    listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    note, settings = f"; its search is an argument of translate_batch: {listed}", check_search(model, "", APPLIED)
+    changing = arguments.keys() & {"no_repeat_ngram_size", "repetition_penalty", "suppress_sequences"}
+    excludes = bool(changing or banned_tokens(settings)) or arguments["min_decoding_length"] > 1
+    if excludes and arguments["beam_size"] > 1 and not settings.get("renormalize_logits"):
+        note += "; its beams exclude tokens before the softmax, as `generate` does with renormalize_logits=True"
+    return note
+
+
 def register() -> None:
     """Register `VanillaTransformerConfig` with CTranslate2's converter of transformers' models."""
     with naming_extras():
@@ -140,17 +152,18 @@ def _new_spec(config: VanillaTransformerConfig) -> Any:
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.common_spec import Activation
 
-    if config.activation_function not in ACTIVATIONS:
-        raise UserError(f"activation_function={config.activation_function}: CTranslate2 has {', '.join(ACTIVATIONS)}")
     heads, is_pre_norm = config.encoder_attention_heads, config.layer_norm_position == "pre"
-    other_widths = {config.head_dim, config.value_head_dim} - {None, config.d_model // heads}
-    # `final_layer_norm` is always True with "pre"
-    if (config.final_layer_norm and not is_pre_norm) or config.decoder_attention_heads != heads or other_widths:
-        raise UserError(
-            f"final_layer_norm={config.final_layer_norm}, heads={heads} and {config.decoder_attention_heads}, "
-            f"head_dim={config.head_dim}, value_head_dim={config.value_head_dim}: CTranslate2's Transformer has one "
-            f"number of heads, heads of width d_model / h, and a final LayerNorm only with pre-norm"
-        )
+    widths = None, config.d_model // heads
+    refuse_fields(
+        config,
+        "CTranslate2's Transformer has one number of heads, heads of width d_model / h, a final LayerNorm only with "
+        f"pre-norm, and the activations {', '.join(ACTIVATIONS)}",
+        activation_function=config.activation_function not in ACTIVATIONS,
+        final_layer_norm=config.final_layer_norm and not is_pre_norm,  # always True with "pre"
+        decoder_attention_heads=config.decoder_attention_heads != heads,
+        head_dim=config.head_dim not in widths,
+        value_head_dim=config.value_head_dim not in widths,
+    )
     activation = Activation[ACTIVATIONS[config.activation_function]]
     depths = config.encoder_layers, config.decoder_layers
     return TransformerSpec.from_config(depths, heads, pre_norm=is_pre_norm, activation=activation)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ..atomic_write import atomic_file, new_folder
-from ..data.side_tokens import side_tokens
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..inference.loading import registered_class
@@ -72,9 +71,7 @@ def export(
             note = module.write(model, source, written, languages, quantization)
         elif target_format == "ctranslate2":
             module.convert(source, written, quantization, vmap)
-            tokens = side_tokens(tokenizers[1], model.config.target_vocab_size, "target")
-            arguments = ", ".join(f"{name}={value}" for name, value in module.search_arguments(model, tokens).items())
-            note = f"; its search is an argument of translate_batch: {arguments}"
+            note = module.search_note(model, tokenizers[1])
         elif target_format == "marian":
             module.write(model, written)
             save_tokenizers(written, *tokenizers)

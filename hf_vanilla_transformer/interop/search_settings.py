@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..errors import UserError
-from .translate_exported import check_settings
+from .translate_exported import check_settings, ends
 
 
 def check_search(model: Any, library: str, applied: set[str]) -> dict[str, Any]:
@@ -39,12 +39,6 @@ def banned_tokens(settings: dict[str, Any]) -> list[int]:
     """The single tokens that are never chosen."""
     single = {ids[0] for ids in settings.get("bad_words_ids") or [] if len(ids) == 1} - set(ends(settings))
     return sorted(single.union(settings.get("suppress_tokens") or []))
-
-
-def ends(settings: dict[str, Any]) -> list[int]:
-    """The end-of-sentence tokens."""
-    tokens = settings.get("eos_token_id")
-    return tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
 
 
 def refuse_fields(config: Any, reason: str, **refused: object) -> None:

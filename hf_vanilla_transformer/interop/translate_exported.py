@@ -52,6 +52,12 @@ def check_settings(settings: dict, vocab_size: int, applied: set[str] = APPLIED)
                 raise ValueError(f"{name}={value} (the vocabulary has {vocab_size} tokens)")
 
 
+def ends(settings: dict) -> list[int]:
+    """The end-of-sentence tokens."""
+    tokens = settings.get("eos_token_id")
+    return tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
+
+
 def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict) -> int:
     """The best next token, as `generate` of transformers chooses it.
 
@@ -59,8 +65,7 @@ def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict
         scores: logits (V), which are changed. tokens: of the translation until now. limit: its maximum length.
         settings: of generation_config.json.
     """
-    first, eos = not tokens, settings["eos_token_id"]
-    ends = eos if isinstance(eos, list) else [eos]
+    first = not tokens
     forced = settings.get("forced_bos_token_id") if first else None
     if len(tokens) + 1 == limit and settings.get("forced_eos_token_id") is not None:
         forced = settings["forced_eos_token_id"]
@@ -74,10 +79,10 @@ def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict
     if first or (len(tokens) == 1 and settings.get("forced_bos_token_id") is not None):
         banned += settings.get("begin_suppress_tokens") or []
     if len(tokens) < max(settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1):
-        banned += ends
+        banned += ends(settings)
     for words in settings.get("bad_words_ids") or []:
         if len(words) <= len(written) and words[:-1] == written[len(written) + 1 - len(words) :]:
-            banned += words[-1:] if words not in [[end] for end in ends] else []
+            banned += words[-1:] if words not in [[end] for end in ends(settings)] else []
     size = settings.get("no_repeat_ngram_size") or 0
     for start in range(len(written) + 1 - size if size else 0):
         if written[start : start + size - 1] == written[len(written) + 1 - size :]:
@@ -142,8 +147,6 @@ class Translator:
             if self.settings.get(name) is None:
                 self.settings[name] = self.config.get(name)
         check_settings(self.settings, self.config.get("decoder_vocab_size") or self.config["vocab_size"])
-        ends = self.settings["eos_token_id"]
-        self.ends = ends if isinstance(ends, list) else [ends]
         self.backend = OnnxBackend(folder) if (folder / "encoder.onnx").is_file() else TorchBackend(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
         target = folder / "target_tokenizer"
@@ -174,7 +177,7 @@ class Translator:
             for row in list(unfinished):
                 tokens[row] = best_token(logits[row, -1].copy(), translations[row], limits[row], self.settings)
                 translations[row].append(int(tokens[row, 0]))
-                if translations[row][-1] in self.ends or len(translations[row]) == limits[row]:
+                if translations[row][-1] in ends(self.settings) or len(translations[row]) == limits[row]:
                     unfinished.remove(row)
         return translations
 

@@ -120,6 +120,29 @@ def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(set
         assert result.hypotheses[0] == [tokens[i] for i in expected if i not in (ends, *np.ravel(ends))], text
 
 
+@pytest.mark.parametrize("renormalised", [True, False])
+def test_ctranslate2_beams_have_renormalised_scores(renormalised, exported, tmp_path):
+    engine = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+    settings = {"num_beams": 4, "early_stopping": True, "length_penalty": 1.0, "max_new_tokens": 8}
+    settings |= {"suppress_tokens": [5, 11], "renormalize_logits": renormalised}
+    shutil.copytree(exported / "model", tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    line = export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
+    assert ("renormalize_logits" in line) is not renormalised
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "model").eval()
+    source, _ = load_tokenizers(tmp_path / "model")
+    tokens = side_tokens(source, 320, "target")
+    translator = engine.Translator(str(tmp_path / "ct2"), "cpu")
+    for text in LINES:
+        batch = source(text, return_tensors="pt")
+        pieces = [[tokens[i] for i in batch["input_ids"][0]]]
+        (result,) = translator.translate_batch(pieces, beam_size=4, max_decoding_length=8, return_scores=True)
+        output = model.generate(**batch, return_dict_in_generate=True, output_scores=True)
+        difference = abs(result.scores[0] - output.sequences_scores[0].item())
+        assert (difference < 2e-3) is renormalised, text  # CTranslate2 approximates the exponential function
+
+
 @pytest.mark.parametrize("settings", SETTINGS + UNSUPPORTED, ids=str)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_settings_that_an_export_does_not_apply_are_refused(library: str, settings: dict) -> None:
