@@ -25,6 +25,7 @@ from .translate_exported import Translator, best_token
 
 _TOKENS = 12  # of a translation
 _WORDS = 5  # of a line
+_UNLIMITED = 10**9
 _AS_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 
 
@@ -42,18 +43,23 @@ class Reference:
         self.model, (self.source, self.target) = model, tokenizers
         self.settings = model.generation_config.to_diff_dict()
         self.ends = {*ends(self.settings), *ends({"eos_token_id": model.config.target_eos_token_id})}
-        self.length = max(_TOKENS, shortest(self.settings) + 2)
-        if model.config.position_encoding_type == "learned":
-            self.length = min(self.length, model.config.max_position_embeddings)
-        self.length = min(self.length, longest(self.settings) or self.length)
+        is_learned = model.config.position_encoding_type == "learned"
+        self.positions = model.config.max_position_embeddings if is_learned else _UNLIMITED
+        limits = max(_TOKENS, shortest(self.settings) + 2), self.positions, longest(self.settings) or _UNLIMITED
+        self.length = min(limits)
         self.names = side_tokens(self.target, model.config.target_vocab_size, "target")
         # words of the vocabulary, because the text has to be of the model's languages
         decode, size = side_decoder(self.source, "source"), len(self.source)
         numbers = (i for i in range(size - 1, 0, -max(1, size // 300)) if i not in self.source.all_special_ids)
         words = [word for word in (decode([number]).strip() for number in numbers) if word.isalpha()][: 2 * _WORDS]
-        self.lines = ["a", "a b c"]
-        if len(words) > _WORDS:
-            self.lines = [" ".join(words[:_WORDS]), " ".join(words[_WORDS:])]
+        halves = (words[:_WORDS], words[_WORDS:]) if len(words) > _WORDS else (["a"], ["a", "b", "c"])
+        self.lines = [self.fitting(half) for half in halves]
+
+    def fitting(self, words: list[str]) -> str:
+        """As many of these words as the model has positions for."""
+        while words and len(self.source(" ".join(words))["input_ids"]) > self.positions:
+            words = words[:-1]
+        return " ".join(words)
 
     def pieces(self, line: str) -> list[str]:
         """The source tokens, by the tokenizer itself: names made by id would hide a wrong vocabulary."""
@@ -70,6 +76,7 @@ class Reference:
     def translations(self, **settings: Any) -> list[Translation]:
         """The model's greedy translations of the lines."""
         settings |= {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.length, "max_length": None}
+        settings["do_sample"] = False
         sources = (self.source(line, return_tensors="pt")["input_ids"] for line in self.lines)
         rows = [self.model.generate(source, **settings)[0, 1:].tolist() for source in sources]
         return [self.named(row, partial(self.target.decode, **_AS_TEXT)) for row in rows]

@@ -11,6 +11,7 @@ import pytest
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop import argos, ctranslate2, exporting
 from hf_vanilla_transformer.interop.exporting import export
+from tests.interop.exports import write_model
 from tests.interop.two_vocabularies import MODELS
 
 pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
@@ -53,6 +54,19 @@ def test_export_without_the_forced_token_is_not_used(target_format, tmp_path, mo
     with pytest.raises(UserError, match=target_format):
         export(target_format, model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+LEARNED = {"position_encoding_type": "learned", "max_position_embeddings": 6}
+
+
+@pytest.mark.parametrize(
+    ("target_format", "fields", "settings"), [("ctranslate2", LEARNED, {}), ("marian", {}, {"do_sample": True})]
+)
+def test_export_of_few_positions_or_of_sampling_is_checked(target_format, fields, settings, tmp_path):
+    model = write_model(tmp_path / "model", **fields)
+    model.generation_config.update(**settings)
+    model.generation_config.save_pretrained(tmp_path / "model")
+    assert "2 of 2 lines" in export(target_format, tmp_path / "model", tmp_path / "out")
 
 
 @pytest.mark.parametrize("missing", ["stanza/", "minisbd/"])
