@@ -191,7 +191,7 @@ def test_malicious_torch_archives(write: Callable, message: str, tmp_path: Path)
     fairseq.save(tmp_path / "model.pt", fairseq.weights(9, 8))
     write(tmp_path / "model.pt", read_torch_file(tmp_path / "model.pt"))
     found = refused("fairseq", tmp_path / "model.pt")
-    assert re.search(message, found) and "weights_only" not in found
+    assert re.search(message, found) and "weights_only" not in found and "damaged" not in found
 
 
 def npy_header(shape: tuple[int, ...]) -> bytes:
@@ -353,11 +353,16 @@ def test_malicious_model_folders_are_not_exported(fields, message, good, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("file", "content"),
-    [("tokenizer.json", ""), ("tokenizer.json", "[" * 100_000), ("generation_config.json", '{"num_beams": "many"}')],
+    ("to", "file", "content"),
+    [
+        ("marian", "tokenizer.json", ""),
+        ("marian", "tokenizer.json", "[" * 100_000),
+        ("marian", "generation_config.json", '{"num_beams": "many"}'),
+        *((to, "generation_config.json", '{"bad_words_ids": [[99999]]}') for to in ("ctranslate2", "marian")),
+    ],
 )
-def test_malicious_files_of_a_model_folder_are_not_exported(file, content, good, tmp_path):
-    not_exported("marian", good["ours"], tmp_path, lambda folder: (folder / file).write_text(content))
+def test_malicious_files_of_a_model_folder_are_not_exported(to, file, content, good, tmp_path):
+    not_exported(to, good["ours"], tmp_path, lambda folder: (folder / file).write_text(content))
 
 
 SECRET = "0f8e2c"

@@ -47,11 +47,12 @@ def ctranslate2_pieces(model: Model, folder: Path) -> list[list[str]]:
     prefix = getattr(model.source, "prefix_tokens", None) or []
     end = model.source.eos_token or model.source.sep_token  # FSMT has the second only
     ends = model.source("a")["input_ids"][-1:] == [model.source.convert_tokens_to_ids(end)]
+    starts = model.source("a")["input_ids"][0] == model.source.bos_token_id
     rows = []
     for line in model.lines:
         pieces = model.source.tokenize(line)
         known = [piece if model.source.convert_tokens_to_ids(piece) is not None else "<unk>" for piece in pieces]
-        start = [f"__{model.source.src_lang}__"] if prefix else []
+        start = [f"__{model.source.src_lang}__"] if prefix else [model.source.bos_token] * starts
         rows.append([*start, *known, *([end] if ends else [])])
     settings = model.model.generation_config
     start = {} if settings.forced_bos_token_id is None else {"target_prefix": [["__de__"]] * len(rows)}
@@ -98,7 +99,7 @@ ENGINES: dict[str, Callable[[Model, Path], list[str]]] = {
     "onnx": graph_texts,
 }
 # The models that a format refuses, and the reason that it names.
-_NO_SENTENCEPIECE = ("own", "fsmt", "m2m100", "fairseq-codes", "fairseq", "joeynmt", "opennmt", "eole")
+_NO_SENTENCEPIECE = {*MODELS} - {"marian", "marian-npz", "fairseq-spm"}
 REFUSED: dict[str, dict[str, str]] = {
     "argos": dict.fromkeys(_NO_SENTENCEPIECE, "SentencePiece") | {"m2m100": "forced_bos_token_id"},
     "marian": {
@@ -106,7 +107,7 @@ REFUSED: dict[str, dict[str, str]] = {
         **{
             "marian-npz": "position_encoding_type",
             "joeynmt": "layer_norm_eps",
-            "opennmt": "layer_norm_position",
+            **dict.fromkeys(("opennmt", "opennmt-spm", "opennmt-codes", "torch"), "layer_norm_position"),
             "eole": "attention_bias",
         },
     },

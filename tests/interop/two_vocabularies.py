@@ -4,20 +4,24 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from transformers import MarianMTModel, MarianTokenizer
 
 from hf_vanilla_transformer.interop.converting import convert
 from tests.interop.checkpoints import eole, fairseq, joeynmt, marian_npz, opennmt
+from tests.interop.checkpoints.torch_transformer import PYTORCH_TUTORIAL, AroundTorch
 from tests.interop.foreign import (
     MERGES,
     SOURCES,
     TARGETS,
+    learnt_codes,
     train_sentencepiece,
     write_fsmt_folder,
     write_m2m100_folder,
     write_opus_folder,
     write_two_tokenizers,
 )
+from tests.model_helpers import randomise
 
 _SPM = {"eos_id": 0, "unk_id": 1, "bos_id": -1}
 
@@ -110,10 +114,37 @@ def _joeynmt(folder: Path) -> Path:
 
 def _opennmt(folder: Path) -> Path:
     words = {name: sorted({word for line in lines for word in line.split()}) for name, lines in _WORDS.items()}
-    sides = {name: [*opennmt.SPECIAL, *words[side]] for name, side in (("src", "en"), ("tgt", "de"))}
+    return _opennmt_of(folder, words)
+
+
+def _opennmt_spm(folder: Path) -> Path:
+    """A source does not end with a token."""
+    pieces = {side: train_sentencepiece(folder / f"{side}.spm", lines, 75) for side, lines in _WORDS.items()}
+    tokens = {side: [piece for piece in parts if piece not in opennmt.SPECIAL] for side, parts in pieces.items()}
+    return _opennmt_of(folder, tokens, sentencepiece=folder / "en.spm", target_sentencepiece=folder / "de.spm")
+
+
+def _opennmt_codes(folder: Path) -> Path:
+    bpe = learnt_codes(folder / "codes", [*SOURCES, *TARGETS])
+    tokens = {side: sorted({*bpe.process_line(" ".join(lines)).split()}) for side, lines in _WORDS.items()}
+    return _opennmt_of(folder, tokens, codes=folder / "codes")
+
+
+def _opennmt_of(folder: Path, tokens: dict[str, list[str]], **options: object) -> Path:
+    sides = {name: [*opennmt.SPECIAL, *tokens[side]] for name, side in (("src", "en"), ("tgt", "de"))}
     vocab = {**sides, "data_task": "seq2seq", "decoder_start_token": "<s>"}
     opennmt.save(folder / "model.pt", *opennmt.weights((len(sides["src"]), len(sides["tgt"]))), vocab)
-    return _converted("opennmt", folder / "model.pt", folder)
+    return _converted("opennmt", folder / "model.pt", folder, **options)
+
+
+def _torch(folder: Path) -> Path:
+    """A source starts with a token, and the rows after the tokens are unused."""
+    torch.save(randomise(AroundTorch(PYTORCH_TUTORIAL, norm_first=True)).state_dict(), folder / "model.pt")
+    for side, lines in _WORDS.items():
+        words = sorted({word for line in lines for word in line.split()})
+        (folder / f"{side}.txt").write_text("\n".join(["<unk>", "<pad>", "<bos>", "<eos>", *words]) + "\n")
+    files = {"tokenizer": folder / "en.txt", "target_tokenizer": folder / "de.txt"}
+    return _converted("torch", folder / "model.pt", folder, heads=4, norm_first=True, **files)
 
 
 def _eole(folder: Path) -> Path:
@@ -149,5 +180,8 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "fairseq": _fairseq,
     "joeynmt": _joeynmt,
     "opennmt": _opennmt,
+    "opennmt-spm": _opennmt_spm,
+    "opennmt-codes": _opennmt_codes,
+    "torch": _torch,
     "eole": _eole,
 }

@@ -190,7 +190,10 @@ def test_opus_models_translate_in_both_engines(write: Callable, tmp_path: Path) 
     write_site(tmp_path / "ours", tmp_path / "site", runtime=require_npm(), dtypes=["fp32"])
     site = Site(model, tmp_path / "ours", tmp_path / "site")
     lines = [*SOURCES, *TARGETS, "Ünknown žluťoučký 漢字 ™️ words …", "öß a balloon"]
-    lines += [" ".join(line.split()[i : i + 4]) for line in SOURCES + TARGETS for i in range(9)]
+    texts = [line.split() for line in SOURCES + TARGETS]
+    lines += [" ".join(words[i : i + n]) for n in range(2, 9) for words in texts for i in range(len(words) - n)]
+    lines = list(dict.fromkeys(lines))[:200]
+    assert len(lines) == 200
     expected = [generated(site, line, num_beams=1)[0] for line in lines]
     answer = run_node("stock_pipeline.mjs", str(site.folder / "model"), "fp32", "{}", lines=lines)
     assert answer["found"] == target.batch_decode(expected, skip_special_tokens=True)
