@@ -38,6 +38,7 @@ EXTRAS = {
     **{"onnxscript": "onnx", "onnxruntime": "onnx", "onnx": "onnx", "matplotlib": "plot", "torchao": "int8"},
     **{"fastapi": "serve", "uvicorn": "serve", "httptools": "serve", "uvloop": "serve", "pydantic": "serve"},
     **{"optuna": "search", "peft": "lora", "tensorboard": "tensorboard"},
+    **{"ray": "ray", "pyspark": "spark"},
 }
 
 
@@ -45,7 +46,7 @@ def missing_extra(error: Exception) -> UserError | None:
     """The error of a library that is not installed, as one line that names its extra, or None for other errors."""
     # transformers raises errors without a name
     text = f"{getattr(error, 'name', '')} {error}".lower().replace("-", "_")
-    library = next((library for library in EXTRAS if library in text and not _is_installed(library)), None)
+    library = next((name for name in EXTRAS if re.search(rf"\b{name}\b", text) and not _is_installed(name)), None)
     if library is None or not re.search(r"no module|requires|install|import", text):
         return None
     return UserError(

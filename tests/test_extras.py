@@ -58,6 +58,7 @@ ALONE = {
         "optuna": COMMANDS[2],
         "peft": COMMANDS[3],
     },
+    **{"ray": "translate --model {0}/model --input {0}/a.en --output {0}/o --ray local"},
     **{"matplotlib": "attention --model {0}/model --sentence one --output {0}/attention.png"},
 }
 

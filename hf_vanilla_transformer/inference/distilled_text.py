@@ -7,6 +7,7 @@ back-translation it translates text in the target language, and its translations
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any
 
 from sacrebleu.metrics import CHRF
 
-from ..data.corpora import DISTILLED, Columns
+from ..data.corpora import DISTILLED, SIDES, Columns
 from ..errors import UserError
 from .file_translation import claim, translate_file
 from .fingerprints import text_fingerprint, translator_fingerprint
+from .ray_workers import RayPool
 from .sentences import read_sentence_pairs, read_sentences
-from .text_io import line_writer, read_lines
+from .text_io import line_writer, read_lines, row_writer
 from .translator import Translator
 
 SOURCE, TARGET = DISTILLED
@@ -41,6 +43,8 @@ def distil(
     columns: Columns | None = None,
     progress: Any = None,
     shard: tuple[int, int] | None = None,
+    pool: RayPool | None = None,
+    pairs_format: str = "text",
     **settings: Any,
 ) -> int:
     """Translate text with a teacher and write parallel text to train a student on. A killed call resumes.
@@ -58,7 +62,8 @@ def distil(
         references: translations by people of the same lines, to train on too, behind the teacher's.
         back_translation: write the lines as `TARGET`, and their translations as `SOURCE`.
         columns: of files with both languages, such as CSV or TMX.
-        progress, shard, settings: as in `translate_file`. A shard writes no pairs. The call without it does.
+        progress, shard, pool, settings: as in `translate_file`. A shard writes no pairs. The call without it does.
+        pairs_format: "text" for the two files, "jsonl" or "parquet" for one table with columns `source` and `target`.
 
     Returns the number of pairs.
 
@@ -85,8 +90,9 @@ def distil(
     if not translations.exists():
         listed = n_best if n_best > 1 else None
         translate_file(
-            teacher, lines, translations, processes, n_best=listed, progress=progress, shard=shard, **settings
-        )
+            teacher, lines, translations, processes, n_best=listed, progress=progress, shard=shard, pool=pool,
+            **settings,
+        )  # fmt: skip
     processes.wait_for_everyone()
     if processes.process_index or shard:
         return 0
@@ -96,19 +102,27 @@ def distil(
     if tag:
         taught = ((number, f"{tag} {text}" if text.strip() else "") for number, text in taught)
     pairs = ((lines[number], translation) for number, translation in chain(taught, enumerate(human)))
-    sides = (TARGET, SOURCE) if back_translation else (SOURCE, TARGET)
-    return _write_pairs(pairs, *(folder / side for side in sides))
+    pairs = ((target, source) if back_translation else (source, target) for source, target in pairs)
+    return _write_pairs(pairs, folder, pairs_format)
 
 
-def _write_pairs(pairs: Iterable[tuple[str, str]], sources: Path, targets: Path) -> int:
+def _write_pairs(pairs: Iterable[tuple[str, str]], folder: Path, pairs_format: str) -> int:
     """Write the pairs with text on both sides, and return their number."""
     count = 0
-    with line_writer(sources) as write_source, line_writer(targets) as write_target:
-        for source, target in pairs:
-            if source.strip() and target.strip():
-                write_source(source)
-                write_target(target)
-                count += 1
+    with ExitStack() as stack:
+        if pairs_format == "text":
+            writers = [stack.enter_context(line_writer(folder / name)) for name in DISTILLED]
+        else:
+            write_row = stack.enter_context(row_writer(folder / f"train.{pairs_format}", source=str, target=str))
+        for pair in pairs:
+            if not all(side.strip() for side in pair):
+                continue
+            count += 1
+            if pairs_format != "text":
+                write_row(dict(zip(SIDES, pair, strict=True)))
+                continue
+            for write, side in zip(writers, pair, strict=True):
+                write(side)
     return count
 
 

@@ -10,22 +10,26 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..atomic_write import atomic_file
+from ..data.readers import file_format
 from ..errors import UserError
 from .batching import MAX_TOKENS, with_prefixes
 from .documents import translate_documents
 from .fingerprints import text_fingerprint, translator_fingerprint
-from .text_io import line_writer, open_to_write, read_lines
+from .ray_workers import RayPool
+from .text_io import TABLES, line_writer, open_to_write, read_lines, row_writer
 from .translator import Hypothesis, Translator
 
 BATCHES_PER_CHUNK = 8
 
 _JOB = "job.json"  # model and settings of the chunks
 _ORDER = "chunks.json"  # names of all chunks, written at the end of each shard
+_FIELDS = "n_best", "alignment", "probabilities"  # of plain text only
 _OTHER_JOB = "a translation by a different model or with other settings; delete it, or name a new output"
 
 
@@ -105,6 +109,7 @@ def translate_file(
     max_tokens_per_batch: int = MAX_TOKENS,
     progress: Any = None,
     shard: tuple[int, int] | None = None,
+    pool: RayPool | None = None,
     **settings: Any,
 ) -> int:
     """Translate a file, and return its number of lines.
@@ -113,6 +118,7 @@ def translate_file(
         source: sentences, or a file of text, `.gz` too. None is standard input. Every process reads all of it and
             translates its share.
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
+            A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source` and `translation`.
         processes: `accelerate.PartialState()`, each with its `translator`.
         prefixes: a file with as many target prefixes as the source has lines.
         batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The two limits may differ when a job
@@ -120,14 +126,19 @@ def translate_file(
         progress: called with the lines of each finished chunk and the seconds it took, 0 if an earlier run did it.
         shard: (i, N) translates only chunks i, i + N, … from 1, and leaves their files to `merge_shards`. Shards may
             run at any time in any order. Without it, the call translates what shards left and joins all chunks.
+        pool: translates the chunks with the same model as `translator`. This process reads and writes.
 
     Raises:
-        UserError: chunks of a different job are next to this output, or as in `Translator.translate`.
+        UserError: chunks of a different job are next to this output, fields that a table has no columns for, or as
+            in `Translator.translate` and `RayPool.map`.
     """
     number_of_shard, shards = shard or (1, 1)
     share, shares = number_of_shard - 1 + shards * processes.process_index, shards * processes.num_processes
-    parts, size = _parts_of(output), batch_size * BATCHES_PER_CHUNK
-    job = {"translator": translator_fingerprint(translator)} | settings
+    parts, table = _parts_of(output), file_format(Path(output)) in TABLES
+    fingerprint = translator_fingerprint(translator)
+    job = {"translator": fingerprint, **({"table": True} if table else {})} | settings
+    if table and (extra := [name for name in _FIELDS if settings.get(name)]):
+        raise UserError(f"{extra[0]}: {output} has no column for it; name an output of plain text")
     settings |= {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
     translated_lines(translator, [], **settings)  # checks the arguments before anything is read
     if processes.process_index == 0:
@@ -136,15 +147,30 @@ def translate_file(
     text: Any = read_lines(source) if source is None or isinstance(source, str | Path) else source
     pairs = with_prefixes(text, None if prefixes is None else read_lines(prefixes))
     lines, written = 0, list[Path]()
-    try:
-        for number, chunk in enumerate(iter(lambda: list(islice(pairs, size)), [])):
-            part = parts / f"{number:09d}-{text_fingerprint([_text(job), lines, *chunk])}"
+
+    def missing() -> Iterator[_Chunk]:
+        nonlocal lines
+        for number, rows in enumerate(iter(lambda: list(islice(pairs, batch_size * BATCHES_PER_CHUNK)), [])):
+            part = parts / f"{number:09d}-{text_fingerprint([_text(job), lines, *rows])}"
             written.append(part)
             if number % shares == share:
-                seconds = _write_part(part, translator, chunk, first_line=lines + 1, **settings)
-                if progress is not None:
-                    progress(len(chunk), seconds)
-            lines += len(chunk)
+                if not part.exists():
+                    yield _Chunk(part, lines + 1, rows)
+                elif progress is not None:
+                    progress(len(rows), 0.0)
+            lines += len(rows)
+
+    translate = partial(_translate_chunk, table=table, **settings)
+    try:
+        finished = (
+            pool.map(translate, missing(), fingerprint) if pool else map(partial(translate, translator), missing())
+        )
+        for chunk, translations, seconds in finished:
+            with line_writer(chunk.part) as write:
+                for line in translations:
+                    write(line)
+            if progress is not None:
+                progress(len(chunk.rows), seconds)
     except UserError:
         if shard is None and not any(path.name != _JOB for path in parts.glob("*")):
             shutil.rmtree(parts, ignore_errors=True)
@@ -154,6 +180,29 @@ def translate_file(
         _finish(written, Path(output), shard is not None)
     processes.wait_for_everyone()
     return lines
+
+
+class _Chunk(NamedTuple):
+    part: Path
+    first_line: int
+    rows: list[tuple[str, str]]  # sentences with prefixes
+
+
+def _translate_chunk(
+    translator: Translator, chunk: _Chunk, *, table: bool, **settings: Any
+) -> tuple[_Chunk, list[str], float]:
+    """The chunk, its lines of output and the seconds that they took."""
+    start = time.perf_counter()
+    sentences, prefixes = map(list, zip(*chunk.rows, strict=True))
+    settings |= {"prefixes": prefixes if any(prefixes) else None, "first_line": chunk.first_line}
+    lines = translated_lines(translator, sentences, **settings)
+    if table:
+        rows = zip(sentences, lines, strict=True)
+        lines = (
+            json.dumps({"line": line, "source": source, "translation": translation}, ensure_ascii=False)
+            for line, (source, translation) in enumerate(rows, start=chunk.first_line)
+        )
+    return chunk, list(lines), time.perf_counter() - start
 
 
 def _finish(written: list[Path], output: Path, is_shard: bool) -> None:
@@ -195,23 +244,16 @@ def _parts_of(output: str | Path) -> Path:
 
 def _join(parts: list[Path], output: Path) -> None:
     """Concatenate the chunks, then delete their folder."""
-    with open_to_write(output) as stream:
-        for part in parts:
-            stream.write(part.read_bytes())
+    if file_format(output) == ".parquet":
+        with row_writer(output, line=int, source=str, translation=str) as write:
+            for part in parts:
+                for line in read_lines(part):
+                    write(json.loads(line))
+    else:
+        with open_to_write(output) as stream:
+            for part in parts:
+                stream.write(part.read_bytes())
     shutil.rmtree(_parts_of(output))
-
-
-def _write_part(path: Path, translator: Translator, chunk: list[tuple[str, str]], **settings: Any) -> float:
-    """Translate sentences with prefixes into a file, unless it is there, and return the seconds that it took."""
-    if path.exists():
-        return 0.0
-    start = time.perf_counter()
-    sentences, prefixes = map(list, zip(*chunk, strict=True))
-    translations = translated_lines(translator, sentences, prefixes=prefixes if any(prefixes) else None, **settings)
-    with line_writer(path) as write:
-        for line in translations:
-            write(line)
-    return time.perf_counter() - start
 
 
 def claim(note: Path, job: Any, refusal: str) -> None:

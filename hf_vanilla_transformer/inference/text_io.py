@@ -1,6 +1,7 @@
 """Lines of text in and out: files, `.gz` files and pipes, in UTF-8 whatever the locale is."""
 
 import gzip
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -71,6 +72,43 @@ def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
     opened = gzip.open if target.suffix == ".gz" else open
     with atomic_file(target) as temporary, opened(temporary, "wb") as stream:
         yield cast(IO[bytes], stream)
+
+
+#: Suffixes of the tables that `row_writer` writes.
+TABLES = (".jsonl", ".parquet")
+_ROWS_PER_GROUP = 50_000
+
+
+@contextmanager
+def row_writer(path: str | Path, **columns: type) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes one row, a dict, to a file of JSON lines or Parquet, by its suffix. The file is atomic.
+
+    Args:
+        path: the file.
+        columns: name and type, `str` or `int`, of each column.
+    """
+    if readers.file_format(Path(path)) != ".parquet":
+        with line_writer(path) as write:
+            yield lambda row: write(json.dumps(row, ensure_ascii=False))
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    schema = pa.schema({name: {str: pa.string(), int: pa.int64()}[kind] for name, kind in columns.items()})
+    rows: list[dict[str, Any]] = []
+    with open_to_write(path) as stream, parquet.ParquetWriter(stream, schema) as file:
+
+        def flush() -> None:
+            file.write_table(pa.Table.from_pylist(rows, schema))
+            rows.clear()
+
+        def add(row: dict[str, Any]) -> None:
+            rows.append(row)
+            if len(rows) == _ROWS_PER_GROUP:
+                flush()
+
+        yield add
+        flush()
 
 
 def _decode(stream: IO[bytes], name: str) -> Iterator[str]:

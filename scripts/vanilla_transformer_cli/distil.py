@@ -9,14 +9,15 @@ the source:
   vanilla-transformer distil --teacher runs/de_en --source_file more.de --output_dir back --back_translation
 
 The teacher is any model folder that AutoModelForSeq2SeqLM loads, such as an OPUS-MT model, or several folders of this
-package as an ensemble. A killed command resumes. Several processes can share the work with accelerate launch, several
-jobs with --shard: when all have finished, the command without it writes the pairs. To learn from the teachers'
-probabilities too, train with --teacher DIR [DIR ...] and the teachers' vocabularies.
+package as an ensemble. A killed command resumes. Several processes can share the work with accelerate launch, the
+workers of a cluster with --ray, several jobs with --shard: when all have finished, the command without it
+writes the pairs. To learn from the teachers' probabilities too, train with --teacher DIR [DIR ...] and the teachers'
+vocabularies.
 """
 
 import argparse
 
-from .models import MODEL_CODE, load_translator, shared_work
+from .models import MODEL_CODE, load_translator, ray_pool, shared_work
 from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, columns_of, given_values
 
 SETTINGS = "num_beams", "length_penalty", "batch_size", "shard"
@@ -33,9 +34,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--n_best", type=int, default=1, metavar="N", help="translations of each line (default: %(default)s)")
     add("--mbr", action="store_true", help="keep the one of --n_best that is most similar to the others (chrF)")
     add("--tag", default="", metavar="TOKEN", help="start of the source of back-translations, such as <BT>")
+    add(
+        "--pairs_format", choices=["text", "jsonl", "parquet"], default="text",
+        help="write two files of text, or train.jsonl or train.parquet with columns source and target",
+    )  # fmt: skip
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)")
-    add_shared_flags(group, *SETTINGS, "device", "dtype")
+    add_shared_flags(group, *SETTINGS, "device", "dtype", "ray")
     add_shared_flags(parser, *MODEL_CODE)
     return parser.parse_args(arguments)
 
@@ -53,6 +58,7 @@ def main(arguments: argparse.Namespace) -> None:
             references=arguments.reference_file,
             back_translation=arguments.back_translation, progress=progress,
             columns=columns_of(arguments, arguments.teacher[0], arguments.source_file, arguments.reference_file),
+            pool=ray_pool(arguments, "teacher"), pairs_format=arguments.pairs_format,
             **given_values(arguments, *SETTINGS),
         )  # fmt: skip
     if processes.process_index == 0:

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,37 @@ def load_translator(arguments: argparse.Namespace, models: Sequence[str], device
     return Translator.from_pretrained(first, device or arguments.device, arguments.dtype, others, workers)
 
 
+def ray_pool(arguments: argparse.Namespace, flag: str) -> Any:
+    """The workers of --ray with the models of the flag "model" or "teacher", or None without --ray."""
+    if arguments.ray is None:
+        return None
+    from hf_vanilla_transformer.inference.ray_workers import RayPool
+
+    # a worker may have another working directory
+    models = [str(Path(name).resolve()) for name in getattr(arguments, flag)]
+    load = partial(_load_in_worker, argparse.Namespace(**vars(arguments) | {flag: models}), models)
+    return RayPool(arguments.ray, load, getattr(arguments, "workers", None), arguments.device)
+
+
+def _load_in_worker(arguments: argparse.Namespace, models: list[str]) -> Any:
+    use_model_code(arguments)
+    return load_translator(arguments, models)
+
+
 @contextmanager
 def shared_work(arguments: argparse.Namespace) -> Iterator[tuple[Any, str | None, Any]]:
     """The processes that share the chunks of a file, the device of this one, and a bar as a callback."""
     from accelerate import PartialState
     from tqdm import tqdm
 
-    from hf_vanilla_transformer.errors import Interrupted
+    from hf_vanilla_transformer.errors import Interrupted, UserError
 
     processes = PartialState(cpu=arguments.device == "cpu")
     device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
+    if arguments.ray is not None:
+        device = "cpu"  # this process only reads and writes
+        if processes.num_processes > 1:
+            raise UserError("--ray has its own workers: leave out accelerate launch")
     with tqdm(unit=" sentences", disable=processes.process_index > 0 or not sys.stderr.isatty()) as bar:
         try:
             yield processes, device, lambda lines, _: bar.update(lines * processes.num_processes)

@@ -66,6 +66,11 @@ _SHARED: dict[str, dict[str, Any]] = {
         **{"type": _shard, "metavar": "I/N"},
         "help": "translate the I-th of N shares of the lines only, for the jobs of a scheduler",
     },
+    "ray": {
+        **{"metavar": "ADDRESS"},
+        "help": 'translate on the cluster of Ray at this address, "auto", or "local" for all cores of this machine; '
+        "each worker loads the model from the same path (extra: ray)",
+    },
     "workers": {
         **{"type": int, "metavar": "N"},
         "help": "parallel searches on a CPU, each with a share of the threads (default: one per thread, up to 8)",

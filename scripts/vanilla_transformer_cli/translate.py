@@ -12,7 +12,8 @@ feed ends a line. Lines are read some batches ahead and sorted by length. --batc
 A killed translation into a file resumes with the same command. Several processes can share the work:
 accelerate launch --num_processes 4 --module vanilla_transformer_cli translate --model DIR --input F --output F
 Jobs of a scheduler take --shard 1/64 to --shard 64/64, in any order. Then `vanilla-transformer merge --output F`, or
-this command without --shard, joins them.
+this command without --shard, joins them. --ray spreads the work over a cluster of Ray, or over local workers.
+An output named .jsonl or .parquet gets rows with line, source and translation.
 
 HTML, Markdown, subtitles (.srt, .vtt), .po, .docx and .odt files, and .xlf and .tmx files with an output of the same
 kind, are translated as a whole. All but their text stays as it is (extra: documents).
@@ -33,7 +34,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .models import MODEL_CODE, load_translator, shared_work
+from .models import MODEL_CODE, load_translator, ray_pool, shared_work
 from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
 
 
@@ -66,7 +67,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
-    add_shared_flags(group, *DECODING, "workers", "device", "dtype", "shard")
+    add_shared_flags(group, *DECODING, "workers", "device", "dtype", "shard", "ray")
     add_shared_flags(parser, *MODEL_CODE)
     return parser.parse_args(arguments)
 
@@ -93,10 +94,11 @@ def check_combination(arguments: argparse.Namespace) -> None:
         raise UserError(f"--score is for existing translations, --{requested[0]} is for new ones")
     if arguments.alignment_layer is not None and not arguments.alignment:
         raise UserError("--alignment_layer needs --alignment: give both, or neither")
-    if arguments.shard and (arguments.score or arguments.output in (None, "-")):
-        raise UserError("--shard translates into a file: it needs --output, and cannot have --score")
-    if arguments.shard and is_document(arguments.input, arguments.output):
-        raise UserError(f"--shard is for lines of text, {arguments.input} is translated as a whole")
+    for name in given_values(arguments, "shard", "ray"):
+        if arguments.score or arguments.output in (None, "-"):
+            raise UserError(f"--{name} translates into a file: it needs --output, and cannot have --score")
+        if is_document(arguments.input, arguments.output):
+            raise UserError(f"--{name} is for lines of text, {arguments.input} is translated as a whole")
     for name in ("prefix", "score"):
         if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
             raise UserError(f"--{name} and --input cannot both be standard input: name a file")
@@ -132,7 +134,8 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
         translator = load_translator(arguments, arguments.model, device)
         translate_file(
             translator, sentences_to_translate(arguments), arguments.output, processes, prefixes=arguments.prefix,
-            shard=arguments.shard, progress=progress, **output_settings(arguments),
+            shard=arguments.shard, pool=ray_pool(arguments, "model"), progress=progress,
+            **output_settings(arguments),
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from hf_vanilla_transformer.data.readers import read_rows
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.file_translation import merge_shards, translate_file
 from hf_vanilla_transformer.inference.translator import Translator
@@ -97,3 +98,15 @@ def test_shards_by_command(translator, source, tmp_path, capfd):
         with pytest.raises(SystemExit) as status:
             main([*command, f"--shard={wrong}"])
         assert status.value.code == 2 and wrong in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
+def test_tables_have_a_row_for_each_line(translator, source, suffix):
+    output = source.with_name(f"out.{suffix}")
+    for shard in (2, 1):
+        translate_file(translator, source, output, process(), shard=(shard, 2), **SETTINGS)
+    merge_shards(output)
+    rows = [(row["line"], row["source"], row["translation"]) for _, row in read_rows(output, {})]
+    assert rows == list(zip(range(1, len(LINES) + 1), LINES, expected(translator).split("\n"), strict=False))
+    with pytest.raises(UserError, match="alignment"):
+        translate_file(translator, source, output, process(), alignment=True, **SETTINGS)

@@ -1,0 +1,139 @@
+"""Workers of Ray and of Spark give the translations of one process, whichever of them are killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_vanilla_transformer import BatchTranslator, Translator
+from hf_vanilla_transformer.data.readers import read_rows
+from hf_vanilla_transformer.inference.text_io import row_writer
+from tests.model_helpers import save_model
+
+#: More in the measurement: RAY_LINES=20000 pytest -m slow -s tests/inference/test_ray.py -k killed
+LINES = int(os.environ.get("RAY_LINES", 2000))
+KILLED = 5
+TEXT = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(LINES)]
+SETTINGS = {"num_beams": 2, "max_new_tokens": 12}
+FLAGS = ["--batch_size", "8", "--num_beams", "2", "--max_new_tokens", "12", "--device", "cpu"]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"), TEXT[:100], vocab_size=300, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[str]:
+    translator = Translator.from_pretrained(folder, device="cpu")
+    return [text.replace("\n", " ") for text in translator.translate(TEXT, batch_size=8, **SETTINGS)]
+
+
+def run_and_kill(command: list[str], marker: str, kills: int, limit: float = 900) -> None:
+    """Run a command and kill random workers of it, by the name of their process, with SIGKILL."""
+    psutil: Any = pytest.importorskip("psutil", reason="finds the workers")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process, rng, seen = (
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True),
+        random.Random(1),
+        0,
+    )
+    deadline = time.monotonic() + limit
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(rng.uniform(0.2, 1.0))
+        workers = [
+            child for child in psutil.Process(process.pid).children(recursive=True)
+            if marker in " ".join(child.cmdline()) and child.cpu_times().user > 0.1
+        ] if seen < kills and process.poll() is None else []  # fmt: skip
+        if workers:
+            rng.choice(workers).send_signal(signal.SIGKILL)
+            seen += 1
+    errors = process.communicate()[1]
+    assert process.returncode == 0, errors
+    assert seen == kills, f"only {seen} workers were killed"
+
+
+@pytest.mark.parametrize("kills", [0, KILLED])
+@pytest.mark.parametrize("form", ["txt", "parquet"])
+def test_killed_workers_of_ray_lose_and_repeat_nothing(
+    folder: Path, expected: list[str], tmp_path: Path, form: str, kills: int
+) -> None:
+    pytest.importorskip("ray", reason='pip install ".[ray]"')
+    source, output = tmp_path / f"in.{form}", tmp_path / ("out.jsonl" if form == "parquet" else "out.txt")
+    if form == "txt":
+        source.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
+    else:
+        with row_writer(source, id=int, source=str) as write:
+            for number, text in enumerate(TEXT):
+                write({"id": number, "source": text})
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", str(folder), "--ray", "local"]
+    start = time.perf_counter()
+    run_and_kill([*command, "--input", str(source), "--output", str(output), *FLAGS], "ray::_Worker", kills)
+    print(f"\n{form}, {LINES:,} lines, {kills} killed: {time.perf_counter() - start:.1f} s")
+    lines = output.read_text(encoding="utf-8").split("\n")[:-1]
+    if form == "txt":
+        assert lines == expected
+    else:
+        rows = [json.loads(line) for line in lines]
+        assert [(row["line"], row["source"], row["translation"]) for row in rows] == [
+            (line, *pair) for line, pair in enumerate(zip(TEXT, expected, strict=True), start=1)
+        ]
+
+
+def test_distil_on_ray_writes_the_pairs_of_one_process(folder: Path, expected: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason='pip install ".[ray]"')
+    (tmp_path / "in").write_text("\n".join(TEXT[:200]) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "distil", "--teacher", str(folder), "--ray", "local"]
+    command += ["--source_file", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out"), "--batch_size", "8"]
+    subprocess.run([*command, "--num_beams", "2", "--pairs_format", "parquet", "--device", "cpu"], check=True)
+    rows = [row for _, row in read_rows(tmp_path / "out" / "train.parquet", {})]
+    translations = Translator.from_pretrained(folder, device="cpu").translate(TEXT[:200], batch_size=8, num_beams=2)
+    pairs = [(text, one.replace("\n", " ")) for text, one in zip(TEXT, translations, strict=False) if text]
+    assert [(row["source"], row["target"]) for row in rows] == [pair for pair in pairs if pair[1].strip()]
+
+
+def test_ray_data_gives_the_translations_of_one_process(folder: Path) -> None:
+    ray: Any = pytest.importorskip("ray", reason='pip install ".[ray]"')
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        rows = ray.data.from_items([{"line": i, "source": text} for i, text in enumerate(TEXT[:300])])
+        rows = rows.map_batches(
+            BatchTranslator,
+            fn_constructor_args=[str(folder)],
+            fn_constructor_kwargs=SETTINGS,
+            concurrency=1,
+            batch_size=64,
+        )
+        translated = {row["line"]: row["translation"] for row in rows.take_all()}
+    finally:
+        ray.shutdown()
+    translations = Translator.from_pretrained(folder, device="cpu").translate(TEXT[:300], **SETTINGS)
+    assert [translated[line] for line in range(300)] == list(translations)
+
+
+def test_spark_gives_the_translations_of_one_process(folder: Path) -> None:
+    sql: Any = pytest.importorskip("pyspark.sql", reason='pip install ".[spark]"')
+    if subprocess.run(["java", "-version"], capture_output=True).returncode:
+        pytest.skip("Spark needs Java")
+    # a worker imports the package from where this process does
+    spark = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        frame = spark.createDataFrame([(i, text) for i, text in enumerate(TEXT[:300])], "line long, source string")
+        translate = BatchTranslator(folder, device="cpu", **SETTINGS)
+        rows = frame.repartition(2).mapInPandas(
+            translate.map_in_pandas, "line long, source string, translation string"
+        )
+        translated = {row["line"]: row["translation"] for row in rows.collect()}
+    finally:
+        spark.stop()
+    translations = Translator.from_pretrained(folder, device="cpu").translate(TEXT[:300], **SETTINGS)
+    assert [translated[line] for line in range(300)] == list(translations)
