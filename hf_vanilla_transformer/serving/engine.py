@@ -65,7 +65,7 @@ class Engine:
         check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, max_queue=max_queue)
         check_repetition(settings)
         self.model = translator.model.eval()
-        self.max_queue = max_queue
+        self.max_queue, self._batch_size = max_queue, batch_size
         optimize_if_possible(self.model)
         workers = translator.workers or worker_count(self.model)
         self._searches = [
@@ -96,6 +96,21 @@ class Engine:
     def running(self) -> int:
         """Sentences in the batches."""
         return sum(self._running)
+
+    @property
+    def saturation(self) -> float:
+        """Sentences in the batches and in the queue, as a share of those that fit into the batches."""
+        return (self.running + self.waiting) / (self._batch_size * len(self._threads))
+
+    @property
+    def alive(self) -> bool:
+        """Whether every thread can translate."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a sentence would be translated: the engine lives, is not closing, and its queue is not full."""
+        return self.alive and not self._closing and self.waiting < self.max_queue
 
     def submit(self, sources: Iterable[list[int]], n_best: int = 1) -> list["Future[list[FoundHypothesis]]"]:
         """Put the sentences of a request into the queue, all or none of them.

@@ -201,6 +201,8 @@ class Server:
             {
                 "sentences_waiting": {pair.name: pair.engine.waiting for pair in self.pairs},
                 "sentences_running": {pair.name: pair.engine.running for pair in self.pairs},
+                "queue_capacity": {pair.name: pair.engine.max_queue for pair in self.pairs},
+                "saturation": {pair.name: round(pair.engine.saturation, 4) for pair in self.pairs},
                 "sentences_translated_total": {pair.name: pair.engine.translated for pair in self.pairs},
             }
         )

@@ -32,7 +32,7 @@ class Metrics:
             self.seconds += seconds
             self.buckets.update(limit for limit in _BUCKETS if seconds <= limit)
 
-    def text(self, sentences: Mapping[str, Mapping[str, int]]) -> str:
+    def text(self, sentences: Mapping[str, Mapping[str, float]]) -> str:
         """All counts in Prometheus's text format.
 
         Args:

@@ -295,6 +295,9 @@ def test_full_queue_is_503_with_retry_after(translator: Translator, held: thread
         for thread in threads:  # each worker takes one, and one waits
             thread.start()
             time.sleep(0.2)
+        assert client.get("/health/ready").status_code == 503 and client.get("/health/live").status_code == 200
+        workers = len(pair.engine._threads)
+        assert f'saturation{{pair="en-de"}} {(workers + 1) / workers:.4g}' in client.get("/metrics").text
         refused = [answer for answer in answers if answer.status_code == 503]
         assert len(refused) == 3 - 1 - len(pair.engine._threads)
         assert refused[0].headers["retry-after"] == "1" and set(refused[0].json()) == {"error"}
@@ -461,6 +464,9 @@ def test_metrics_are_prometheus_text(translator: Translator) -> None:
         client.post("/translate", json={})
         client.get("/none")
         answer = client.get("/metrics")
+        assert [client.get(f"/health{path}").status_code for path in ("", "/live", "/ready")] == [200] * 3
+        client.server.close()
+        assert client.get("/health/ready").status_code == 503  # while connections end
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
     assert lines['vanilla_transformer_requests_total{path="/translate",status="200"}'] == "2"
@@ -468,6 +474,8 @@ def test_metrics_are_prometheus_text(translator: Translator) -> None:
     assert lines['vanilla_transformer_requests_total{path="other",status="404"}'] == "1"
     assert lines['vanilla_transformer_sentences_translated_total{pair="en-de"}'] == "3"
     assert lines['vanilla_transformer_sentences_waiting{pair="en-de"}'] == "0"
+    assert float(lines['vanilla_transformer_saturation{pair="en-de"}']) == 0
+    assert lines['vanilla_transformer_queue_capacity{pair="en-de"}'] == "1024"
     assert lines["vanilla_transformer_translate_seconds_count"] == "3"
     assert lines['vanilla_transformer_translate_seconds_bucket{le="+Inf"}'] == "3"
     assert client.server.metrics.seconds == pytest.approx(
