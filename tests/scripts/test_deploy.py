@@ -1,0 +1,182 @@
+"""The files for clusters, each read by the tool that it is for, where that is installed."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hf_vanilla_transformer import Translator
+from tests.model_helpers import save_model
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "scripts" / "deploy"
+COMMANDS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+LINES = [f"{i} two hundred and {i}" for i in range(40)]
+
+
+def tool(name: str) -> str:
+    path = shutil.which(name, path=COMMANDS)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
+def test_files_are_short_and_listed() -> None:
+    files = [path for path in FILES.iterdir() if path.name != "README.md"]
+    listed = re.findall(r"`([\w.]+\.(?:sh|yaml|Dockerfile))`", (FILES / "README.md").read_text("utf-8"))
+    assert sorted(listed) == sorted(path.name for path in files)
+    assert max(len(path.read_text("utf-8").splitlines()) for path in files) <= 40
+
+
+@pytest.mark.parametrize("path", sorted(FILES.iterdir()), ids=lambda path: path.name)
+def test_commands_in_files_parse(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flags of this package's commands, which no tool of a cluster knows."""
+    from vanilla_transformer_cli import serve, translate
+
+    text = re.sub(r"\\\n|\n {12,}(?=--)", " ", path.read_text("utf-8"))
+    for flags in re.findall(r"vanilla-transformer translate ([^\n]*)", text):
+        flags = flags.replace("$((JOB_COMPLETION_INDEX + 1))", "3").replace("$SLURM_ARRAY_TASK_ID/", "3/")
+        words = re.sub(r'"\$\{@:\d\}"|"', "", flags.replace("$SLURM_ARRAY_TASK_MAX", "64")).split()
+        assert translate.parse_arguments(words, "translate").shard == (3, 64)
+    if path.name == "kubernetes_server.yaml":
+        container = next(yaml.safe_load_all(text))["spec"]["template"]["spec"]["containers"][0]
+        assert serve.parse_arguments(container["args"], "serve").model == ["en-de=/model"]
+
+
+@pytest.mark.parametrize("path", sorted(FILES.glob("*.sh")), ids=lambda path: path.name)
+def test_shell_files_parse(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True)
+
+
+@pytest.mark.parametrize("path", sorted(FILES.glob("*.Dockerfile")), ids=lambda path: path.name)
+def test_dockerfiles_pass_hadolint(path: Path) -> None:
+    result = subprocess.run([tool("hadolint"), str(path)], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout
+    assert all((ROOT / name).exists() for name in re.findall(r"^COPY (.*) \S+$", path.read_text(), re.M)[0].split())
+
+
+@pytest.mark.parametrize("path", sorted(FILES.glob("kubernetes_*.yaml")), ids=lambda path: path.name)
+def test_kubernetes_files_fit_the_published_schemas(path: Path) -> None:
+    validation: Any = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    documents = list(yaml.safe_load_all(path.read_text("utf-8")))
+    assert documents
+    for document in documents:
+        validation.validate(document, "1.34", strict=True)
+        broken = document | {"spec": document["spec"] | {"replica": 1}}
+        with pytest.raises(validation.ValidationError):
+            validation.validate(broken, "1.34", strict=True)
+
+
+def test_skypilot_file_is_a_task() -> None:
+    sky: Any = pytest.importorskip("sky", reason="pip install skypilot")
+    task = sky.Task.from_yaml(str(FILES / "skypilot_train.yaml"))
+    assert task.num_nodes == 2 and task.run
+
+
+def test_hf_jobs_file_is_a_dry_run(tmp_path: Path) -> None:
+    hf, wrapper = tool("hf"), tmp_path / "hf"
+    wrapper.write_text(f'#!/bin/sh\nshift 2\nexec {hf} jobs run --dry-run "$@"\n')
+    wrapper.chmod(0o755)
+    command = ["bash", str(FILES / "hf_jobs_train.sh"), "image", "me/runs", "small_corpus", "--train", "/runs/a.tsv"]
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_TOKEN": "hf_none"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "hf://buckets/me/runs:/runs" in result.stdout and "--train /runs/a.tsv" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a cluster of Slurm on this machine, with two nodes of four CPUs."""
+    daemons, host = [tool(name) for name in ("munged", "slurmctld", "slurmd")], socket.gethostname().partition(".")[0]
+    if os.getuid():
+        pytest.skip("the daemons of Slurm need root")
+    folder = tmp_path_factory.mktemp("slurm")
+    folder.parent.chmod(0o755)
+    ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+    controller, daemon, *nodes = (port.getsockname()[1] for port in ports)
+    for port in ports:
+        port.close()
+    (folder / "key").write_bytes(os.urandom(128))
+    (folder / "key").chmod(0o600)
+    for name in ("state", "spool-node1", "spool-node2"):
+        (folder / name).mkdir()
+    (folder / "slurm.conf").write_text(
+        f"ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\n"
+        f"SlurmctldPort={controller}\nSlurmdPort={daemon}\nAuthInfo=socket={folder}/munge.sock\n"
+        f"StateSaveLocation={folder}/state\nSlurmdSpoolDir={folder}/spool-%n\nSlurmctldPidFile={folder}/ctld.pid\n"
+        f"SlurmdPidFile={folder}/slurmd-%n.pid\nProctrackType=proctrack/pgid\nTaskPlugin=task/none\nMpiDefault=none\n"
+        "SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU\nJobAcctGatherType=jobacct_gather/none\n"
+        "SlurmdParameters=config_overrides\nReturnToService=2\n"
+        f"NodeName=node[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{nodes[0]},{nodes[1]}] "
+        "CPUs=4 RealMemory=8000\nPartitionName=main Nodes=ALL Default=YES State=UP\n"
+    )
+    munge = {
+        "key-file": "key",
+        "socket": "munge.sock",
+        "pid-file": "munge.pid",
+        "log-file": "munge.log",
+        "seed-file": "s",
+    }
+    commands = [
+        [daemons[0], "--foreground", "--force", *(f"--{flag}={folder / name}" for flag, name in munge.items())]
+    ]
+    commands += [[daemons[1], "-D"], *([daemons[2], "-D", "-N", f"node{number}"] for number in (1, 2))]
+    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": COMMANDS, "OMP_NUM_THREADS": "1"}
+    processes = []
+    try:
+        with open(folder / "log", "wb") as log:
+            for command in commands:
+                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder))
+                time.sleep(1)
+        for _ in range(60):
+            idle = subprocess.run(
+                [tool("sinfo"), "-h", "-o", "%T %D"], env=environment, capture_output=True, text=True
+            )
+            if idle.stdout.strip() == "idle 2":
+                break
+            time.sleep(1)
+        else:
+            pytest.skip(f"Slurm does not run here: {(folder / 'log').read_text()[-500:]}")
+        yield environment
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(FILES.glob("slurm_*.sh")), ids=lambda path: path.name)
+def test_slurm_accepts_the_files(path: Path, slurm: dict[str, str]) -> None:
+    command = [tool("sbatch"), "--test-only", str(path), "a", "b", "c"]
+    result = subprocess.run(command, env=slurm, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and "to start at" in result.stderr, result.stderr
+
+
+@pytest.mark.slow
+def test_shards_of_slurm_merge_to_one_translation(slurm: dict[str, str], tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", LINES, vocab_size=300, tie_word_embeddings=False)
+    (tmp_path / "in").write_text("\n".join(LINES) + "\n")
+    flags = ["--batch_size", "1", "--num_beams", "1", "--max_new_tokens", "4"]
+    files = [str(folder), str(tmp_path / "in"), str(tmp_path / "out")]
+    command = [
+        tool("sbatch"),
+        "--wait",
+        "--array=1-3",
+        f"--output={tmp_path}/log-%a",
+        str(FILES / "slurm_translate.sh"),
+    ]
+    subprocess.run([*command, *files, *flags], env=slurm, check=True, timeout=900)
+    subprocess.run([tool("vanilla-transformer"), "merge", "--output", files[2]], check=True)
+    expected = Translator.from_pretrained(folder, device="cpu").translate(
+        LINES, num_beams=1, max_new_tokens=4, batch_size=1
+    )
+    assert (tmp_path / "out").read_text() == "".join(line.replace("\n", " ") + "\n" for line in expected)
