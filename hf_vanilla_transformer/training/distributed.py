@@ -5,6 +5,7 @@ transformers' `enable_jit_checkpoint` notes SIGTERM only, on each rank by itself
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +15,14 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets.utils.logging import disable_progress_bar as disable_progress_bars
 from torch import distributed, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers.utils import logging
 
 from ..errors import Interrupted, UserError
+from ..system_info import versions
 
 Value = TypeVar("Value")
 
@@ -58,6 +60,20 @@ def any_rank(*flags: bool, device: torch.device) -> list[bool]:
     on_any = torch.tensor(flags, dtype=torch.int32, device=device)
     distributed.all_reduce(on_any, op=distributed.ReduceOp.MAX)
     return [bool(each) for each in on_any.tolist()]
+
+
+def check_equal_versions() -> None:
+    """Refuse hosts with different versions of the libraries, whose updates and checkpoints would differ silently.
+
+    A collective: all ranks must call it, and all raise.
+    """
+    by_rank = gather_object([(versions(), socket.gethostname())])
+    (first, host), *others = by_rank
+    for installed, other in others:
+        names = sorted(name for name in first | installed if first.get(name) != installed.get(name))
+        if names:
+            listed = ", ".join(f"{name} {first.get(name)} and {installed.get(name)}" for name in names)
+            raise UserError(f"versions: {host} and {other} have {listed}; install the same on every host")
 
 
 @contextmanager

@@ -129,6 +129,11 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
         model, data, run = parser.parse_args_into_dataclasses(args=from_file + arguments, look_for_args_file=False)
     # The argument classes of transformers raise these for contradicting values or a missing package.
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError, OSError) as error:
+        if "Unable to find address for: " in str(error):
+            name = str(error).split()[-1]
+            raise UserError(
+                f"GLOO_SOCKET_IFNAME: this host has no interface {name}; `ip address` lists them"
+            ) from None
         raise missing_extra(error) or UserError(" ".join(str(error).split()) or repr(error)) from None
     return model, data, run
 

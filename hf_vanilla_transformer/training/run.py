@@ -46,7 +46,14 @@ from .corpus import (
     match_case,
     run_languages,
 )
-from .distributed import StopSignals, broadcast_from_main, errors_on_main_rank_only, print_main, silence_other_ranks
+from .distributed import (
+    StopSignals,
+    broadcast_from_main,
+    check_equal_versions,
+    errors_on_main_rank_only,
+    print_main,
+    silence_other_ranks,
+)
 from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
 from .report import duration, show_progress
 from .trainer import VanillaTransformerTrainer
@@ -71,6 +78,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
     signals = StopSignals()
     with one_run_at_a_time(folder):
         with errors_on_main_rank_only():
+            check_equal_versions()
             checkpoint = find_checkpoint(folder, str(args.resume_from_checkpoint or "false"))
             set_seed(args.seed)
             with report_full_disk(datasets_config.HF_DATASETS_CACHE):

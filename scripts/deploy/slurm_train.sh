@@ -14,6 +14,7 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 # Each node has 30 seconds to save, which ends the step. The job then returns to the queue and resumes.
 stopped=
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # otherwise a node that is new cannot join a run that goes on
 trap 'stopped=1; scancel --signal=TERM "$SLURM_JOB_ID.0"' USR1 TERM
 srun --kill-on-bad-exit=1 torchrun --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "${GPUS:-1}" \
   --max-restarts 2 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$first:29500" \
