@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,26 @@ def expected(folder: Path) -> list[str]:
     return [text.replace("\n", " ") for text in translator.translate(TEXT, batch_size=8, **SETTINGS)]
 
 
+def ray_workers(psutil: Any, parent: int, marker: str) -> list[Any]:
+    """The processes below `parent` with the name `marker` that have begun to work."""
+    workers = []
+    with suppress(psutil.NoSuchProcess):  # also a zombie
+        for child in psutil.Process(parent).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                workers += [child] if marker in " ".join(child.cmdline()) and child.cpu_times().user > 0.1 else []
+    return workers
+
+
 def run_and_kill(command: list[str], marker: str, kills: int, limit: float = 900) -> None:
     """Run a command and kill random workers of it, by the name of their process, with SIGKILL."""
     psutil: Any = pytest.importorskip("psutil", reason="finds the workers")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process, rng, seen = (
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True),
-        random.Random(1),
-        0,
-    )
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    rng, seen = random.Random(1), 0
     deadline = time.monotonic() + limit
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(rng.uniform(0.2, 1.0))
-        workers = [
-            child for child in psutil.Process(process.pid).children(recursive=True)
-            if marker in " ".join(child.cmdline()) and child.cpu_times().user > 0.1
-        ] if seen < kills and process.poll() is None else []  # fmt: skip
+        workers = ray_workers(psutil, process.pid, marker) if seen < kills else []
         if workers:
             rng.choice(workers).send_signal(signal.SIGKILL)
             seen += 1
@@ -120,11 +125,11 @@ def test_ray_data_gives_the_translations_of_one_process(folder: Path) -> None:
     assert [translated[line] for line in range(300)] == list(translations)
 
 
-def test_spark_gives_the_translations_of_one_process(folder: Path) -> None:
+def test_spark_gives_the_translations_of_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sql: Any = pytest.importorskip("pyspark.sql", reason='pip install ".[spark]"')
     if subprocess.run(["java", "-version"], capture_output=True).returncode:
         pytest.skip("Spark needs Java")
-    # a worker imports the package from where this process does
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     spark = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         frame = spark.createDataFrame([(i, text) for i, text in enumerate(TEXT[:300])], "line long, source string")
