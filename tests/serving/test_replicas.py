@@ -59,6 +59,7 @@ def test_killed_replica_fails_only_the_requests_in_flight(tmp_path: Path) -> Non
             for line in range(first, len(LINES), CLIENTS):
                 if not killed and len(answers) > len(LINES) // 3:
                     a.process.kill()
+                    a.process.wait()
                     killed = time.monotonic()
                 await request(line)
 
