@@ -6,11 +6,10 @@ python -m hf_vanilla_transformer.benchmarks.cost scripts/recipes/wmt14_*.yaml
 import argparse
 from pathlib import Path
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import run_command
 from ..markdown import markdown_table
-from ..training.arguments import ModelArguments, model_config
-from ..training.recipes import parse_recipe
-from .plan import GRADIENT_BYTES, size_and_flops
+from .plan import GRADIENT_BYTES, read_recipe, size_and_flops
 
 #: engine -> (row of README.md, column with its target tokens/s, cores that it took)
 ENGINES = {
@@ -42,11 +41,11 @@ def translation_row(engine: str, lines: float, length: int, price: float) -> lis
 
 def training_row(recipe: str, length: int, price: float, cores: int) -> list[str]:
     """Core hours, their price, and the hosts with which exchanging gradients takes as long as computing them."""
-    model, _, args = parse_recipe([recipe])
-    parameters, flops = size_and_flops(model_config(model), length, length)
-    measured_flops = size_and_flops(model_config(ModelArguments(preset="base", vocab_size=16_000)), length, length)[1]
-    update = args.tokens_per_update / (measured(*TRAINING) * measured_flops / flops)  # seconds of one core
-    hours = update * args.max_steps / 3600
+    config, tokens, updates = read_recipe(recipe)
+    parameters, flops = size_and_flops(config, length, length)
+    measured_flops = size_and_flops(VanillaTransformerConfig(vocab_size=16_000), length, length)[1]  # the base size
+    update = tokens / (measured(*TRAINING) * measured_flops / flops)  # seconds of one core
+    hours = update * updates / 3600
     exchange = [2 * GRADIENT_BYTES * parameters / (gbit / 8 * 1e9) for gbit in GBITS]  # seconds, of a ring
     hosts = " / ".join(f"{update / cores / seconds:,.1f}" for seconds in exchange)
     return [Path(recipe).stem, f"{hours:,.0f}", f"{hours * price:,.0f}", hosts]

@@ -39,23 +39,29 @@ def all_reduce_bytes(parameters: int, devices: int) -> float:
     return 2 * (devices - 1) / devices * GRADIENT_BYTES * parameters
 
 
-def table_row(recipe: str, machine: argparse.Namespace) -> list[str]:
-    """The cells of a recipe."""
+def read_recipe(recipe: str) -> tuple[VanillaTransformerConfig, int, int]:
+    """The model of a recipe, its target tokens per update, and its updates."""
     model_args, _, args = parse_recipe([recipe])
     if args.tokens_per_update is None or args.max_steps <= 0:
         raise UserError(f"{recipe}: the estimate needs tokens_per_update and max_steps; add them")
-    parameters, flops_per_pair = size_and_flops(model_config(model_args), machine.length, machine.length)
-    flops = 3 * args.tokens_per_update / machine.length * flops_per_pair
+    return model_config(model_args), args.tokens_per_update, args.max_steps
+
+
+def table_row(recipe: str, machine: argparse.Namespace) -> list[str]:
+    """The cells of a recipe."""
+    config, tokens, updates = read_recipe(recipe)
+    parameters, flops_per_pair = size_and_flops(config, machine.length, machine.length)
+    flops = 3 * tokens / machine.length * flops_per_pair
     bytes_ = all_reduce_bytes(parameters, machine.devices)
 
     def hours(utilisation: float) -> float:
         computing = flops / (machine.devices * machine.peak * 1e12 * utilisation)
-        return args.max_steps * (computing + bytes_ / (machine.bandwidth * 1e9)) / 3600
+        return updates * (computing + bytes_ / (machine.bandwidth * 1e9)) / 3600
 
     return [
         recipe.rpartition("/")[2].removesuffix(".yaml"),
         f"{parameters / 1e6:.1f} M",
-        f"{args.tokens_per_update:,} · {args.max_steps:,}",
+        f"{tokens:,} · {updates:,}",
         f"{STATE_BYTES * parameters / 1e9:.1f} GB",
         f"{flops / 1e12:.1f} TFLOP",
         f"{bytes_ / 1e6:,.0f} MB",

@@ -108,20 +108,16 @@ def distil(
 
 def _write_pairs(pairs: Iterable[tuple[str, str]], folder: Path, pairs_format: str) -> int:
     """Write the pairs with text on both sides, and return their number."""
-    count = 0
+    count, table = 0, pairs_format != "text"
     with ExitStack() as stack:
-        if pairs_format == "text":
-            writers = [stack.enter_context(line_writer(folder / name)) for name in DISTILLED]
-        else:
+        if table:
             write_row = stack.enter_context(row_writer(folder / f"train.{pairs_format}", source=str, target=str))
-        for pair in pairs:
-            if not all(side.strip() for side in pair):
-                continue
+        writers = [stack.enter_context(line_writer(folder / name)) for name in DISTILLED if not table]
+        for pair in (pair for pair in pairs if all(side.strip() for side in pair)):
             count += 1
-            if pairs_format != "text":
+            if table:
                 write_row(dict(zip(SIDES, pair, strict=True)))
-                continue
-            for write, side in zip(writers, pair, strict=True):
+            for write, side in zip(writers, pair, strict=False):
                 write(side)
     return count
 

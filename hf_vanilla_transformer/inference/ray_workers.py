@@ -1,5 +1,6 @@
 """Chunks of a translation on the workers of a Ray cluster. Ray restarts a worker that dies and repeats its chunk."""
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -72,7 +73,7 @@ class RayPool:
             if port.isdecimal():  # ray.init tries for minutes
                 socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
             dashboard = False if self.address == "local" else None
-            ray.init(self.address, include_dashboard=dashboard, log_to_driver=False, logging_level="warning")
+            ray.init(self.address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.WARNING)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"ray: {self.address} is no address of a running cluster ({one_line(error)})") from error
         try:
