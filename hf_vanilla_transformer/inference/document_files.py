@@ -121,19 +121,16 @@ def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
         raise UserError(f"documents: this is no text in {encoding} ({error}); save it in UTF-8") from error
 
 
-def _translate_html(text: str, translate: TranslateTexts) -> str:
-    return translate_pieces(split_html(text), translate)
-
-
-def _translate_markdown(text: str, translate: TranslateTexts) -> str:
-    return translate_pieces(split_markdown(text), translate)
-
-
 _MARKDOWN = (".md", ".markdown")  # plain text may be named so
 
 _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
-    **dict.fromkeys((".html", ".htm", ".xhtml"), _text_format(_translate_html, _CHARSET)),
-    **dict.fromkeys(_MARKDOWN, _text_format(_translate_markdown)),
+    **dict.fromkeys(
+        (".html", ".htm", ".xhtml"),
+        _text_format(lambda text, translate: translate_pieces(split_html(text), translate), _CHARSET),
+    ),
+    **dict.fromkeys(
+        _MARKDOWN, _text_format(lambda text, translate: translate_pieces(split_markdown(text), translate))
+    ),
     **dict.fromkeys((".srt", ".vtt"), _text_format(translate_subtitles)),
     **dict.fromkeys((".po", ".pot"), _text_format(translate_po, _PO_CHARSET)),
     **dict.fromkeys((".xlf", ".xliff"), _text_format(translate_xliff, _ENCODING)),

@@ -34,7 +34,7 @@ _BLOCK = names(
 _VOID = names("area base br col embed frame hr img input link meta param source track wbr")
 
 #: Elements with content that is not translated, like elements with `translate="no"`.
-_KEPT = names("script style pre textarea svg math template noscript iframe code kbd samp var time")
+_KEPT = names("script style pre textarea svg math template noscript iframe code kbd samp var time rt rp")
 
 #: Elements without a required end tag, and the start tags that end them.
 _ENDED_BY: dict[str, frozenset[str]] = {

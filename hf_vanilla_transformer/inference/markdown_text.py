@@ -7,6 +7,7 @@ from .html_text import Event, Passage, passage_of, split_html
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.MULTILINE | re.DOTALL)
 #: Blocks that stay, by their first line after quotation marks, and their last line.
+_MATH_BLOCK = re.compile(r"[ \t]*\\begin\{(\w+\*?)\}")
 _FENCE, _MATH = re.compile(r"[ \t]*(?:[-*+][ \t]+|\d{1,9}[.)][ \t]+)*(`{3,}|~{3,})"), re.compile(r"[ \t]*\$\$")
 #: HTML, as CommonMark starts it: what ends with a mark of its own, and what ends at a blank line.
 _HTML_START = re.compile(r" {0,3}(?:<(pre|script|style|textarea)\b|<!--|<\?|<!\[CDATA\[)", re.IGNORECASE)
@@ -18,11 +19,16 @@ _HTML_BLOCK = re.compile(
 )
 #: Marks of quotations, lists, definitions, footnotes and headings.
 _MARKS = re.compile(
-    r"[ \t]*(?:>[ \t]*|(?:[-*+:]|\d{1,9}[.)]|#{1,6}|\[\^[^\]]+\]:)(?:[ \t]+|(?=\r?\n|\Z))(?:\[[ xX]\][ \t]+)?)*"
+    r"[ \t]*(?:>[ \t]*|(?:!!!|\?\?\?\+?)[ \t]+\w[\w-]*[ \t]*|===[ \t]+(?=\")|\*\[[^\]]+\]:[ \t]*"
+    r"|(?:[-*+:]|\d{1,9}[.)]|#{1,6}|\[\^[^\]]+\]:)(?:[ \t]+|(?=\r?\n|\Z))(?:\[[ xX]\][ \t]+)?)*"
 )
 _QUOTE = re.compile(r"[ \t]*(?:>[ \t]*)*")
 _QUOTED_LINE, _UNDERLINE = re.compile(r"\n[ \t]*(?:>[ \t]*)+"), re.compile(r"[ \t]*(?:=+|-+)[ \t]*\r?\n?")
-_VERBATIM = re.compile(r"[ \t]*(?:\[(?!\^)[^\]]+\]:\s|:{3}|(?:>[ \t]*)+\[!\w+\]\s*$)|(?: {4}|\t)")
+#: Lines that stay: definitions of links, marks of containers, rules, tables of contents, imports and code.
+_VERBATIM = re.compile(
+    r"[ \t]*(?:\[(?!\^)[^\]]+\]:\s|:{3}|(?:>[ \t]*)+\[!\w+\]\s*$|(?:(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$"
+    r"|\[\[?_?TOC_?\]?\]\s*$)|import\s.*\sfrom\s+[\"'][^\"']+[\"'];?\s*$|(?: {4}|\t)"
+)
 _TABLE_RULE = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-*:?[ \t]*)+\r?\n?")
 _CELL_END = re.compile(r"((?<!\\)\|)")
 _HARD_BREAK = re.compile(r"(?:  +|\\)\r?\n|<br\s*/?>|[ \t]+#+[ \t]*(?:\r?\n)?\Z", re.IGNORECASE)
@@ -32,9 +38,9 @@ _TARGET = r"(?:\(<[^<>\n]*>(?:\s+[\"'][^)]*)?\)|\([^()\s]*(?:\([^()]*\)[^()\s]*)
 _INLINE = re.compile(
     rf"(?P<point>(`+)(?!`).+?(?<!`)\2(?!`)|!\[[^\]]*\]{_TARGET}|\[\^[^\]]+\]|<[a-zA-Z!/][^<>]*>"
     r"|\$\$[^$]+\$\$|\$(?! )(?:\w{1,2}|(?=[^$\n]*[\\^_={}])[^$\n]+(?<! ))\$(?!\d))"
-    r"|(?P<outer>(?<=\s)\{[#.:][^{}\n]*\}(?=\s*$))"
+    r"|(?P<outer>(?<=[\s)\]`])\{(?:[#.:]|\w+=)[^{}\n]*\}(?=\s*$))"
     rf"|(?P<open>\[)(?=[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\](?:\(|\[))|(?P<close>\]{_TARGET})"
-    r"|(?P<left>(?<![\w\\])(?:\*{1,3}|_{1,3}|~~)(?=[^\s*_~]))|(?P<right>(?<=[^\s*_~\\])(?:\*{1,3}|_{1,3}|~~)(?!\w))",
+    r"|(?P<left>(?<![\w\\])(?:\*{1,3}|_{1,3}|~~|==|\+\+)(?=[^\s*_~=+]))|(?P<right>(?<=[^\s*_~=+\\])(?:\*{1,3}|_{1,3}|~~|==|\+\+)(?!\w))",
     re.DOTALL,
 )
 
@@ -77,7 +83,7 @@ def split_markdown(text: str) -> list[str | Passage]:
         else:
             pieces.append(marks)
             quotes, paragraph = depth, line[len(marks) :]
-        if "#" in marks:
+        if "#" in marks or marks.lstrip().startswith(("!!!", "???", "===")):
             pieces += _passages(paragraph)
             paragraph = ""
         in_list = bool(marks.strip(" >\t#")) or (in_list and (not content or line[:1].isspace()))
@@ -94,8 +100,12 @@ def _end_of_block(lines: list[str], start: int, quote: int) -> int:
         end = re.compile(rf"[ \t>]*{fence[1]}{fence[1][0]}*\s*$")
     elif _MATH.match(line):
         if line.count("$$") > 1:
-            return start + 1
+            return start + line.rstrip().endswith("$$")
         end = re.compile(r".*\$\$")
+    elif block := _MATH_BLOCK.match(line):
+        end = re.compile(rf".*\\end\{{{re.escape(block[1])}\}}")
+        if end.match(line):
+            return start + 1
     elif html := _HTML_START.match(line):
         end = re.compile(rf".*(?:</{html[1]}>)" if html[1] else r".*(?:-->|\?>|\]\]>)", re.IGNORECASE)
         if end.match(line):

@@ -21,26 +21,41 @@ _NESTED = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
 
 #: Letters that touch one of these belong to it, as in {count}th.
 _IN_WORDS = (
-    rf"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]{{1,15}}://|www\.){_ADDRESS}",
+    rf"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]{{1,15}}://|www\.|(?:tel|sms|urn|sip|xmpp):(?=\S)){_ADDRESS}",
+    # names of files and folders, hosts with a path, numbers of hosts, UUIDs
+    rf"(?<![A-Za-z0-9_.~/\\])(?:[A-Za-z]:[\\/](?=[A-Za-z0-9_])|\\\\(?=[A-Za-z0-9_])|~/|\.\.?/(?=[A-Za-z0-9_])){_ADDRESS}",
+    r"(?<![A-Za-z0-9_.~/<)\]])/[A-Za-z_.][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_.*-]+)+(?<![.,])",
+    rf"(?<![A-Za-z0-9_./@-])(?:[A-Za-z0-9-]+\.)+[A-Za-z]{{2,}}/(?=[A-Za-z0-9_~?#]){_ADDRESS}",
+    r"(?<![A-Za-z0-9_./-])(?:[A-Za-z_][A-Za-z0-9_-]*/)+[A-Za-z0-9_-]+\.[a-z][a-z0-9]{0,4}(?![A-Za-z0-9_/])",
+    r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\d.]\d)",
+    r"(?<![A-Za-z0-9_-])[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}(?![A-Za-z0-9_-])",
+    # LaTeX and escapes
+    r"\\\((?:[^\\]|\\(?!\))){0,60}\\\)|\\\[(?:[^\\]|\\(?!\])){0,60}\\\]|\\\([A-Za-z0-9_.]+\)",
+    rf"(?<![A-Za-z0-9])\\(?![nrt](?![a-z]))[A-Za-z]+\*?(?:\[[^\[\]]*\])*(?:\{{{_NESTED}\}})*",
+    r"(?<![A-Za-z0-9_$])\$(?![ \d])(?=[^$\n]*[\\^_={}])[^$\n]{1,200}(?<! )\$(?![A-Za-z0-9_$])",
     r"(?<![A-Za-z0-9])(?:mailto:)?[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
     # {name}, {{ x }}, {n, plural, …}
     r"[$#@%€£¥]?(?:\{{2,3}[^{}]*\}{2,3}"
     rf"|\{{\{{?\s*[\w.$@#/^\\ \[\]-]*(?:[:!,|]{_NESTED})?\}}\}}?)(?:[°€£¥]|%(?![A-Za-z0-9_%({{+#'*@-]|\.\d))?",
     r"\[\[[^\[\]]*\]\]",
-    r"(?<![A-Za-z0-9])\$(?:[A-Za-z_]\w*|\([A-Za-z_]\w*\))",
-    r"(?<![A-Za-z0-9_/@.])@[A-Za-z_](?:[A-Za-z0-9_./@-]*[A-Za-z0-9_])?",
+    r"(?<![A-Za-z0-9])\$(?:[A-Za-z_]\w*(?:\([^()\s]*\))?|\([A-Za-z_]\w*\))",
+    r"(?<![A-Za-z0-9_/@.])@[A-Za-z_](?:[A-Za-z0-9_./@-]*[A-Za-z0-9_])?(?::[A-Za-z0-9-]+\.[A-Za-z]+)?",
     rf"(?<![A-Za-z0-9_&#/])#(?!\d){_LETTERS}+",
     r"(?<![A-Za-z0-9_:/)\]]):[A-Za-z_][A-Za-z0-9_]*(?![A-Za-z0-9_:])",
-    r"%\([^()\s]*\)[-+#0]*\d*(?:\.\d+)?[a-zA-Z]|%[A-Za-z_]\w+%(?!%)|%%",
+    r"%%[A-Za-z_]\w*%%|%(?:\([^()\s]*\)|<\w+>)[-+#0]*\d*(?:\.\d+)?[a-zA-Z]|%[A-Za-z_]\w+%(?!%)|%%",
     r"(?<![\d%])%(?:\d+\$)?[-+#0'_^]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[jtzqL]|I64)?[A-Za-z@]",
     r"(?<![\d%])%[1-9](?!\d)",
     r"&[A-Za-z](?:acute|grave|circ|uml|tilde|cedil|ring|slash|caron|lig);|&szlig;",
     r"```[^`\n]+```|``(?!\s)[^`\n]+(?:`[^`\n]+)*``|`(?![\s`])[^`\n]+`",
-    r"(?<![\d:.])\d{1,2}:\d\d(?::\d\d)?(?![\d:])",  # a time
+    # a time
+    r"(?:(?<!\d)\d{4}-\d\d-\d\dT|(?<![\d:.]))\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:Z\b|[+-]\d\d:\d\d)?(?![\d:])",
 )
 _BETWEEN_WORDS = (
-    r"</?[A-Za-z][^<>]*>|<%[^%]*%>|<\?[^?]*\?>|\{%[^{}]*%\}|&lt;/?[A-Za-z][^<>&]*&gt;|&(?:#\d+|#[xX][\da-fA-F]+|[A-Za-z]\w*);",
+    r"\[/[A-Za-z][\w-]*\]|\[[biusq]\]|\[[A-Za-z][\w-]*(?:=| [\w-]+=)[^\[\]]+\]",  # BBCode
+    r"</?[A-Za-z][^<>]*>|</?\d+/?>|<[@#!:&][^<>\s]+>|<%[^%]*%>|<\?[^?]*\?>|\{%[^{}]*%\}|\*\|[^|\s]+\|\*",
+    r"&lt;/?[A-Za-z][^<>&]*&gt;|&(?:#\d+|#[xX][\da-fA-F]+|[A-Za-z]\w*);",
     r"(?<![A-Za-z0-9_:]):[a-z+-][a-z0-9_+-]*:(?![A-Za-z0-9_:])",  # an emoji by name
+    r"(?<!\S)[:;]['’]?-?[()DPp](?![\w()])|\\[nrt](?![a-z])",
     rf"[0-9#*]\ufe0f?\u20e3|(?:[{_EMOJI}]|[^\w\s]\ufe0f)[\u200d\ufe0f\u20e3\U000e0020-\U000e007f]*",
 )
 _IN_WORD = f"(?:{'|'.join(_IN_WORDS)})"
@@ -49,12 +64,12 @@ _JOINED = rf"{_ANY}(?:[-–/:.,&=+~|]?{_ANY})*"
 _SPAN = re.compile("|".join([rf"\({_JOINED}\)", rf"\[{_JOINED}\]", rf"\"{_JOINED}\"", rf"“{_JOINED}”", _JOINED]))
 
 #: A character of every span, so that a sentence without spans costs no more than this search.
-_SIGN = re.compile(rf"[{{%<&@`:#$\ufe0f\u20e3{_EMOJI}]|\[\[")
+_SIGN = re.compile(rf"[{{%<&@`:;#$/\\\ufe0f\u20e3{_EMOJI}]|\[[\[/A-Za-z]|\*\||\d\.\d+\.\d|[\da-fA-F]-[\da-fA-F]{{4}}-")
 _LETTER = re.compile(r"[^\W\d_]")
 
 #: Markup that separates words, and that of a block.
 BLOCK_TAG = r"</?(?:br|p|div|li|[uo]l|d[ltd]|h[1-6]|t[rdh]|hr|blockquote)(?![\w-])[^<>]*>"
-_SPACING = re.compile(rf"(?:&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);|{BLOCK_TAG})+", re.IGNORECASE)
+_SPACING = re.compile(rf"(?:&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);|\\[nrt]|{BLOCK_TAG})+", re.IGNORECASE)
 _OF_MOSES = re.compile(r"(?:&(?:amp|apos|quot|lt|gt|#91|#93|#124);)+")
 _CLOSING, _OPENING = frozenset(".,;:!?)]}»”’'\"…。，、；：！？"), frozenset("([{«„“‘'\"¿¡")
 

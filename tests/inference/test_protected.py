@@ -19,6 +19,12 @@ SPANS = [
     "{p}€", "{n}%", "{\\an8}", "{% if x %}", "<%= a.b %>", "<?php x() ?>", "[[x y]]", "$name", "$(VAR)", "%-5.2f",
     "%'d", "%(n).2f", "%1", "%n", "%Y-%m-%d", ":name", "@user", "@a@b.social", "@string/app_name", "#tag", "#größe",
     "``a`b``", ":+1:", "&lt;b&gt;", "🐈\u200d⬛", "⬅\ufe0f", "→",
+    "$t(key.sub)", "<0>", "</12>", "<1/>", "<@123>", "<!here>", "*|FNAME|*", "%%Name_1%%",
+    "[/caption]", "[b]", "[url=x]", '[gallery ids="1,2"]', "%<n>d", "@ann:matrix.org", "tel:+49123",
+    "C:\\Users\\ann\\a.txt", "/etc/nginx/nginx.conf", "~/a/b.txt", "./configure", "../x", "src/main.py",
+    "example.com/a?b", "192.168.0.1:8080", "10.0.0.1", "3f2504e0-4f89-11d3-9a0c-0305e82c3301",
+    "\\textbf{bold}", "\\alpha", "\\cite[p. 3]{knuth}", "\\(a+b\\)", "\\(name)", "$x^2$", "$a_b = c$", "\\n",
+    "2024-01-31T12:00:00Z", "12:30:05.123", "09:15+02:00",
     "😀", "👨\u200d👩\u200d👧", "❤\ufe0f", "1\ufe0f\u20e3",
 ]  # fmt: skip
 FRAMES = [
@@ -74,6 +80,12 @@ def test_spans_leave_the_sentence_and_return_to_their_place(span: str) -> None:
         "a %50",
         "5` long, 6` long",
         "I/O",
+        "5 km/h and/or 24/7, 3/4 of input/output",
+        "see (this): a; b",
+        "AT&T e.g. this (i.e. that), U.S./U.K.",
+        "$100 million, 5'10\" or 10,000.50 kg",
+        "a/b. Then c.",
+        "one: (two) a) b; c",
     ],
 )
 def test_ordinary_sentences_have_no_spans(sentence: str) -> None:
