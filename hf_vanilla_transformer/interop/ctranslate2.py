@@ -12,6 +12,7 @@ import torch
 from ..atomic_write import new_folder
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.side_tokens import side_tokens
+from ..data.source_text import normalizing
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError, naming_extras
 from ..untrusted import require_file
@@ -56,7 +57,7 @@ def convert(
     with new_folder(Path(output)) as temporary:
         mapping = None if vmap is None else str(require_file(Path(vmap)))
         TransformersConverter(str(folder)).convert(str(temporary), mapping, quantization=quantization)
-        save_tokenizers(temporary, *load_tokenizers(folder))
+        save_tokenizers(temporary, *normalizing(*load_tokenizers(folder)))
     return Path(output)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..atomic_write import atomic_file, new_folder
+from ..data.source_text import normalizing
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
 from ..inference.loading import registered_class
@@ -74,7 +75,7 @@ def export(
             note = module.search_note(model, tokenizers[1])
         elif target_format == "marian":
             module.write(model, written)
-            save_tokenizers(written, *tokenizers)
+            save_tokenizers(written, *normalizing(*tokenizers))
         elif target_format == "marian-npz":
             note = module.write(model.to(torch.float32), source, tokenizers, written)
         else:
@@ -119,7 +120,7 @@ def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: P
     """Write the graphs, configurations, tokenizers and a script that translates with them."""
     folder.mkdir()
     write(model, folder)
-    save_tokenizers(folder, *tokenizers)
+    save_tokenizers(folder, *normalizing(*tokenizers))
     model.generation_config.save_pretrained(folder)
     fields = json.loads(model.config.to_json_string(use_diff=False))
     for name in ("auto_map", "_name_or_path"):  # remote code that is not copied, and a path on this machine

@@ -20,6 +20,7 @@ from transformers import MarianTokenizer, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.side_tokens import Side, side_tokens, target_vocabulary
+from ..data.source_text import normalizing
 from ..errors import UserError
 from .vocabularies import sentencepiece_backend
 
@@ -52,7 +53,7 @@ def joint_tokenizer(
     Args:
         source, target: a model's tokenizers, the same object if the languages share one.
     """
-    mine, missing = _content(source, "source", max(config.vocab_size, len(source)))
+    mine, missing = _content(normalizing(source, target)[0], "source", max(config.vocab_size, len(source)))
     ids = SourceIds(max(config.vocab_size, len(source)) + missing, 0, source.unk_token_id or 0, missing)
     if target is not source or target_vocabulary(source) is not None:
         offset = max(config.target_vocab_size, len(target))

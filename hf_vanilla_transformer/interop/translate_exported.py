@@ -2,7 +2,7 @@
 
 An example, copied into every exported folder as translate.py. It needs the other files of the folder, NumPy,
 transformers for the tokenizer, and onnxruntime for ONNX or torch for torch.export. It does not need the package that
-wrote the folder.
+wrote the folder. The exported tokenizer normalises sources. Placeholders and addresses reach the model.
 
 Shapes: B batch, S source length, P target tokens in the KV cache, V target vocabulary.
 """

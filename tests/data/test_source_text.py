@@ -5,9 +5,10 @@ import unicodedata
 
 import pytest
 from datasets import Dataset
+from tokenizers import normalizers
 
 from hf_vanilla_transformer.data.encoding import encode_pairs
-from hf_vanilla_transformer.data.source_text import normalize, source_text
+from hf_vanilla_transformer.data.source_text import normalize, normalizing, source_text
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.serving_helpers import client_of, echo_translator, language_pair
@@ -77,6 +78,23 @@ def test_targets_and_other_tokenizers_are_not_normalised() -> None:
     other = train_tokenizer([PLAIN] * 3, 300)
     other.backend_tokenizer.normalizer = None
     assert source_text(odd, other) == odd
+
+
+def test_normalizer_of_exports_equals_the_function() -> None:
+    tokenizer = train_tokenizer([PLAIN] * 3, 300)
+    exported, target = normalizing(tokenizer, tokenizer)
+    normalizer, nfkc = exported.backend_tokenizer.normalizer, normalizers.NFKC()
+    texts = VARIANTS + [
+        f"a{chr(code)}{after}" for code in (*range(0xD800), *range(0xE000, 2**16)) for after in ("b", "-")
+    ]
+    for text in texts:
+        if nfkc.normalize_str(text) == unicodedata.normalize("NFKC", text):  # the library's Unicode is older
+            assert normalizer.normalize_str(text).strip() == normalize(text).strip(), ascii(text)
+    assert exported(VARIANTS[0])["input_ids"] == tokenizer(PLAIN)["input_ids"] != tokenizer(VARIANTS[0])["input_ids"]
+    ids = tokenizer(VARIANTS[0])["input_ids"]
+    assert target is exported and target.decode(ids) == tokenizer.decode(ids)
+    tokenizer.backend_tokenizer.normalizer = None
+    assert normalizing(tokenizer, tokenizer) == (tokenizer, tokenizer)
 
 
 def test_server_normalises_its_sources(translator: Translator) -> None:

@@ -41,6 +41,8 @@ def test_exported_folder_translates_without_the_package(target_format: str, tmp_
     translator = Translator(tmp_path / "out")
     rows = [model.generate(**translator.tokenizer([line], return_tensors="pt"), num_beams=1)[0] for line in LINES]
     assert run.stdout.splitlines() == [translator.tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    variants = ["two dogs", "two\u00a0dogs", "\ufefftwo dogs"]
+    assert len({tuple(translator.tokenizer(text)["input_ids"]) for text in variants}) == 1
     for path in (tmp_path / "out").rglob("*.*"):
         for local in (Path(__file__).parents[2], tmp_path):
             assert str(local).encode() not in path.read_bytes(), path.name

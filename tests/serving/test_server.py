@@ -19,6 +19,7 @@ pytest.importorskip("psutil", reason="measures the memory of the server with it"
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
+from hf_vanilla_transformer.serving.server import _connection_limit
 from tests.serving.running_server import RunningServer, ask, ask_all, post, read_answer, running_server
 from tests.serving_helpers import CORPUS, echo_folder
 
@@ -225,6 +226,19 @@ def test_wrong_options_are_refused_in_one_line(folder: Path, changed: dict, mess
     with pytest.raises(UserError, match=message) as error:
         serve(ServeOptions(**({"models": [f"en-de={folder}"], "port": 0, "dtype": "float32"} | changed)))
     assert "\n" not in str(error.value)
+
+
+def test_limit_of_open_files_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by macOS, where the hard limit is infinite, but more than 10,240 are refused."""
+    resource = pytest.importorskip("resource")
+
+    def setrlimit(_: int, limits: tuple[int, int]) -> None:
+        if not 0 <= limits[0] <= 10240:
+            raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    assert 1000 < _connection_limit() <= 10240
 
 
 def test_port_that_is_taken_is_refused_before_models_are_loaded(folder: Path) -> None:

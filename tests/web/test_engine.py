@@ -127,16 +127,30 @@ def test_engine_ends_at_an_end_token(site: Site) -> None:
 
 
 def test_engine_keeps_the_layout_of_a_text(site: Site) -> None:
-    text = f"{LINES[0]}\n\n - {LINES[1]}! {LINES[0]}?\r\n---\t{LINES[2]} \n"
+    text = f"{LINES[0]}\n\n - {LINES[1]}! {LINES[0]}?\r\n{{name}} https://x.org/a\t{LINES[2]} \n"
     (found,) = translate(site.folder, [text])
     single = [LINES[0], f"{LINES[1]}!", f"{LINES[0]}?", LINES[2]]
     first, second, third, fourth = [each["text"] for each in translate(site.folder, single)]
     assert "".join(part["source"] for part in found["parts"]) == text
-    expected = f"{first}\n\n - {second} {third}\r\n---\t{fourth} \n"
+    expected = f"{first}\n\n - {second} {third}\r\n{{name}} https://x.org/a\t{fourth} \n"
     assert "".join(part["target"] for part in found["parts"]) == expected
     assert found["parts"][found["sentence"]]["source"] == LINES[2]
     (found,) = translate(site.folder, [text], caret=len(LINES[0]) + 8)
     assert found["parts"][found["sentence"]]["source"] == f"{LINES[1]}!"
+
+
+def test_engines_normalise_their_sources(site: Site) -> None:
+    line = LINES[0]
+    variants = [
+        line.replace(" ", "\u00a0"),
+        "\ufeff" + line,
+        "".join(chr(ord(c) + 0xFEE0) if c > " " else c for c in line),
+    ]
+    found = translate(site.folder, [line, *variants])
+    assert len({(answer["text"], len(answer["tokens"])) for answer in found}) == 1 and found[0]["text"]
+    assert [token["id"] for token in found[1]["source"]] == [token["id"] for token in found[0]["source"]]
+    model = str(site.folder / "model")
+    assert len(set(run_node("stock_pipeline.mjs", model, "fp32", "{}", lines=[line, *variants])["found"])) == 1
 
 
 def test_engine_tree_holds_the_hypotheses(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 const SEPARATORS = /((?:\r\n|[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029\ufeff])+)/;
 const LIST_MARK = /^\s*(?:(?:[-*+•–—>]|#{1,6}|\(?\d{1,3}[.)])\s+)*/;
+const ADDRESS = /(?:https?:\/\/|www\.)\S+|\S+@\S+\.\S+|\{+[^{}]*\}+|%(?:\d+\$)?[a-z]|<[^<>]*>|&#?\w+;/giu; // or placeholder
 const UNSPACED = new Set(["zh", "ja", "yue", "wuu", "lzh"]); // no space between sentences
 
 /** Split a text into parts {text, is_sentence}. Their texts joined are the text. */
@@ -15,7 +16,7 @@ export function splitText(text, language) {
       const start = sentence.indexOf(inner);
       parts.push(
         { text: sentence.slice(0, start), is_sentence: false },
-        { text: inner, is_sentence: /\p{L}/u.test(inner) },
+        { text: inner, is_sentence: /\p{L}/u.test(inner.replace(ADDRESS, "")) },
         { text: sentence.slice(start + inner.length), is_sentence: false },
       );
     }
