@@ -1,6 +1,8 @@
 """Shards of a translation, on one machine or several, join to the translation of one run."""
 
+import copy
 import gzip
+import os
 import random
 import shutil
 
@@ -58,6 +60,44 @@ def test_killed_shard_is_repeated_or_left_to_the_whole(translator, source, monke
     translate_file(translator, source, output, process(), progress=lambda _, s: done.append(s > 0), **SETTINGS)
     assert done == [True, False, True, False], "the finished shard is not translated again"
     assert output.read_text(encoding="utf-8") == expected(translator)
+
+
+@pytest.mark.slow
+def test_many_shards_with_killed_ones_and_one_of_another_model(translator, tmp_path, monkeypatch):
+    """64 shards in random order, three killed and repeated, one copied from a run of another model."""
+    lines, rng = [f"{i} two hundred and {i}" for i in range(64 * 8 + 3)], random.Random(3)
+    settings = SETTINGS | {"max_new_tokens": 2}
+    shards, output, elsewhere = list(range(1, 65)), tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    rng.shuffle(shards)
+    translate = Translator.translate
+
+    def killed(self, lines, **settings):
+        yield next(iter(translate(self, lines, **settings)))
+        raise KeyboardInterrupt
+
+    for shard in shards[:3]:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Translator, "translate", killed)
+            translate_file(translator, lines, output, process(), shard=(shard, 64), **settings)
+    for shard in rng.sample(shards[1:], 63):
+        translate_file(translator, lines, output, process(), shard=(shard, 64), **settings)
+    other = Translator(copy.deepcopy(translator.model), translator.source_tokenizer)
+    other.model.lm_head.weight.data.neg_()
+    with pytest.raises(UserError, match="different model"):
+        translate_file(other, lines, output, process(), shard=(shards[0], 64), **settings)
+    translate_file(other, lines, elsewhere / "out", process(), shard=(shards[0], 64), **settings)
+    foreign = [shutil.copy(part, tmp_path / ".out.parts") for part in (elsewhere / ".out.parts").glob("0*")]
+    with pytest.raises(UserError, match="missing"):
+        merge_shards(output)
+    translate_file(translator, lines, output, process(), shard=(shards[0], 64), **settings)
+    with pytest.raises(UserError, match="other text, model or settings"):
+        merge_shards(output)
+    for part in foreign:
+        os.remove(part)
+    merge_shards(output)
+    whole = translator.translate(lines, **settings)
+    assert output.read_text(encoding="utf-8") == "".join(line.replace("\n", " ") + "\n" for line in whole)
 
 
 @pytest.mark.parametrize("change", ["text", "settings", "batch_size"])
