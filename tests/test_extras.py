@@ -42,6 +42,7 @@ COMMANDS = [
     *("publish {0}/model --repo-id me/x --dry-run", "average {0}/model {0}/model --output {0}/averaged"),
     "attention --model {0}/model --sentence one --output {0}/attention.png",
     "benchmark decode --model {0}/model --source {0}/a.en --engines ours_fp32 ctranslate2_fp32 --rounds 1",
+    "shortlist --model {0}/model --source {0}/a.en --target {0}/a.de --output {0}/shortlist",
     *("tokenizer {0}/a.en --vocab_size 280 --output_dir {0}/t", "recipes"),
     "tokenizer {0}/a.en --vocab_size 270 --output_dir {0}/t2 --sentencepiece",
 ]

@@ -57,6 +57,7 @@ COMMANDS = [
     ("attention --model model --sentence one --layer 3 --output a.png", "layer"),
     ("benchmark decode --model model --source text --engines fairseq", "engines"),
     ("benchmark train --preset huge", "preset"),
+    ("shortlist --model model --source text --target short --output out", "short"),
     ("tokenizer text --vocab_size 99 --output_dir out", "vocab_size"),
     ("recipes nonsense", "nonsense"),
 ]

@@ -159,11 +159,13 @@ void attend(const float *x, i64 rows, i64 stride, const float *scales, const flo
     free(seen);
 }
 
-void best(float *x, i64 rows, i64 size, const float *scales, const float *bias, i64 count, i64 normalize, float *values,
-          i64 *tokens) {
+void best(float *x, i64 rows, i64 size, const float *scales, const float *bias, const uint8_t *hidden, i64 beams,
+          i64 count, i64 normalize, float *values, i64 *tokens) {
     for (i64 r = 0; r < rows; r++, x += size, values += count, tokens += count) {
         if (bias) for (i64 i = 0; i < size; i++) x[i] = x[i] * scales[r] + bias[i];
         else for (i64 i = 0; i < size; i++) x[i] *= scales[r];
+        const uint8_t *mask = hidden ? hidden + r / beams * size : 0;
+        if (mask) for (i64 i = 0; i < size; i++) x[i] = mask[i] ? -1e30f : x[i];
         for (i64 n = 0; n < count; n++) values[n] = -FLT_MAX, tokens[n] = n;
         for (i64 first = 0; first < size; first += BLOCK) {
             i64 end = first + BLOCK < size ? first + BLOCK : size;

@@ -37,7 +37,7 @@ _ARGUMENTS = {
     "finish": [_P, _I, _I, _P, _P, _I, _P, _I, _P, _P, _F, _P, _P],
     "write_cache": [_P, _I, _I, _P, _P, _I, _P, _P],
     "attend": [_P, _I, _I, _P, _P, _I, _I, _I, _F, _P, _P, _P, _P, _I, _P, _P],
-    "best": [_P, _I, _I, _P, _P, _I, _I, _P, _P],
+    "best": [_P, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P],
 }
 
 
@@ -142,12 +142,17 @@ def attend(
     return rows
 
 
-def best(product: Tensor, scales: Tensor, bias: Tensor | None, count: int, normalize: bool) -> tuple[Tensor, Tensor]:
-    """The highest log-probabilities (without `normalize`: logits) of each row (R, V), and their tokens, (R, count)."""
-    shape = len(product), count
+def best(
+    product: Tensor, scales: Tensor, bias: Tensor | None, hidden: Tensor | None, count: int, normalize: bool
+) -> tuple[Tensor, Tensor]:
+    """The highest log-probabilities (without `normalize`: logits) of each row (R, V), and their tokens, (R, count).
+
+    `hidden` (B, 1, V) are the tokens that the rows of each sentence do not have.
+    """
+    shape, beams = (len(product), count), 1 if hidden is None else len(product) // len(hidden)
     values, tokens = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
     library().best(
-        product.data_ptr(), *product.shape, _address(scales), _address(bias), count, normalize, values.data_ptr(),
-        tokens.data_ptr(),
+        product.data_ptr(), *product.shape, *map(_address, (scales, bias, hidden)), beams, count, normalize,
+        values.data_ptr(), tokens.data_ptr(),
     )  # fmt: skip
     return values, tokens

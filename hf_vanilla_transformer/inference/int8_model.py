@@ -145,14 +145,20 @@ class Int8Decoder(PackedDecoder):
         if not isinstance(advance, SearchConfig) or advance.forced_eos_token_id is not None:
             return super().step(state, advance)
         rows = self._rows(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
-        head, shape = self.weights.lm_head, state.next_tokens.shape
-        product = head.product(rows.bytes)  # (R, V)
+        head, shape = self._head, state.next_tokens.shape
+        product = head.product(rows.bytes)  # (R, V) or (R, n)
+        hidden = None if self.output is None else self.output.hidden
         count = min(advance.num_candidates, product.shape[1])
-        found = best(product, rows.scales, head.bias, count, normalize=advance.num_beams > 1)
-        return advance.extend(state, *(part.view(*shape, count) for part in found))
+        log_probs, tokens = best(product, rows.scales, head.bias, hidden, count, normalize=advance.num_beams > 1)
+        tokens = tokens if self.output is None else self.output.ids[tokens]
+        return advance.extend(state, log_probs.view(*shape, count), tokens.view(*shape, count))
+
+    @property
+    def _head(self) -> Any:
+        return self.weights.lm_head if self.output is None else self.output.head
 
     def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
-        rows, head = self._rows(tokens, positions, parents, longest), self.weights.lm_head
+        rows, head = self._rows(tokens, positions, parents, longest), self._head
         logits = head.product(rows.bytes)
         finish(logits, rows.scales, head.bias, quantized=False)
         return logits.view(*tokens.shape, -1)

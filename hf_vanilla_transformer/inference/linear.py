@@ -8,6 +8,7 @@ Shapes: R rows, D inputs, O outputs.
 
 import platform
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +103,7 @@ class DynamicInt8Linear(PlainLinear):
         return kernels.int8_product(integers, self.weight, self.scales, self.zero_points, self.shift)
 
 
+@cache
 def largest_weight() -> int:
     """The largest integer of a weight whose products are exact on this CPU: 127, or 64 without VNNI."""
     weight, scale = torch.full((1, 2), 127, dtype=torch.int8), torch.ones(1)

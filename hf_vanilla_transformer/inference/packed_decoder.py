@@ -9,6 +9,7 @@ d_k and d_v the widths of a head, V target vocabulary.
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer
-from ..search_vanilla_transformer import Advance, BeamState, replace_rows, resized
+from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, replace_rows, resized, topk_log_probs
 from .linear import PlainLinear, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
@@ -173,12 +174,14 @@ class PackedWeights(nn.Module):
         mask: Tensor | None,
         cross_kv: list[KV],
         source_mask: Tensor | None,
+        lm_head: PlainLinear | None = None,
     ) -> Tensor:
         """Logits (B, K, V) of the tokens after these, whose keys and values are written into `self_kv`.
 
         Args:
             embeds: (B, K, D), of the tokens, unscaled. slots: (B, K). positions: (B,). encodings: (n, D), of all
                 positions.
+            lm_head: another output layer.
             Other arguments: see `PackedLayer`.
         """
         x = embeds * self.embed_scale + encodings[positions][:, None]
@@ -187,13 +190,35 @@ class PackedWeights(nn.Module):
         rows = (slots + first).flatten()  # (B, K) -> (R,)
         for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
             x = layer(x, rows, kv, mask, source_kv, source_mask)
-        return self.lm_head(x if self.norm is None else self.norm(x)).unflatten(0, embeds.shape[:2])
+        head = self.lm_head if lm_head is None else lm_head
+        return head(x if self.norm is None else self.norm(x)).unflatten(0, embeds.shape[:2])
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """The rows of an output layer that a batch needs (`inference.shortlist`), n of V."""
+
+    head: PlainLinear
+    ids: Tensor  # (n,), their tokens
+    hidden: Tensor  # (B, 1, n), Boolean: not a candidate of the sentence
+    size: int  # V
+
+    def advance(self, state: BeamState, logits: Tensor, advance: Advance) -> BeamState:
+        """`advance` with the logits (B, K, n) of these rows, as if all others were -inf."""
+        logits.masked_fill_(self.hidden, -torch.inf)
+        if isinstance(advance, SearchConfig) and advance.forced_eos_token_id is None:
+            count = min(advance.num_candidates, logits.shape[2])
+            scores, index = topk_log_probs(logits, count, normalize=advance.num_beams > 1)
+            return advance.extend(state, scores, self.ids[index])
+        whole = logits.new_full((*logits.shape[:2], self.size), -torch.inf)
+        return advance(state, whole.scatter_reduce_(2, self.ids.expand_as(logits), logits, "amax"))
 
 
 class PackedDecoder:
     """A `Decoder` with packed weights, and the KV caches of a batch: `states` (B, S, D), `mask` (B, S)."""
 
     initial_beams = 1
+    output: OutputRows | None = None  # None computes all tokens
 
     def __init__(self, weights: Any, states: Tensor, mask: Tensor):
         self.weights, self.slots = weights, BeamCacheSlots(len(states), states.device)
@@ -220,17 +245,18 @@ class PackedDecoder:
             self._logits(next_tokens, positions, torch.zeros_like(next_tokens), tokens.shape[1])
 
     def step(self, state: BeamState, advance: Advance) -> BeamState:
-        longest = state.tokens.shape[2]
-        return advance(state, self._logits(state.next_tokens, state.positions, state.parents, longest))
+        logits = self._logits(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
+        return advance(state, logits) if self.output is None else self.output.advance(state, logits, advance)
 
     def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
-        """Logits (B, K, V). All positions are below `longest`."""
+        """Logits (B, K, V), or (B, K, n) of the rows in `output`. All positions are below `longest`."""
         slots = self.slots.append(parents)
         self.self_kv = [resized(kv, self.slots.visible.shape[2], 1) for kv in self.self_kv]
         mask = additive_mask(self.slots.visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
         embeds = F.embedding(tokens, self.weights.embedding)  # (B, K, D)
         encodings = self.weights.position_encodings(longest)
-        return self.weights(embeds, positions, encodings, slots, self.self_kv, mask, self.cross_kv, self.source_mask)
+        kv, head = (self.self_kv, mask, self.cross_kv, self.source_mask), self.output and self.output.head
+        return self.weights(embeds, positions, encodings, slots, *kv, head)
 
     def select(self, rows: Tensor) -> None:
         self.slots.select(rows)

@@ -30,6 +30,7 @@ from .loading import load_model
 from .optimize import optimize_if_possible
 from .protected import has_words, knows_escapes, protect, white_space_links
 from .shared_copy import in_evaluation_mode, shared_copy
+from .shortlist import Shortlist, with_shortlist
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
 
@@ -92,6 +93,7 @@ class Translator:
         ensemble: more models with the same tokenizers. Token probabilities are averaged over all models.
         workers: searches that run in parallel threads, each with `batch_size` sentences and its share of torch's
             threads. None is one per torch thread on a CPU, up to 8.
+        shortlist: a file of `vanilla-transformer shortlist`. The output layer computes its candidates only.
     """
 
     def __init__(
@@ -101,8 +103,11 @@ class Translator:
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         ensemble: Sequence[PreTrainedModel] = (),
         workers: int | None = None,
+        shortlist: str | os.PathLike | None = None,
     ) -> None:
         check_at_least_one(workers=workers)
+        if ensemble and shortlist is not None:
+            raise UserError(f"shortlist: {shortlist} is for one model; leave it out, or the other models")
         self.model = model
         self.models = [model, *ensemble]
         self.workers = workers
@@ -110,6 +115,7 @@ class Translator:
         self.target_tokenizer = target_tokenizer or self.source_tokenizer
         #: whether the model reads text that Moses has escaped
         self.escaped = knows_escapes(source_tokenizer.get_vocab())
+        self.shortlist = None if shortlist is None else Shortlist(shortlist, self)
 
     @classmethod
     def from_pretrained(
@@ -120,6 +126,7 @@ class Translator:
         ensemble: Sequence[str | os.PathLike] = (),
         workers: int | None = None,
         trust_remote_code: bool = False,
+        shortlist: str | os.PathLike | None = None,
     ) -> "Translator":
         """Load a model folder: the model, its generation config and its tokenizers.
 
@@ -127,7 +134,7 @@ class Translator:
             directory: a folder that `save_pretrained` or a training run has written.
             device, dtype, trust_remote_code: as in `load_model`.
             ensemble: folders of more models with the same tokenizers. The first model's generation config is used.
-            workers: as above.
+            workers, shortlist: as above.
 
         Raises:
             UserError: as in `load_model`, or for tokenizers that differ.
@@ -139,7 +146,7 @@ class Translator:
             if tokenizer_digest(load_tokenizers(Path(other))) != tokenizer_digest((source, target)):
                 raise UserError(f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one")
             members.append(load_model(other, model.device, model.dtype, trust_remote_code))
-        return cls(model, source, target, members, workers)
+        return cls(model, source, target, members, workers, shortlist)
 
     def translate(self, sentences: Iterable[str], **settings: Any) -> Iterator[str]:
         """Translate sentences one by one or from an endless stream.
@@ -255,10 +262,11 @@ class Translator:
         )
         if scores and beams > 1 and not covered:
             settings["output_scores"] = True
-        if len(self.models) > 1 and not covered:
+        if (len(self.models) > 1 or self.shortlist) and not covered:
             raise UserError(
-                "ensemble: these settings, or the checkpoint's generation_config.json, need transformers' search, "
-                "which takes one model; drop the settings that are not for beam search"
+                f"{'shortlist' if self.shortlist else 'ensemble'}: these settings, or the checkpoint's "
+                "generation_config.json, need transformers' search, which takes one model and all of its vocabulary; "
+                "drop the settings that are not for beam search"
             )
         return settings, covered
 
@@ -351,6 +359,8 @@ class Translator:
             first = shared_copy(models[0])
             first.inference_engine = EnsembleEngine(models[0], models[1:])
             models[0] = first
+        if self.shortlist is not None:
+            models[0] = with_shortlist(models[0], self.shortlist)
         return models
 
     def encode(self, line: str, line_number: int) -> list[int]:

@@ -17,6 +17,7 @@ from ..errors import check_at_least_one
 from ..inference.batching import MAX_TOKENS
 from ..inference.continuous import ContinuousSearch, FoundHypothesis
 from ..inference.optimize import optimize_if_possible
+from ..inference.shortlist import with_shortlist
 from ..inference.translator import Translator, check_repetition
 from ..inference.workers import worker_count
 
@@ -68,8 +69,9 @@ class Engine:
         self.max_queue, self._batch_size = max_queue, batch_size
         optimize_if_possible(self.model)
         workers = translator.workers or worker_count(self.model)
+        model = self.model if translator.shortlist is None else with_shortlist(self.model, translator.shortlist)
         self._searches = [
-            ContinuousSearch(self.model, batch_size, max_tokens_per_batch, **settings) for _ in range(workers)
+            ContinuousSearch(model, batch_size, max_tokens_per_batch, **settings) for _ in range(workers)
         ]
         self.num_beams = self._searches[0].search.config.num_beams
         self._changed = threading.Condition()  # guards everything below

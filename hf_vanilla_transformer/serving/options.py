@@ -29,6 +29,7 @@ class ServeOptions:
     device: str | None = None  #: device, dtype and workers: see `Translator.from_pretrained`
     dtype: str | None = "fastest"
     workers: int | None = None
+    shortlist: str | None = None  #: of one model, see `Translator`
     split_sentences: bool = True  #: split a line into sentences
     limits: Limits = field(default_factory=Limits)
     engine: Mapping[str, Any] = field(default_factory=dict)  #: arguments of `Engine`

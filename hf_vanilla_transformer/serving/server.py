@@ -36,10 +36,14 @@ def load_server(options: ServeOptions) -> Server:
         raise UserError(f"timeout: must be a finite number of seconds above 0, not {options.limits.timeout:g}")
     if options.limits.api_key == "":
         raise UserError("api_key: is empty, so that anybody could guess it")
+    if options.shortlist is not None and len(options.models) > 1:
+        raise UserError(f"shortlist: {options.shortlist} is for one model, not for {len(options.models)}")
     pairs = []
     for (source, target), folder in model_folders(options.models).items():
         split = sentence_splitter(source) if options.split_sentences else None
-        translator = Translator.from_pretrained(folder, options.device, options.dtype, workers=options.workers)
+        translator = Translator.from_pretrained(
+            folder, options.device, options.dtype, workers=options.workers, shortlist=options.shortlist
+        )
         site = _site(folder, source, target, translator)
         pairs.append(LanguagePair(source, target, translator, split, site, **options.engine))
     limits = options.limits

@@ -28,6 +28,7 @@ SUBCOMMANDS = {
     "attention": "plot the cross-attention of one sentence",
     "benchmark": "measure speed and memory against other libraries",
     "check": "compare your own implementation with the paper",
+    "shortlist": "build a table of candidate tokens, for faster translation",
     "tokenizer": "train a tokenizer alone",
     "recipes": "list the recipes, or print one",
 }

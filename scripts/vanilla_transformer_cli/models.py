@@ -29,8 +29,9 @@ def load_translator(arguments: argparse.Namespace, models: Sequence[str], device
     from hf_vanilla_transformer.inference.translator import Translator
 
     first, *others = models
-    workers = getattr(arguments, "workers", None)
-    return Translator.from_pretrained(first, device or arguments.device, arguments.dtype, others, workers)
+    workers, shortlist = (getattr(arguments, name, None) for name in ("workers", "shortlist"))
+    device = device or arguments.device
+    return Translator.from_pretrained(first, device, arguments.dtype, others, workers, shortlist=shortlist)
 
 
 def ray_pool(arguments: argparse.Namespace, flag: str) -> Any:

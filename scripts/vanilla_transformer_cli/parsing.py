@@ -75,6 +75,10 @@ _SHARED: dict[str, dict[str, Any]] = {
         **{"type": int, "metavar": "N"},
         "help": "parallel searches on a CPU, each with a share of the threads (default: one per thread, up to 8)",
     },
+    "shortlist": {
+        "metavar": "F",
+        "help": "file of `vanilla-transformer shortlist`: compute its candidate tokens only",
+    },
     "trust_remote_code": {
         "action": "store_true",
         "help": "run the code that the folder of a subclass contains, to load its model",

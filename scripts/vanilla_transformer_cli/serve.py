@@ -45,7 +45,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds until an answer (default: %(default)g)")
     group = parser.add_argument_group("translation (defaults: the model's generation_config.json)")
     group.add_argument("--lines", action="store_true", help="take each line as one sentence, instead of splitting it")
-    add_shared_flags(group, *_ENGINE, "workers", "device", "dtype")
+    add_shared_flags(group, *_ENGINE, "workers", "shortlist", "device", "dtype")
     add_shared_flags(parser, *MODEL_CODE)
     parser.set_defaults(dtype="fastest")
     return parser.parse_args(arguments)
@@ -65,6 +65,7 @@ def main(arguments: argparse.Namespace) -> None:
             device=arguments.device,
             dtype=arguments.dtype,
             workers=arguments.workers,
+            shortlist=arguments.shortlist,
             split_sentences=not arguments.lines,
             limits=Limits(
                 max_characters=arguments.max_characters,

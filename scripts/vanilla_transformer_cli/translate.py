@@ -67,7 +67,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
-    add_shared_flags(group, *DECODING, "workers", "device", "dtype", "shard", "ray")
+    add_shared_flags(group, *DECODING, "workers", "shortlist", "device", "dtype", "shard", "ray")
     add_shared_flags(parser, *MODEL_CODE)
     return parser.parse_args(arguments)
 

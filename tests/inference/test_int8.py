@@ -74,16 +74,21 @@ def test_attention_reads_what_a_row_sees(widths: tuple[int, int, int], bias: boo
 @pytest.mark.parametrize("size", [3, 64, 1000])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_best_tokens_are_those_of_a_sorted_log_softmax(size: int, bias: bool, normalize: bool) -> None:
+@pytest.mark.parametrize("some", [False, True])
+def test_best_tokens_are_those_of_a_sorted_log_softmax(size: int, bias: bool, normalize: bool, some: bool) -> None:
     product, scales, shift = torch.randn(40, size), torch.rand(40) + 0.1, torch.randn(size) if bias else None
     product[1], product[2, :-1] = 0, -1e4
     logits = product * scales[:, None] + (0 if shift is None else shift)
+    hidden = (torch.arange(8)[:, None, None] + torch.arange(size)) % 3 == 0  # (B, 1, V), of 5 rows each
+    hidden[..., -1] = False
+    if some:
+        logits = logits.masked_fill(hidden.repeat_interleave(5, 0)[:, 0], -torch.inf)
     expected = logits.log_softmax(dim=1) if normalize else logits
-    values, tokens = best(product, scales, shift, min(8, size), normalize)
+    values, tokens = best(product, scales, shift, hidden if some else None, min(8, size - size // 3), normalize)
     assert_near(values, expected.sort(dim=1, descending=True, stable=True).values[:, : values.shape[1]], 1e-5)
     assert_near(values, expected.gather(1, tokens), 1e-5)
     assert all(len(set(row)) == len(row) for row in tokens.tolist())
-    if not bias:
+    if not bias and not some:
         assert tokens[1].tolist() == list(range(values.shape[1])), "the first of equals"
 
 

@@ -7,6 +7,7 @@ import torch
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference import Translator
 from hf_vanilla_transformer.interop.ctranslate2 import convert
 from hf_vanilla_transformer.interop.exporting import export
 from tests.interop.foreign import SOURCES, converted, spelt, write_opus_folder
@@ -122,6 +123,14 @@ def test_ctranslate2_export_with_a_vocabulary_mapping(tokenizer, tmp_path: Path)
     settings = {"use_vmap": True, "beam_size": 1, "max_decoding_length": 6, "min_decoding_length": 6}
     found = set(engine.translate_batch([source], **settings)[0].hypotheses[0])
     assert found and found <= {*allowed, "<s>", "</s>", "<unk>", "<pad>"}
+    translator = Translator.from_pretrained(tmp_path / "model", shortlist=tmp_path / "vmap.txt")
+    sources = [tokenizer.convert_ids_to_tokens(translator.encode(text, 1)) for text in SOURCES]
+    for beams in (1, 3):
+        options = settings | {"beam_size": beams, "length_penalty": 1.0, "max_batch_size": 1}
+        theirs = [tokens for one in engine.translate_batch(sources, **options) for tokens in one.hypotheses]
+        limits = {"max_new_tokens": 6, "min_new_tokens": 6, "length_penalty": 1.0, "num_beams": beams}
+        ours = translator.translate_nbest(SOURCES, probabilities=True, **limits)
+        assert [hypotheses[0].tokens for hypotheses in ours] == theirs
     with pytest.raises(UserError, match=r"missing\.txt"):
         export("ctranslate2", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "missing.txt")
     with pytest.raises(UserError, match="ctranslate2"):

@@ -1,0 +1,46 @@
+"""Build a shortlist: for each source token the target tokens that the output layer computes.
+
+  vanilla-transformer shortlist --model runs/mine --source train.en --target train.de --output mine.shortlist
+  vanilla-transformer translate --model runs/mine --shortlist mine.shortlist --input input.en
+  vanilla-transformer export --to ctranslate2 runs/mine ct2 --vmap mine.shortlist
+
+The model aligns the pairs by its attention, unless --alignment names a file of fast_align, eflomal or awesome-align.
+The shortlist is a vocabulary mapping of CTranslate2.
+"""
+
+import argparse
+
+from .models import MODEL_CODE, load_translator
+from .parsing import Parser, add_shared_flags
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = Parser(prog, __doc__)
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="model folder")
+    add(
+        "--source",
+        required=True,
+        metavar="F",
+        help="sentences of the training data, one per line, .gz too, or a table",
+    )
+    add("--target", required=True, metavar="F", help="their translations")
+    add("--output", required=True, metavar="F", help="file for the shortlist")
+    add("--alignment", metavar="F", help="links of the words of each pair, as in 0-0 1-2")
+    add("--best", type=int, default=100, metavar="N", help="candidates of a source token (default: %(default)s)")
+    add(
+        "--frequent", type=int, default=100, metavar="N",
+        help="frequent target tokens, candidates of every sentence (default: %(default)s)",
+    )  # fmt: skip
+    add_shared_flags(parser, "device", "dtype", *MODEL_CODE)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
+    from hf_vanilla_transformer.inference.shortlist import write_shortlist
+
+    translator = load_translator(arguments, [arguments.model])
+    pairs = zip(*read_sentence_pairs(arguments.source, arguments.target), strict=True)
+    settings = {name: getattr(arguments, name) for name in ("alignment", "best", "frequent")}
+    print(f"{arguments.output}: {write_shortlist(translator, pairs, arguments.output, **settings):,} source tokens")
