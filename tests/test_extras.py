@@ -39,6 +39,7 @@ COMMANDS = [
     *("convert --from marian {0}/opus {0}/from_marian", "convert --from fsmt {0}/fsmt {0}/from_fsmt"),
     *(f"export --to {name} {{0}}/model {{0}}/{name}" for name in ("ctranslate2", "marian", "onnx", "torch", "web")),
     "export --to argos {0}/opus_folder {0}/x.argosmodel --languages en de",
+    *("publish {0}/model --repo-id me/x --dry-run --space", "translate --model {0}/model --input {0}/a.md"),
     *("publish {0}/model --repo-id me/x --dry-run", "average {0}/model {0}/model --output {0}/averaged"),
     "attention --model {0}/model --sentence one --output {0}/attention.png",
     "benchmark decode --model {0}/model --source {0}/a.en --engines ours_fp32 ctranslate2_fp32 --rounds 1",
@@ -72,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = train_tokenizer(["one two three"] * 3, 280)
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder / "model")
     save_tokenizers(folder / "model", tokenizer)
-    for name in ("a.en", "a.de"):
+    for name in ("a.en", "a.de", "a.md"):
         (folder / name).write_text("one two\nthree\n" * 5)
     return folder
 

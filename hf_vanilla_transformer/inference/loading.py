@@ -46,7 +46,6 @@ logger = logging.get_logger(__name__)
 _TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIAL_SECONDS = 32, 8, 1.5
 _MAX_ERROR = 0.05  # of a token's log-probability. 0.01 is usual in int8
 _OF_MODEL = {".json", ".safetensors", ".bin"}
-_DTYPES = {"F64", "F32", "F16", "BF16"}  # of parameters, by safetensors' names
 
 
 def load_model(
@@ -288,7 +287,7 @@ def _check_dtypes(folder: Path, model: PreTrainedModel) -> None:
     for file in () if hasattr(model.config, "quantization_config") else folder.glob("model*.safetensors"):
         with safe_open(file, "pt") as tensors:
             for name in parameters.keys() & tensors.keys():
-                if (dtype := tensors.get_slice(name).get_dtype()) not in _DTYPES:
+                if (dtype := tensors.get_slice(name).get_dtype()) not in ("F64", "F32", "F16", "BF16"):
                     raise UserError(f"{folder}: {name} is {dtype}, not F32, F16 or BF16; save the model again")
 
 

@@ -19,7 +19,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.file_translation import merge_shards
-    from hf_vanilla_transformer.system_info import counted
 
     count = merge_shards(arguments.output)
-    print(f"{arguments.output}: {counted(count, 'chunk')}")
+    print(f"{arguments.output}: {count:,} chunk{'s' if count != 1 else ''}")

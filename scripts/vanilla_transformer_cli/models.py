@@ -17,8 +17,8 @@ def use_model_code(arguments: argparse.Namespace) -> None:
 
     if arguments.model_class is not None:
         register_class(import_class(arguments.model_class))
-    given = vars(arguments)
-    folders: Any = next((given[name] for name in ("teacher", "checkpoints", "run", "model") if given.get(name)), [])
+    named = (getattr(arguments, name, None) for name in ("teacher", "checkpoints", "run", "model"))
+    folders: Any = next(filter(None, named), [])
     for name in [folders] if isinstance(folders, str) else folders:
         if arguments.trust_remote_code:
             trust_code(Path(name if Path(name).is_dir() else name.partition("=")[2] or name))  # SOURCE-TARGET=DIR
