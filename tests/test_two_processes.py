@@ -42,11 +42,13 @@ def test_consistency_update_of_two_processes_equals_that_of_one(method, two_proc
     assert relative_error(two_processes["consistency", method], expected) <= 1e-5
 
 
-def test_update_with_everything_on_is_the_same_in_two_processes(two_processes: Results, tmp_path: Path) -> None:
-    expected = worker.everything_update(worker.SENTENCES, 1, tmp_path)
+@pytest.mark.parametrize("name", ["everything", "documented"])
+def test_update_with_a_users_loss_is_the_same_in_two_processes(name, two_processes, tmp_path):
+    """With everything on: see `everything_on`."""
+    expected = getattr(worker, f"{name}_update")(worker.SENTENCES, 1, tmp_path)
     assert expected.norm() > 0.1
     for size, _ in worker.SPLITS:
-        assert relative_error(two_processes["everything", size], expected) <= 1e-5
+        assert relative_error(two_processes[name, size], expected) <= 1e-5
 
 
 @pytest.mark.parametrize("name", worker.FORMATS)

@@ -4,6 +4,7 @@ It trains the same models on the same sentences as the test does in one process,
 folder D.
 """
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,17 @@ def trained_update(
     trainer = trained(folder, random_pairs(SENTENCES), model, Seq2SeqTrainer, **DESCENT, **split, **settings)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return flat(model) - before, losses
+
+
+def documented_update(size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
+    """With the loss that the guide to extending shows."""
+    guide = Path(__file__).parents[1] / "scripts" / "docs" / "extending.md"
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks if "class FocalTrainer" in block), names)
+    model, split = tiny_model(), {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+    trained(folder, random_pairs(SENTENCES), model, names["FocalTrainer"], max_steps=2, **DESCENT, **split, **settings)
+    return flat(model) - flat(tiny_model())
 
 
 def everything_update(size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
@@ -88,6 +100,7 @@ def main(folder: Path) -> None:
         results["consistency", method] = consistency_update(method, 16, 1, folder, **settings)
     for size, steps in SPLITS:
         results["everything", size] = everything_update(size, steps, folder, **settings)
+        results["documented", size] = documented_update(size, steps, folder, **settings)
     assert distributed.get_world_size() == PROCESSES
     rank = distributed.get_rank()
     results["ranks"] = PROCESSES
