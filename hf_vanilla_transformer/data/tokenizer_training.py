@@ -263,6 +263,9 @@ def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """The tokenizer, or a copy that recognises tokens added by `add_special_tokens`."""
     tokens, backend = unrecognised_tokens(tokenizer), getattr(tokenizer, "backend_tokenizer", None)
+    if tokens and backend is None:
+        kind = type(tokenizer).__name__
+        _LOGGER.warning("a %s cannot recognise tokens that are added to it: %s is read as text", kind, tokens[0])
     if not tokens or backend is None:
         return tokenizer
     state = json.loads(backend.to_str())

@@ -15,6 +15,7 @@ from hf_vanilla_transformer.data import (
     train_tokenizer,
     with_bpe_dropout,
 )
+from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.data.vocabulary import extend_embeddings, extend_tokenizer
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.translator import Translator
@@ -197,6 +198,14 @@ def test_tags_of_others_are_recognised_wherever_this_package_reads_text(dropout)
             assert tokenizer.decode(row[side][:-1]).replace(" ", "") == text.replace(" ", "")
     ids = Translator(tiny_model(vocab_size=len(tokenizer)), tokenizer).encode(rows["source"][0], 1)
     assert ids == encoded[0]["input_ids"]
+
+
+def test_tag_of_a_slow_tokenizer_is_said_to_be_text(caplog):
+    pytest.importorskip("sentencepiece", reason="the extra `convert` is not installed")
+    rows = Dataset.from_dict({"source": ["<2de> words"], "target": ["words"]})
+    for add, said in ((lambda tokenizer: tokenizer, False), (added_as_special, True)):
+        encode_pairs(rows, add(train_sentencepiece_tokenizer(OLD, 290)), drop_too_long=False)
+        assert any("<2de>" in record.message for record in caplog.records) is said
 
 
 def test_row_of_a_tag_starts_as_the_mean_of_its_characters(tokenizers):
