@@ -168,7 +168,7 @@ def require_tensors(state: Any, where: str, *known: str) -> dict[str, Tensor]:
     """Return a state dictionary without the traces of wrappers, or raise a UserError that names `where`.
 
     Its tensors are finite. Masks, counters, and the buffers of losses and metrics are left out. Names lose the prefix
-    that is in front of `known` ones.
+    that is in front of `known` ones. If there are several, one has a usual name, and the rest are averages of it.
     """
     if not isinstance(state, Mapping) or not state:
         raise UserError(f"{where}: a state dictionary is needed there, not {type(state).__name__}")
@@ -185,8 +185,9 @@ def require_tensors(state: Any, where: str, *known: str) -> dict[str, Tensor]:
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"{where}: {name} contains numbers that are not finite")
     prefixes = {name.removesuffix(end) for name in state for end in known if f".{name}".endswith(f".{end}")}
-    prefix = prefixes.pop() if len(prefixes) == 1 else ""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    usual = [prefix for prefix in prefixes if prefix.split(".")[-2:][0] in _USUAL_KEYS] or list(prefixes)
+    prefix, averages = (usual[0], tuple(prefixes - {*usual})) if len(usual) == 1 else ("", ())
+    return {name.removeprefix(prefix): state[name] for name in state if not name.startswith(averages)}
 
 
 def plain_options(options: Any) -> dict[str, Any]:

@@ -62,6 +62,10 @@ WRAPPED: dict[str, Wrap] = {
         "state_dict": with_prefix("model.", **{"criterion.weight": torch.ones(3)})(weights),
         "epoch": np.float64(3),
     },
+    "average": lambda weights: {
+        **with_prefix("model.")(weights),
+        **with_prefix("ema.module.")({name: tensor + 1 for name, tensor in weights.items()}),
+    },
     "trainer": lambda weights: {"optimizer": {"state": {}}, "model": weights},
 }
 
