@@ -3,11 +3,13 @@
 import inspect
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import UserError
 from .mistakes import Mistake
@@ -16,28 +18,19 @@ from .subject import BOS, PAD, TARGET_TOKENS, constructor_arguments, describe_fa
 
 EPSILON = 0.1
 
-_SMOOTHING = {
-    "V": None,
-    "none": None,
-    "V - 1": "ε is divided among the V - 1 other tokens, where §5.4's reference has all V",
-    "V - 2": "ε is divided among the V - 2 other tokens without padding, where §5.4's reference has all V",
-}
-_MEANS = {
-    "sum": "the loss is a sum, to be divided by the number of tokens",
-    "padding": Mistake("normalisation", "padding", "§5.4", "padding has a loss too: leave its positions out"),
-    "positions": Mistake(
-        "normalisation", "positions", "§5.4", "the sum is divided by all positions, padding included"
-    ),
-    "sentences": Mistake("normalisation", "sentences", "§5.4", "a mean of sentences' means is no mean over tokens"),
-}
-_TWICE = Mistake("softmax", "twice", "§5.4", "the softmax is computed twice: cross-entropy takes scores")
-_UNSMOOTHED = Mistake("label smoothing", "none", "§5.4", "the argument for label smoothing has no effect")
-_SHIFTS = {
-    "none": Mistake("target shift", "none", "§3.1", "the decoder reads the token that it has to predict"),
-    "left": Mistake(
-        "target shift", "left", "§3.1", "the target is shifted to the left, so that the decoder sees the next"
-    ),
-    "start": Mistake("target shift", "start", "§3.1", "the first token is lost, or the start token is missing"),
+_OTHERS = {"V": 0, "V - 1": 1, "V - 2": 2, "none": 0}  # smoothing: the tokens that get nothing of ε
+_MISTAKES = {
+    option: Mistake(place, option, section, explanation)
+    for place, section, option, explanation in (
+        ("normalisation", "§5.4", "padding", "padding has a loss too: leave its positions out"),
+        ("normalisation", "§5.4", "positions", "the sum is divided by all positions, padding included"),
+        ("normalisation", "§5.4", "sentences", "a mean of sentences' means is no mean over tokens"),
+        ("softmax", "§5.4", "twice", "the softmax is computed twice: cross-entropy takes scores"),
+        ("label smoothing", "§5.4", "unsmoothed", "the argument for label smoothing has no effect"),
+        ("target shift", "§3.1", "none", "the decoder reads the token that it has to predict"),
+        ("target shift", "§3.1", "left", "the target is shifted to the left, so that the decoder sees the next"),
+        ("target shift", "§3.1", "start", "the first token is lost, or the start token is missing"),
+    )
 }
 
 
@@ -47,31 +40,31 @@ def check_loss(build: Any, given: Mapping[str, Any]) -> Report:
     logits = torch.randn(3, 6, TARGET_TOKENS, generator=generator)
     labels = torch.randint(PAD + 1, TARGET_TOKENS, (3, 6), generator=generator)
     labels[1, 4:], labels[2, 3:] = PAD, PAD
-    module = inspect.isclass(build) and issubclass(build, nn.Module)
     names = inspect.signature(build).parameters
-    settings = {name: EPSILON for name in names if any(word in name.lower() for word in ("smooth", "eps"))}
+    settings: dict[str, Any] = {name: EPSILON for name in names if re.search("smooth|eps", name.lower())}
     settings |= {name: PAD for name in names if "ignore" in name.lower()}
     settings |= {name: TARGET_TOKENS for name in names if name == "size" or "class" in name} | dict(given)
-    inputs = list(names)[: 0 if module else 2]
-    rest = constructor_arguments(build, settings | dict.fromkeys(inputs))
-    function = (
-        build(**rest) if module else lambda x, y: build(x, y, **{n: v for n, v in rest.items() if n not in inputs})
-    )
+    if inspect.isclass(build):
+        function: Any = build(**constructor_arguments(build, settings))
+    else:
+        inputs = dict.fromkeys(list(names)[:2])
+        rest = constructor_arguments(build, settings | inputs)
+        function = partial(build, **{name: value for name, value in rest.items() if name not in inputs})
     errors: list[BaseException] = []
     for scores, flat in itertools.product((logits, logits.log_softmax(-1)), (True, False)):
         try:
-            loss = function(scores.flatten(0, 1), labels.flatten()) if flat else function(scores, labels)
+            loss = float(function(scores.flatten(0, 1), labels.flatten()) if flat else function(scores, labels))
         except Exception as error:
             errors.append(error)
             continue
         for smoothing, mean, twice, expected in _losses(scores, labels):
-            if isinstance(loss, Tensor) and loss.numel() == 1 and abs(float(loss) - expected) < TOLERANCE * expected:
-                reasons = [_MEANS.get(mean), _SMOOTHING[smoothing], _TWICE if twice else None]
-                reasons += [_UNSMOOTHED] if smoothing == "none" and EPSILON in settings.values() else []
-                mistakes = [each for each in reasons if isinstance(each, Mistake)]
-                return Report(
-                    mistakes, abs(float(loss) - expected), [each for each in reasons if isinstance(each, str)]
-                )
+            if abs(loss - expected) < TOLERANCE * expected:
+                options = [mean, "twice" * twice]
+                options += ["unsmoothed"] if smoothing == "none" and EPSILON in settings.values() else []
+                notes = ["the loss is a sum, to be divided by the number of tokens"] if mean == "sum" else []
+                if _OTHERS[smoothing]:
+                    notes.append(f"ε is divided among {smoothing} tokens, where §5.4's reference has all V")
+                return Report([_MISTAKES[each] for each in options if each in _MISTAKES], abs(loss - expected), notes)
     if len(errors) == 4:
         raise UserError(f"{build.__name__} cannot be called with (scores, labels): {describe_failure(errors)}")
     return Report([UNKNOWN._replace(place="loss", section="§5.4")], float("inf"), [])
@@ -84,14 +77,10 @@ def _losses(scores: Tensor, labels: Tensor) -> Iterator[tuple[str, str, bool, fl
         logs = (scores.softmax(-1) if twice else scores).log_softmax(-1)
         label = -logs.gather(-1, labels[..., None])[..., 0]
         total, padding = -logs.sum(-1), -logs[..., PAD]
-        uniform = {
-            "V": total / size,
-            "V - 1": (total - label) / (size - 1),
-            "V - 2": (total - label - padding) / (size - 2),
-        }
-        for smoothing, constant in itertools.product(_SMOOTHING, (False, True)):
-            each = label if smoothing == "none" else (1 - EPSILON) * label + EPSILON * uniform[smoothing]
-            count = size - {"V": 0, "none": 0, "V - 1": 1, "V - 2": 2}[smoothing]
+        sums = {"V": total, "V - 1": total - label, "V - 2": total - label - padding}
+        for smoothing, constant in itertools.product(_OTHERS, (False, True)):
+            count = size - _OTHERS[smoothing]
+            each = (1 - EPSILON) * label + EPSILON * sums[smoothing] / count if smoothing in sums else label
             if constant:  # KLDivLoss subtracts the entropy of the smoothed target
                 each = each + (1 - EPSILON) * math.log(1 - EPSILON) + EPSILON * math.log(EPSILON / count)
             tokens = each * real
@@ -105,11 +94,13 @@ def check_shift(build: Callable[..., Any], given: Mapping[str, Any]) -> Report:
     labels = torch.arange(3, 15).view(2, 6)
     first, *others = inspect.signature(build).parameters
     settings = constructor_arguments(build, {first: None, **given})
-    output = build(labels.clone(), **{name: settings[name] for name in others if name in settings})
+    try:
+        output = build(labels.clone(), **{name: settings[name] for name in others if name in settings})
+    except Exception as error:
+        raise UserError(f"{build.__name__} cannot be called with labels: {describe_failure([error])}") from error
     start = torch.full_like(labels[:, :1], BOS)
-    expected = torch.cat([start, labels[:, :-1]], dim=1)
-    wrong = {"none": labels, "left": torch.cat([labels[:, 1:], start], dim=1)}
-    if torch.equal(output, expected):
+    options = {"none": labels, "left": torch.cat([labels[:, 1:], start], dim=1)}
+    if isinstance(output, Tensor) and output.equal(torch.cat([start, labels[:, :-1]], dim=1)):
         return Report([], 0.0, [])
-    name = next((name for name, ids in wrong.items() if torch.equal(output, ids)), "start")
-    return Report([_SHIFTS[name]], float("inf"), [])
+    name = next((name for name, ids in options.items() if isinstance(output, Tensor) and output.equal(ids)), "start")
+    return Report([_MISTAKES[name]], float("inf"), [])

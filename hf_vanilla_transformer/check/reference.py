@@ -105,7 +105,7 @@ class Reference:
             angles = numbers * base**exponent
         waves = (angles.cos(), angles.sin()) if option == "swapped" else (angles.sin(), angles.cos())
         if option in ("only sines", "only cosines"):
-            waves = (angles.sin(), angles.sin()) if option == "only sines" else (angles.cos(), angles.cos())
+            waves = (waves[option == "only cosines"],) * 2
         return torch.stack(waves, dim=-1).flatten(-2)[:, :width]
 
     @staticmethod

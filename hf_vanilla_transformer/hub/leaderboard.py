@@ -10,28 +10,20 @@ from ..markdown import markdown_table
 
 
 class Entry(NamedTuple):
-    """A run: what it was tested on, its score and its cost."""
+    """A run: what it was tested on, its recipe, its score and its cost."""
 
     test: str  #: a part of the name of the test set
     recipe: str
     bleu: float
     core_minutes: float  #: of training, with the stages before: wall time times threads
-    source: str  #: the card or the table with the run, in the repository
 
 
 def entries() -> list[Entry]:
     """Return the runs of `leaderboard.csv`, by test set and cost."""
     with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-        runs = [
-            Entry(
-                row["test"],
-                row["recipe"],
-                float(row["bleu"]),
-                float(row["core_minutes"]) + float(row["base_core_minutes"]),
-                row["source"],
-            )
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    minutes = [float(row["core_minutes"]) + float(row["base_core_minutes"]) for row in rows]
+    runs = [Entry(row["test"], row["recipe"], float(row["bleu"]), m) for row, m in zip(rows, minutes, strict=True)]
     return sorted(runs, key=lambda run: (run.test, run.core_minutes))
 
 
@@ -42,23 +34,14 @@ def leaderboard(runs: Sequence[Entry]) -> str:
 
 
 def standing(test: Sequence[str], bleu: float, core_minutes: float) -> str:
-    """Return the part of the leaderboard for a test set, with this run.
-
-    Args:
-        test: the names of the test set's inputs.
-        bleu: the run's score on it.
-        core_minutes: wall time of its training, times threads and processes.
-
-    Raises:
-        UserError: the leaderboard has no runs on this test set.
-    """
+    """Return the leaderboard of the test set with these inputs, with this run. Raises a UserError if it has none."""
     others = [run for run in entries() if any(run.test in name for name in test)]
     if not others:
         known = ", ".join(sorted({run.test for run in entries()}))
         raise UserError(
             f"--compare: the leaderboard has no runs on {' '.join(test) or 'no test set'}, only on {known}"
         )
-    run = Entry(others[0].test, "**this run**", bleu, core_minutes, "")
+    run = Entry(others[0].test, "**this run**", bleu, core_minutes)
     better = [each for each in others if each.bleu >= bleu and each.core_minutes <= core_minutes]
     verdict = f"{better[0].recipe} is better and no slower" if better else "no run is better without more time"
     return f"{leaderboard(sorted([*others, run], key=lambda each: each.core_minutes))}\n\n{verdict}"
