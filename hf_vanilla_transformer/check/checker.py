@@ -46,6 +46,7 @@ _OUTPUT_MISTAKES = {
     ),
 }
 _TIED = Mistake("tying", "source", "§3.4", "the output layer has the table of the source, not of the target")
+_PRE = Mistake("norm position", "post", "§3.1", "an argument asks for pre-norm, and the layers are post-norm")
 _CACHED = Mistake(
     "cached step", None, "§3.1", "token by token with a cache the logits are not those of the whole target"
 )
@@ -90,6 +91,9 @@ def check_model(build: Any, given: Mapping[str, Any]) -> Report:
         # of two ways to call it that both work, one may swap words and sentences
         place, section = min(places, key=lambda each: "embeddings" in each[0])
         report.mistakes[0] = UNKNOWN._replace(place=place, section=section)
+    asks_pre_norm = any("norm" in name and (value is True or value == "pre") for name, value in arguments.items())
+    if not report.mistakes and asks_pre_norm and not any(note.startswith("pre-norm") for note in report.notes):
+        return Report([_PRE], report.difference, report.notes)
     if not report.mistakes and (difference := _cached_difference(model, source, target)) > TOLERANCE:
         return Report([_CACHED], difference, report.notes)
     return report
