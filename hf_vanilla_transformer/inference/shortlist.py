@@ -163,7 +163,7 @@ def write_shortlist(
     path: str | os.PathLike,
     alignment: str | os.PathLike | None = None,
     best: int = 100,
-    frequent: int = 100,
+    frequent: int = 300,
 ) -> int:
     """Count which target tokens are aligned with each source token, write a shortlist, and return its source tokens.
 

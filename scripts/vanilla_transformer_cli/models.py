@@ -42,7 +42,10 @@ def ray_pool(arguments: argparse.Namespace, flag: str) -> Any:
 
     # a worker may have another working directory
     models = [str(Path(name).resolve()) for name in getattr(arguments, flag)]
-    load = partial(_load_in_worker, argparse.Namespace(**vars(arguments) | {flag: models}), models)
+    changed: dict[str, Any] = {flag: models}
+    if getattr(arguments, "shortlist", None) is not None:
+        changed["shortlist"] = str(Path(arguments.shortlist).resolve())
+    load = partial(_load_in_worker, argparse.Namespace(**vars(arguments) | changed), models)
     return RayPool(arguments.ray, load, getattr(arguments, "workers", None), arguments.device)
 
 
