@@ -258,7 +258,8 @@ def test_slashes_do_not_matter(client: Any) -> None:
 
 def test_interface_is_described(client: Any) -> None:
     paths = client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/translate", "/detect", "/languages", "/health", "/metrics", "/page/translate"}
+    health = {"/health", "/health/live", "/health/ready"}
+    assert set(paths) == {"/translate", "/detect", "/languages", "/metrics", "/page/translate"} | health
     translate = paths["/translate"]["post"]
     bodies = translate["requestBody"]["content"]
     assert set(bodies) == {"application/json", "application/x-www-form-urlencoded", "multipart/form-data"}
