@@ -5,7 +5,8 @@ from html import escape
 
 _STYLE = """:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto } td, th { padding: .3rem .8rem; text-align: start }
+table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto }
+td, th { padding: .3rem .8rem; text-align: start }
 tr { border-bottom: 1px solid #8884 } td:not(:first-child) { font-variant-numeric: tabular-nums }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem } dt { opacity: .7 } dd { margin: 0 }
 code { font-size: .85em; opacity: .8; overflow-wrap: anywhere }"""

@@ -24,7 +24,7 @@ from hf_vanilla_transformer.training.recipes import parse_recipe
 from tests.model_helpers import save_model
 from tests.serving.running_server import running_server
 from vanilla_transformer_cli.main import main as vanilla_transformer
-from vanilla_transformer_cli.parsing import recipe_path
+from vanilla_transformer_cli.parsing import SHARED, recipe_path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla_transformer"
@@ -303,7 +303,7 @@ def test_flags_in_prose_exist(name):
     sources = [path.read_text("utf-8") for folder in (PACKAGE, ROOT / "scripts", ROOT / "tests") for path in
                folder.rglob("*.py")]  # fmt: skip
     flags = {flag for source in sources for flag in re.findall(r'"(--[a-z][\w-]*)"', source)}
-    known = flags | {f"--{field}" for field in fields} | {"--help"}
+    known = flags | {f"--{name}" for name in (*fields, *SHARED, "help")}
     written = {
         flag
         for code in re.findall(r"`([^`]+)`", re.sub(OTHER_TOOLKITS, "", prose(DOCUMENTS[name])))

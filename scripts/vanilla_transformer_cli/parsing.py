@@ -44,7 +44,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 # Flags that several subcommands share. The package's defaults apply to those that are not given.
-_SHARED: dict[str, dict[str, Any]] = {
+SHARED: dict[str, dict[str, Any]] = {
     "num_beams": {"type": int, "metavar": "N", "help": "beam size; 1 is greedy decoding"},
     "length_penalty": {"type": float, "metavar": "A", "help": "score log P / length^A (default: the paper's)"},
     "max_new_tokens": {"type": int, "metavar": "N", "help": "(default: longest source of the batch + 50)"},
@@ -96,7 +96,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 def add_shared_flags(parser: argparse._ActionsContainer, *names: str) -> None:
     """Add flags that several subcommands share, by name."""
     for name in names:
-        parser.add_argument(f"--{name}", **_SHARED[name])
+        parser.add_argument(f"--{name}", **SHARED[name])
 
 
 def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
