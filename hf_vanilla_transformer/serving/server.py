@@ -25,6 +25,7 @@ from .options import ServeOptions
 from .service import LanguagePair
 
 _HEAD_SECONDS = 10.0  # until a connection has sent the head of a request
+_MAX_HEAD = 2**16  # bytes of the head of a request
 _SPARE_FILES = 64  # file descriptors that are not connections
 _OPEN_FILES = (65_536, 10_240)  # that the process asks for
 
@@ -124,10 +125,15 @@ def _connection_limit() -> int:
 
 
 def _protocol(max_connections: int) -> Any:
-    """uvicorn's HTTP protocol, extended to close silent connections. uvicorn keeps them forever."""
+    """uvicorn's HTTP protocol, extended to close silent connections and to limit the head of a request.
+
+    uvicorn keeps the former forever, and httptools has no limit.
+    """
 
     class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         head_timer: Any = None
+        head_size: int | None = 0  # bytes so far, None while a body is read
+        head_end = b""  # the last three of them
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -135,6 +141,17 @@ def _protocol(max_connections: int) -> Any:
                 connections: Any = self.connections
                 next((silent for silent in connections if silent.cycle is None), self).transport.abort()
             self._await_head()
+
+        def data_received(self, data: bytes) -> None:
+            if self.head_size is not None:
+                read = self.head_end + data
+                end = read.find(b"\r\n\r\n")
+                self.head_size += len(data) if end < 0 else end - len(self.head_end)
+                if self.head_size > _MAX_HEAD:
+                    self.send_400_response("The head of the request is too long.")
+                    return
+                self.head_size, self.head_end = (self.head_size, read[-3:]) if end < 0 else (None, b"")
+            super().data_received(data)
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self.head_timer is not None:
@@ -146,6 +163,7 @@ def _protocol(max_connections: int) -> Any:
             self._await_head()
 
         def _await_head(self) -> None:
+            self.head_size = 0
             if self.head_timer is not None:
                 self.head_timer.cancel()
             self.head_timer = self.loop.call_later(_HEAD_SECONDS, self._close_without_head, self.cycle)

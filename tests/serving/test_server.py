@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import resource
 import signal
 import socket
@@ -244,3 +245,24 @@ def test_limit_of_open_files_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_port_that_is_taken_is_refused_before_models_are_loaded(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="--port"):
         serve(ServeOptions(models=["en-de=missing"], port=taken.getsockname()[1]))
+
+
+@pytest.mark.slow
+def test_head_may_come_in_pieces_and_end_in_a_large_body(server):
+    async def answer(pieces: list[bytes]) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        line = await asyncio.wait_for(reader.readline(), 10)
+        writer.close()
+        return line.split()[1]
+
+    head, _, body = post(GOOD).partition(b"\r\n\r\n")
+    size = len(body) + 80_000
+    large = re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % size, head) + b"\r\n\r\n" + body + b" " * 80_000
+    start = large.index(b"\r\n\r\n")
+    assert asyncio.run(answer([head, b"\r\n\r", b"\n", body])) == b"200"
+    assert asyncio.run(answer([large[: start + 2], large[start + 2 : start + 3], large[start + 3 :]])) == b"200"
+    assert asyncio.run(answer([head, *[b"\r\nX: " + b"a" * 30_000] * 3])) == b"400"
