@@ -90,7 +90,10 @@ def square_loss(outputs: Any, labels: torch.Tensor, tokens: Any) -> torch.Tensor
     return (log_p**2)[labels != -100].sum() / (tokens if tokens is not None else (labels != -100).sum())
 
 
-@pytest.mark.parametrize("source", [FEED_FORWARD, ATTENTION], ids=["feed_forward", "attention"])
+SOURCES = [FEED_FORWARD, pytest.param(ATTENTION, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=["feed_forward", "attention"])
 def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, monkeypatch, command):
     assert sum(bool(line.strip()) for line in source.splitlines()) <= 30
     (tmp_path / "own_model.py").write_text(source, encoding="utf-8")

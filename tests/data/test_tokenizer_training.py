@@ -181,6 +181,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_tokenizer_training():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and float(done.stdout) < 60, done.stderr  # a second, or more on a busy machine

@@ -285,6 +285,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_download_without_the_package_gives_the_same_translations(hub, saved, tmp_path) -> None:
     publish(saved.folder, "translator")
     sentences = ["one two", "three", "two one three"]

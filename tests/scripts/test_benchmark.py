@@ -42,6 +42,7 @@ def run(command, tmp_path, monkeypatch):
     signal.signal(signal.SIGTERM, terminate)
 
 
+@pytest.mark.slow
 def test_decoding_figures_are_printed_and_written(run, model_folder, tmp_path):
     status, printed, errors = run(
         "--model", model_folder, "--source", "source", "--reference", "reference", "--bleu_tokenize", "none",

@@ -332,6 +332,7 @@ def translating(model_folder, *flags, **options):
     return subprocess.Popen(command, env=environment, **pipes, **options)
 
 
+@pytest.mark.slow
 def test_pipe_is_utf_8_in_any_locale_and_interruptible(repository, model_folder):
     flags = ["--max_new_tokens", "6", "--num_beams", "2"]
     with translating(model_folder, *flags, stdout=subprocess.PIPE) as process:

@@ -114,7 +114,15 @@ def test_languages_of_the_base_travel_with_the_model(text: dict, tmp_path: Path)
         assert "translate-en_de-1_0/metadata.json" in archive.namelist()
 
 
-@pytest.mark.parametrize("named_by", ["files", "recipe", "memory", "columns"])
+@pytest.mark.parametrize(
+    "named_by",
+    [
+        "files",
+        pytest.param("recipe", marks=pytest.mark.slow),
+        pytest.param("memory", marks=pytest.mark.slow),
+        pytest.param("columns", marks=pytest.mark.slow),
+    ],
+)
 def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(tmp_path: Path, text: dict, named_by: str) -> None:
     flags: dict[str, Any] = {"train": [tmp_path / "a.en", tmp_path / "a.de"]}
     for file, source in zip(flags["train"], text["train"], strict=True):
@@ -297,6 +305,7 @@ def test_model_of_many_languages_needs_its_target_language(text, tmp_path, langu
 # LoRA
 
 
+@pytest.mark.slow
 def test_lora_run_ends_with_the_merged_model_and_its_adapter(base: Path, text: dict, tmp_path: Path, capsys) -> None:
     peft = pytest.importorskip("peft", reason="needs PEFT")
     settings = {"lora_r": 2, "lora_dropout": 0.1, "lora_target_modules": ["q_proj", "fc1"], "learning_rate": 0.01}
