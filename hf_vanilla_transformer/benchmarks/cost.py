@@ -3,13 +3,12 @@
 python -m hf_vanilla_transformer.benchmarks.cost scripts/recipes/wmt14_*.yaml
 """
 
-import argparse
 from pathlib import Path
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import run_command
 from ..markdown import markdown_table
-from .plan import GRADIENT_BYTES, read_recipe, size_and_flops
+from .plan import GRADIENT_BYTES, read_recipe, recipe_parser, size_and_flops
 
 #: engine -> (row of README.md, column with its target tokens/s, cores that it took)
 ENGINES = {
@@ -52,15 +51,13 @@ def training_row(recipe: str, length: int, price: float, cores: int) -> list[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="must set tokens_per_update and max_steps")
-    for name, default, about in (
+    parser = recipe_parser(
+        __doc__,
         ("--lines", 1e10, "to translate"),
         ("--length", 30, "tokens of a line"),
         ("--price", 0.04, "of a core for an hour"),
         ("--cores", 64, "of a host"),
-    ):
-        parser.add_argument(name, type=type(default), default=default, metavar="X", help=f"{about} ({default})")
+    )
     job = parser.parse_args()
     head = f"{job.lines:,.0f} lines with|core hours|price|cores for a week|lines/s|of one reader"
     rows = [translation_row(engine, job.lines, job.length, job.price) for engine in ENGINES]

@@ -69,16 +69,23 @@ def table_row(recipe: str, machine: argparse.Namespace) -> list[str]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def recipe_parser(description: str | None, *numbers: tuple[str, float, str]) -> argparse.ArgumentParser:
+    """A parser of recipes and of numbers, each with its flag, default and help."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="must set tokens_per_update and max_steps")
-    for name, default, about in (
+    for name, default, about in numbers:
+        parser.add_argument(name, type=type(default), default=default, metavar="X", help=f"{about} ({default})")
+    return parser
+
+
+def main() -> None:
+    parser = recipe_parser(
+        __doc__,
         ("--devices", 8, "GPUs"),
         ("--peak", 989.0, "bf16 TFLOP/s of a GPU, by default of an H100"),
         ("--bandwidth", 200.0, "GB/s each way between GPUs, by default of NVLink"),
         ("--length", 30, "tokens per sentence"),
-    ):
-        parser.add_argument(name, type=type(default), default=default, metavar="X", help=f"{about} ({default})")
+    )
     about = "shares of the peak (%(default)s)"
     parser.add_argument("--utilisation", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4], metavar="X", help=about)
     machine = parser.parse_args()

@@ -98,18 +98,23 @@ def test_exported_script_applies_settings_like_generate(settings, exported, back
 APPLIED_BY_CTRANSLATE2 = [settings for settings in SETTINGS if settings.keys() <= ctranslate2.APPLIED | HARMLESS]
 
 
+def export_with_settings(settings, exported, tmp_path):
+    """Export the model with these search settings. Return its line, model, tokenizer and target tokens."""
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    line = export("ctranslate2", folder, tmp_path / "ct2")
+    source, _ = load_tokenizers(folder)
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder).eval()
+    return line, model, source, side_tokens(source, 320, "target")
+
+
 @pytest.mark.parametrize("settings", [{}, *APPLIED_BY_CTRANSLATE2], ids=str)
 def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(settings, exported, tmp_path):
     engine = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     settings = settings | {"max_new_tokens": 8, "num_beams": 1}
-    shutil.copytree(exported / "model", tmp_path / "model")
-    path = tmp_path / "model" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    line = export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
+    line, model, source, tokens = export_with_settings(settings, exported, tmp_path)
     arguments = eval(f"dict({line.partition('translate_batch: ')[2].partition(';')[0]})")  # as a user copies them
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "model").eval()
-    source, _ = load_tokenizers(tmp_path / "model")
-    tokens = side_tokens(source, 320, "target")
     translator = engine.Translator(str(tmp_path / "ct2"), "cpu")
     for text in LINES:
         batch = source(text, return_tensors="pt")
@@ -125,14 +130,8 @@ def test_ctranslate2_beams_have_renormalised_scores(renormalised, exported, tmp_
     engine = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     settings = {"num_beams": 4, "early_stopping": True, "length_penalty": 1.0, "max_new_tokens": 8}
     settings |= {"suppress_tokens": [5, 11], "renormalize_logits": renormalised}
-    shutil.copytree(exported / "model", tmp_path / "model")
-    path = tmp_path / "model" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    line = export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
+    line, model, source, tokens = export_with_settings(settings, exported, tmp_path)
     assert ("renormalize_logits" in line) is not renormalised
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "model").eval()
-    source, _ = load_tokenizers(tmp_path / "model")
-    tokens = side_tokens(source, 320, "target")
     translator = engine.Translator(str(tmp_path / "ct2"), "cpu")
     for text in LINES:
         batch = source(text, return_tensors="pt")
