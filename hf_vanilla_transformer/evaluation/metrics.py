@@ -1,10 +1,7 @@
 """BLEU, chrF, TER and exact match, with the signatures of sacreBLEU."""
 
-import importlib
 import logging
-import os
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -16,6 +13,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..errors import UserError
+from ..inference.loading import import_object
 from ..loss_vanilla_transformer import IGNORED
 from ..untrusted import one_line
 
@@ -85,17 +83,12 @@ def make_metrics(
 
 
 def import_metrics(names: Sequence[str]) -> tuple[list[str], dict[str, Callable]]:
-    """Split the names of metrics into those of `METRICS` and functions, MODULE:FUNCTION, imported from the path or the
-    working directory."""
+    """Split the names of metrics into those of `METRICS` and functions, which are imported as MODULE:FUNCTION."""
     functions = {}
-    for name in names:
-        module, colon, function = name.partition(":")
-        if not colon:
-            continue
-        sys.path.insert(0, os.getcwd())
+    for name in (name for name in names if ":" in name):
         try:
-            functions[name] = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError, ValueError) as error:
+            functions[name] = import_object(name)
+        except Exception as error:  # the code of the user
             raise UserError(f"metrics: {name}: {one_line(error)}; give MODULE:FUNCTION") from error
     metrics = [name for name in names if name not in functions]
     make_metrics(metrics, [[""]])  # refuses an unknown name

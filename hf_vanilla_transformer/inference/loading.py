@@ -193,12 +193,17 @@ def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedMod
 # Classes of the user
 
 
-def import_class(name: str) -> type[PreTrainedModel]:
-    """The subclass MODULE:CLASS of this package's translator. Modules of the working directory can be named."""
-    module, _, class_name = name.partition(":")
+def import_object(name: str) -> Any:
+    """Import MODULE:NAME, also from the working directory. Raises any error of that module."""
+    module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())
+    return getattr(importlib.import_module(module), attribute)
+
+
+def import_class(name: str) -> type[PreTrainedModel]:
+    """Import the subclass MODULE:CLASS of this package's translator."""
     try:
-        model_class = getattr(importlib.import_module(module), class_name)
+        model_class = import_object(name)
         if issubclass(model_class, modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration):
             inspect.signature(model_class).bind("its configuration")
             return model_class

@@ -18,6 +18,7 @@ def work(tmp_path, monkeypatch):
     for name, lines in {"hypotheses": HYPOTHESES, "references": REFERENCES, "short": REFERENCES[:2]}.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (tmp_path / "empty").write_text("")
+    (tmp_path / "broken.py").write_text("1 / 0")
     return tmp_path
 
 
@@ -113,6 +114,7 @@ def test_perturbed_text_is_scored(command, work, model_folder):
         ("--model {model} --source references --reference references --perturb upside", "'upside'"),
         ("--hypothesis hypotheses --reference references --metrics blue", "'blue'"),
         ("--hypothesis hypotheses --reference references --metrics nothing:here", "nothing:here"),
+        ("--hypothesis hypotheses --reference references --metrics broken:metric", "broken:metric"),
         ("--hypothesis hypotheses --reference references --by kind", "--by"),
         ("--hypothesis hypotheses --reference short", "short"),
         ("--model {model} --source short --reference references", "references"),
