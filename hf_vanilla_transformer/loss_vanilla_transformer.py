@@ -19,7 +19,7 @@ IGNORED = -100  # the label that Hugging Face's collators give to padding
 # Logits per chunk, at most. Each chunk accumulates a (V, D) gradient. With a few times D positions that is negligible,
 # and larger chunks only overflow the CPU's cache. In half precision the product needs a temporary tensor, so
 # that larger chunks pay.
-CPU_CHUNK, CPU_ROWS = 2**23, 4  # logits; positions, times D
+CPU_CHUNK, CPU_ROWS = 2**23, 4  # logits, and positions times D
 CPU_HALF_CHUNK, CPU_HALF_ROWS = 2**25, 8
 DEVICE_CHUNK = 2**26
 # positions are rounded up to a multiple of it: oneDNN compiles and keeps kernels for every shape of a product

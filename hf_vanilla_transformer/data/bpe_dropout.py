@@ -40,7 +40,7 @@ def with_bpe_dropout(
         UserError: `dropout` is not in [0, 1), a tokenizer is no BPE, or its ids do not decode to the text.
     """
     if not 0 <= dropout < 1:
-        raise UserError(f"bpe_dropout is {dropout}; it must be at least 0 and below 1")
+        raise UserError(f"bpe_dropout: {dropout}: must be at least 0 and below 1")
     if dropout == 0:
         return encoded
     segment = _Resegment(tokenizer, target_tokenizer or tokenizer, dropout, seed)

@@ -27,7 +27,11 @@ _SMOOTHING = 5  # characters, so that the ratio of short sentences varies less
 _SCRIPT_SHARE = 0.5  # of the letters that must be in the script of their side
 _MIN_LETTERS = 20  # of a sentence whose language can be detected
 
-_CHECKED, _FEW, _WARNED = 2000, 5, 0.02  # pairs of a sample; number and share that is not worth a warning
+_CHECKED, _FEW, _WARNED = (
+    2000,
+    5,
+    0.02,
+)  # pairs of a sample and damaged ones without a warning
 
 _NUMBER = re.compile(r"\d+(?:[.,:' \u00a0]\d+)*")
 _ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>\"]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
@@ -45,7 +49,7 @@ class Limits:
     max_characters: int = 1000  #: of a side
     #: median of log(target / source) in characters, and the largest distance from it
     ratio: tuple[float, float] = (0.0, math.inf)
-    scripts: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  #: of each side; empty for any
+    scripts: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  #: of each side. Empty allows any
     languages: tuple[str, str] | None = None  #: to detect; None does not
 
     @classmethod

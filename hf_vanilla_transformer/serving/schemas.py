@@ -12,7 +12,7 @@ class TranslateRequest(BaseModel):
     source: str = Field(min_length=1, description="a language code of GET /languages, or auto")
     target: str = Field(min_length=1, description="a language code of GET /languages")
     format: Literal["text", "html"] = Field("text", description="text or html; HTML keeps its tags")
-    alternatives: int = Field(0, ge=0, description="most further translations; the server's beams may give fewer")
+    alternatives: int = Field(0, ge=0, description="most further translations. The server's beams may give fewer")
     probabilities: bool = Field(False, description="whether to return the probability of every token")
     api_key: Any = Field(None, description="the key of the server, if it has one and the request has no bearer token")
 
@@ -63,8 +63,8 @@ class PageRequest(BaseModel):
     """The body of `POST /page/translate`."""
 
     text: str = Field(description="a text")
-    caret: int | None = Field(None, ge=0, description="position in the text; the answer shows its sentence in detail")
-    num_beams: int | None = Field(None, ge=1, description="beam size; the default is the server's")
+    caret: int | None = Field(None, ge=0, description="position in the text. The answer shows its sentence in detail")
+    num_beams: int | None = Field(None, ge=1, description="beam size (default: the server's)")
     alternatives: int = Field(5, ge=1, description="number of alternatives to each token")
     prefix: list[int] = Field([], description="token ids that the translation starts with")
     api_key: Any = Field(None, description="as in POST /translate")

@@ -121,9 +121,13 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         "Target tokens per update, about, over all batches and ranks (§5.1: 25000); None: one batch per device"
     )
     stream_window: int = HfArg(default=20_000, help="Pairs of a stream that are buffered to build token batches from")
-    simcut_alpha: float = HfArg(default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence; the paper: 3")
+    simcut_alpha: float = HfArg(
+        default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence (in the paper 3)"
+    )
     simcut_probability: float = HfArg(default=0.05, help="SimCut: share of the token embeddings that are zeroed")
-    r_drop_alpha: float = HfArg(default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence; there: 5")
+    r_drop_alpha: float = HfArg(
+        default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence (in the paper 5)"
+    )
     consistency_start: int = HfArg(
         default=0, help="Updates with the plain loss, which take half the time or less, before SimCut or R-Drop starts"
     )
@@ -197,9 +201,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
         "Train this subclass of VanillaTransformerForConditionalGeneration: MODULE:CLASS (gated:GatedTranslator)"
     )
     lora_r: int = HfArg(default=0, help="Fine-tune with LoRA adapters of this rank, such as 16; 0 trains all weights")
-    lora_alpha: int | None = _optional("Scale α of the adapters; default: 2 · lora_r")
+    lora_alpha: int | None = _optional("Scale α of the adapters (default: 2 · lora_r)")
     lora_dropout: float = HfArg(default=0.0, help="Dropout before the adapters")
-    lora_target_modules: list[str] | None = _optional("Modules with adapters; default: all projections of the layers")
+    lora_target_modules: list[str] | None = _optional("Modules with adapters (default: all projections of the layers)")
     trust_remote_code: bool = HfArg(
         default=False, help="Run the code that the folder of model_name_or_path or of a teacher contains"
     )
@@ -208,7 +212,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
         "200,000 updates, d_model^-0.5 · 200000^-0.5"
     )
     # None until `__post_init__`: the defaults depend on whether weights are fresh.
-    lr_scheduler_type: str = _optional("Learning rate schedule; default: inverse_sqrt (§5.3), for fine-tuning linear")
+    lr_scheduler_type: str = _optional("Learning rate schedule (default: inverse_sqrt, §5.3, for fine-tuning linear)")
     warmup_steps: float = _optional(
         "Steps of linear warm-up, below 1 a share of all; default: 4000 (§5.3), for fine-tuning 0.05"
     )
@@ -220,7 +224,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
     train_sampling_strategy: str = HfArg(default="group_by_length", help="How training examples are sampled")
     predict_with_generate: bool = HfArg(default=True, help="Evaluate generated translations")
     report_to: None | str | list[str] = HfArg(default="none", help="Where to log: none, tensorboard …")
-    metric_for_best_model: str | None = _optional("The metric that selects the best checkpoint; default BLEU")
+    metric_for_best_model: str | None = _optional("The metric that selects the best checkpoint (default: BLEU)")
     # Every parameter gets a gradient in every step.
     ddp_find_unused_parameters: bool | None = HfArg(default=False, help="Whether DDP searches for unused parameters")
     auto_bf16: bool = HfArg(default=False, help="Train in bf16 if a few timed steps are faster than in float32")
