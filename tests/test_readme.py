@@ -244,7 +244,7 @@ def parse_module(name, arguments, parse):
         return parse_subcommand(arguments, parse)
     spec = importlib.util.find_spec(name)
     assert spec is not None, name
-    if "ArgumentParser" in Path(spec.origin).read_text(encoding="utf-8"):
+    if ".parse_args(" in Path(spec.origin).read_text(encoding="utf-8"):
         parse(importlib.import_module(name).main, [name, *arguments])
     else:
         assert arguments == []
