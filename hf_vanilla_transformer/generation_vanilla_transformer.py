@@ -44,7 +44,8 @@ logger = logging.get_logger(__name__)
 
 BEAMS, ALPHA = 4, 0.6
 MAX_LENGTH_OVER_SOURCE = 50  # tokens
-NextBatch: TypeAlias = Callable[[int], tuple[Tensor, Tensor] | None]  # brings ids (B, S) and their mask
+# brings ids (B, S), their mask, and optionally the first tokens (B, P) of the translations
+NextBatch: TypeAlias = Callable[[int], tuple[Tensor, ...] | None]
 
 # Arguments of `generate`, and fields of a generation config, that `beam_search` covers.
 COVERED = frozenset(
@@ -387,8 +388,10 @@ def beam_search(
             continue
         if not 0 < len(batch[0]) <= free:
             raise ValueError(f"next_batch: asked for 1 to {free} sentences, it brought {len(batch[0])}; None ends")
-        ids, mask = (part.to(prefix.device) for part in batch)
-        join(model.encode(ids, mask).last_hidden_state, mask, prefix[:1].expand(len(ids), -1))
+        ids, mask, first = (*(part.to(prefix.device) for part in batch), prefix[:1].expand(len(batch[0]), -1))[:3]
+        if first.shape[1] != prefix.shape[1]:
+            raise ValueError(f"next_batch: its third tensor has width {first.shape[1]}, not {prefix.shape[1]}")
+        join(model.encode(ids, mask).last_hidden_state, mask, first)
 
     return _output([results[sentence] for sentence in range(len(results))], generation_config)
 
@@ -477,7 +480,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         Args:
             next_batch: callback for continuous batching. `next_batch(n)` returns ids and mask of up to n more
-                sentences, or None. Their translations are appended.
+                sentences, or None. Their translations are appended. A third tensor has their first tokens, as many as
+                `decoder_input_ids`. By default they are those of the first sentence.
             Other arguments: as in `GenerationMixin.generate`.
         """
         kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches

@@ -10,6 +10,7 @@ from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.language_tokens import add_language_tokens
 
 PAD, EOS, START = 1, 2, 0
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
@@ -74,6 +75,18 @@ def save_model(
         fields |= {"decoder_vocab_size": len(tokenizers[1]), "share_encoder_decoder_embeddings": False}
     tiny_model(seed, **fields).save_pretrained(folder)
     save_tokenizers(folder, *tokenizers)
+    return folder
+
+
+DIRECTIONS = [("en", "de"), ("en", "fr"), ("de", "en")]
+
+
+def save_model_of_languages(folder: Path, on_source: bool = True, seed: int = 0, **fields: Any) -> Path:
+    """Save a tiny translator of `DIRECTIONS` in evaluation mode, with a joint tokenizer and its language tokens."""
+    tokenizer = train_tokenizer(["seven hundred and eight", "siebenhundertacht", "sept cent huit"] * 9, 300)
+    add_language_tokens(tokenizer, DIRECTIONS, on_source)
+    tiny_model(seed, vocab_size=len(tokenizer), **fields).save_pretrained(folder)
+    save_tokenizers(folder, tokenizer)
     return folder
 
 

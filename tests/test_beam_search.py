@@ -439,6 +439,7 @@ def test_ensemble_of_different_decoders_is_that_of_modules() -> None:
         ),
         ({"next_batch": lambda count: source([])}, "next_batch: .* 0"),
         ({"next_batch": lambda count: tuple(source([3, 3]).values())}, "next_batch: .* 2"),
+        ({"next_batch": lambda count: (*source([3]).values(), torch.ones(1, 4).long())}, "next_batch: .* 4"),
         ({"decoder_input_ids": torch.tensor([[START, 24]])}, "decoder_input_ids .* 24"),
         ({"decoder_input_ids": torch.tensor([[START, -1, 5]])}, "decoder_input_ids .* -1"),
         ({"num_beam": 2}, "num_beam"),

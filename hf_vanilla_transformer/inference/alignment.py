@@ -1,7 +1,7 @@
 """Word alignment between a source and its translation, from the decoder's cross-attention."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ def align(
     targets: Sequence[list[int]],
     layer: int | None = None,
     words: "re.Pattern[str]" = WHITE_SPACE_WORD,
+    marks: Collection[int] = (),
 ) -> list[list[Link]]:
     """Align the words of a batch of sentences with the words of their translations.
 
@@ -45,6 +46,7 @@ def align(
         sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
         layer: of the decoder, counted from 1. None is the last but one, as in the paper cited.
         words: matches a word, by default between white space.
+        marks: ids of a source that are not in its text, as those of languages.
 
     Returns:
         The links of each pair, sorted.
@@ -56,8 +58,8 @@ def align(
     return [
         _links(
             rows,
-            word_numbers(source_tokenizer, source, "source", words),
-            word_numbers(target_tokenizer, target, "target", words),
+            word_numbers(source_tokenizer, source, "source", words, marks),
+            word_numbers(target_tokenizer, target, "target", words, marks),
         )
         for rows, source, target in zip(weights, sources, targets, strict=True)
     ]
@@ -80,9 +82,10 @@ def word_numbers(
     ids: Sequence[int],
     side: Side = "target",
     words: "re.Pattern[str]" = WHITE_SPACE_WORD,
+    marks: Collection[int] = (),
 ) -> list[int | None]:
-    """The last word of each token of a side, counted from 0. None for special tokens and white space."""
-    special, decode = set(tokenizer.all_special_ids), side_decoder(tokenizer, side)
+    """The last word of each token of a side, counted from 0. None for special tokens, `marks` and white space."""
+    special, decode = {*tokenizer.all_special_ids, *marks}, side_decoder(tokenizer, side)
     numbers: list[int | None] = []
     word, span, held = -1, [], 0  # the current word, the tokens since its first one, the number of words in these
     for token in ids:

@@ -1,5 +1,6 @@
 """Batches of sentences of similar length, and their distribution over searches."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -34,6 +35,21 @@ class SearchJob:
     batch_size: int
 
 
+@dataclass(frozen=True)
+class TranslationRequest:
+    """Checked arguments of `Translator.translate_nbest`."""
+
+    batch_size: int
+    max_tokens: int
+    alignment_layer: int | None  # None: no alignment
+    probabilities: bool
+    settings: dict[str, Any]  # for `generate`
+    refill: bool  # whether this package's search runs: it can replace finished sentences
+    protect: bool
+    words: "re.Pattern[str]"  # that the alignment links
+    marks: frozenset[int]  # ids of a source that are not in its text
+
+
 def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:
     """Cut sentences into batches of similar length, longest first, so that running out of memory happens at once.
 
@@ -64,7 +80,7 @@ def search_jobs(
         group = {i: len(one.source) for i, one in sentences.items() if len(one.prefix) == prefix_length}
         batches = list(length_batches(group, batch_size, max_tokens))
         full = [len(batch) == batch_size for batch in batches]
-        if refill and not prefix_length and True in full:
+        if refill and True in full:
             start = full.index(True)
             batches[start:] = shard_evenly([index for batch in batches[start:] for index in batch], workers)
         jobs += [SearchJob(batch, min(batch_size, len(batch))) for batch in batches]

@@ -1,5 +1,6 @@
 """Translate sentences with a trained model, in their order, in batches of similar length."""
 
+import copy
 import logging
 import math
 import os
@@ -7,7 +8,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..cpu_time import on_fitting_threads
+from ..data.language_tokens import Direction
 from ..data.side_tokens import readable_tokens
 from ..data.source_text import source_text
 from ..data.tokenizer_training import load_tokenizers, recognising_added_tokens, tokenizer_digest
@@ -23,9 +25,19 @@ from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import is_hypothesis
-from .alignment import WHITE_SPACE_WORD, WORD, Link, align, chosen_layer
-from .batching import BATCHES_AHEAD, MAX_TOKENS, EncodedSentence, SearchJob, search_jobs, with_prefixes
+from .alignment import WHITE_SPACE_WORD, WORD, align, chosen_layer
+from .batching import (
+    BATCHES_AHEAD,
+    MAX_TOKENS,
+    EncodedSentence,
+    SearchJob,
+    TranslationRequest,
+    search_jobs,
+    with_prefixes,
+)
+from .directions import Codes, Directions
 from .ensemble import EnsembleEngine
+from .hypothesis import Hypothesis
 from .loading import load_model
 from .optimize import optimize_if_possible
 from .protected import has_words, knows_escapes, protect, white_space_links
@@ -45,42 +57,7 @@ EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
 TOKENIZER_LOCK = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """One of the translations that a search returned.
-
-    `score` ranks hypotheses: the log-probability over the length penalty, or None after greedy search. Tokens
-    of a forced prefix count neither for the probability nor for the length. `alignment` has (source word, target word)
-    pairs, `tokens` and `probabilities` have one entry for each token, with the end-of-sentence token and a forced
-    prefix. They are None unless requested.
-    """
-
-    text: str
-    score: float | None = None
-    alignment: list[Link] | None = None
-    tokens: list[str] | None = None
-    probabilities: list[float] | None = None
-    #: whether it ends by itself and not at the length limit
-    ended: bool = field(default=True, repr=False, compare=False)
-
-    @property
-    def pharaoh(self) -> str:
-        """The alignment in the Pharaoh format of word aligners: `0-0 1-2`."""
-        return " ".join(f"{source}-{target}" for source, target in self.alignment or [])
-
-
-@dataclass(frozen=True)
-class _Request:
-    """Checked arguments of `translate_nbest`."""
-
-    batch_size: int
-    max_tokens: int
-    alignment_layer: int | None  # None: no alignment
-    probabilities: bool
-    settings: dict[str, Any]  # for `generate`
-    refill: bool  # whether this package's search runs: it can replace finished sentences
-    protect: bool
-    words: "re.Pattern[str]"  # that the alignment links
+Place = tuple[int, Direction]  # the number of a line, for messages, and the direction of its sentence
 
 
 class Translator:
@@ -116,6 +93,13 @@ class Translator:
         #: whether the model reads text that Moses has escaped
         self.escaped = knows_escapes(source_tokenizer.get_vocab())
         self.shortlist = None if shortlist is None else Shortlist(shortlist, self)
+        forced = model.generation_config.forced_bos_token_id if model.can_generate() else None
+        #: the languages of a model of many
+        self.directions = Directions(self.source_tokenizer, self.target_tokenizer, forced)
+        if forced is not None and self.directions.prefix(self.directions.default) == [forced]:
+            # each sentence brings its own. A logits processor for all would exclude continuous batches
+            self.model = self.models[0] = shared_copy(model)
+            self.model.generation_config.forced_bos_token_id = None
 
     @classmethod
     def from_pretrained(
@@ -148,6 +132,16 @@ class Translator:
             members.append(load_model(other, model.device, model.dtype, trust_remote_code))
         return cls(model, source, target, members, workers, shortlist)
 
+    def directed(self, source_lang: str | None = None, target_lang: str | None = None) -> "Translator":
+        """A translator with the same model of many languages that translates in this direction by default.
+
+        Raises:
+            UserError: the model does not have a language.
+        """
+        directed = copy.copy(self)
+        directed.directions = self.directions.changed(source_lang, target_lang)
+        return directed
+
     def translate(self, sentences: Iterable[str], **settings: Any) -> Iterator[str]:
         """Translate sentences one by one or from an endless stream.
 
@@ -169,6 +163,8 @@ class Translator:
         sentences: Iterable[str],
         n_best: int = 1,
         *,
+        source_lang: Codes = None,
+        target_lang: Codes = None,
         alignment: bool = False,
         alignment_layer: int | None = None,
         probabilities: bool = False,
@@ -186,6 +182,8 @@ class Translator:
         Args:
             sentences: as in `translate`.
             n_best: hypotheses per sentence, at most as many as beams.
+            source_lang, target_lang: for a model of many languages, the codes of all sentences, or an iterable with
+                one for each. None is the default of the model or of `directed`, or the mark in a text (`>>de<< …`).
             alignment: whether to align the words of each hypothesis with the source (`alignment.align`), by the first
                 model of an ensemble.
             alignment_layer: the decoder layer that aligns, counted from 1. None is the last but one.
@@ -220,11 +218,13 @@ class Translator:
         check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, n_best=n_best)
         settings, refill = self._search_settings(generate_kwargs, n_best, scores)
         layer = chosen_layer(self.model, alignment_layer) if alignment else None
-        request = _Request(
-            batch_size, max_tokens_per_batch, layer, probabilities, settings, refill, protect, alignment_words
+        request = TranslationRequest(
+            *(batch_size, max_tokens_per_batch, layer, probabilities, settings, refill, protect, alignment_words),
+            self.directions.marks(source_lang, target_lang),
         )
         first, numbers = (first_line, count(first_line)) if isinstance(first_line, int) else (1, iter(first_line))
-        return self._stream(with_prefixes(sentences, prefixes, first), numbers, request)
+        directions = self.directions.each(source_lang, target_lang)
+        return self._stream(with_prefixes(sentences, prefixes, first), zip(numbers, directions, strict=False), request)
 
     def describe(self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any) -> dict[str, Any]:
         """The settings that `translate` uses with these arguments, defaults filled in, to report with a score."""
@@ -271,25 +271,25 @@ class Translator:
         return settings, covered
 
     def _stream(
-        self, pairs: Iterator[tuple[str, str]], numbers: Iterator[int], request: _Request
+        self, pairs: Iterator[tuple[str, str]], places: Iterator[Place], request: TranslationRequest
     ) -> Iterator[list[Hypothesis]]:
         ahead = request.batch_size * BATCHES_AHEAD if request.batch_size > 1 else 1
         while window := list(islice(pairs, ahead)):
             translate = self._translate_protected if request.protect else self._translate_window
-            yield from translate(window, list(islice(numbers, len(window))), request)
+            yield from translate(window, list(islice(places, len(window))), request)
 
     def _translate_protected(
-        self, window: list[tuple[str, str]], numbers: list[int], request: _Request
+        self, window: list[tuple[str, str]], places: list[Place], request: TranslationRequest
     ) -> list[list[Hypothesis]]:
         """Translate the sentences without their protected spans, and put the spans back."""
         for line, _ in window:
-            _check_string(line)
+            _blank(line)  # refuses what is no string
         spans = {i: found for i, (line, _) in enumerate(window) if (found := protect(line, self.escaped))}
         verbatim = {i for i, (line, _) in enumerate(window) if i not in spans and not has_words(line)}
         plain = [
             ("", prefix) if i in spans or i in verbatim else (line, prefix) for i, (line, prefix) in enumerate(window)
         ]
-        results = self._translate_window(plain, numbers, request)
+        results = self._translate_window(plain, places, request)
         for i in verbatim:
             line, prefix = window[i]
             links = None if request.alignment_layer is None else [(j, j) for j in range(len(line.split()))]
@@ -301,7 +301,7 @@ class Translator:
         except UserError:  # not a model of this package
             layer = None
         shortened = [(spans[i].text if i in spans else "", prefix) for i, (_, prefix) in enumerate(window)]
-        aligned = self._translate_window(shortened, numbers, replace(request, alignment_layer=layer, words=WORD))
+        aligned = self._translate_window(shortened, places, replace(request, alignment_layer=layer, words=WORD))
         for i, sentence in spans.items():
             restored = [(one, *sentence.restore(one.text, one.alignment)) for one in aligned[i]]
             results[i] = [
@@ -321,14 +321,16 @@ class Translator:
         return results
 
     def _translate_window(
-        self, window: list[tuple[str, str]], numbers: list[int], request: _Request
+        self, window: list[tuple[str, str]], places: list[Place], request: TranslationRequest
     ) -> list[list[Hypothesis]]:
         no_alignment: list[Any] | None = None if request.alignment_layer is None else []
         no_tokens: list[Any] | None = [] if request.probabilities else None
         results = [[Hypothesis(prefix, 0.0, no_alignment, no_tokens, no_tokens)] for _, prefix in window]
+        if len(places) < len(window):
+            raise UserError(f"source_lang, target_lang: {len(window) - len(places)} sentences have no code")
         sentences = {
-            i: EncodedSentence(self.encode(line, numbers[i]), self.encode_prefix(prefix, numbers[i]))
-            for i, (line, prefix) in enumerate(window)
+            i: EncodedSentence(self.encode(line, *place), self.encode_prefix(prefix, *place))
+            for i, ((line, prefix), place) in enumerate(zip(window, places, strict=True))
             if not _blank(line)
         }
         workers = 1 if not request.refill else self.workers or worker_count(self.model)
@@ -344,7 +346,7 @@ class Translator:
         set_here = {"max_new_tokens", "max_length"} & request.settings.keys()
         for i in () if set_here or self.model.generation_config.max_new_tokens else sentences:
             if not results[i][0].ended:
-                logger.warning("line %d: %s", numbers[i], ENDLESS)
+                logger.warning("line %d: %s", places[i][0], ENDLESS)
         return results
 
     def _searched_models(self) -> list[Any]:
@@ -363,25 +365,25 @@ class Translator:
             models[0] = with_shortlist(models[0], self.shortlist)
         return models
 
-    def encode(self, line: str, line_number: int) -> list[int]:
-        """Token ids of a source sentence. `line_number` is for the error if learned positions do not suffice."""
+    def encode(self, line: str, line_number: int = 1, direction: Direction | None = None) -> list[int]:
+        """Token ids of a source sentence, with the mark of its direction. `line_number` is for errors."""
         with TOKENIZER_LOCK:
             ids = self.source_tokenizer(source_text(line, self.source_tokenizer))["input_ids"]
-        limit = self.position_limit()
-        if limit is not None and len(ids) > limit:
+        ids = self.directions.mark(ids, direction or self.directions.default, line_number)
+        if len(ids) > (limit := self.position_limit() or math.inf):
             raise UserError(
                 f"line {line_number}: {len(ids)} tokens, but the model has positions for {limit} only; split the line"
             )
         return ids
 
-    def encode_prefix(self, prefix: str, line_number: int) -> list[int]:
-        """Token ids of the text that a translation must begin with, without an end-of-sentence token."""
+    def encode_prefix(self, prefix: str, line_number: int = 1, direction: Direction | None = None) -> list[int]:
+        """Token ids that a translation must begin with: the mark of its language, and the text of a prefix."""
+        ids = self.directions.prefix(direction or self.directions.default)
         if not prefix.strip():
-            return []
+            return ids
         with TOKENIZER_LOCK:
-            ids = self.target_tokenizer(text_target=prefix.strip(), add_special_tokens=False)["input_ids"]
-        limit = self.position_limit()
-        if limit is not None and len(ids) >= limit:
+            ids += self.target_tokenizer(text_target=prefix.strip(), add_special_tokens=False)["input_ids"]
+        if len(ids) >= (limit := self.position_limit() or math.inf):
             raise UserError(
                 f"line {line_number}: a prefix of {len(ids)} tokens, but the model has {limit} positions only"
             )
@@ -402,30 +404,30 @@ class Translator:
         models: list[Any],
         sentences: list[EncodedSentence],
         batch_size: int,
-        request: _Request,
+        request: TranslationRequest,
         stop: threading.Event,
     ) -> list[list[Hypothesis]]:
         """Translate sentences in one search, `batch_size` at a time, refilling finished rows until `stop` is set."""
-        sources = [sentence.source for sentence in sentences]
-        pending = iter(sources)
+        sources, pending = [sentence.source for sentence in sentences], iter(sentences)
+        device, prefix_length = self.model.device, len(sentences[0].prefix)
 
-        def padded(batch: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-            both = self.source_tokenizer.pad({"input_ids": batch}, return_tensors="pt").to(self.model.device)
-            return both["input_ids"], both["attention_mask"]
+        def padded(batch: list[EncodedSentence]) -> tuple[torch.Tensor, ...]:
+            """Ids and mask (B, S) of the sources, and the first tokens (B, 1 + P) of the translations."""
+            ids = {"input_ids": [sentence.source for sentence in batch]}
+            both = self.source_tokenizer.pad(ids, return_tensors="pt").to(device)
+            prefixes = [[self.model.config.decoder_start_token_id, *sentence.prefix] for sentence in batch]
+            return both["input_ids"], both["attention_mask"], torch.tensor(prefixes, device=device)
 
-        def next_batch(count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        def next_batch(count: int) -> tuple[torch.Tensor, ...] | None:
             batch = [] if stop.is_set() else list(islice(pending, count))
             return padded(batch) if batch else None
 
-        input_ids, attention_mask = padded(list(islice(pending, batch_size)))
+        input_ids, attention_mask, prefixes = padded(list(islice(pending, batch_size)))
         arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         if batch_size < len(sentences):
             arguments["next_batch"] = next_batch
-        prefix_length = len(sentences[0].prefix)
         if prefix_length:
-            start = self.model.config.decoder_start_token_id
-            rows = [[start, *sentence.prefix] for sentence in sentences]
-            arguments["decoder_input_ids"] = torch.tensor(rows, device=self.model.device)  # (B, 1 + P)
+            arguments["decoder_input_ids"] = prefixes
         limit = self.position_limit()
         if limit is not None and not self.model.generation_config.max_new_tokens:
             # the start token takes the first position. The last token is never fed back
@@ -437,12 +439,14 @@ class Translator:
         return self._hypotheses(models, sources, output, 1 + prefix_length, request)
 
     def _hypotheses(
-        self, models: list[Any], sources: list[list[int]], output: Any, given: int, request: _Request
+        self, models: list[Any], sources: list[list[int]], output: Any, given: int, request: TranslationRequest
     ) -> list[list[Hypothesis]]:
         """The output of `generate` for each source. The first `given` tokens of each sequence were forced."""
         sequences, scores = output.sequences, getattr(output, "sequences_scores", None)  # (B · n_best, T)
         texts = self.target_tokenizer.batch_decode(
-            sequences, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            sequences[:, 1 + self.directions.prefix_length :],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
         )
         n_best = len(texts) // len(sources)
         nothing: list[Any] = [None] * len(texts)
@@ -452,7 +456,8 @@ class Translator:
             targets = self.targets(sequences.tolist(), given)
             if request.alignment_layer is not None:
                 tokenizers = self.source_tokenizer, self.target_tokenizer
-                alignments = align(models[0], *tokenizers, repeated, targets, request.alignment_layer, request.words)
+                layer = request.alignment_layer
+                alignments = align(models[0], *tokenizers, repeated, targets, layer, request.words, request.marks)
             if request.probabilities:
                 tokens = [readable_tokens(self.target_tokenizer, target) for target in targets]
                 rows = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
@@ -488,11 +493,8 @@ def check_repetition(settings: Mapping[str, Any]) -> None:
         raise UserError(f"repetition_penalty: must be more than 0, not {penalty}")
 
 
-def _check_string(line: str) -> None:
+def _blank(line: str) -> bool:
+    """Return whether a line has no text. Raise a UserError if it is no string."""
     if not isinstance(line, str):
         raise UserError(f"sentences: strings are needed, not {line!r}")
-
-
-def _blank(line: str) -> bool:
-    _check_string(line)
     return not line.strip()

@@ -1,0 +1,126 @@
+"""The tokens by which a model of many languages knows the languages of a sentence.
+
+With `>>deu<<` (OPUS-MT; Johnson et al. 2017, arXiv 1611.04558) the source starts with the token of the target
+language. With `__de__` (M2M-100) or `deu_Latn` (NLLB-200) the translation starts with it, and the source has the token
+of its own language. Models that are trained here have one token, on either side.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from transformers import AddedToken, PreTrainedTokenizerBase
+
+from ..errors import UserError, did_you_mean
+from ..untrusted import shown
+
+Direction: TypeAlias = tuple[str | None, str | None]  # the codes of source and target. None: not named
+
+#: Entries of tokenizer_config.json: the pairs of the training, and the languages that the sides are marked with.
+DIRECTIONS, MARKS = "directions", "language_marks"
+
+_TOKEN = re.compile(
+    r">>(?P<target>[\w-]+)<<|__(?P<both>[a-z]{2,3}(?:[-_]\w+)?)__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|\[(?P<bart>\w{5})\]"
+)
+_SHOWN = 8  # codes in an error
+
+
+@dataclass(frozen=True)
+class LanguageTokens:
+    """The languages of a tokenizer.
+
+    Args:
+        ids: the token of each language, by its code.
+        source_mark: "source" or "target", the language that a source is marked with. None: it has no mark.
+        target_mark: whether a translation starts with the token of its language.
+        at_end: whether the mark of a source follows its end token.
+        directions: pairs of codes that the model translates. Empty: all, or unknown.
+    """
+
+    ids: Mapping[str, int]
+    source_mark: str | None
+    target_mark: bool
+    at_end: bool = False
+    directions: tuple[tuple[str, str], ...] = ()
+
+    def source(self, ids: Sequence[int], direction: Direction) -> list[int]:
+        """The ids of a source, with the mark of this direction instead of the one that it has.
+
+        Raises:
+            UserError: a language that the tokenizer does not have.
+        """
+        marks, text = set(self.ids.values()), list(ids)
+        while text and text[0] in marks:
+            del text[0]
+        while text and text[-1] in marks:
+            del text[-1]
+        language = {"source": direction[0], "target": direction[1], None: None}[self.source_mark]
+        if language is None:
+            return list(ids) if self.source_mark else text
+        mark = [self.ids[self.check(language, f"{self.source_mark}_lang")]]
+        return [*text, *mark] if self.at_end else [*mark, *text]
+
+    def target(self, direction: Direction) -> list[int]:
+        """The first ids of a translation in this direction."""
+        if not self.target_mark or direction[1] is None:
+            return []
+        return [self.ids[self.check(direction[1], "target_lang")]]
+
+    def is_marked(self, ids: Sequence[int]) -> bool:
+        """Return whether a source has the mark of a target language."""
+        return self.source_mark == "target" and bool(set(self.ids.values()).intersection((*ids[:1], *ids[-1:])))
+
+    @property
+    def listed(self) -> str:
+        """The first codes, for messages."""
+        return ", ".join([*self.ids][:_SHOWN]) + (", …" if len(self.ids) > _SHOWN else "")
+
+    def check(self, code: str, name: str) -> str:
+        """Return a code of the tokenizer, or raise a UserError that names the argument."""
+        if code not in self.ids:
+            hint = did_you_mean(code, self.ids) or f"it has {self.listed}"
+            raise UserError(f"{name}: the model has no language {shown(code)}; {hint}")
+        return code
+
+
+def language_tokens(tokenizer: PreTrainedTokenizerBase) -> LanguageTokens | None:
+    """The language tokens of a tokenizer, or None if it has none."""
+    settings = tokenizer.init_kwargs
+    directions = tuple((source, target) for source, target in settings.get(DIRECTIONS) or ())
+    ids, form = getattr(tokenizer, "lang_code_to_id", None), "both"  # M2M-100
+    if not ids:
+        tokens = [*getattr(tokenizer, "supported_language_codes", ()), *tokenizer.get_added_vocab()]
+        found = [match for match in map(_TOKEN.fullmatch, dict.fromkeys(tokens)) if match]
+        if not found:
+            return None
+        form = str(found[0].lastgroup)
+        ids = {match[form]: tokenizer.convert_tokens_to_ids(match[0]) for match in found if match.lastgroup == form}
+    marks = {"target": ("target", False), "both": ("source", True), "nllb": ("source", True), "bart": ("source", True)}
+    source_mark, target_mark = settings.get(MARKS) or marks[form]
+    at_end = form == "bart" or getattr(tokenizer, "legacy_behaviour", False)
+    return LanguageTokens(ids, source_mark, target_mark, at_end, directions)
+
+
+def add_language_tokens(
+    tokenizer: PreTrainedTokenizerBase, directions: Sequence[tuple[str, str]], on_source: bool = True
+) -> None:
+    """Add the tokens of the target languages to a tokenizer, and record the directions in its tokenizer_config.json.
+
+    Args:
+        directions: pairs of codes, such as ("en", "de").
+        on_source: the source starts with the token, `>>de<<`, which may also be written in a text. Otherwise the
+            translation starts with it, `__de__`, by `forced_bos_token_id`.
+    """
+    targets = sorted({target for _, target in directions})
+    known = language_tokens(tokenizer)
+    names = [
+        (">>{}<<" if on_source else "__{}__").format(code) for code in targets if not known or code not in known.ids
+    ]
+    # special tokens are left out of decoded text, but not recognised in a text
+    tokens = [AddedToken(name, rstrip=on_source, normalized=False, special=not on_source) for name in names]
+    tokenizer.add_tokens(tokens, special_tokens=not on_source)
+    tokenizer.init_kwargs |= {
+        DIRECTIONS: [list(pair) for pair in directions],
+        MARKS: ["target", False] if on_source else [None, True],
+    }

@@ -1,0 +1,117 @@
+"""The direction of each sentence, for a model of many languages."""
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..data.language_tokens import Direction, language_tokens
+from ..errors import UserError
+
+Codes = str | Iterable[str] | None
+
+
+class Directions:
+    """The languages of a model, and the direction of sentences without their own.
+
+    A model of one direction has no language tokens. Nothing is marked then, and only its own direction can be named.
+
+    Args:
+        source_tokenizer, target_tokenizer: of the model.
+        forced: the `forced_bos_token_id` of its generation config.
+    """
+
+    def __init__(
+        self,
+        source_tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase,
+        forced: int | None = None,
+    ):
+        self.source, self.target = language_tokens(source_tokenizer), language_tokens(target_tokenizer)
+        self.default: Direction = (None, None)
+        self._names = [
+            next((code for name in names if (code := _setting(source_tokenizer, name))), None)
+            for names in (("source_lang", "src_lang"), ("target_lang", "tgt_lang"))
+        ]
+        if self.source is None or self.target is None:
+            return
+        pairs = self.source.directions
+        source, target = pairs[0] if len(pairs) == 1 else self._names
+        codes = {number: code for code, number in self.target.ids.items()}
+        target = codes.get(forced, target) if forced is not None else target
+        self.default = source, target if target in self.target.ids else None
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs of codes of the training, or all pairs if they are unknown. Empty for a model of one direction."""
+        if self.source is None or self.target is None:
+            return []
+        every = ((source, target) for source in self.source.ids for target in self.target.ids if source != target)
+        return list(self.source.directions or every)
+
+    @property
+    def prefix_length(self) -> int:
+        """Tokens of `prefix`."""
+        return int(self.target is not None and self.target.target_mark)
+
+    def changed(self, source_lang: str | None, target_lang: str | None) -> "Directions":
+        """The same languages with this default. None keeps the one that there is."""
+        self.check((source_lang, target_lang))
+        other = copy.copy(self)
+        other.default = source_lang or self.default[0], target_lang or self.default[1]
+        return other
+
+    def check(self, direction: Direction) -> None:
+        """Raise a UserError if the model lacks a language. Other pairs than those of its training are permitted."""
+        if self.source is None or self.target is None:
+            for name, code, known in zip(("source_lang", "target_lang"), direction, self._names, strict=True):
+                if code is not None and code != known:
+                    raise UserError(f"{name}: {code}: this model has one direction, and no tokens of languages")
+            return
+        if direction[1] is not None:
+            self.target.check(direction[1], "target_lang")
+        sources = {source for source, _ in self.source.directions} or self.source.ids
+        if direction[0] is not None and direction[0] not in sources:
+            self.source.check(direction[0], "source_lang")
+
+    def each(self, source_lang: Codes, target_lang: Codes) -> Iterator[Direction]:
+        """The direction of each sentence. Codes for all sentences are checked at once, and have no end."""
+        sides: list[Iterator[Any]] = []
+        for codes, default in zip((source_lang, target_lang), self.default, strict=True):
+            sides.append(repeat(codes or default) if codes is None or isinstance(codes, str) else iter(codes))
+        directions: Iterator[Direction] = zip(*sides, strict=False)
+        if all(isinstance(side, repeat) for side in sides):
+            self.check(next(directions))
+        return map(self._checked, directions)
+
+    def _checked(self, direction: Direction) -> Direction:
+        self.check(direction)
+        return direction
+
+    def mark(self, ids: Sequence[int], direction: Direction, line_number: int) -> list[int]:
+        """The ids of a source with the mark of its direction.
+
+        Raises:
+            UserError: the direction has no target, and the text has no mark.
+        """
+        if self.source is None:
+            return list(ids)
+        if direction[1] is None and not self.source.is_marked(ids):
+            raise UserError(f"line {line_number}: target_lang: the model has several: {self.source.listed}; give one")
+        return self.source.source(ids, direction)
+
+    def prefix(self, direction: Direction) -> list[int]:
+        """The first ids of a translation in this direction."""
+        return [] if self.target is None else self.target.target(direction)
+
+    def marks(self, source_lang: Codes, target_lang: Codes) -> frozenset[int]:
+        """The ids that are not text of a source. A mark that stands in the text is a word of it."""
+        named = (source_lang, target_lang, *self.default) != (None,) * 4
+        return frozenset(self.source.ids.values()) if self.source and named else frozenset()
+
+
+def _setting(tokenizer: Any, name: str) -> str | None:
+    value = getattr(tokenizer, name, None) or tokenizer.init_kwargs.get(name)
+    return value if isinstance(value, str) else None

@@ -1,0 +1,29 @@
+"""A translation with its score and alignment."""
+
+from dataclasses import dataclass, field
+
+from .alignment import Link
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One of the translations that a search returned.
+
+    `score` ranks hypotheses: the log-probability over the length penalty, or None after greedy search. Tokens
+    of a forced prefix count neither for the probability nor for the length. `alignment` has (source word, target word)
+    pairs, `tokens` and `probabilities` have one entry for each token, with the end-of-sentence token and a forced
+    prefix. They are None unless requested.
+    """
+
+    text: str
+    score: float | None = None
+    alignment: list[Link] | None = None
+    tokens: list[str] | None = None
+    probabilities: list[float] | None = None
+    #: whether it ends by itself and not at the length limit
+    ended: bool = field(default=True, repr=False, compare=False)
+
+    @property
+    def pharaoh(self) -> str:
+        """The alignment in the Pharaoh format of word aligners: `0-0 1-2`."""
+        return " ".join(f"{source}-{target}" for source, target in self.alignment or [])

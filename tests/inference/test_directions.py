@@ -1,0 +1,112 @@
+"""A model of many languages translates each sentence in its own direction, in any batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.inference import optimize_for_inference
+from tests.model_helpers import save_model, save_model_of_languages
+
+TEXT = [
+    f"{a} hundred and {b}" for a in ("seven", "eight", "nine hundred and nine") for b in ("two", "ten", "three ten")
+]
+CODES = [("en", "de"), ("en", "fr"), ("de", "en")]
+EACH = [CODES[i % 3] for i in range(len(TEXT))]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["source", "target"])
+def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model_of_languages(tmp_path_factory.mktemp("model"), request.param, tie_word_embeddings=False)
+
+
+def codes(side: int) -> list[str]:
+    return [direction[side] for direction in EACH]
+
+
+def by_transformers(folder: Path, text: str, target: str, **settings: Any) -> list[int]:
+    """The ids that plain transformers gives for a sentence, with the mark in the text or as a first token."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    on_source = f">>{target}<<" in tokenizer.get_vocab()
+    if not on_source:
+        settings["decoder_input_ids"] = torch.tensor([[0, tokenizer.convert_tokens_to_ids(f"__{target}__")]])
+    inputs = tokenizer(f">>{target}<< {text}" if on_source else text, return_tensors="pt")
+    ids = model.generate(**inputs, **settings)[0].tolist()
+    return ids[1 if on_source else 2 :]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 3, "batch_size": 2}, {"batch_size": 1}]
+)
+def test_mixed_directions_give_the_tokens_of_single_sentences(folder: Path, settings: dict[str, Any]) -> None:
+    translator = Translator.from_pretrained(folder, workers=1)
+    settings |= {"max_new_tokens": 12}
+    mixed = translator.translate_nbest(
+        TEXT, source_lang=codes(0), target_lang=codes(1), probabilities=True, **settings
+    )
+    mark = translator.directions.prefix_length
+    found = [translator.target_tokenizer.convert_tokens_to_ids(best.tokens[mark:]) for best, *_ in mixed]
+    beams = {name: value for name, value in settings.items() if name != "batch_size"}
+    assert found == [
+        by_transformers(folder, text, target, **beams) for text, (_, target) in zip(TEXT, EACH, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["ensemble", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_mixed_directions_of_other_engines(folder: Path, tmp_path: Path, kind: str) -> None:
+    on_source = ">>de<<" in AutoTokenizer.from_pretrained(folder).get_vocab()
+    settings = {"num_beams": 2, "max_new_tokens": 8}
+    if kind == "ensemble":
+        other = save_model_of_languages(tmp_path / "other", on_source, seed=1, tie_word_embeddings=False)
+        translator = Translator.from_pretrained(folder, ensemble=[other], workers=1)
+    else:
+        translator = Translator.from_pretrained(folder, workers=1)
+        translator.model.eval()
+        optimize_for_inference(translator.model, compile=True)
+    mixed = list(translator.translate(TEXT, source_lang=codes(0), target_lang=codes(1), batch_size=4, **settings))
+    single = [
+        next(translator.directed(*direction).translate([text], **settings))
+        for text, direction in zip(TEXT, EACH, strict=True)
+    ]
+    assert mixed == single
+
+
+def test_marks_are_no_words(folder: Path) -> None:
+    translator = Translator.from_pretrained(folder)
+    best = next(translator.translate_nbest(TEXT[:1], target_lang="de", alignment=True, max_new_tokens=8))[0]
+    assert best.alignment
+    assert max(source for source, _ in best.alignment) < len(TEXT[0].split())
+    assert max(target for _, target in best.alignment) < max(1, len(best.text.split()))
+
+
+def test_prefixes_follow_the_mark(folder: Path) -> None:
+    translator = Translator.from_pretrained(folder)
+    found = translator.translate(TEXT, target_lang=codes(1), prefixes=["siebenhundert"] * len(TEXT), max_new_tokens=5)
+    assert all(text.startswith("siebenhundert") for text in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "target_lang"),
+        ({"target_lang": "xx"}, "target_lang"),
+        ({"source_lang": "xx", "target_lang": "de"}, "source_lang"),
+        ({"target_lang": ["de", "fr"]}, "target_lang"),
+    ],
+)
+def test_unknown_and_missing_languages_are_refused(folder: Path, arguments: dict[str, Any], message: str) -> None:
+    translator = Translator.from_pretrained(folder)
+    with pytest.raises(UserError, match=message):
+        list(translator.translate(TEXT, max_new_tokens=2, **arguments))
+    with pytest.raises(UserError, match="target_lang"):
+        translator.directed("en", "xx")
+
+
+def test_model_of_one_direction_has_no_other(tmp_path: Path) -> None:
+    translator = Translator.from_pretrained(save_model(tmp_path, TEXT))
+    with pytest.raises(UserError, match="target_lang"):
+        translator.translate(TEXT, target_lang="fr")
