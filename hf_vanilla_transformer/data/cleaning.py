@@ -18,6 +18,7 @@ from datasets import Dataset
 
 from ..errors import UserError
 from .language_detection import likely_language
+from .words import UNSPACED, words
 
 Pair: TypeAlias = tuple[str, str]
 
@@ -34,11 +35,13 @@ _CHECKED, _FEW, _WARNED = (
 )  # pairs of a sample and damaged ones without a warning
 
 _NUMBER = re.compile(r"\d+(?:[.,:' \u00a0]\d+)*")
-_ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>\"]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_ADDRESS = re.compile(
+    rf"(?:https?://|www\.)[^\s<>\"{UNSPACED}\u3000-\u303f\uff00-\uffef]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>|&(?:#\d+|[A-Za-z]+);")
 _FOREIGN = re.compile(r"[^\x00-\x7f]{2,}")
 _REPEATED = re.compile(r"(?:^|(?<=\s))(\S+(?:\s\S+){0,4})(?:\s\1){2,}(?=\s|$)|(\w{2,12}?)\2{3,}")
-_WORD = re.compile(r"[^\W\d_]+")
+_NO_LETTERS = re.compile(rf"[^\w{UNSPACED}]+|[\d_]+")
 _SIGNS = re.compile(r"[^\w]+")
 
 
@@ -103,7 +106,8 @@ def _wrong_language(pair: Pair, limits: Limits) -> bool:
 
 def _copy(pair: Pair, limits: Limits) -> bool:
     """Most words are those of the source. Names may be, so that short pairs pass."""
-    source, target = (Counter(_WORD.findall(_ADDRESS.sub(" ", text).casefold())) for text in pair)
+    letters = [_NO_LETTERS.sub(" ", _ADDRESS.sub(" ", text).casefold()) for text in pair]
+    source, target = (Counter(text[start:end] for start, end in words(text)) for text in letters)
     common, longer = (source & target).total(), max(source.total(), target.total())
     return (longer >= 4 and common >= 0.8 * longer) or (source == target and len(pair[0]) >= _MIN_LETTERS)
 

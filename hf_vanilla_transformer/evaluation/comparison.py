@@ -7,6 +7,7 @@ import numpy as np
 from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest, estimate_ci
 
+from ..data.words import words
 from ..errors import UserError
 from .metrics import make_metrics, reference_lists
 
@@ -147,7 +148,7 @@ def length_labels(texts: Sequence[str]) -> list[str]:
     starts = [1, *(end + 1 for end in LENGTHS)]
     names = [f"{start}–{end} words" for start, end in zip(starts, LENGTHS, strict=False)]
     names.append(f"over {LENGTHS[-1]} words")
-    return [names[int(np.searchsorted(LENGTHS, len(text.split())))] for text in texts]
+    return [names[int(np.searchsorted(LENGTHS, len(words(text))))] for text in texts]
 
 
 def largest_differences(

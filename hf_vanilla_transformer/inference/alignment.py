@@ -1,6 +1,6 @@
 """Word alignment between a source and its translation, from the decoder's cross-attention."""
 
-import re
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -8,20 +8,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.side_tokens import Side, side_decoder
+from ..data.side_tokens import Decoder, Side, side_decoder
+from ..data.words import UNIT, WordSplitter, white_space_words
 from ..errors import UserError
 from .shared_copy import shared_copy
 
 #: (source word, target word), both counted from 0
 Link = tuple[int, int]
-
-#: Characters of scripts without spaces: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
-UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
-
-#: A word that ends at white space or, in a script without spaces, one character.
-WHITE_SPACE_WORD, WORD = re.compile(r"\S+"), re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 
 
 @torch.inference_mode()
@@ -32,7 +25,7 @@ def align(
     sources: Sequence[list[int]],
     targets: Sequence[list[int]],
     layer: int | None = None,
-    words: "re.Pattern[str]" = WHITE_SPACE_WORD,
+    words: WordSplitter = white_space_words,
     marks: Collection[int] = (),
 ) -> list[list[Link]]:
     """Align the words of a batch of sentences with the words of their translations.
@@ -45,7 +38,7 @@ def align(
         model: a translation model of this package. It is not changed, so that other threads may use it meanwhile.
         sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
         layer: of the decoder, counted from 1. None is the last but one, as in the paper cited.
-        words: matches a word, by default between white space.
+        words: `data.words.white_space_words`, or `words` for the words of scripts without spaces.
         marks: ids of a source that are not in its text, as those of languages.
 
     Returns:
@@ -58,8 +51,8 @@ def align(
     return [
         _links(
             rows,
-            word_numbers(source_tokenizer, source, "source", words, marks),
-            word_numbers(target_tokenizer, target, "target", words, marks),
+            word_ranges(source_tokenizer, source, "source", words, marks),
+            word_ranges(target_tokenizer, target, "target", words, marks),
         )
         for rows, source, target in zip(weights, sources, targets, strict=True)
     ]
@@ -77,30 +70,54 @@ def chosen_layer(model: PreTrainedModel, layer: int | None) -> int:
     return layer
 
 
-def word_numbers(
+def word_ranges(
     tokenizer: PreTrainedTokenizerBase,
     ids: Sequence[int],
     side: Side = "target",
-    words: "re.Pattern[str]" = WHITE_SPACE_WORD,
+    words: WordSplitter = white_space_words,
     marks: Collection[int] = (),
-) -> list[int | None]:
-    """The last word of each token of a side, counted from 0. None for special tokens, `marks` and white space."""
+) -> list[range]:
+    """The words of each token of a side, counted from 0. Empty for special tokens, `marks` and white space."""
     special, decode = {*tokenizer.all_special_ids, *marks}, side_decoder(tokenizer, side)
-    numbers: list[int | None] = []
-    word, span, held = -1, [], 0  # the current word, the tokens since its first one, the number of words in these
-    for token in ids:
-        alone = decode([token])
-        if token in special or not alone.strip():
-            span += [] if token in special else [token]
-            numbers.append(None)
+    text = decode([token for token in ids if token not in special])
+    starts = [start for start, _ in words(text)]
+    word_of = [bisect_right(starts, unit.start()) - 1 for unit in UNIT.finditer(text)]
+    ranges, seen = [], -1
+    for unit in _last_units(ids, special, decode):
+        if unit is None or not word_of:
+            ranges.append(range(0))
+            continue
+        last = min(unit, len(word_of) - 1)
+        ranges.append(range(word_of[min(seen + 1, last)], word_of[last] + 1))
+        seen = last
+    return ranges
+
+
+def _last_units(ids: Sequence[int], special: set[int], decode: Decoder) -> list[int | None]:
+    """The last `UNIT` of each token, counted from 0. None for special tokens and white space."""
+    numbers: list[int | None] = [None] * len(ids)
+    span: list[int] = []  # the tokens since the first one of the current unit
+    unit, held = -1, 0  # the current unit, the number of units in `span`
+    incomplete: list[int] = []  # positions of tokens since the last whole character
+    for position, token in enumerate(ids):
+        if token in special:
             continue
         # decoded together, because some tokenizers strip the leading space of a token decoded alone
-        count = len(words.findall(decode([*span, token])))
-        if count > held:
-            word, span, held = word + count - held, [token], len(words.findall(alone))
-        else:
-            span.append(token)
-        numbers.append(word)
+        text = decode([*span, token])
+        span.append(token)
+        if not decode([token]).strip():
+            continue
+        incomplete.append(position)
+        if text.endswith("\ufffd"):
+            continue
+        if (count := len(UNIT.findall(text))) > held:
+            span = [ids[i] for i in incomplete]
+            unit, held = unit + count - held, len(UNIT.findall(decode(span)))
+        for i in incomplete:
+            numbers[i] = unit
+        incomplete = []
+    for i in incomplete:  # the last character is not whole
+        numbers[i] = unit + 1
     return numbers
 
 
@@ -135,13 +152,12 @@ def decoder_inputs(model: PreTrainedModel, targets: Sequence[list[int]]) -> Tens
     return torch.tensor(rows, device=model.device)
 
 
-def _links(weights: Tensor, source_words: list[int | None], target_words: list[int | None]) -> list[Link]:
-    """Links of one pair, from its weights (T, S), padded at the end."""
-    columns = [column for column, word in enumerate(source_words) if word is not None]
+def _links(weights: Tensor, sources: list[range], targets: list[range]) -> list[Link]:
+    """Links of one pair, from its weights (T, S), padded at the end, and the words of its tokens."""
+    columns = [column for column, words in enumerate(sources) if words]
     if not columns:
         return []
     best = weights[:, columns].argmax(dim=1).tolist()
-    sources, targets = _all_words(source_words), _all_words(target_words)
     links = {
         (source, target)
         for column, of_token in zip(best, targets, strict=False)  # `best` goes on with padding
@@ -149,12 +165,3 @@ def _links(weights: Tensor, source_words: list[int | None], target_words: list[i
         for source in sources[columns[column]]
     }
     return sorted(links)
-
-
-def _all_words(last_words: list[int | None]) -> list[range]:
-    """All words of each token, from its last word. A token of a script without spaces can have several."""
-    words, seen = [], -1
-    for last in last_words:
-        words.append(range(0) if last is None else range(min(seen + 1, last), last + 1))
-        seen = seen if last is None else last
-    return words

@@ -1,11 +1,11 @@
 """Batches of sentences of similar length, and their distribution over searches."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from ..data.words import WordSplitter
 from ..errors import UserError
 from .workers import shard_evenly
 
@@ -46,7 +46,7 @@ class TranslationRequest:
     settings: dict[str, Any]  # for `generate`
     refill: bool  # whether this package's search runs: it can replace finished sentences
     protect: bool
-    words: "re.Pattern[str]"  # that the alignment links
+    words: WordSplitter  # for the alignment
     marks: frozenset[int]  # ids of a source that are not in its text
 
 

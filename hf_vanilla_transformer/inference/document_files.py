@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..data import translation_memories
+from ..data.words import words
 from ..errors import UserError
-from .alignment import WORD
 from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
 from .html_text import split_html, translate_pieces
 from .markdown_text import split_markdown
@@ -82,7 +82,7 @@ def text_translator(
     def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
         parts = [split_text(text, split, source, cut) for text in texts]
         sentences = [sentence for of_text in parts for sentence in sentences_of(of_text)]
-        aligned: dict[str, object] = {"alignment": True, "alignment_words": WORD, "protect": True}
+        aligned: dict[str, object] = {"alignment": True, "alignment_words": words, "protect": True}
         best = (one[0] for one in translator.translate_nbest(sentences, **(aligned | settings)))  # type: ignore[arg-type]
         following = ((one.text.replace("\n", " "), one.alignment) for one in best)
         return [translated_parts(of_text, following, source, target) for of_text in parts]

@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from ..data.source_text import source_text
+from ..data.words import UNIT, break_points
 from ..errors import naming_extras
-from .alignment import UNSPACED, Link
+from .alignment import Link
 from .placement import TranslatedPart
 from .protected import BLOCK_TAG, has_words, spans_in
 from .translator import TOKENIZER_LOCK, Translator
@@ -38,9 +39,8 @@ _NUMBER_MARK, _ENDS_WITH_ORDINAL = re.compile(r"\d{1,3}\."), re.compile(r"(?:^|\
 #: Languages without a space between sentences.
 _UNSPACED = frozenset(["zh", "ja", "yue", "wuu", "lzh"])
 
-#: Marks that end a clause, and places between words.
+#: Marks that end a clause.
 _CLAUSE_END = re.compile(r"[;:,.!?—–][\"'”’»)\]]*\s+|\s+(?=[—–(])|[，；：、。！？]")
-_WORD_END = re.compile(rf"\s+|(?<=[{UNSPACED}])(?=[{UNSPACED}])")
 
 #: Without a limit in the tokenizer: the default of the recipes' `max_source_length`.
 _TRAINED_TOKENS = 256
@@ -134,9 +134,13 @@ class SentenceCutter:
     def _pieces(self, sentence: str) -> list[str]:
         if self._length(sentence) <= self.limit:
             return [sentence]
-        for pattern, margin in ((_CLAUSE_END, len(sentence) // 4), (_WORD_END, 0)):
-            ends = [match.end() for match in pattern.finditer(sentence, margin, len(sentence) - margin)]
-            if ends := [end for end in ends if 0 < end < len(sentence)]:
+        margin = len(sentence) // 4
+        for found in (
+            [clause.end() for clause in _CLAUSE_END.finditer(sentence, margin, len(sentence) - margin)],
+            break_points(sentence),
+            [unit.start() for unit in UNIT.finditer(sentence)],  # a word that is too long
+        ):
+            if ends := [end for end in found if 0 < end < len(sentence)]:
                 middle = min(ends, key=lambda end: abs(end - len(sentence) / 2))
                 return self._pieces(sentence[:middle]) + self._pieces(sentence[middle:])
         return [sentence]

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from .alignment import UNSPACED
+from ..data.words import UNSPACED
 from .html_scanner import scan
 from .placement import Element, Place, Placement, TranslatedPart, TranslateTexts
 

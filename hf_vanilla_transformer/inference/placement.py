@@ -1,7 +1,7 @@
 """Put inline tags, placeholders and other text that is not translated where word alignment places it.
 
-Words end at white space and, in scripts without spaces, at every character. Units are the letters and the punctuation
-marks of a word, cut where an element starts or ends.
+Words are those of `data.words`. Units are the letters and the punctuation marks of a word, cut where an element starts
+or ends.
 """
 
 import re
@@ -9,11 +9,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .alignment import UNSPACED, WORD, Link
+from ..data.words import UNSPACED, Span, words
+from .alignment import Link
 
 _MAX_UNITS = 16  # units of a word, but a longer word, such as an address, is one unit
 
-_MARKS = "\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u0900-\u0dff"  # combining marks, which are no \w
+# combining marks and joiners, which are no \w
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711\u0730-\u074a\u07a6-\u07b0\u07eb-\u07f3"
+    rf"\u0816-\u082d\u08d3-\u0dff\u200c\u200d{UNSPACED}"
+)
 _UNIT = re.compile(rf"[\w{_MARKS}]+(?:[-'’][\w{_MARKS}]+)*|[^\w\s]")  # letters, or one punctuation mark
 
 
@@ -108,27 +113,27 @@ class Placement:
 
     def _add(self, part: TranslatedPart, source_start: int, target_start: int, boundaries: list[int]) -> None:
         """The units of a part, and the links between them."""
-        sources, targets = list(WORD.finditer(part.source)), list(WORD.finditer(part.target))
+        sources, targets = words(part.source), words(part.target)
         links: dict[int, list[int]] = {}
         for i, j in [(i, i) for i in range(len(sources))] if part.links is None else part.links:
             if i < len(sources) and j < len(targets):
                 links.setdefault(i, []).append(j)
         source_cuts: list[list[int]] = []
         target_cuts: list[set[int]] = [set() for _ in targets]
-        for i, word in enumerate(sources):
-            start, end = source_start + word.start(), source_start + word.end()
+        for i, (begin, stop) in enumerate(sources):
+            start, end = source_start + begin, source_start + stop
             inside = boundaries[bisect_right(boundaries, start) : bisect_left(boundaries, end)]
             source_cuts.append([boundary - start for boundary in inside])
             for j in links.get(i, []):
-                if len(targets[j][0]) == len(word[0]) and targets[j][0].casefold() == word[0].casefold():
+                if part.source[begin:stop].casefold() == part.target[slice(*targets[j])].casefold():
                     target_cuts[j].update(source_cuts[i])
         numbers: list[list[int]] = []  # the target units of each target word
         for word, cuts in zip(targets, target_cuts, strict=True):
-            units = _units(word, target_start, sorted(cuts))
+            units = _units(part.target, word, target_start, sorted(cuts))
             numbers.append(list(range(len(self.targets), len(self.targets) + len(units))))
             self.targets += units
         for i, word in enumerate(sources):
-            units = _units(word, source_start, source_cuts[i])
+            units = _units(part.source, word, source_start, source_cuts[i])
             linked: list[set[int]] = [set() for _ in units]
             for j in links.get(i, []):
                 for of_unit, aligned in zip(linked, self._corresponding(units, numbers[j]), strict=True):
@@ -226,19 +231,20 @@ def _boundaries(elements: Iterable[Element]) -> Iterator[int]:
         yield from _boundaries(element.children)
 
 
-def _units(word: "re.Match[str]", start: int, cuts: Sequence[int]) -> list[_Unit]:
-    """The units of a word in a text that starts at position `start`.
+def _units(text: str, word: Span, start: int, cuts: Sequence[int]) -> list[_Unit]:
+    """The units of a word of a text that starts at position `start`.
 
     Args:
         cuts: positions in the word at which units end, sorted.
     """
-    spans = [unit.span() for unit in _UNIT.finditer(word[0])]
+    letters = text[slice(*word)]
+    spans = [unit.span() for unit in _UNIT.finditer(letters)]
     if not 0 < len(spans) <= _MAX_UNITS:
-        spans = [(0, len(word[0]))]
+        spans = [(0, len(letters))]
     units: list[_Unit] = []
     for begin, end in spans:
         points = [begin, *(cut for cut in cuts if begin < cut < end), end]
         for left, right in zip(points, points[1:], strict=False):
-            at = start + word.start()
-            units.append(_Unit(at + left, at + right, word[0][left:right]))
+            at = start + word[0]
+            units.append(_Unit(at + left, at + right, letters[left:right]))
     return units

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from .alignment import UNSPACED, WHITE_SPACE_WORD, WORD, Link
+from ..data.words import UNSPACED, WordSplitter, white_space_words, words
+from .alignment import Link
 from .placement import Element, Placement, TranslatedPart, is_letter
 
 _ADDRESS_END = r"(?<![.,;:!?'’”»\]}*_])"
-_ADDRESS = rf"(?:[^\s<>\"()\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\))+{_ADDRESS_END}"
+_ADDRESS = rf"(?:[^\s<>\"(){UNSPACED}\u3000-\u303f\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\))+{_ADDRESS_END}"
 
 _LETTERS = rf"[^\W{UNSPACED}\uac00-\ud7af]"
 _EMOJI = "\u2190-\u21ff\u2300-\u257f\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff"  # without ▁, which starts a piece
@@ -102,7 +103,7 @@ class Protected:
 
         Args:
             translation: the translation of `text`.
-            links: its (source word, target word) pairs, words as `alignment.WORD` matches them. None aligns by order.
+            links: its (source word, target word) pairs, of `data.words.words`. None aligns by order.
         """
         placement = Placement(self.text, [TranslatedPart(self.text, translation, links)], self.spans)
         numbers = {id(span): number for number, span in enumerate(self.spans)}
@@ -123,7 +124,7 @@ class Protected:
                 position += following.isspace()
             elif restored[-1:].strip() and (restored[-1] not in _OPENING or restored[-1] == left):
                 restored += " " if before.isspace() or (is_letter(restored[-1]) and not is_letter(before)) else ""
-            pairs += [(start + word.start(), len(restored) + word.start()) for word in WORD.finditer(core)]
+            pairs += [(start + begin, len(restored) + begin) for begin, _ in words(core)]
             restored += core
             apart = after.isspace() and following.strip() and (following not in _CLOSING or following == right)
             touches = position > place.opens or (next_place is not None and next_place.opens == position)
@@ -132,13 +133,13 @@ class Protected:
             places.append(place.opens)
             moved.append(moved[-1] + len(restored) - length - (position - place.opens))
         restored += translation[position:]
-        sources, targets = _starts(self.text, WORD), _starts(translation, WORD)
+        sources, targets = _starts(self.text, words), _starts(translation, words)
         starts = [span.start for span in self.spans]
         for i, j in links if links is not None else zip(range(len(sources)), range(len(targets)), strict=False):
             if i < len(sources) and j < len(targets):
                 in_sentence = sources[i] + removed[bisect_right(starts, sources[i])]
                 pairs.append((in_sentence, targets[j] + moved[bisect_right(places, targets[j])]))
-        return restored, word_links(pairs, self.sentence, restored, WORD)
+        return restored, word_links(pairs, self.sentence, restored)
 
 
 def knows_escapes(vocabulary: Iterable[str]) -> bool:
@@ -163,7 +164,8 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
         text += sentence[position : match.start()]
         position, opening = match.end(), match[0]
         after = sentence[position : position + 1]
-        if text[-1:].isspace() and (not after or after.isspace() or after in _CLOSING):
+        follows = spans and spans[-1].start == len(text)  # no space between this span and the one before
+        if not follows and text[-1:].isspace() and (not after or after.isspace() or after in _CLOSING):
             text, opening = text[:-1], text[-1] + opening
         elif not text.strip() and after.isspace():
             position, opening = position + 1, opening + after
@@ -175,19 +177,17 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
     return Protected(sentence, text, spans, lengths) if spans and _LETTER.search(text) else None
 
 
-def word_links(
-    pairs: Iterable[tuple[int, int]], source: str, target: str, words: "re.Pattern[str]" = WHITE_SPACE_WORD
-) -> list[Link]:
+def word_links(pairs: Iterable[tuple[int, int]], source: str, target: str, split: WordSplitter = words) -> list[Link]:
     """The links between the words that contain linked characters."""
-    sources, targets = _starts(source, words), _starts(target, words)
+    sources, targets = _starts(source, split), _starts(target, split)
     return sorted({(bisect_right(sources, i) - 1, bisect_right(targets, j) - 1) for i, j in pairs})
 
 
 def white_space_links(links: Iterable[Link], source: str, target: str) -> list[Link]:
-    """Links between words of `alignment.WORD` as links between words that white space separates."""
-    sources, targets = _starts(source, WORD), _starts(target, WORD)
-    return word_links([(sources[i], targets[j]) for i, j in links], source, target)
+    """Links between words of `data.words.words` as links between words that white space separates."""
+    sources, targets = _starts(source, words), _starts(target, words)
+    return word_links([(sources[i], targets[j]) for i, j in links], source, target, white_space_words)
 
 
-def _starts(text: str, words: "re.Pattern[str]") -> list[int]:
-    return [word.start() for word in words.finditer(text)]
+def _starts(text: str, split: WordSplitter) -> list[int]:
+    return [start for start, _ in split(text)]

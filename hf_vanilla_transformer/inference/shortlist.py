@@ -22,10 +22,11 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..atomic_write import atomic_file
 from ..data.side_tokens import side_tokens
 from ..data.source_text import source_text
+from ..data.words import white_space_words, words
 from ..errors import UserError, check_at_least_one
 from ..search_vanilla_transformer import Advance, BeamState, Decoder
 from ..untrusted import require_file
-from .alignment import align, word_numbers
+from .alignment import align, word_ranges
 from .batching import MAX_TOKENS, length_batches
 from .int8_model import Int8Decoder
 from .linear import packed_linear
@@ -183,11 +184,13 @@ def write_shortlist(
     counts: dict[int, Counter[int]] = {}
     totals: Counter[int] = Counter()
     tokenizers = translator.source_tokenizer, translator.target_tokenizer
+    split = words if alignment is None else white_space_words
     for source, target, links in _aligned(translator, pairs, alignment):
         totals.update(target)
-        words = word_numbers(tokenizers[0], source, "source"), word_numbers(tokenizers[1], target, "target")
+        sources = word_ranges(tokenizers[0], source, "source", split)
+        targets = word_ranges(tokenizers[1], target, "target", split)
         for i, j in product(range(len(source)), range(len(target))):
-            if (words[0][i], words[1][j]) in links:
+            if not links.isdisjoint(product(sources[i], targets[j])):
                 counts.setdefault(source[i], Counter())[target[j]] += 1
     names = _vocabularies(translator)
     writable = [
@@ -226,7 +229,7 @@ def _aligned(
         lengths = {i: max(map(len, pair)) for i, pair in enumerate(window)}
         for batch in length_batches(lengths, _PAIRS, MAX_TOKENS):
             sources, targets = zip(*(window[i] for i in batch), strict=True)
-            links = align(translator.model, *tokenizers, sources, targets)
+            links = align(translator.model, *tokenizers, sources, targets, words=words)
             yield from zip(sources, targets, map(set, links), strict=True)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ..data.words import break_points
 from ..errors import UserError
-from .alignment import UNSPACED
 from .placement import TranslateTexts
 
 _NEWLINE, _TIME = r"(?:\r\n|[\r\n])", r"(?:\d+:){1,2}\d+(?:[,.]\d+)?"
@@ -20,7 +20,6 @@ _CUE = re.compile(
 _TAGS = r"(?:<[^<>]*>|\{[^{}]*\})*"
 _WRAPPED = re.compile(rf"(\s*{_TAGS}\s*)(.*?)(\s*{_TAGS}\s*)", re.DOTALL)
 _ENDS = re.compile(r"[.!?…。！？♪:\]][\"'”’»)\]]*$")
-_WORD = re.compile(rf"[{UNSPACED}][^\w\s]*\s*|[^\s{UNSPACED}]+\s*")
 _MOST_CUES = 8  # that a sentence can span
 
 
@@ -89,7 +88,7 @@ def _goes_on(text: str, following: str) -> bool:
 
 def _cut(text: str, lengths: Sequence[int]) -> list[str]:
     """A text in pieces of about these proportions, cut between words."""
-    words = _WORD.findall(text)
+    words = [text[start:end] for start, end in pairwise([0, *break_points(text)[1:], len(text)])]
     pieces, start, size, total = [], 0, 0, 0
     for number, length in enumerate(lengths):
         total += length

@@ -4,7 +4,6 @@ import copy
 import logging
 import math
 import os
-import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,11 +20,12 @@ from ..data.language_tokens import Direction
 from ..data.side_tokens import readable_tokens
 from ..data.source_text import source_text
 from ..data.tokenizer_training import load_tokenizers, recognising_added_tokens, tokenizer_digest
+from ..data.words import WordSplitter, white_space_words, words
 from ..errors import UserError, check_at_least_one
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import is_hypothesis
-from .alignment import WHITE_SPACE_WORD, WORD, align, chosen_layer
+from .alignment import align, chosen_layer
 from .batching import (
     BATCHES_AHEAD,
     MAX_TOKENS,
@@ -168,7 +168,7 @@ class Translator:
         alignment: bool = False,
         alignment_layer: int | None = None,
         probabilities: bool = False,
-        alignment_words: "re.Pattern[str]" = WHITE_SPACE_WORD,
+        alignment_words: WordSplitter = white_space_words,
         scores: bool = True,
         prefixes: Iterable[str] | None = None,
         batch_size: int = 64,
@@ -187,7 +187,7 @@ class Translator:
             alignment: whether to align the words of each hypothesis with the source (`alignment.align`), by the first
                 model of an ensemble.
             alignment_layer: the decoder layer that aligns, counted from 1. None is the last but one.
-            alignment_words: matches a word. Words between white space are the default.
+            alignment_words: `data.words.white_space_words`, or `words`, which also splits scripts without spaces.
             probabilities: whether to compute the probability of each token, given the source and the tokens before
                 it, in one more pass of the decoder. An ensemble averages over its models.
             scores: whether transformers' search returns scores too, for which it keeps the log-probabilities of
@@ -292,7 +292,7 @@ class Translator:
         results = self._translate_window(plain, places, request)
         for i in verbatim:
             line, prefix = window[i]
-            links = None if request.alignment_layer is None else [(j, j) for j in range(len(line.split()))]
+            links = None if request.alignment_layer is None else [(j, j) for j in range(len(request.words(line)))]
             results[i] = [replace(results[i][0], text=prefix or line.strip(), alignment=[] if prefix else links)]
         if not spans:
             return results
@@ -301,7 +301,7 @@ class Translator:
         except UserError:  # not a model of this package
             layer = None
         shortened = [(spans[i].text if i in spans else "", prefix) for i, (_, prefix) in enumerate(window)]
-        aligned = self._translate_window(shortened, places, replace(request, alignment_layer=layer, words=WORD))
+        aligned = self._translate_window(shortened, places, replace(request, alignment_layer=layer, words=words))
         for i, sentence in spans.items():
             restored = [(one, *sentence.restore(one.text, one.alignment)) for one in aligned[i]]
             results[i] = [
@@ -312,7 +312,7 @@ class Translator:
                         None
                         if request.alignment_layer is None
                         else links
-                        if request.words is WORD
+                        if request.words is words
                         else white_space_links(links, sentence.sentence, text)
                     ),
                 )

@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.side_tokens import Decoder, side_decoder
 from ..data.source_text import source_text
+from ..data.words import words
 from ..errors import UserError
-from ..inference.alignment import WORD, Link, align, decoder_inputs
+from ..inference.alignment import Link, align, decoder_inputs
 from ..inference.batching import length_batches
 from ..inference.shared_copy import shared_copy
 from ..inference.token_probabilities import token_log_probabilities
@@ -73,12 +74,12 @@ class Inspector:
         self._pool.shutdown()
 
     def align(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[list[Link]]:
-        """`inference.alignment.align` of `WORD`s in batches, for token ids with their end tokens."""
+        """`inference.alignment.align` of `data.words` in batches, for token ids with their end tokens."""
         links: dict[int, list[Link]] = {}
         lengths = {i: max(len(source), len(targets[i])) for i, source in enumerate(sources)}
         for batch in length_batches(lengths, _ALIGNED_SENTENCES, _ALIGNED_TOKENS):
             pairs = [sources[i] for i in batch], [targets[i] for i in batch]
-            aligned = align(self.model, self.source_tokenizer, self.target_tokenizer, *pairs, words=WORD)
+            aligned = align(self.model, self.source_tokenizer, self.target_tokenizer, *pairs, words=words)
             links |= zip(batch, aligned, strict=True)
         return [links[i] for i in range(len(sources))]
 

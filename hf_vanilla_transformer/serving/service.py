@@ -35,7 +35,7 @@ _ITEMS_AT_ONCE = 32
 
 _SHOWN_CHARACTERS = 60  # of a sentence in a warning
 
-#: For each sentence of a text its translations, the best first, with the links of `alignment.WORD`s if needed.
+#: For each sentence of a text its translations, the best first, with the links of `data.words` if needed.
 Translated = list[list[tuple[str, list[Link]]]]
 
 #: For each sentence its protected spans, and the token ids of the rest.

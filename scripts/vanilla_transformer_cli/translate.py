@@ -22,7 +22,7 @@ kind, are translated as a whole. All but their text stays as it is (extra: docum
   i ||| translation ||| score
 where i counts the lines of the input from 0 and the score is the log-probability over the length penalty. --alignment
 adds " ||| " and the word alignment in Pharaoh format: 0-0 1-2 links the first word of the source with the first of the
-translation, the second with the third. Words are separated by white space.
+translation, the second with the third. Words are separated by white space in every language, as in other aligners.
 --probabilities adds " ||| " and each token with its probability: Ġhouse:0.9876 </s>:0.9912 (Ġ is a space).
 --score writes, for each pair of lines, the natural log-probability of the translation, a tab, and one log-probability
 for each token, including the end-of-sentence token.

@@ -50,6 +50,19 @@ def test_good_pairs_are_kept():
     assert reasons == [None] * len(GOOD) and report.summary() == f"kept {len(GOOD)} of {len(GOOD)} pairs"
 
 
+@pytest.mark.parametrize(
+    ("pair", "rule"),
+    [
+        (("见https://a.org/b。我们走吧", "see https://a.org/b. let us go"), None),
+        (("ดูhttps://a.org/bนะ", "see https://a.org/b ok"), None),
+        (("我们今天去北京大学学习", "我们今天去北京大学，学习。"), "copy"),
+        (("我们今天去北京大学学习", "昨天他很高兴地在家吃饭"), None),
+    ],
+)
+def test_rules_count_words_without_spaces(pair, rule):
+    assert judge([pair], "addresses", "copy")[0] == [rule]
+
+
 @pytest.mark.parametrize("rule", DAMAGE)
 def test_planted_damage_is_found_by_its_rule(rule):
     if rule == "language":

@@ -14,7 +14,7 @@ from hf_vanilla_transformer.data.tokenizer_training import tokenizer_digest
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation.plots import cross_attention
-from hf_vanilla_transformer.inference.alignment import word_numbers
+from hf_vanilla_transformer.inference.alignment import word_ranges
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.interop.foreign import SOURCES, TARGETS, write_fsmt_tokenizer, write_m2m100_folder
 from tests.interop.two_vocabularies import MODELS, write_separate_opus_folder
@@ -69,7 +69,7 @@ def test_source_ids_have_the_text_and_the_words_of_the_source(write: Any, tmp_pa
     ids = tokenizer("a dog in the snow")["input_ids"]
     decode = side_decoder(tokenizer, "source")
     assert decode(ids[:-1]).split() == ["a", "dog", "in", "the", "snow"]
-    assert max(number for number in word_numbers(tokenizer, ids, "source") if number is not None) == 4
+    assert max(number for words in word_ranges(tokenizer, ids, "source") for number in words) == 4
 
 
 def test_word_vectors_of_a_target_embedding_use_the_target_tokens(tmp_path: Path) -> None:

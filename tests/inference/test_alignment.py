@@ -5,7 +5,7 @@ import torch
 
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.inference.alignment import align, word_numbers
+from hf_vanilla_transformer.inference.alignment import align, word_ranges
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.marian import to_marian
 from tests.inference.model_changes import aligning_model
@@ -40,15 +40,15 @@ def words_by_hand(tokenizer, text):
 @pytest.mark.parametrize("text", [text for pair in PAIRS for text in pair] + ["  a  dog 🙂🙂 ", "é \t中 e\u0301"])
 def test_word_numbers_follow_white_space(tokenizer, text):
     ids, numbers = words_by_hand(tokenizer, text)
-    found = word_numbers(tokenizer, ids)
+    found = [words[-1] if words else None for words in word_ranges(tokenizer, ids)]
     assert found == numbers
     assert found[-1] is None  # the end of the sentence
     assert max(number for number in found if number is not None) == len(text.split()) - 1
 
 
 def test_word_numbers_follow_ideographic_space(tokenizer):
-    numbers = word_numbers(tokenizer, tokenizer("日\u3000本")["input_ids"])  # each character is three tokens
-    assert numbers[1:4] == [0, 0, 0] and numbers[-4:] == [1, 1, 1, None]
+    ranges = word_ranges(tokenizer, tokenizer("日\u3000本")["input_ids"])  # each character is three tokens
+    assert [list(words) for words in (*ranges[1:4], *ranges[-4:])] == [[0], [0], [0], [1], [1], [1], []]
 
 
 @pytest.mark.parametrize("layer", [None, 1, 3])

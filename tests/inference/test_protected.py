@@ -98,6 +98,11 @@ def test_letters_that_touch_a_placeholder_stay_with_it() -> None:
     assert protected.restore("Der von l' und hier", None)[0] == "Der {count}th von l'{name} und caf&eacute;s hier"
 
 
+def test_touching_spans_after_a_space_return() -> None:
+    sentence = ':name dogs "</12>"5www.example.org/~me5@user'
+    assert protect(sentence).restore("dogs", None)[0].split() == sentence.split()
+
+
 def test_spans_follow_the_alignment() -> None:
     protected = protect("Ask {name} for %s today")
     assert protected is not None and protected.text == "Ask for today"
