@@ -51,7 +51,7 @@ NextBatch: TypeAlias = Callable[[int], tuple[Tensor, ...] | None]
 COVERED = frozenset(
     {
         *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "decoder_input_ids"),
-        *("num_beams", "length_penalty", "paper_length_penalty", "early_stopping", "use_cache"),
+        *("num_beams", "length_penalty", "paper_length_penalty", "counted_prefix", "early_stopping", "use_cache"),
         *("max_length", "max_new_tokens", "max_length_over_source", "num_return_sequences", "bos_token_id"),
         *("pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "return_dict_in_generate"),
         # logits processors
@@ -135,9 +135,9 @@ def plan_search(
         if width is not None:
             length = (1 if prefix is None else prefix.shape[1]) + max(width + over, 1)
             settings["max_length"] = min(length, position_limit(model.config))
-    penalty = LengthPenalty(requested.get("paper_length_penalty", ALPHA), "gnmt")
-    if "length_penalty" in requested:
-        penalty = LengthPenalty(requested["length_penalty"], "power")
+    alpha = requested.get("length_penalty", requested.get("paper_length_penalty", ALPHA))
+    formula = "power" if "length_penalty" in requested else "gnmt"
+    penalty = LengthPenalty(alpha, formula, requested.get("counted_prefix", 0))
     uncovered = _uncovered(model, requested, COVERED - _OF_FIRST_BATCH if refill else COVERED)
     if not uncovered:
         return partial(beam_search, penalty=penalty, over=over), settings, []

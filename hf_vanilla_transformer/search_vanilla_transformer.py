@@ -32,6 +32,7 @@ class LengthPenalty:
 
     alpha: float
     formula: str
+    counted: int = 0  # tokens of the prefix that count, such as one of a language
 
     def __call__(self, lengths: Tensor) -> Tensor:
         return ((5 + lengths) / 6 if self.formula == "gnmt" else lengths) ** self.alpha
@@ -111,14 +112,13 @@ class SearchConfig:
         default transformers compares at the present length, and may miss a longer hypothesis.
         """
         ends, forced = generation_config.eos_token_id, generation_config.forced_eos_token_id
-        early_stopping = generation_config.early_stopping
         return cls(
             num_beams=generation_config.num_beams,
-            early_stopping=early_stopping,
+            early_stopping=generation_config.early_stopping,
             eos_token_ids=() if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
             pad_token_id=generation_config.pad_token_id or 0,
             forced_eos_token_id=forced[0] if isinstance(forced, list) else forced,
-            can_grow=penalty.alpha > 0 and (penalty.formula == "gnmt" or early_stopping == "never"),
+            can_grow=penalty.alpha > 0 and (penalty.formula == "gnmt" or generation_config.early_stopping == "never"),
         )
 
     @property
@@ -334,7 +334,7 @@ class BeamSearch:
         if given > 1:
             batch.decoder.prefill(prefix[:, :-1])
         capacity = -(-(longest + 1) // _CAPACITY_UNIT) * _CAPACITY_UNIT
-        lengths = torch.arange(capacity + 1, device=prefix.device) - given
+        lengths = torch.arange(capacity + 1, device=prefix.device) - given + self.penalty.counted
         penalties = self.penalty(lengths.clamp(min=1).float())
         # The paper's search ends when no beam can beat the wanted hypotheses, Hugging Face's with K of them.
         enough = batch.wanted if self.penalty.formula == "gnmt" else [beams] * len(prefix)

@@ -10,9 +10,10 @@ class Hypothesis:
     """One of the translations that a search returned.
 
     `score` ranks hypotheses: the log-probability over the length penalty, or None after greedy search. Tokens
-    of a forced prefix count neither for the probability nor for the length. `alignment` has (source word, target word)
-    pairs, `tokens` and `probabilities` have one entry for each token, with the end-of-sentence token and a forced
-    prefix. They are None unless requested.
+    of a forced prefix count neither for the probability nor for the length. Only the token of a language counts for
+    the length, as with `forced_bos_token_id` of `generate`, in fairseq and in CTranslate2. `alignment` has (source
+    word, target word) pairs, `tokens` and `probabilities` have one entry for each token, with the end-of-sentence
+    token and a forced prefix. They are None unless requested.
     """
 
     text: str

@@ -96,10 +96,12 @@ class Translator:
         forced = model.generation_config.forced_bos_token_id if model.can_generate() else None
         #: the languages of a model of many
         self.directions = Directions(self.source_tokenizer, self.target_tokenizer, forced)
-        if forced is not None and self.directions.prefix(self.directions.default) == [forced]:
-            # each sentence brings its own. A logits processor for all would exclude continuous batches
+        if self.directions.prefix_length:
+            # each sentence brings its own token. A logits processor for all would exclude continuous batches
             self.model = self.models[0] = shared_copy(model)
-            self.model.generation_config.forced_bos_token_id = None
+            self.model.generation_config.counted_prefix = self.directions.prefix_length
+            if self.directions.prefix(self.directions.default) == [forced]:
+                self.model.generation_config.forced_bos_token_id = None
 
     @classmethod
     def from_pretrained(

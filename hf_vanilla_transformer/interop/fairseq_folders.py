@@ -47,8 +47,8 @@ def from_m2m100(
     Args:
         folder: config.json, the weights and, if it has a tokenizer, sentencepiece.bpe.model and vocab.json
             (M2M-100), or tokenizer.json or sentencepiece.bpe.model (NLLB-200).
-        source_language, target_language: codes of the tokenizer, such as "de" or "deu_Latn". Default: the languages
-            of the tokenizer and of the generation settings.
+        source_language, target_language: the default direction, codes of the tokenizer such as "de" or "deu_Latn".
+            Default: the languages of the tokenizer and of the generation settings. The other directions are kept.
     """
     peer = read_folder(M2M100Config, folder)
     tokenizer = _tokenizer(Path(folder), peer.config.vocab_size)

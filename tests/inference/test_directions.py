@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import Translator
@@ -33,7 +32,8 @@ def by_transformers(folder: Path, text: str, target: str, **settings: Any) -> li
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
     on_source = f">>{target}<<" in tokenizer.get_vocab()
     if not on_source:
-        settings["decoder_input_ids"] = torch.tensor([[0, tokenizer.convert_tokens_to_ids(f"__{target}__")]])
+        settings["forced_bos_token_id"] = tokenizer.convert_tokens_to_ids(f"__{target}__")
+        settings["max_new_tokens"] += 1
     inputs = tokenizer(f">>{target}<< {text}" if on_source else text, return_tensors="pt")
     ids = model.generate(**inputs, **settings)[0].tolist()
     return ids[1 if on_source else 2 :]

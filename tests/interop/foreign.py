@@ -23,8 +23,10 @@ from transformers import (
     MarianConfig,
     MarianMTModel,
     MarianTokenizer,
+    NllbTokenizer,
     PreTrainedTokenizerBase,
 )
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
@@ -217,6 +219,25 @@ def write_m2m100_folder(folder: Path, tokenizer: bool = True, **fields: Any) -> 
     if tokenizer:
         theirs.save_pretrained(folder)
     return model.eval()
+
+
+@torch.no_grad()
+def write_folder_of_languages(folder: Path, kind: str) -> M2M100ForConditionalGeneration:
+    """Like M2M-100 ("m2m100") or NLLB-200 ("nllb", "nllb legacy"), whose translations end at different lengths."""
+    sizes = {"scale_embedding": False, "decoder_attention_heads": 4}
+    model = write_m2m100_folder(folder, tokenizer=kind == "m2m100", **sizes)
+    if kind != "m2m100":
+        (folder / "vocab.json").unlink()
+        train_sentencepiece(folder / "sentencepiece.bpe.model", SOURCES + TARGETS, model_type="bpe")
+        codes = {"mask_token": None, "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"]}
+        tokenizer = NllbTokenizer.from_pretrained(folder, legacy_behaviour="legacy" in kind, **codes)
+        tokenizer.save_pretrained(folder)
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        randomise(model)
+    bias = model.model.decoder.layer_norm.bias  # a constant part of every logit
+    model.model.shared.weight[2] += 3.2 * bias / bias.norm() ** 2
+    model.save_pretrained(folder)
+    return model
 
 
 ENGLISH = ["two hundred and thirty-four", "a dog runs , a cat sleeps ."] * 9

@@ -1,0 +1,87 @@
+"""Converted models of many languages translate in every direction, as the engine that they come from."""
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.data.side_tokens import readable_tokens
+from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages
+from tests.interop.test_m2m100 import PEER
+from tests.model_helpers import assert_near
+
+TEXT = [SOURCES[i % 3] for i in range(20)]
+SEARCHES: list[dict[str, Any]] = [
+    {"num_beams": 1},
+    {"num_beams": 4, "length_penalty": 1.0, "early_stopping": False},
+    {"num_beams": 4, "length_penalty": 0.3, "early_stopping": True, "no_repeat_ngram_size": 2},
+]
+
+
+def pairs_of(kind: str) -> list[tuple[str, str]]:
+    m2m100, nllb = ("en", "de", "fr", "zh", "ar"), ("eng_Latn", "deu_Latn", "fra_Latn", "zho_Hans", "ars_Arab")
+    return list(permutations(m2m100 if kind == "m2m100" else nllb, 2))
+
+
+def language_id(tokenizer: PreTrainedTokenizerBase, code: str) -> int:
+    return tokenizer.convert_tokens_to_ids(getattr(tokenizer, "lang_code_to_token", {}).get(code, code))
+
+
+@pytest.fixture(scope="module", params=["m2m100", "nllb", "nllb legacy"])
+def folders(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Path, Path]:
+    """The kind, transformers' model, its folder and the converted one."""
+    folder = tmp_path_factory.mktemp("languages")
+    theirs = write_folder_of_languages(folder / "theirs", request.param)
+    converted("m2m100", folder / "theirs", folder / "ours")
+    return request.param, theirs, folder / "theirs", folder / "ours"
+
+
+@torch.no_grad()
+def test_logits_of_all_directions_are_those_of_transformers(folders: Any, record_property: Record) -> None:
+    kind, theirs, folder, output = folders
+    ours = Translator.from_pretrained(output).models[0].eval()
+    peer, largest = AutoTokenizer.from_pretrained(folder), 0.0
+    for text, (source, target) in zip(TEXT, pairs_of(kind), strict=True):
+        peer.src_lang = source
+        batch = peer(text, text_target=TARGETS[0], return_tensors="pt")
+        ids = torch.tensor([[2, language_id(peer, target), *batch.pop("labels")[0].tolist()]])
+        expected, logits = (model(**batch, decoder_input_ids=ids, use_cache=False).logits for model in (theirs, ours))
+        assert_near(logits, expected, 1e-5)
+        largest = max(largest, (logits - expected).abs().max().item())
+    record_property("logits", (PEER, largest))
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beams", "short beams"])
+def test_mixed_directions_have_the_tokens_of_transformers(
+    folders: Any, search: dict[str, Any], record_property: Record
+) -> None:
+    """There one sentence at a time, with `src_lang` and `forced_bos_token_id`."""
+    kind, theirs, folder, output = folders
+    translator, peer = Translator.from_pretrained(output, workers=1), AutoTokenizer.from_pretrained(folder)
+    sources, targets = zip(*pairs_of(kind), strict=True)
+    count = search["num_beams"]
+    best = translator.translate_nbest(
+        TEXT, count, source_lang=sources, target_lang=targets, probabilities=True, **search
+    )
+    lengths = set()
+    for text, source, target, hypotheses in zip(TEXT, sources, targets, best, strict=True):
+        peer.src_lang = source
+        output = theirs.generate(
+            **peer(text, return_tensors="pt"),
+            **{"forced_bos_token_id": language_id(peer, target), "num_return_sequences": count, **search},
+            **{"return_dict_in_generate": True, "output_scores": True},
+        )
+        rows = [row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:] for row in output.sequences.tolist()]
+        assert [one.tokens for one in hypotheses] == [readable_tokens(peer, row) for row in rows]
+        assert [one.text for one in hypotheses] == peer.batch_decode(
+            [row[1:] for row in rows], skip_special_tokens=True
+        )
+        if count > 1:  # the token of the language counts for the length penalty
+            assert [one.score for one in hypotheses] == pytest.approx(output.sequences_scores.tolist(), abs=1e-4)
+        lengths |= set(map(len, rows))
+    assert count == 1 or len(lengths) > 1
+    record_property("tokens", "its `generate` with `forced_bos_token_id`")
