@@ -14,14 +14,16 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 from ..errors import UserError, did_you_mean
 from ..untrusted import shown
+from .side_tokens import Side, target_vocabulary
 
 Direction: TypeAlias = tuple[str | None, str | None]  # the codes of source and target. None: not named
 
-#: Entries of tokenizer_config.json: the pairs of the training, and the languages that the sides are marked with.
-DIRECTIONS, MARKS = "directions", "language_marks"
+#: Entries of tokenizer_config.json: the pairs of the training, the languages that the sides are marked with, and the
+#: tokens by code, if their form does not tell.
+DIRECTIONS, MARKS, TOKENS = "directions", "language_marks", "language_tokens"
 
 _TOKEN = re.compile(
-    r">>(?P<target>[\w-]+)<<|__(?P<both>[a-z]{2,3}(?:[-_]\w+)?)__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|\[(?P<bart>\w{5})\]"
+    r">>(?P<target>[^\s<>]+)<<|__(?P<both>[a-z]{2,3}(?:[-_]\w+)?)__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|\[(?P<bart>\w{5})\]"
 )
 _SHOWN = 8  # codes in an error
 
@@ -84,13 +86,19 @@ class LanguageTokens:
         return code
 
 
-def language_tokens(tokenizer: PreTrainedTokenizerBase) -> LanguageTokens | None:
-    """The language tokens of a tokenizer, or None if it has none."""
+def language_tokens(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -> LanguageTokens | None:
+    """The language tokens of a tokenizer, or None if it has none. `side` is of one with two vocabularies."""
     settings = tokenizer.init_kwargs
     directions = tuple((source, target) for source, target in settings.get(DIRECTIONS) or ())
     ids, form = getattr(tokenizer, "lang_code_to_id", None), "both"  # M2M-100
+    if names := settings.get(TOKENS):
+        vocabulary = (side == "target" and target_vocabulary(tokenizer)) or {}
+        numbers = {token: number for number, token in vocabulary.items()}
+        ids = {code: numbers.get(name, tokenizer.convert_tokens_to_ids(name)) for code, name in names.items()}
     if not ids:
-        tokens = [*getattr(tokenizer, "supported_language_codes", ()), *tokenizer.get_added_vocab()]
+        # MarianTokenizer.supported_language_codes is empty if source and target have a vocabulary each
+        codes = tokenizer.get_vocab() if hasattr(tokenizer, "supported_language_codes") else ()
+        tokens = [*(token for token in codes if token.startswith(">>")), *tokenizer.get_added_vocab()]
         found = [match for match in map(_TOKEN.fullmatch, dict.fromkeys(tokens)) if match]
         if not found:
             return None

@@ -1,7 +1,7 @@
 """The direction of each sentence, for a model of many languages."""
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -29,8 +29,9 @@ class Directions:
         target_tokenizer: PreTrainedTokenizerBase,
         forced: int | None = None,
     ):
-        self.source, self.target = language_tokens(source_tokenizer), language_tokens(target_tokenizer)
+        self.source, self.target = language_tokens(source_tokenizer), language_tokens(target_tokenizer, "target")
         self.default: Direction = (None, None)
+        self.unmarked = False  # whether a text needs no mark
         self._names = [
             next((code for name in names if (code := _setting(source_tokenizer, name))), None)
             for names in (("source_lang", "src_lang"), ("target_lang", "tgt_lang"))
@@ -41,15 +42,28 @@ class Directions:
         source, target = pairs[0] if len(pairs) == 1 else self._names
         codes = {number: code for code, number in self.target.ids.items()}
         target = codes.get(forced, target) if forced is not None else target
-        self.default = source, target if target in self.target.ids else None
+        # OPUS models of one target language, which has two letters, may have its token, or those of its scripts, and
+        # translate without one. Groups of languages have more letters
+        is_converted, name = self.source.source_mark == "target" and not self.source.directions, self._names[1]
+        self.unmarked = is_converted and (len(self.source.ids) == 1 or len(name or "") == 2)
+        self.default = source, target if target in self.target.ids and not self.unmarked else None
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs of codes of the training, or all pairs if they are unknown. Empty for a model of one direction."""
         if self.source is None or self.target is None:
             return []
-        every = ((source, target) for source in self.source.ids for target in self.target.ids if source != target)
+        every = ((source, target) for source in self._sources for target in self.target.ids if source != target)
         return list(self.source.directions or every)
+
+    @property
+    def _sources(self) -> Collection[str]:
+        """The source languages, if the tokenizers tell. Marks of a target do not."""
+        assert self.source is not None
+        if self.source.directions:
+            return {source for source, _ in self.source.directions}
+        is_named = self.source.source_mark == "target" and self._names[0] is not None
+        return [str(self._names[0])] if is_named else self.source.ids
 
     @property
     def prefix_length(self) -> int:
@@ -72,8 +86,7 @@ class Directions:
             return
         if direction[1] is not None:
             self.target.check(direction[1], "target_lang")
-        sources = {source for source, _ in self.source.directions} or self.source.ids
-        if direction[0] is not None and direction[0] not in sources:
+        if direction[0] is not None and direction[0] not in self._sources:
             self.source.check(direction[0], "source_lang")
 
     def each(self, source_lang: Codes, target_lang: Codes) -> Iterator[Direction]:
@@ -98,7 +111,7 @@ class Directions:
         """
         if self.source is None:
             return list(ids)
-        if direction[1] is None and not self.source.is_marked(ids):
+        if direction[1] is None and not self.unmarked and not self.source.is_marked(ids):
             raise UserError(f"line {line_number}: target_lang: the model has several: {self.source.listed}; give one")
         return self.source.source(ids, direction)
 

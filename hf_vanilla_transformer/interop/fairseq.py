@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ..data.language_tokens import DIRECTIONS, MARKS, TOKENS
 from ..errors import UserError
+from ..inference.languages import name_languages
 from ..untrusted import shown
 from . import state_dicts, vocabularies
 from .converting import Converted
@@ -19,6 +22,8 @@ SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]  # `Dictionary` puts them bef
 _SPECIAL_NAMES = ("bos_token", "pad_token", "eos_token", "unk_token")
 _GENERATION_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 _IDS = {**_GENERATION_IDS, "unk_token_id": 3}
+_SIDES = ("source", "target")
+_MARKS = {"src": "source", "tgt": "target"}  # values of --encoder-langtok
 
 # Options of other architectures. False stands for 0 too.
 REFUSED: Unsupported = {
@@ -43,7 +48,8 @@ DROPPED = {
     **{"constraints": False, "replace_unk": False, "iter_decode_with_beam": 1, "decoding_format": ""},
 }
 
-_LANGUAGE_OPTIONS = ("langs", "encoder_langtok", "decoder_langtok")
+_MULTILINGUAL = "translation_multi_simple_epoch"
+_LANGUAGE_OPTIONS = ("langs", "encoder_langtok", "decoder_langtok", "lang_tok_replacing_bos_eos")
 
 # fairseq's names of activations, if they differ -> transformers' names.
 ACTIVATIONS = {"gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
@@ -80,7 +86,8 @@ def from_fairseq(
         data: the folder of dict.SOURCE.txt and dict.TARGET.txt. Default: the checkpoint's.
         codes: a file of subword-nmt or fastBPE. The tokenizer then takes raw text, through Moses.
         sentencepiece, target_sentencepiece: models. The tokenizer then takes raw text. One may serve both sides.
-        source_language, target_language: which dictionaries, unless the checkpoint names them.
+        source_language, target_language: which dictionaries, unless the checkpoint names them. A checkpoint of
+            `translation_multi_simple_epoch` keeps all directions with these dictionaries, and this is the default one.
 
     Returns:
         The model with fairseq's search and, if there are dictionaries, a tokenizer. Without codes or a SentencePiece
@@ -101,7 +108,9 @@ def from_fairseq(
     model = state_dicts.build_model(fields, tensors, _locate, tying.copies)
     set_generation_config(model, _search(search) | _GENERATION_IDS)
     languages = {"source_lang": source_language, "target_lang": target_language}
-    task = Options({**task.values, **{name: value for name, value in languages.items() if value}}, task.where)
+    named = {name: value for name, value in languages.items() if value}
+    first = dict(zip(languages, next(iter(_pairs(task)), ()), strict=False)) if "source_lang" not in task else {}
+    task = Options({**task.values, **first, **named}, task.where)
     folder = Path(data) if data else path.parent
     files, sides = _dictionaries(folder, task, fields)
     pairs = (codes, None), (sentencepiece, target_sentencepiece)
@@ -113,10 +122,10 @@ def from_fairseq(
         special = [dict(zip(_SPECIAL_NAMES, side, strict=False)) for side in sides]
         raw_text = spm_models, codes_of_sides, [task.text(name) for name in languages]
         converted = vocabularies.with_tokenizers(model, sides, special, *raw_text, origins=files)
-        if _language_tokens(task):
-            names = [f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if task.values.get(name)]
-            reason = f"its task adds tokens of languages to the text ({', '.join(names)}), the tokenizer does not"
-            converted.notes.append(reason)
+        _keep_directions(converted, task, files, sides)
+        if source_language and target_language:
+            tokenizers = filter(None, (converted.tokenizer, converted.target_tokenizer))
+            name_languages(tokenizers, (source_language, target_language))
     elif any(folder.glob("dict.*.txt")):
         converted.notes.append("its dictionaries were not chosen: give source_language and target_language")
     converted.notes += search.dropped(DROPPED)
@@ -232,22 +241,78 @@ def _locate(name: str) -> str:
 
 def _dictionaries(folder: Path, task: Options, fields: Mapping[str, Any]) -> tuple[list[Path], list[list[str]]]:
     """The dictionaries of source and target, and their tokens by id, or none if there are no dictionaries."""
-    languages = [task.text(f"{side}_lang", "None") for side in ("source", "target")]
-    files = [folder / Path(f"dict.{language}.txt").name for language in languages]
+    files = [_dictionary(folder, task, side, task.text(f"{side}_lang", "None")) for side in _SIDES]
     if not all(file.is_file() for file in files):
         return [], []
     sides = []
     for file, size in zip(files, (fields["vocab_size"], fields["decoder_vocab_size"]), strict=True):
         tokens = _read_dictionary(file)
-        tokens += _language_tokens(task) if len(tokens) < size else []
+        tokens += _language_tokens(task, _languages(task, folder)) if len(tokens) < size else []
         sides.append(tokens)
     return files, sides
 
 
-def _language_tokens(task: Options) -> list[str]:
-    """The tokens that a multilingual task appends to each dictionary."""
-    languages = task.values.get("langs")
-    names = languages.split(",") if isinstance(languages, str) else task.texts("langs")
+def _dictionary(folder: Path, task: Options, side: str, language: str) -> Path:
+    """The dictionary of a language on this side, in the folder wherever it was at the training."""
+    shared = task.text(f"{side}_dict") or task.text("fixed_dictionary")
+    return folder / Path(shared or f"dict.{language}.txt").name
+
+
+def _listed(task: Options, name: str) -> list[str]:
+    values = task.values.get(name)
+    return values.split(",") if isinstance(values, str) else task.texts(name)
+
+
+def _pairs(task: Options) -> list[list[str]]:
+    """The directions of `translation_multi_simple_epoch`, as source and target."""
+    is_multilingual = task.text("task", task.text("_name")) == _MULTILINGUAL
+    return [pair.split("-", 1) for pair in _listed(task, "lang_pairs") if "-" in pair] if is_multilingual else []
+
+
+def _languages(task: Options, folder: Path) -> list[str]:
+    """The languages of a multilingual task, in the order of their tokens (`MultilingualDatasetManager.load_langs`)."""
+    if task.text("lang_dict"):
+        lines = vocabularies.read_lines(folder / Path(task.text("lang_dict")).name)
+        return [line.strip() for line in lines if line.strip()]
+    return _listed(task, "langs") or sorted({language for pair in _pairs(task) for language in pair})
+
+
+def _keep_directions(
+    converted: Converted, task: Options, files: Sequence[Path], sides: Sequence[Sequence[str]]
+) -> None:
+    """Record the languages and the directions in the tokenizers, or add a note about tokens that they do not add.
+
+    `translation_multi_simple_epoch` puts the token of a language before a source (`src_dataset_tranform_func`), and
+    starts a translation with one (`inference_step`).
+    """
+    codes = _languages(task, files[0].parent)
+    tokens = dict(zip(codes, _language_tokens(task, codes), strict=False))
+    langtoks = task.values.get("langtoks")
+    marks = langtoks.get("main") if isinstance(langtoks, Mapping) else None
+    source, target = marks or (task.values.get("encoder_langtok"), task.flag("decoder_langtok"))
+    is_known = task.text("task", task.text("_name")) == _MULTILINGUAL and source in (*_MARKS, None, "")
+    if not is_known or task.flag("lang_tok_replacing_bos_eos") or not all(map(set(tokens.values()).issubset, sides)):
+        names = [f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if task.values.get(name)]
+        reason = f"its task adds tokens of languages to the text ({', '.join(names)}), the tokenizer does not"
+        converted.notes += [reason] if tokens else []
+    elif source or target:
+        kept = [pair for pair in _pairs(task) if all(map(partial(_shares, task), _SIDES, pair, files))]
+        lost = ", ".join("-".join(pair) for pair in _pairs(task) if pair not in kept)
+        note = f"{lost} have other dictionaries, and are not kept: source_language and target_language choose"
+        converted.notes += [note] if lost else []
+        for tokenizer in filter(None, (converted.tokenizer, converted.target_tokenizer)):
+            entries = {DIRECTIONS: kept, MARKS: [_MARKS.get(source or ""), bool(target)], TOKENS: tokens}
+            tokenizer.init_kwargs |= entries
+
+
+def _shares(task: Options, side: str, language: str, file: Path) -> bool:
+    """Return whether a language has the dictionary in this file. Folders may have one file for all."""
+    other = _dictionary(file.parent, task, side, language)
+    return not other.is_file() or other.read_bytes() == file.read_bytes()
+
+
+def _language_tokens(task: Options, names: Sequence[str]) -> list[str]:
+    """The tokens that a multilingual task appends to each dictionary (`augment_dictionary`)."""
     if task.text("lang_tok_style") == "mbart" or "bart" in task.text("task", task.text("_name")):
         return [*(f"[{name}]" for name in names), "<mask>"] if names else []
     return [f"__{name}__" for name in names]

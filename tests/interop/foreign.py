@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,13 @@ def learnt_codes(path: Path, lines: list[str]) -> BPE:
         return BPE(codes)
 
 
-def write_opus_tokenizer(folder: Path) -> int:
+def write_opus_tokenizer(folder: Path, codes: Sequence[str] = ("de",)) -> int:
     """source.spm, target.spm and vocab.json as of OPUS-MT, with the padding last. Returns the vocabulary size."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = train_sentencepiece(folder / "source.spm", SOURCES) + train_sentencepiece(folder / "target.spm", TARGETS)
     # one piece is left out, so that some text is unknown
     rest = sorted(set(pieces) - {"<s>", "</s>", "<unk>", "▁ball"})
-    tokens = ["</s>", "<unk>", ">>de<<", *rest, "<pad>"]
+    tokens = ["</s>", "<unk>", *(f">>{code}<<" for code in codes), *rest, "<pad>"]
     (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
     return len(tokens)
 
@@ -128,9 +128,9 @@ def random_ids(lengths: list[int], vocab_size: int, pad: int, seed: int = 0) -> 
 
 
 @torch.no_grad()
-def write_opus_folder(folder: Path, **fields: Any) -> MarianMTModel:
+def write_opus_folder(folder: Path, codes: Sequence[str] = ("de",), **fields: Any) -> MarianMTModel:
     """Like an OPUS-MT model on the Hub, but small and with random weights."""
-    size = write_opus_tokenizer(folder)
+    size = write_opus_tokenizer(folder, codes)
     small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
     ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0, "vocab_size": size}

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, MarianTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
-from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages
+from hf_vanilla_transformer.errors import UserError
+from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages, write_opus_folder
 from tests.interop.test_m2m100 import PEER
 from tests.model_helpers import assert_near
 
+SIDES = ("source", "target")
 TEXT = [SOURCES[i % 3] for i in range(20)]
 SEARCHES: list[dict[str, Any]] = [
     {"num_beams": 1},
@@ -85,3 +87,43 @@ def test_mixed_directions_have_the_tokens_of_transformers(
         lengths |= set(map(len, rows))
     assert count == 1 or len(lengths) > 1
     record_property("tokens", "its `generate` with `forced_bos_token_id`")
+
+
+@pytest.mark.parametrize("is_separate", [False, True], ids=["joint", "separate vocabularies"])
+def test_opus_directions_are_marks_in_the_text(is_separate: bool, tmp_path: Path) -> None:
+    theirs = write_opus_folder(tmp_path / "theirs", codes=("deu", "fra", "cmn_Hans", "ca@valencia"))
+    peer = MarianTokenizer.from_pretrained(tmp_path / "theirs")
+    if is_separate:
+        vocabulary = str(tmp_path / "theirs" / "vocab.json")
+        settings = {"separate_vocabs": True, "target_vocab_file": vocabulary, "source_lang": "eng"}
+        peer = MarianTokenizer(*(str(tmp_path / "theirs" / f"{side}.spm") for side in SIDES), vocabulary, **settings)
+        peer.save_pretrained(tmp_path / "theirs")
+    converted("marian", tmp_path / "theirs", tmp_path / "ours")
+    translator = Translator.from_pretrained(tmp_path / "ours", workers=1)
+    codes = ["deu", "fra", "cmn_Hans", "ca@valencia"] * 3
+    lines = [SOURCES[i % 3] for i in range(len(codes))]
+    expected = []
+    for line, code in zip(lines, codes, strict=True):
+        (ids,) = theirs.generate(**peer(f">>{code}<< {line}", return_tensors="pt"), num_beams=3)
+        expected.append(peer.decode(ids, skip_special_tokens=True))
+    assert list(translator.translate(lines, target_lang=codes, num_beams=3)) == expected
+    marked = [f">>{code}<< {line}" for line, code in zip(lines, codes, strict=True)]
+    assert list(translator.translate(marked, num_beams=3)) == expected
+    with pytest.raises(UserError, match="target_lang"):
+        list(translator.translate(lines))
+    if is_separate:
+        assert translator.directions.pairs == [("eng", code) for code in codes[:4]]
+        list(translator.translate(lines[:1], source_lang="eng", target_lang="deu", max_new_tokens=2))
+
+
+@pytest.mark.parametrize(("codes", "language"), [(("deu",), None), (("cmn_Hans", "cmn_Hant"), "zh")])
+def test_opus_model_of_one_target_needs_no_mark(codes: Any, language: str | None, tmp_path: Path) -> None:
+    """opus-mt-en-zh has a token for each script. transformers translates text without one."""
+    theirs = write_opus_folder(tmp_path / "theirs", codes=codes)
+    peer = MarianTokenizer.from_pretrained(tmp_path / "theirs", target_lang=language)
+    peer.save_pretrained(tmp_path / "theirs")
+    converted("marian", tmp_path / "theirs", tmp_path / "ours")
+    translator = Translator.from_pretrained(tmp_path / "ours")
+    for text, options in ((SOURCES[0], {}), (f">>{codes[0]}<< {SOURCES[0]}", {"target_lang": codes[0]})):
+        (ids,) = theirs.generate(**peer(text, return_tensors="pt"))
+        assert next(translator.translate([SOURCES[0]], **options)) == peer.decode(ids, skip_special_tokens=True)
