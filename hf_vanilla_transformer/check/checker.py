@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from .objectives import check_loss, check_shift
 from .parts import check_part, part_of
 from .place import first_difference
 from .reference import Reference
-from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of
+from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of, relative_difference
 from .subject import (
     EOS,
     PAD,
@@ -50,6 +50,7 @@ _PRE = Mistake("norm position", "post", "§3.1", "an argument asks for pre-norm,
 _CACHED = Mistake(
     "cached step", None, "§3.1", "token by token with a cache the logits are not those of the whole target"
 )
+_PADDED = Mistake("positions", "padding", "§3.5", "padding on the left of a source moves the positions of its tokens")
 
 
 def check(build: Any, given: Mapping[str, Any]) -> Report:
@@ -94,24 +95,31 @@ def check_model(build: Any, given: Mapping[str, Any]) -> Report:
     asks_pre_norm = any("norm" in name and (value is True or value == "pre") for name, value in arguments.items())
     if not report.mistakes and asks_pre_norm and not any(note.startswith("pre-norm") for note in report.notes):
         return Report([_PRE], report.difference, report.notes)
-    if not report.mistakes and (difference := _cached_difference(model, source, target)) > TOLERANCE:
-        return Report([_CACHED], difference, report.notes)
+    for mistake, difference in () if report.mistakes else _with_cache_and_padding(model, source, target):
+        if difference > TOLERANCE:
+            return Report([mistake], difference, report.notes)
     return report
 
 
-def _cached_difference(model: nn.Module, source: Tensor, target: Tensor) -> float:
-    """The largest difference of logits token by token with Hugging Face's cache, 0 for a model without that."""
-    if not {"input_ids", "decoder_input_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys():
-        return 0.0
-    logits, steps, cache = model(input_ids=source, decoder_input_ids=target).logits, [], None
-    for token in target.split(1, dim=1):
-        try:
-            output = model(input_ids=source, decoder_input_ids=token, past_key_values=cache, use_cache=True)
-        except RuntimeError:  # keys and values of shapes that do not fit
-            return float("inf")
-        cache = output.past_key_values
-        steps.append(output.logits)
-    return float((torch.cat(steps, dim=1) - logits).abs().max() / logits.abs().max().clamp(min=1))
+def _with_cache_and_padding(model: nn.Module, source: Tensor, target: Tensor) -> Iterator[tuple[Mistake, float]]:
+    """Mistakes that only calls with Hugging Face's arguments show, with the difference of the logits."""
+    if not {"input_ids", "attention_mask", "past_key_values"} <= inspect.signature(model.forward).parameters.keys():
+        return
+
+    def run(ids: Tensor, target: Tensor, **more: Any) -> Any:
+        return model(input_ids=ids, attention_mask=ids.ne(PAD).long(), decoder_input_ids=target, **more)
+
+    logits, steps, cache = run(source, target).logits, [], None
+    left = torch.stack([row.roll(int(row.eq(PAD).sum())) for row in source])
+    yield _PADDED, relative_difference(run(left, target).logits, logits)
+    try:
+        for token in target.split(1, dim=1):
+            output = run(source, token, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            steps.append(output.logits)
+        yield _CACHED, relative_difference(torch.cat(steps, dim=1), logits)
+    except RuntimeError:  # keys and values of shapes that do not fit
+        yield _CACHED, float("inf")
 
 
 def _batch(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -157,9 +165,7 @@ def _compare(
         for name, transform in _OUTPUTS.items():
             expected = transform(logits)
             for output in (each for each in outputs if each.shape[-1] == expected.shape[-1]):
-                difference = float(
-                    (output - expected[:, : output.shape[1]]).abs().max() / expected.abs().max().clamp(min=1)
-                )
+                difference = relative_difference(output, expected[:, : output.shape[1]])
                 if not mistake and name not in _OUTPUT_MISTAKES:
                     smallest = min(smallest, difference)
                 if difference < TOLERANCE:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..interop.torch_roles import layer_refs
 from .reference import Reference
-from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of
+from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of, relative_difference
 from .subject import (
     PAD,
     WIDTH,
@@ -87,9 +87,7 @@ def _difference(output: Tensor, numbers: Tensor, x: Tensor, part: str) -> float:
     if part == "positions" and output.shape != numbers.shape:
         numbers = (numbers - x)[0]
         output = output[0] if output.ndim == 3 else output
-    if output.shape != numbers.shape:
-        return float("inf")
-    return float((output - numbers).abs().max() / numbers.abs().max().clamp(min=1))
+    return relative_difference(output, numbers) if output.shape == numbers.shape else float("inf")
 
 
 def _calls(part: str, module: nn.Module, x: Tensor, mask: Tensor | None) -> Iterator[Callable[[], Any]]:
@@ -117,12 +115,8 @@ def _reference(part: str, module: nn.Module, heads: int) -> Callable[[Tensor, An
         reference = Reference(dict(vectors), heads, PAD)
         return lambda x, _, choice: reference.norm(x, f"{AT}norm", choice)
     if part == "attention":  # in a layer, whose other tensors are blank, the names have roles
-        sizes = {
-            "ff.0.weight": (1, WIDTH),
-            "ff.1.weight": (WIDTH, 1),
-            "norm1.weight": (WIDTH,),
-            "norm2.weight": (WIDTH,),
-        }
+        sizes: dict[str, tuple[int, ...]] = {"ff.0.weight": (1, WIDTH), "ff.1.weight": (WIDTH, 1)}
+        sizes |= dict.fromkeys(("norm1.weight", "norm2.weight"), (WIDTH,))
         tensors = {f"self_attn.{name}": value for name, value in tensors.items()}
         tensors |= {name: torch.ones(size) for name, size in sizes.items()}
     tensors = {f"encoder.layers.0.{name}": value for name, value in tensors.items()}

@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,15 +34,12 @@ def first_difference(
             layers[at] = os.path.commonprefix([f"{path}." for path in inside]).rpartition(".")[0]
     seen: dict[str, tuple[Any, Any]] = {}
 
-    def recorder(path: str) -> Callable[..., None]:
-        def record(_: nn.Module, inputs: Any, output: Any) -> None:
-            seen.setdefault(path, (inputs, output))
-
-        return record
+    def record(path: str, _: nn.Module, inputs: Any, output: Any) -> None:
+        seen.setdefault(path, (inputs, output))
 
     paths = {*layers.values(), *modules.values()}
     named = [(path, module) for path, module in model.named_modules() if path in paths]
-    hooks = [module.register_forward_hook(recorder(path)) for path, module in named]
+    hooks = [module.register_forward_hook(partial(record, path)) for path, module in named]
     try:
         call()
     finally:

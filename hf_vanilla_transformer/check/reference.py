@@ -94,19 +94,12 @@ class Reference:
         if option == "split":
             return sinusoidal_positions(torch.arange(length)[None], width, "sinusoidal_split")[0]
         numbers = numbers + (option == "from 1")
-        exponents = {"2i twice": 2 * even / width, "every dimension": None, "no 2": even / 2 / width}
         base = {"base 1000": 1000.0, "base 100000": 100000.0}.get(option, 10000.0)
-        exponent = exponents.get(option, even / width)
-        if exponent is None:  # sin for even and cos for odd dimensions, each with its number as exponent
-            angles = numbers / base ** (torch.arange(width).float() / width)
-            return torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
-        angles = numbers / base**exponent
-        if option == "multiplied":
-            angles = numbers * base**exponent
-        waves = (angles.cos(), angles.sin()) if option == "swapped" else (angles.sin(), angles.cos())
-        if option in ("only sines", "only cosines"):
-            waves = (waves[option == "only cosines"],) * 2
-        return torch.stack(waves, dim=-1).flatten(-2)[:, :width]
+        even = {"2i twice": 2 * even, "no 2": even / 2, "multiplied": -even}.get(option, even)
+        odd = even + (option == "every dimension")
+        sines, cosines = (numbers / base ** (even / width)).sin(), (numbers / base ** (odd / width)).cos()
+        waves = {"swapped": (cosines, sines), "only sines": (sines, sines), "only cosines": (cosines, cosines)}
+        return torch.stack(waves.get(option, (sines, cosines)), dim=-1).flatten(-2)[:, :width]
 
     @staticmethod
     def causal_mask(length: int, choice: Mapping[str, Any]) -> Tensor:
@@ -133,10 +126,10 @@ class Reference:
             return self.attention(y, y, mask, f"{at}self_attn.", choice)
 
         def cross_attention(y: Tensor) -> Tensor:
-            own = choice.get("memory") in ("the decoder itself", "the decoder itself, masked")
-            visible = torch.ones(1, dtype=torch.bool) if choice.get("memory") == "the decoder itself" else cross
-            visible = mask if choice.get("memory") == "the decoder itself, masked" else visible
-            return self.attention(y, y if own else memory, visible, f"{at}cross_attn.", choice)
+            masks: Any = {"the decoder itself": torch.ones(1, dtype=torch.bool), "the decoder itself, masked": mask}
+            option = choice.get("memory")
+            read = y if option in masks else memory
+            return self.attention(y, read, masks.get(option, cross), f"{at}cross_attn.", choice)
 
         sublayers = [("self-attention", self_attention, "self_attn_layer_norm")]
         if memory is not None:
@@ -165,17 +158,10 @@ class Reference:
         if kind == "none":
             return x
         axes = {"over positions": (1,), "over positions and features": (1, 2)}.get(kind, (-1,))
-        centred = x - x.mean(axes, keepdim=True)
-        if kind == "no mean":
-            centred = x
-        variance = x.var(axes, keepdim=True, unbiased=False)
-        if kind == "unbiased":
-            divisor = x.std(axes, keepdim=True) + epsilon
-        elif kind in ("variance", "unbiased variance"):
-            divisor = x.var(axes, keepdim=True, unbiased=kind != "variance") + epsilon
-        else:
-            divisor = (variance + epsilon).sqrt()
-        return centred / divisor * gain + bias
+        centred = x if kind == "no mean" else x - x.mean(axes, keepdim=True)
+        variance = x.var(axes, keepdim=True, unbiased=kind.startswith("unbiased"))
+        divisor = variance.sqrt() + epsilon if kind == "unbiased" else (variance + epsilon).sqrt()
+        return centred / (variance + epsilon if kind.endswith("variance") else divisor) * gain + bias
 
     def final_norm(self, x: Tensor, stack: str, choice: Mapping[str, Any]) -> Tensor:
         name = f"model.{stack}.layer_norm"
@@ -196,12 +182,7 @@ class Reference:
                 return y.reshape(batch, -1, size, self.heads).permute(0, 3, 1, 2)
             return y.reshape(batch, -1, self.heads, size).transpose(1, 2)  # (B, H, T, d_k)
 
-        if option == "one":
-            q, k, v = (
-                self.linear(y, f"{at}{p}_proj")[:, None] for p, y in zip("qkv", (x, memory, memory), strict=True)
-            )
-        else:
-            q, k, v = (split(self.linear(y, f"{at}{p}_proj")) for p, y in zip("qkv", (x, memory, memory), strict=True))
+        q, k, v = (split(self.linear(y, f"{at}{p}_proj")) for p, y in zip("qkv", (x, memory, memory), strict=True))
         scales = {"none": 1.0, "sqrt(d_model)": width**-0.5, "d_k": 1 / size, "multiplied": size**0.5}
         scales["sqrt(keys)"] = memory.shape[1] ** -0.5
         scale = scales.get(choice.get("attention scale", ""), size**-0.5)
@@ -214,10 +195,9 @@ class Reference:
         if choice.get("mask value") == "after softmax":
             weights = weights.masked_fill(~mask, 0.0)
         context = weights @ v  # (B, H, T, d_k)
-        if option in ("neither transposed", "not transposed back"):
-            merged = context.reshape(batch, length, width)
-        elif option == "strides":
-            merged = context.permute(0, 2, 3, 1).reshape(batch, length, width)
-        else:
-            merged = context.transpose(1, 2).reshape(batch, length, width)
+        if option == "strides":
+            context = context.permute(0, 2, 3, 1)
+        elif option not in ("neither transposed", "not transposed back"):
+            context = context.transpose(1, 2)
+        merged = context.reshape(batch, length, width)
         return merged if choice.get("attention output") == "not projected" else self.linear(merged, f"{at}out_proj")

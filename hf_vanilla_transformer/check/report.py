@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from .mistakes import MISTAKES, Mistake
 from .reference import ALLOWED
 
@@ -27,6 +29,11 @@ class Report(NamedTuple):
     mistakes: list[Mistake]
     difference: float
     notes: list[str]
+
+
+def relative_difference(numbers: Tensor, expected: Tensor) -> float:
+    """The largest difference, divided by the largest number if that is above 1."""
+    return float((numbers - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
 def choices(

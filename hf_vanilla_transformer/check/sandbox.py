@@ -16,23 +16,10 @@ from ..untrusted import one_line
 
 SECONDS = 60
 
+# Audit events of Python
 _REFUSED = {
-    "socket.connect": "open a connection",
-    "socket.bind": "open a socket",
-    "subprocess.Popen": "start a program",
-    "os.system": "start a program",
-    "os.exec": "start a program",
-    "os.fork": "start a process",
-    "os.posix_spawn": "start a program",
-    "os.remove": "delete a file",
-    "os.rmdir": "delete a folder",
-    "os.rename": "rename a file",
-    "os.mkdir": "make a folder",
-    "os.link": "make a link",
-    "os.symlink": "make a link",
-    "os.chmod": "change a file's mode",
-    "os.truncate": "change a file",
-    "os.kill": "end a process",
+    *("socket.connect", "socket.bind", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn"),
+    *("os.remove", "os.rmdir", "os.rename", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.truncate", "os.kill"),
 }
 
 
@@ -73,7 +60,7 @@ def check_file(path: str | Path, name: str, given: Mapping[str, Any], seconds: i
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in _REFUSED:
-        raise _Refused(f"the code tried to {_REFUSED[event]} {one_line(arguments[:1])}")
+        raise _Refused(f"the code tried to call {event} {one_line(arguments[:2])}")
     if event == "open" and arguments[0] != os.devnull:
         mode, flags = arguments[1] or "", arguments[2] or 0
         if set(mode) & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR):

@@ -197,10 +197,8 @@ def calls(module: nn.Module, source: Tensor, target: Tensor) -> Iterator[Callabl
     of_source = {name for name in masks if not re.search(_OF_TARGET, name.lower())}
     for names, batch_first in itertools.product((required, masks, required | of_source), (True, False)):
         ids = (source, target) if batch_first else (source.T, target.T)
-        if not names:
-            yield partial(module, **dict(zip((first, second), ids, strict=True)))
-            continue
-        for dimensions, encoding in itertools.product((3, 4, 2), ("visible", "hidden", "number", "added")):
+        ways = itertools.product((3, 4, 2), ("visible", "hidden", "number", "added"))
+        for dimensions, encoding in ways if names else [(3, "visible")]:
             named = {name: _mask(name, source, target, dimensions, encoding) for name in names}
             yield partial(module, **dict(zip((first, second), ids, strict=True)), **named)
 

@@ -46,8 +46,7 @@ PLACES = {
     "dropout", "layer norm is inside the residual": "residual", "pre-norm reads the residual": "residual",
     "cache position is off by one": "cached step", "cross-attention cache is extended at each step": "cached step",
 }  # fmt: skip
-# this fault counts positions as most implementations do
-PLACES |= {"pre-norm is ignored": "norm position", "padding is counted in positions": None, "none": None}
+PLACES |= {"pre-norm is ignored": "norm position", "padding is counted in positions": "positions", "none": None}
 
 
 @pytest.mark.slow
@@ -139,9 +138,9 @@ HEAD = "import torch\nfrom torch import nn\n"
         ("import os; os._exit(3)", "status 3"),
         ("open('harm', 'w').write('x')", "write"),
         ("import pathlib; pathlib.Path('harm').touch()", "write"),
-        ("import os; os.system('touch harm')", "start a program"),
-        ("import subprocess; subprocess.run(['touch', 'harm'])", "start a program"),
-        ("import socket; socket.create_connection(('127.0.0.1', 9))", "connection"),
+        ("import os; os.system('touch harm')", "os.system"),
+        ("import subprocess; subprocess.run(['touch', 'harm'])", "subprocess.Popen"),
+        ("import socket; socket.create_connection(('127.0.0.1', 9))", "socket.connect"),
         ("try:\n    open('harm', 'w')\nexcept Exception: pass", "write"),
         ("1 / 0", "ZeroDivisionError"),
         ("class Other: pass", "Other"),
