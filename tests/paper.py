@@ -105,7 +105,9 @@ def paper_ffn(w: Weights, name: str, x: np.ndarray, activation: str = "relu") ->
 def paper_embedding(w: Weights, name: str, tokens: list[int], config: VanillaTransformerConfig) -> np.ndarray:
     """§3.4 and §3.5: sqrt(d_model) · embedding + position."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1
-    return scale * w[f"{name}.embed_tokens.weight"][tokens] + paper_positions(len(tokens), config)
+    learned = w.get(f"{name}.embed_positions.weight")  # Table 3, row E
+    positions = paper_positions(len(tokens), config) if learned is None else learned[: len(tokens)]
+    return scale * w[f"{name}.embed_tokens.weight"][tokens] + positions
 
 
 def paper_add_and_norm(

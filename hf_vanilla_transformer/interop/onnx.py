@@ -96,7 +96,13 @@ AXES = {
     "decoder_past": (_BATCH, None, _PAST, None),
     "decoder_present": (_BATCH, None, f"{_PAST} + {_TARGET}", None),
     "logits": (_BATCH, _TARGET, None),
-    "cross_attentions": (_BATCH, None, _TARGET, _SOURCE),
+    "cross_scores": (_BATCH, None, _TARGET, _SOURCE),
+    "decoder_scores": (_BATCH, None, _TARGET, f"{_PAST} + {_TARGET}"),
+    "decoder_norms": (_BATCH, None, _TARGET),
+    "decoder_positions": (_TARGET, None),
+    "encoder_scores": (_BATCH, None, _SOURCE, _SOURCE),
+    "encoder_norms": (_BATCH, None, _SOURCE),
+    "encoder_positions": (_SOURCE, None),
 }
 
 

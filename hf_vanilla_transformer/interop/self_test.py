@@ -172,7 +172,8 @@ def _web(reference: Reference, folder: Path) -> list[Translation]:
     for line in reference.lines:
         ids = np.array([tokenizer.encode(line).ids])
         feeds = {"encoder_attention_mask": np.ones_like(ids), "use_cache_branch": np.array([False])}
-        (feeds["encoder_hidden_states"],) = encoder.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        source = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        (feeds["encoder_hidden_states"],) = encoder.run(["last_hidden_state"], source)
         for name in inputs.keys() - {*feeds, "input_ids"}:
             feeds[name] = np.zeros([1, inputs[name].shape[1], 0, inputs[name].shape[3]], np.float32)
         tokens: list[int] = []

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
-from ..inference.shared_copy import shared_copy
+from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import exported_programs as programs
 from .joint_tokenizer import SourceIds, joint_tokenizer
@@ -90,13 +90,15 @@ class _Encoder(nn.Module):
         super().__init__()
         self.encoder, self.ids = model.model.encoder, ids
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, S) and their mask, to (B, S, D)."""
-        return self.encoder(self.ids.to_model(input_ids), attention_mask).last_hidden_state
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+        """(B, S) and their mask, to (B, S, D) and the view of the inside."""
+        output = self.encoder(self.ids.to_model(input_ids), attention_mask, **INSIDE)
+        view = norms_and_positions(self.encoder, output.hidden_states)
+        return output.last_hidden_state, list(output.attentions), *view
 
 
 class _Decoder(programs.ExportableDecoder):
-    """The decoder and the output layer, with the cross-attention weights as further outputs.
+    """The decoder and the output layer, with the view of the inside as further outputs.
 
     §6.1 bounds a translation by the length of its source. transformers.js and optimum have no such setting, and the
     pipelines of transformers.js ignore `max_new_tokens` of the model, so the graph ends the translation.
@@ -117,17 +119,19 @@ class _Decoder(programs.ExportableDecoder):
 
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, encoder_attention_mask: Tensor, source: list[Tensor], past: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Return the weights (B, H, T, S) of each layer too."""
+    ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
+        """Return the scores (B, H, T, S) and (B, H, T, P + T) of each layer too, and what the encoder returns."""
         states = encoder_attention_mask[..., None].float()  # (B, S, 1)
         output, present = programs.decode(
-            *(self.decoder, input_ids, states, encoder_attention_mask, source, past), output_attentions=True
+            *(self.decoder, input_ids, states, encoder_attention_mask, source, past), **INSIDE
         )
         logits = self.lm_head(output.last_hidden_state)
         length = past[0].shape[2] + 1 + torch.arange(input_ids.shape[1])  # (T), with the token that is predicted
         limit = encoder_attention_mask.sum(dim=-1, keepdim=True) + self.over if self.limit is None else self.limit
         late = length > limit  # (B, T) or (T)
-        return logits + late[..., None].float() * self.end, present, list(output.cross_attentions)
+        view = norms_and_positions(self.decoder, output.hidden_states, past[0].shape[2])
+        scores = list(output.cross_attentions), list(output.attentions)
+        return logits + late[..., None].float() * self.end, present, *scores, *view
 
 
 def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceIds) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceId
     tokens, target, source, past = programs.example_inputs(model.config, sources=1)
     caches = [{2: programs.SOURCE}] * len(source), [{0: programs.BATCH, 2: programs.PAST}] * len(past)
     mask, shape = torch.ones_like(tokens), {0: programs.BATCH, 1: programs.SOURCE}
-    model = shared_copy(model, attention="eager")  # attention that returns its weights, no dropout
+    model = copy_with_scores(model)
     encoder = programs.export_module(_Encoder(model, ids), (tokens, mask), (shape,) * 2)
     projections = programs.export_module(
         programs.Projections(model), (torch.zeros(3, 4, model.config.d_model),), (shape,)
@@ -152,12 +156,18 @@ def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceId
     decoder = programs.export_module(_Decoder(model), (target, mask, source, past), shapes)
     past_names = [name for stack in STACKS for name in cache_names("past_key_values", layers, stack)]
     inputs = ["input_ids", "encoder_attention_mask", *past_names]
-    outputs = ["logits", *cache_names("present", layers), *(f"cross_attentions.{i}" for i in range(layers))]
+    cross = [f"cross_scores.{i}" for i in range(layers)]
+    outputs = ["logits", *cache_names("present", layers), *cross, *_inside_names("decoder", layers)]
     merged = to_onnx(decoder, inputs, outputs, function)
     outputs = cache_names("present", layers, "encoder")
     _merge(merged.graph, to_onnx(projections, ["encoder_hidden_states"], outputs, function).graph, onnx_ir)
-    encode = to_onnx(encoder, ["input_ids", "attention_mask"], ["last_hidden_state"], function)
+    outputs = ["last_hidden_state", *_inside_names("encoder", model.config.encoder_layers)]
+    encode = to_onnx(encoder, ["input_ids", "attention_mask"], outputs, function)
     return dict(zip(GRAPHS, (encode, merged), strict=True))
+
+
+def _inside_names(stack: str, layers: int) -> list[str]:
+    return [*(f"{stack}_scores.{i}" for i in range(layers)), f"{stack}_norms", f"{stack}_positions"]
 
 
 def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:

@@ -1,9 +1,9 @@
 """Attention, probabilities and alternatives to each token, which a search does not return.
 
-They come from a copy of the modules with shared weights and eager attention, because only that returns the attention
-weights. The copy runs in one thread with separate tokenizers, because tokenizers are not thread-safe.
+They come from a copy of the modules with shared weights, whose attention returns its scores. The copy runs in one
+thread with separate tokenizers, because tokenizers are not thread-safe.
 
-Shapes: S source tokens, T target tokens, L decoder layers, H heads, V target vocabulary.
+Shapes: S source tokens, T target tokens, L layers, H heads, V target vocabulary.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from ..data.words import words
 from ..errors import UserError
 from ..inference.alignment import Link, align, decoder_inputs
 from ..inference.batching import length_batches
-from ..inference.shared_copy import shared_copy
+from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_positions
 from ..inference.token_probabilities import token_log_probabilities
 from ..inference.translator import Translator
 from ..search_vanilla_transformer import is_hypothesis
@@ -31,6 +31,7 @@ from .engine import QueueFull
 
 #: The attention of all layers and heads is a megabyte for 60 tokens of the paper's base model.
 MAX_TOKENS = 128
+_MAX_INSIDE = 64  # 4 MB
 
 _MAX_ALTERNATIVES = 50
 
@@ -46,7 +47,7 @@ class Inspector:
 
     def __init__(self, translator: Translator, max_queue: int = 32):
         self.translator, self.model = translator, translator.model
-        self.eager = shared_copy(self.model, attention="eager")
+        self.copy = copy_with_scores(self.model)
         tokenizers = translator.source_tokenizer, translator.target_tokenizer
         self.source_tokenizer, self.target_tokenizer = copy.deepcopy(tokenizers)
         self._decode_source = side_decoder(self.source_tokenizer, "source")
@@ -97,12 +98,15 @@ class Inspector:
         ]
 
     @torch.inference_mode()
-    def picture(self, sentence: str, num_beams: int, alternatives: int, prefix: list[int]) -> dict[str, Any]:
+    def picture(
+        self, sentence: str, num_beams: int, alternatives: int, prefix: list[int], inside: bool = False
+    ) -> dict[str, Any]:
         """A `Translation` of the page for one sentence, as web/README.md defines it. It is empty if that is too long.
 
         Args:
             alternatives: to each token.
             prefix: token ids that the translation starts with. After an end token nothing follows.
+            inside: add scores, residual streams and positions, if neither side has more than 64 tokens.
         """
         names = ("source", "tokens", "probabilities", "attention", "alternatives", "hypotheses")
         empty = {"text": "", **{name: [] for name in names}}
@@ -117,7 +121,9 @@ class Inspector:
             return empty | {"note": note}
         hypotheses = self._search(source, num_beams, prefix)
         best = hypotheses[0]["tokens"]
-        probabilities, attention = self._look(source, best)
+        output = self._look(source, best)
+        probabilities = output.logits[0].float().softmax(dim=-1).cpu()  # (T, V)
+        shown = {"inside": self._inside(output)} if inside and max(len(source), len(best)) <= _MAX_INSIDE else {}
         chosen = probabilities.gather(1, torch.tensor(best)[:, None])[:, 0]  # (T,)
         top = probabilities.topk(min(alternatives, _MAX_ALTERNATIVES, size))
         choices = zip(top.indices.tolist(), _rounded(top.values, 4), strict=True)
@@ -126,7 +132,7 @@ class Inspector:
             "text": hypotheses[0]["text"],
             "tokens": _all_shown(self.target_tokenizer, self._decode_target, best),
             "probabilities": _rounded(chosen, 4),
-            "attention": _rounded(attention, 3),
+            "attention": _rounded(torch.cat(output.cross_attentions).float().softmax(dim=-1), 3),
             "alternatives": [
                 [
                     {**_shown(self.target_tokenizer, self._decode_target, best[:t], token), "probability": probability}
@@ -135,6 +141,7 @@ class Inspector:
                 for t, (tokens, values) in enumerate(choices)
             ],
             "hypotheses": hypotheses,
+            **shown,
         }
 
     def _search(self, source: list[int], beams: int, prefix: list[int]) -> list[dict[str, Any]]:
@@ -160,13 +167,20 @@ class Inspector:
         shown = [token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, tokens)]
         return {"text": text, "score": score, "tokens": tokens, "token_texts": shown}
 
-    def _look(self, source: list[int], target: list[int]) -> tuple[Tensor, Tensor]:
-        """Probabilities (T, V) and cross-attention (L, H, T, S) of one pair."""
-        ids = torch.tensor([source], device=self.eager.device)
-        inputs = decoder_inputs(self.eager, [target])
-        output = self.eager(ids, decoder_input_ids=inputs, output_attentions=True, use_cache=False)
-        probabilities = output.logits[0].float().softmax(dim=-1)
-        return probabilities.cpu(), torch.cat(output.cross_attentions).cpu()
+    def _look(self, source: list[int], target: list[int]) -> Any:
+        """The copy's output for one pair."""
+        ids = torch.tensor([source], device=self.copy.device)
+        return self.copy(ids, decoder_input_ids=decoder_inputs(self.copy, [target]), use_cache=False, **INSIDE)
+
+    def _inside(self, output: Any) -> dict[str, Any]:
+        def stack(name: str) -> dict[str, list]:
+            norms, positions = norms_and_positions(getattr(self.copy.model, name), output[f"{name}_hidden_states"])
+            scores = torch.cat(output[f"{name}_attentions"])  # (L, H, T, T)
+            numbers = {"scores": scores, "norms": norms[0], "positions": positions}
+            return {key: _rounded(value, 6) for key, value in numbers.items()}
+
+        cross = _rounded(torch.cat(output.cross_attentions), 6)  # (L, H, T, S)
+        return {"cross": cross, "encoder": stack("encoder"), "decoder": stack("decoder")}
 
 
 def _rounded(numbers: Tensor, decimals: int) -> list:

@@ -164,7 +164,7 @@ class Server:
         if request.num_beams is not None and request.num_beams > most:
             raise HTTPException(400, f"num_beams: at most {most}")
         return await pair.page_translation(
-            request.text, request.caret, request.num_beams, request.alternatives, request.prefix
+            request.text, request.caret, request.num_beams, request.alternatives, request.prefix, request.inside
         )
 
     def _check_characters(self, name: str, count: int) -> None:

@@ -67,6 +67,7 @@ class PageRequest(BaseModel):
     num_beams: int | None = Field(None, ge=1, description="beam size (default: the server's)")
     alternatives: int = Field(5, ge=1, description="number of alternatives to each token")
     prefix: list[int] = Field([], description="token ids that the translation starts with")
+    inside: bool = Field(False, description="add attention scores, lengths of residual streams and position vectors")
     api_key: Any = Field(None, description="as in POST /translate")
 
 

@@ -133,13 +133,13 @@ class LanguagePair:
         return results
 
     async def page_translation(
-        self, text: str, caret: int | None, num_beams: int | None, alternatives: int, prefix: list[int]
+        self, text: str, caret: int | None, num_beams: int | None, alternatives: int, prefix: list[int], inside: bool
     ) -> dict[str, Any]:
         """A `Translation` of the page, as web/README.md defines it: all sentences, and a picture of one.
 
         Args:
             caret: position in the text. The picture is of its sentence. None is the end.
-            num_beams, alternatives, prefix: of the picture. See `Inspector.picture`.
+            num_beams, alternatives, prefix, inside: of the picture. See `Inspector.picture`.
         """
         (parts,), prepared = await self._split([text])
         starts = list(accumulate((len(part.text) for part in parts), initial=0))
@@ -154,6 +154,7 @@ class LanguagePair:
             num_beams or self.engine.num_beams,
             alternatives,
             prefix,
+            inside,
         )
         shown = number if picture["tokens"] else None
         others = [part for n, part in enumerate(parts) if n != shown]

@@ -98,8 +98,10 @@ def test_graphs_give_our_logits_and_attention(case: str, tmp_path: Path) -> None
         expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target, output_attentions=True)
         assert_near(graphs.all_logits(ids, mask, target, [1, 1, 3, 1]), expected.logits, 1e-5, f"{case} {lengths}")
         outputs = graphs.decode(target, mask, graphs.encode(ids, mask), {})
+        hidden = ~mask.bool()[:, None, None]  # (B, 1, 1, S)
         for layer, weights in enumerate(expected.cross_attentions):
-            assert_near(torch.from_numpy(outputs[f"cross_attentions.{layer}"]), weights, 1e-5, f"layer {layer}")
+            scores = torch.from_numpy(outputs[f"cross_scores.{layer}"]).masked_fill(hidden, -torch.inf)
+            assert_near(scores.softmax(dim=-1), weights, 1e-5, f"layer {layer}")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The HTTP interface, by FastAPI's own client: LibreTranslate's answers, the page, limits, and refusals."""
 
 import asyncio
+import copy
 import json
 import re
 import threading
@@ -15,6 +16,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from hf_vanilla_transformer.inference.continuous import ContinuousSearch
 from hf_vanilla_transformer.inference.documents import sentence_splitter
 from hf_vanilla_transformer.inference.translator import Translator
+from tests.paper_inside import assert_is_inside
 from tests.serving_helpers import CORPUS, client_of, echo_translator, language_pair
 
 GOOD = {"q": CORPUS[0], "source": "en", "target": "de"}
@@ -517,6 +519,14 @@ def test_page_translation_has_every_field(client: Any, translator: Translator) -
     rows = [row for layer in found["attention"] for head in layer for row in head]
     assert len(rows) == size * config.decoder_layers * config.decoder_attention_heads
     assert all(sum(row) == pytest.approx(1, abs=0.01) and len(row) == len(found["source"]) for row in rows)
+
+
+def test_page_translation_shows_the_inside_as_the_paper_has_it(client: Any, translator: Translator) -> None:
+    found = client.post("/page/translate", json={"text": CORPUS[0], "inside": True}).json()
+    ids = [[token["id"] for token in found[side]] for side in ("source", "tokens")]
+    assert_is_inside(found["inside"], copy.deepcopy(translator.model), *ids)
+    assert "inside" not in client.post("/page/translate", json={"text": CORPUS[0]}).json()
+    assert "inside" not in client.post("/page/translate", json={"text": "xq" * 35, "inside": True}).json()
 
 
 def test_tokens_of_one_character_are_shown_together(client: Any, translator: Translator) -> None:

@@ -18,6 +18,7 @@ from tests.interop.exports import LINES, require_onnx, write_model
 from tests.interop.foreign import SOURCES, TARGETS, converted, write_opus_folder, write_two_tokenizers
 from tests.interop.test_search_settings import SETTINGS
 from tests.interop.two_vocabularies import write_separate_opus_folder
+from tests.paper_inside import assert_is_inside
 from tests.web.conftest import Site
 from tests.web.tools import require_npm, run_node
 
@@ -56,6 +57,13 @@ def test_engine_finds_our_best_hypothesis(site: Site, beams: int) -> None:
         assert [token["id"] for token in found["tokens"]] == tokens, line
         if score is not None:
             assert found["hypotheses"][0]["score"] == pytest.approx(float(score), abs=1e-4)
+
+
+def test_engine_shows_the_inside_as_the_paper_has_it(site: Site) -> None:
+    (found,) = translate(site.folder, [LINES[2]], inside=True)
+    ids = [[token["id"] for token in found[side]] for side in ("source", "tokens")]
+    assert_is_inside(found["inside"], copy.deepcopy(site.model), *ids)
+    assert "inside" not in translate(site.folder, [LINES[2]])[0]
 
 
 @torch.no_grad()
@@ -185,9 +193,11 @@ def test_two_vocabularies_and_learned_positions_translate_in_both_engines(tmp_pa
     write_site(tmp_path / "model", tmp_path / "site", runtime=require_npm(), dtypes=["fp32"])
     site = Site(model, tmp_path / "model", tmp_path / "site")
     lines = [LINES[0], "a dog"]
-    for line, found in zip(lines, translate(site.folder, lines), strict=True):
+    for line, found in zip(lines, translate(site.folder, lines, inside=True), strict=True):
         tokens, _ = generated(site, line, num_beams=4)
         assert [token["id"] for token in found["tokens"]] == tokens, line
+        source = load_tokenizers(site.source)[0](line)["input_ids"]
+        assert_is_inside(found["inside"], copy.deepcopy(model), source, tokens)
     answer = run_node("stock_pipeline.mjs", str(site.folder / "model"), "fp32", '{"max_new_tokens": 9}', lines=lines)
     expected = [generated(site, line, num_beams=1, max_new_tokens=9)[0] for line in lines]
     assert answer["found"] == target.batch_decode(expected, skip_special_tokens=True)

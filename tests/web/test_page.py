@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.web import page_files
 from tests.interop.exports import LINES
+from tests.paper import paper_softmax
+from tests.paper_inside import paper_inside
 from tests.web.conftest import EXAMPLES, Site
 from tests.web.tools import Page, QuietHandler, chromium, opened, require_npm, serving
 
@@ -104,6 +108,65 @@ def test_page_shows_where_a_token_looks(page: Page) -> None:
     assert len(rows) == len(page.tokens()) and len(page.all("#weights thead th")) == len(page.weights())
 
 
+def numbers_of(page: Page, table: str) -> np.ndarray:
+    script = "return [...document.querySelectorAll(arguments[0])].map((row) => \
+        [...row.querySelectorAll('td')].map((cell) => cell.textContent))"
+    return np.array(page.driver.execute_script(script, table), dtype=float)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+def test_page_shows_the_inside_as_the_paper_has_it(page: Page, site: Site, kind: str) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    choose_fp32(page)
+    page.type(LINES[2])
+    assert page.all("#inside-row tr") == []  # computed only on request
+    page.find("#inside summary").click()
+    page.wait(lambda: page.all("#inside-row tr"))
+    source = load_tokenizers(site.source)[0](LINES[2])["input_ids"]
+    target = site.model.generate(torch.tensor([source]), num_beams=4)[0, 1:].tolist()
+    expected = paper_inside(site.model, source, target)
+    stack = expected["encoder" if kind == "encoder" else "decoder"]
+    scores = expected["cross"] if kind == "cross" else stack["scores"]  # (L, H, queries, keys)
+    Select(page.find("#inside-kind")).select_by_value(kind)
+    layers, heads, length = scores.shape[:3]
+    for token, layer, head in ((0, 0, 0), (2, 0, heads - 1), (length - 1, layers - 1, 0)):
+        Select(page.find("#inside-token")).select_by_index(token)
+        page.find(f"#inside-heads [aria-label='layer {layer + 1}, head {head + 1}']").click()
+        row = scores[layer, head, token]
+        visible = row[np.isfinite(row)]
+        columns = np.stack([visible, paper_softmax(visible)], axis=1)
+        assert np.abs(numbers_of(page, "#inside-row tr") - columns).max() < 1e-5
+        assert np.abs(numbers_of(page, "#inside-norms tr")[:, 0] - stack["norms"][:, token]).max() < 1e-5
+        vector = numbers_of(page, "#inside-position tr")[1]
+        assert np.abs(vector - stack["positions"][token]).max() < 1e-5
+        (chosen,) = page.all("#inside-weights .chosen")
+        assert chosen == page.all("#inside-weights tbody tr")[token]
+
+
+def test_inside_follows_clicks_and_keys_and_an_address(page: Page) -> None:
+    from selenium.webdriver import Keys
+    from selenium.webdriver.support.ui import Select
+
+    page.driver.get(f"{page.address}#inside")
+    page.type(LINES[0])
+    kind, token = (Select(page.find(f"#inside-{name}")) for name in ("kind", "token"))
+    page.all("#tokens .token")[1].click()
+    assert kind.first_selected_option.get_attribute("value") == "decoder"
+    assert token.first_selected_option.text.startswith("2. ")
+    page.driver.execute_script("document.querySelector('#alternatives').hidePopover()")
+    page.all("#source-tokens .token")[2].click()
+    assert kind.first_selected_option.get_attribute("value") == "encoder"
+    assert token.first_selected_option.text.startswith("3. ")
+    before = numbers_of(page, "#inside-row tr")
+    page.find("#inside-heads [tabindex='0']").send_keys(Keys.ARROW_RIGHT)
+    assert page.driver.switch_to.active_element.get_attribute("aria-label") == "layer 1, head 2"
+    assert np.abs(numbers_of(page, "#inside-row tr") - before).max() > 1e-3
+    page.find("#source").send_keys(" x")
+    page.settle()  # the view stays, and follows the text
+    assert page.find("#inside-head").text == "Layer 1, head 2" and page.find("#inside-body").is_displayed()
+
+
 def test_page_goes_on_from_an_alternative(page: Page) -> None:
     page.type(LINES[0])
     before = page.tokens()
@@ -161,6 +224,8 @@ def test_page_fits_dark_and_small_screens(site: Site, dark: bool, width: int) ->
     with opened(site.folder, dark=dark, width=width) as page:
         driver = page.driver
         page.type(LINES[2])
+        page.find("#inside summary").click()
+        page.wait(lambda: page.all("#inside-row tr"))
         page.all("#tokens .token")[1].click()
         sizes = driver.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
         assert sizes == [width, width]
@@ -280,6 +345,8 @@ ANSWER = {
     "parts": [{"source": "good morning", "target": "בוקר טוב חברים!", "is_sentence": True}],
     "sentence": 0,
 }
+STACK = {"norms": [[3.0, 4.0, 5.0, 6.0, 7.0, 8.0]] * 2, "positions": [[0.0, 1.0]] * 6, "scores": [[[[0.5] * 6] * 6]]}
+INSIDE = {"encoder": {**STACK, "scores": [[[[1.0, 2.0]] * 2]]}, "decoder": STACK, "cross": [[[[1.0, 0.0]] * 6]]}
 
 
 class CannedServer(QuietHandler):
@@ -292,7 +359,7 @@ class CannedServer(QuietHandler):
         self.asked.append(asked)
         if asked["text"] == "silence":
             return
-        status, body = 200, ANSWER
+        status, body = 200, ANSWER | ({"inside": INSIDE} if asked["inside"] and "long" not in asked["text"] else {})
         if self.headers["Authorization"] != "Bearer sesame":
             status, body = 403, {"error": "Invalid API key"}
         elif asked["text"] == "wrong":
@@ -321,7 +388,13 @@ def test_page_of_a_server_shows_what_it_answers(server_page: Page) -> None:
     page = server_page
     page.type("good morning")
     assert page.translation == ANSWER["text"] and page.tokens() == [text.strip() for text in SHALOM]
-    assert CannedServer.asked[-1] == {"text": "good morning", "caret": 12, "num_beams": 2, "prefix": []}
+    assert CannedServer.asked[-1] == {
+        "text": "good morning",
+        "caret": 12,
+        "num_beams": 2,
+        "prefix": [],
+        "inside": False,
+    }
     page.point_at(page.all("#tokens .token")[0])
     assert page.weights() == [0.9, 0.1]
     assert sorted(each.text for each in page.all("#tree text")) == sorted([*map(str.strip, SHALOM), "</s>"])
@@ -357,6 +430,19 @@ def test_answer_of_an_older_text_is_dimmed(server_page: Page) -> None:
     assert page.error == "" and "stale" not in page.find("#translation").get_attribute("class")
 
 
+def test_inside_of_a_server_and_of_a_sentence_that_is_too_long(server_page: Page) -> None:
+    page = server_page
+    page.type("good morning")
+    page.find("#inside summary").click()
+    page.wait(lambda: CannedServer.asked[-1]["inside"] and page.all("#inside-row tr"))
+    page.all("#tokens .token")[2].click()
+    assert numbers_of(page, "#inside-row tr").tolist() == [[0.5, 0.33333]] * 3
+    assert [each.text for each in page.all("#inside-row th")] == ["<start>", *(text.strip() for text in SHALOM[:2])]
+    page.find("#source").send_keys(" long")
+    page.settle()
+    assert page.find("#inside-missing").is_displayed() and not page.find("#inside-body").is_displayed()
+
+
 def test_languages_are_chosen_and_swapped(server_page: Page) -> None:
     page = server_page
     page.type("good morning")
@@ -378,6 +464,8 @@ def test_page_has_no_serious_accessibility_fault(site: Site, dark: bool) -> None
         for step in ("empty", "typed", "open"):
             if step == "typed":
                 page.type(f"{LINES[0]}. {LINES[2]}")
+                page.find("#inside summary").click()
+                page.wait(lambda: page.all("#inside-row tr"))
             elif step == "open":
                 page.all("#tokens .token")[0].click()
             page.driver.execute_script(script.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-// Pictures of cross-attention. `attention` is layers × heads × T × S weights. A head is "mean" or [layer, head].
+// Pictures of attention. `attention` is layers × heads × T × S weights. A head is "mean" or [layer, head].
 
 const MOST_CELLS = 6000; // of the table. Longer sentences have only the small maps
 
@@ -9,12 +9,20 @@ export function weightsOf(attention, head) {
   return heads[0].map((row, t) => row.map((_, s) => heads.reduce((sum, each) => sum + each[t][s], 0) / heads.length));
 }
 
-/** Draw a small map for each head, in a row for each layer. A click calls `choose(head)`. */
-export function drawHeads(container, attention, chosen, choose) {
+/** The weights of a row of scores. */
+export function softmax(scores) {
+  const top = Math.max(...scores);
+  const exponentials = scores.map((score) => Math.exp(score - top));
+  const sum = exponentials.reduce((total, each) => total + each, 0);
+  return exponentials.map((each) => each / sum);
+}
+
+/** Draw a small map for each head, in a row for each layer, and a button for their mean. A click calls `choose(head)`. */
+export function drawHeads(container, attention, chosen, choose, withMean = true) {
   const mean = document.createElement("button");
   mean.textContent = "mean of all";
   mean.className = "mean";
-  const buttons = [[mean, "mean"]];
+  const buttons = withMean ? [[mean, "mean"]] : [];
   const rows = attention.flatMap((heads, layer) => {
     const label = document.createElement("span");
     label.textContent = `layer ${layer + 1}`;
@@ -47,12 +55,12 @@ export function drawHeads(container, attention, chosen, choose) {
     to.focus();
   };
   container.style.setProperty("--head-count", attention[0].length);
-  container.replaceChildren(document.createElement("span"), mean, ...rows);
+  container.replaceChildren(...(withMean ? [document.createElement("span"), mean] : []), ...rows);
   check(chosen);
 }
 
 /** A canvas with a pixel for each weight, in a colour that suits light and dark. */
-function map(weights) {
+export function map(weights) {
   const canvas = document.createElement("canvas");
   canvas.width = weights[0].length;
   canvas.height = weights.length;
@@ -78,7 +86,7 @@ export function drawWeights(table, weights, tokens, source, look) {
       cell.style.setProperty("--weight", weight);
       cell.title = `${(100 * weight).toFixed(0)} % on “${source[s].text.trim().slice(0, 60)}”`;
     }
-    line.addEventListener("pointerenter", () => look(t));
+    line.addEventListener("pointerenter", () => look?.(t));
   });
 }
 

@@ -1,8 +1,9 @@
 // The page's engine in a browser: encoder and decoder in onnxruntime-web, in this tab. See README.md, "The interface of
 // an engine". Only the arguments of `createEngine` need a browser: Node runs this file too.
 //
-// Shapes: K beams, S source length, T tokens of the call, P tokens in the KV cache, H heads, V target vocabulary.
+// Shapes: K beams, S source length, T tokens of the call, P tokens in the KV cache, H heads, D d_model, V target vocabulary.
 
+import { softmax } from "./attention.js";
 import { beamSearch, logSumExp, topTokens } from "./search.js";
 import { sentenceAt, splitText, translatedParts } from "./sentences.js";
 
@@ -29,7 +30,7 @@ export async function createEngine({ site, dtype, ort, Tokenizer, read }) {
       }),
     );
   }
-  const model = new Model(ort, ...sessions, site);
+  const model = new Model(ort, ...sessions);
   const engine = { site, tokenizer, model, known: new Map() };
   return { translate: (text, options) => translate(engine, text, options ?? {}) };
 }
@@ -87,14 +88,15 @@ async function pictureOf(engine, sentence, options) {
   const source = tokenizer.encode(sentence);
   const { hypotheses, nodes } = await search(engine, source, options);
   const best = [...prefix, ...hypotheses[0].tokens];
-  const { logits, attention } = await model.score([site.search.decoder_start_token_id, ...best.slice(0, -1)]);
+  const { logits, cross, decoder } = await model.score([site.search.decoder_start_token_id, ...best.slice(0, -1)]);
   const detokenize = (ids) => tokenizer.decode(ids).trim();
   return {
     source: tokenizer.surfaces(source),
     text: detokenize(best),
     tokens: tokenizer.surfaces(best),
     ...probabilities(logits, best, alternatives, tokenizer),
-    attention,
+    attention: cross.map((heads) => heads.map((rows) => rows.map((row) => softmax(row).map(toThreeDecimals)))),
+    inside: options.inside && { cross, encoder: await model.encoderView(source), decoder },
     hypotheses: hypotheses.map(({ tokens, score }) => {
       const ids = [...prefix, ...tokens];
       return { text: detokenize(ids), score, tokens: ids, token_texts: tokenizer.surfaces(ids).map((token) => token.text) };
@@ -186,8 +188,8 @@ function whole(text) {
 
 /** The two graphs, and the KV cache of one sentence's beams. */
 class Model {
-  constructor(ort, encoder, decoder, site) {
-    Object.assign(this, { ort, encoder, decoder, layers: site.layers });
+  constructor(ort, encoder, decoder) {
+    Object.assign(this, { ort, encoder, decoder });
     this.ownNames = decoder.outputNames.filter((name) => /^present\..*\.decoder\./.test(name));
     this.sourceNames = decoder.outputNames.filter((name) => /^present\..*\.encoder\./.test(name));
   }
@@ -200,10 +202,18 @@ class Model {
   /** Encode a source for the following calls of `step` and `score`. */
   async encode(ids) {
     this.mask = ids.map(() => 1);
-    const feeds = { input_ids: this.integers([ids]), attention_mask: this.integers([this.mask]) };
-    this.states = (await this.encoder.run(feeds)).last_hidden_state;
+    this.states = (await this.runEncoder(ids, ["last_hidden_state"])).last_hidden_state;
     this.source = null; // cross-attention keys and values, which the first call of the decoder computes
     this.own = null;
+  }
+
+  runEncoder(ids, names) {
+    const feeds = { input_ids: this.integers([ids]), attention_mask: this.integers([ids.map(() => 1)]) };
+    return this.encoder.run(feeds, names);
+  }
+
+  async encoderView(ids) {
+    return stackView("encoder", await this.runEncoder(ids, this.encoder.outputNames));
   }
 
   /** `beamSearch`'s decoder: K rows of logits after the last of each beam's tokens. */
@@ -219,13 +229,12 @@ class Model {
     });
   }
 
-  /** The logits (T rows of V) after each of these tokens, and the cross-attention weights, layers × H × T × S. */
+  /** The logits (T rows of V) after each of these tokens, cross-attention's scores and the view of the decoder. */
   async score(tokens) {
-    const names = Array.from({ length: this.layers }, (_, layer) => `cross_attentions.${layer}`);
-    const outputs = await this.run([tokens], null, ["logits", ...names]);
+    const names = this.decoder.outputNames.filter((name) => !name.startsWith("present."));
+    const outputs = await this.run([tokens], null, names);
     const [logits] = nested(outputs.logits, Number);
-    const attention = names.map((name) => nested(outputs[name], (weight) => Math.round(weight * 1000) / 1000)[0]);
-    return { logits, attention };
+    return { logits, cross: layersOf("cross_scores", outputs), decoder: stackView("decoder", outputs) };
   }
 
   async run(tokens, own, names) {
@@ -249,6 +258,22 @@ class Model {
     return new this.ort.Tensor("float32", new Float32Array(0), [1, shape[1], 0, shape[3]]);
   }
 }
+
+/** A stack's outputs: scores (layers × H × T × T), norms (layers + 1 × T) and positions (T × D). */
+function stackView(stack, outputs) {
+  const [norms] = nested(outputs[`${stack}_norms`], same);
+  return { scores: layersOf(`${stack}_scores`, outputs), norms, positions: nested(outputs[`${stack}_positions`], same) };
+}
+
+/** The outputs of all layers, without their batch axis. */
+function layersOf(name, outputs) {
+  const layers = Object.keys(outputs).filter((each) => each.startsWith(`${name}.`));
+  return layers.map((_, layer) => nested(outputs[`${name}.${layer}`], same)[0]);
+}
+
+const same = (number) => number;
+
+const toThreeDecimals = (number) => Math.round(number * 1000) / 1000;
 
 const pastOf = (name) => name.replace("present", "past_key_values");
 

@@ -2,6 +2,7 @@
 
 import { drawHeads, drawWeights, weightsOf } from "./attention.js";
 import { drawTree, treeOf } from "./beam_tree.js";
+import { chooseInside, connectInside, drawInside } from "./inside.js";
 import { sentenceAt } from "./sentences.js";
 import { alternativeLabel, chip, direction, languageName, nameOf, percent, wordsOf } from "./tokens.js";
 
@@ -15,6 +16,7 @@ const state = {
   text: "", // that is translated
   translation: null,
   choices: new Map(), // sentence -> {prefix, text}: the tokens that the user fixed, and the translation with them
+  withInside: false, // whether the translation was asked for with the view of the inside
   token: null, // index of the chosen token
   focus: null, // index of the token that gets the focus after the next translation
   head: "mean", // or [layer, head]
@@ -81,10 +83,19 @@ function describe(site) {
     byId("examples").append(element("button", { type: "button", textContent: text, onclick: () => setText(text) }));
   }
   offerLanguages(site);
+  addEventListener("hashchange", openNamed);
   for (const details of document.querySelectorAll("details")) {
-    details.open = localStorage.getItem(details.id) !== "closed";
+    const stored = localStorage.getItem(details.id);
+    if (stored) details.open = stored === "open";
     details.addEventListener("toggle", () => localStorage.setItem(details.id, details.open ? "open" : "closed"));
   }
+  openNamed();
+}
+
+/** Open the part of the page that its address names, such as #inside. */
+function openNamed() {
+  const part = byId(location.hash.slice(1));
+  if (part?.tagName === "DETAILS") part.open = true;
 }
 
 /** The languages of the server's other pages, and the way there. */
@@ -135,6 +146,13 @@ function connect() {
   byId("tokens").addEventListener("keydown", moveBetweenTokens);
   byId("alternatives").addEventListener("toggle", (event) => event.newState === "closed" && look(null));
   byId("key").addEventListener("submit", useKey);
+  byId("inside").addEventListener("toggle", () => lacksInside() && translate());
+  connectInside();
+}
+
+/** Whether the view of the inside is open and an engine has not been asked for it. */
+function lacksInside() {
+  return byId("inside").open && state.translation?.tokens.length > 0 && !state.withInside;
 }
 
 function useKey(event) {
@@ -186,13 +204,14 @@ async function translate() {
   const { parts } = state.translation ?? {};
   const at = text === state.text && parts ? parts[sentenceAt(parts, caret)]?.source : undefined;
   const prefix = state.choices.get(at)?.prefix ?? [];
-  const search = state.engine.translate(text, { caret, num_beams: beams, prefix, signal, onStep });
+  const inside = byId("inside").open;
+  const search = state.engine.translate(text, { caret, num_beams: beams, prefix, inside, signal, onStep });
   state.settled = search.then(ignore, ignore);
   try {
     const translation = await search;
     if (signal.aborted) return;
     byId("error").hidden = true;
-    state.text = text;
+    Object.assign(state, { text, withInside: inside });
     show(translation, prefix);
     showFacts((performance.now() - started) / Math.max(translation.tokens.length, 1));
   } catch (error) {
@@ -223,13 +242,14 @@ function show(translation, prefix) {
   byId("note").hidden = !translation.note;
   byId("note").textContent = translation.note ?? "";
   const empty = tokens.length === 0;
-  for (const id of ["attention", "search"]) byId(id).hidden = empty;
+  for (const id of ["attention", "inside", "search"]) byId(id).hidden = empty;
   byId("examples").hidden = byId("source").value !== "";
   byId("copy").hidden = byId("translation").textContent.trim() === "" || !navigator.clipboard;
   look(null);
   if (empty) return;
   drawHeads(byId("heads"), translation.attention, state.head, chooseHead);
   showWeights();
+  drawInside(translation);
   drawTree(byId("tree"), treeOf(translation));
   byId("search-note").textContent = translation.tree
     ? "Every hypothesis that the search kept, step by step. The best one is bold."
@@ -283,6 +303,7 @@ function sourceToken(token, i) {
   const span = chip(token, "span");
   span.addEventListener("pointerenter", () => isOpen() || showColumn(i));
   span.addEventListener("pointerleave", () => isOpen() || look(null));
+  span.addEventListener("click", () => chooseInside("source", i));
   return span;
 }
 
@@ -361,6 +382,7 @@ function openAlternatives(position, anchor) {
   );
   if (!isOpen()) popover.showPopover();
   look(position);
+  chooseInside("translation", position);
   const box = anchor.getClientRects()[0];
   const below = box.bottom + 8 + popover.offsetHeight < innerHeight || box.top < popover.offsetHeight + 8;
   popover.style.left = `${scrollX + Math.max(8, Math.min(box.left, document.documentElement.clientWidth - popover.offsetWidth - 8))}px`;

@@ -5,12 +5,12 @@ export async function createEngine(key) {
   return { translate: (text, options) => translate(text, key(), options) };
 }
 
-async function translate(text, key, { caret, num_beams, alternatives, prefix, signal } = {}) {
+async function translate(text, key, { caret, num_beams, alternatives, prefix, inside, signal } = {}) {
   const headers = { "Content-Type": "application/json" };
   if (key) headers.Authorization = `Bearer ${key}`;
   // JavaScript counts UTF-16 units, the server characters
   const characters = caret === undefined ? undefined : [...text.slice(0, caret)].length;
-  const body = JSON.stringify({ text, caret: characters, num_beams, alternatives, prefix });
+  const body = JSON.stringify({ text, caret: characters, num_beams, alternatives, prefix, inside });
   let response;
   try {
     response = await fetch("page/translate", { method: "POST", headers, body, signal });
