@@ -20,7 +20,7 @@ os.environ |= {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1
 FOLDER = Path(__file__).parent
 LANGUAGES = ("en", "zh")
 INSTALL = """\
-# Installs the package if it is missing, as in Colab. The address is the one that you clone from.
+# Installs the package if it is missing, as in Colab. Put the address of your clone for ADDRESS_OF_THIS_REPOSITORY.
 import importlib.util
 import subprocess
 import sys
