@@ -19,7 +19,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from ..atomic_write import atomic_file
 from ..data.tokenizer_training import TARGET_FOLDER
 from ..errors import UserError
-from ..markdown import markdown_table
+from ..markdown import isolated, markdown_table
 from ..untrusted import read_json_object
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
@@ -192,7 +192,7 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
 
 def _examples(rows: Sequence[Sequence[str]]) -> str | None:
     """A table of sources, references and translations, or None."""
-    cells = [[re.sub(r"([\\|<*_`\[])", r"\\\1", " ".join(text.split())) for text in row] for row in rows]
+    cells = [[isolated(re.sub(r"([\\|<*_`\[])", r"\\\1", " ".join(text.split()))) for text in row] for row in rows]
     return markdown_table(("source", "reference", "translation"), cells) if rows else None
 
 

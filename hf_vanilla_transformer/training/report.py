@@ -15,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
 from ..loss_vanilla_transformer import IGNORED
+from ..markdown import isolated
 from ..system_info import counted
 from .callbacks import StopWithCheckpoint
 
@@ -70,7 +71,7 @@ class SampleTranslations:
         """Source, reference and translation of each sample sentence, after an evaluation."""
         rows = zip(self.pairs, self.translations, strict=False)
         texts = ({"source": pair["source"], "reference": pair["target"], "translation": text} for pair, text in rows)
-        return [f"  {name:11}  {_short(text)}" for row in texts for name, text in row.items()]
+        return [f"  {name:11}  {isolated(_short(text))}" for row in texts for name, text in row.items()]
 
 
 class TrainingReport(TrainerCallback):

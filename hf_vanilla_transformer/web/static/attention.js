@@ -84,7 +84,7 @@ export function drawWeights(table, weights, tokens, source, look) {
     for (const [s, weight] of row.entries()) {
       const cell = line.insertCell();
       cell.style.setProperty("--weight", weight);
-      cell.title = `${(100 * weight).toFixed(0)} % on “${source[s].text.trim().slice(0, 60)}”`;
+      cell.title = `${(100 * weight).toFixed(0)} % on “\u2068${source[s].text.trim().slice(0, 60)}\u2069”`;
     }
     line.addEventListener("pointerenter", () => look?.(t));
   });

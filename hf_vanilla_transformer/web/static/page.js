@@ -61,7 +61,7 @@ function describe(site) {
   document.title = byId("title").textContent = title;
   if (from) byId("source-language").textContent = languageName(from);
   if (to) byId("target-language").textContent = languageName(to);
-  const ofSource = [byId("source"), byId("source-tokens")];
+  const ofSource = ["source", "source-tokens", "examples"].map(byId);
   const ofTarget = [...["translation", "tokens", "hypotheses"].map(byId), byId("alternatives").querySelector("ol")];
   for (const [elements, code] of [[ofSource, from], [ofTarget, to]]) {
     for (const each of elements) {
