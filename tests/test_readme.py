@@ -34,6 +34,7 @@ DOCUMENTS = {
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         *sorted((ROOT / "scripts" / "docs").glob("*.md")),
+        *sorted((ROOT / "scripts" / "docs" / "zh").glob("*.md")),
         *(
             path
             for folder in (PACKAGE, ROOT / "scripts", ROOT / "tests")
@@ -183,7 +184,7 @@ def test_python_of_package_readme_runs(quickstart, capsys):
 
 
 # Short ones. Training takes seconds.
-GUIDES = ["first_translator", "serving", "your_data", "converting", "extending"]
+GUIDES = ["first_translator", "serving", "your_data", "converting", "extending", "zh/first_translator", "zh/your_data"]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ GUIDES = ["first_translator", "serving", "your_data", "converting", "extending"]
 def test_python_of_guide_runs(guide, quickstart, capsys):
     if guide == "fine_tuning":
         pytest.importorskip("peft")
-    for language in ("en", "de"):
+    for language in ("en", "de", "zh"):
         Path(f"train.{language}").write_text("one\ntwo\n", encoding="utf-8")
     namespace, printed = run_python(f"scripts/docs/{guide}.md", capsys)
     assert any(printed)
