@@ -298,13 +298,15 @@ def tokenizer_digest(tokenizers: Sequence[PreTrainedTokenizerBase]) -> str:
 
 
 def train_sentencepiece_tokenizer(
-    texts: Iterable[str], vocab_size: int, model_type: str = "unigram"
+    texts: Iterable[str], vocab_size: int, model_type: str = "unigram", normalization: str = "nmt_nfkc"
 ) -> PreTrainedTokenizerBase:
     """Train SentencePiece (Kudo and Richardson 2018) on sentences of both languages.
 
     Args:
         texts: sentences. model_type: "unigram" or "bpe".
         vocab_size: number of tokens, at most, including 4 special tokens and 256 bytes for unknown characters.
+        normalization: of source and target. "nmt_nfkc" and "nfkc" write full-width punctuation as ASCII, also in
+            translations. "identity" keeps it, for translations into Chinese or Japanese.
 
     Returns:
         A `MarianTokenizer` with `<s>` = 0, `<pad>` = 1, `</s>` = 2, `<unk>` = 3, as `train_tokenizer` gives them.
@@ -325,6 +327,7 @@ def train_sentencepiece_tokenizer(
             model_writer=model,
             vocab_size=vocab_size,
             model_type=model_type,
+            normalization_rule_name=normalization,
             character_coverage=1.0,
             byte_fallback=True,
             hard_vocab_limit=False,

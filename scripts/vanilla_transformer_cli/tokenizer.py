@@ -21,6 +21,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--min_frequency", type=int, default=2, help="least frequency of a merged pair (default 2)")
     argos = "a SentencePiece vocabulary, for models to be used in Argos Translate"
     parser.add_argument("--sentencepiece", action="store_true", help=argos)
+    rules = (
+        "of --sentencepiece, for both sides: identity keeps full-width punctuation in translations (default nmt_nfkc)"
+    )
+    parser.add_argument("--normalization", choices=("nmt_nfkc", "nfkc", "identity"), help=rules)
     parser.add_argument("--lowercase", action="store_true", help="lower-case all text")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     return parser.parse_args(arguments)
@@ -40,8 +44,11 @@ def main(arguments: argparse.Namespace) -> None:
     lines = chain.from_iterable(read_sentences(file, side, columns) for file, side in sides)
     if arguments.sentencepiece and (arguments.lowercase or arguments.min_frequency != 2):
         raise UserError("sentencepiece: it has neither --lowercase nor --min_frequency")
+    if arguments.normalization and not arguments.sentencepiece:
+        raise UserError("normalization: the BPE keeps all text, and its source is NFKC; add --sentencepiece")
     if arguments.sentencepiece:
-        tokenizer = train_sentencepiece_tokenizer(lines, arguments.vocab_size)
+        normalization = arguments.normalization or "nmt_nfkc"
+        tokenizer = train_sentencepiece_tokenizer(lines, arguments.vocab_size, normalization=normalization)
     else:
         tokenizer = train_tokenizer(lines, arguments.vocab_size, arguments.min_frequency, arguments.lowercase)
     save_tokenizers(arguments.output_dir, tokenizer)

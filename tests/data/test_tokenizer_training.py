@@ -14,6 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.errors import UserError
 
 CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 20
@@ -63,6 +64,24 @@ def test_tokenizer_restores_any_text(tokenizer):
     assert_round_trips(tokenizer)
     assert tokenizer("")["input_ids"] == [2]
     assert tokenizer.decode([2], skip_special_tokens=True) == ""
+
+
+SCRIPTS = ["我们。", "ひらがな、", "한국어", "ภาษา", "ខ្មែរ", "ລາວ", "မြန်မာ", "བོད", "هذا؟", "שלום", "हिन्दी", "ქართული"]
+SCRIPTS += ["አማርኛ", "ᏣᎳᎩ", "𠀀", "🙂", "½"]
+
+
+def test_no_character_of_any_script_is_unknown(tokenizer):
+    """None of them is in the training text of either tokenizer. NFKC is SentencePiece's default for both sides."""
+    for text in SCRIPTS:
+        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
+    pytest.importorskip("sentencepiece", reason="needs the extra `convert`")
+    for rule in ("nmt_nfkc", "nfkc", "identity"):
+        pieces = train_sentencepiece_tokenizer(CORPUS, 300, normalization=rule)
+        for text in [*SCRIPTS, "你好，（世界）！"]:
+            ids = pieces(text_target=text)["input_ids"]
+            assert pieces.unk_token_id not in ids
+            expected = text if rule == "identity" else unicodedata.normalize("NFKC", text)
+            assert pieces.decode(ids, skip_special_tokens=True) == expected
 
 
 def test_special_token_ids_and_padding(tokenizer):
