@@ -33,19 +33,23 @@ def fitting_tokenizer(references: Sequence[str]) -> str:
 
     If the package of a tokenizer is missing, a warning names it, and the tokenizer is char.
     """
-    text = "".join(references[:1000])
-    counts = {name: len(script.findall(text)) for name, script in _SCRIPTS.items()}
-    # A fifth is enough: one such letter stands for several Latin ones, and 13a is right for the rest in each of them.
-    if 5 * sum(counts.values()) <= len(_LETTER.findall(text)):
-        return "13a"
-    # Japanese text has Chinese characters too, but no other text has kana.
-    name = "ja-mecab" if counts["ja-mecab"] > 0.1 * counts["zh"] else max(counts, key=lambda each: counts[each])
+    name = _of_script(references)
     try:
         check_tokenizer(name)
     except UserError as error:
         _warn_once(f"{error}; BLEU is of characters until then")
         return "char"
     return name
+
+
+def _of_script(references: Sequence[str]) -> str:
+    text = "".join(references[:1000])
+    counts = {name: len(script.findall(text)) for name, script in _SCRIPTS.items()}
+    # A fifth is enough: one such letter stands for several Latin ones, and 13a is right for the rest in each of them.
+    if 5 * sum(counts.values()) <= len(_LETTER.findall(text)):
+        return "13a"
+    # Japanese text has Chinese characters too, but no other text has kana.
+    return "ja-mecab" if counts["ja-mecab"] > 0.1 * counts["zh"] else max(counts, key=lambda each: counts[each])
 
 
 #: sacreBLEU's metrics, made from a tokenizer for BLEU and whether case is ignored. `force`: no warning that the text
@@ -74,10 +78,12 @@ def make_metrics(
     if unknown:
         raise UserError(f"metrics: {unknown[0]!r} is unknown; choose from {', '.join(METRICS)}, or MODULE:FUNCTION")
     if "bleu" in names:
-        fitting = fitting_tokenizer(references[0])
-        if tokenize in ("13a", "intl") and fitting not in ("13a", "ko-mecab"):
-            _warn_once(f"tokenize={tokenize!r} counts whole sentences of this script as words; take {fitting!r}")
-        tokenize = tokenize or fitting
+        tokenize, chosen = tokenize or fitting_tokenizer(references[0]), tokenize
+        fitting = _of_script(references[0])
+        if chosen in ("13a", "intl") and fitting not in ("13a", "ko-mecab"):
+            _warn_once(f"tokenize={chosen!r} counts whole sentences of this script as words; take {fitting!r}")
+        elif chosen in _SCRIPTS and chosen not in ("char", fitting):
+            _warn_once(f"tokenize={chosen!r} is for a different script than that of the references; take {fitting!r}")
         check_tokenizer(tokenize)
     return {name: METRICS[name](tokenize, lowercase) for name in names}
 

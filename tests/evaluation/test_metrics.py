@@ -90,6 +90,19 @@ def test_tokenizer_that_finds_no_words_is_warned_about(caplog):
     assert [record.message.count("13a") for record in caplog.records if "script" in record.message] == [1, 1]
 
 
+def test_tokenizer_of_another_script_is_warned_about_once(caplog):
+    for text, tokenize in (
+        ("zwei Hunde", "zh"),
+        ("二匹の犬が走る", "zh"),
+        ("两只狗", "zh"),
+        ("zwei", "char"),
+        ("ไทย", "none"),
+    ):
+        for _ in range(2):
+            score_translations([text], [text], tokenize=tokenize)
+    assert ["13a" in record.message for record in caplog.records if "script" in record.message] == [True, False]
+
+
 def test_signatures_contain_the_settings():
     scores = score_translations(["a b c d"], ["a b c d"], tokenize="none", lowercase=True)
     version = sacrebleu.__version__
