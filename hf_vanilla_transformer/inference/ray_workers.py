@@ -3,6 +3,8 @@
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
@@ -72,10 +74,11 @@ class RayPool:
             host, _, port = self.address.rpartition(":")
             if port.isdecimal():  # ray.init tries for minutes
                 socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
+                _check_token(self.address)
             dashboard = False if self.address == "local" else None
             ray.init(self.address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.WARNING)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"ray: {self.address} is no address of a running cluster ({one_line(error)})") from error
+        except (OSError, ValueError, RuntimeError, subprocess.TimeoutExpired, ray.exceptions.RayError) as error:
+            raise UserError(f"ray: cannot connect to a cluster at {self.address} ({one_line(error)})") from error
         try:
             yield ray
         except ray.exceptions.RayTaskError as error:
@@ -86,6 +89,16 @@ class RayPool:
             raise UserError(f"ray: {one_line(error)}; finished chunks are kept") from error
         finally:
             ray.shutdown()
+
+
+def _check_token(address: str) -> None:
+    """Raise ConnectionError for a cluster with another token. `ray.init` only logs it, for 20 s."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    status = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if status.returncode and "authentication token" in status.stderr.lower():
+        raise ConnectionError(
+            "it has a token: set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or ~/.ray/auth_token as on its first node"
+        )
 
 
 class _Worker:

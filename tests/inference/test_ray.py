@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -92,6 +93,39 @@ def test_killed_workers_of_ray_lose_and_repeat_nothing(
         assert [(row["line"], row["source"], row["translation"]) for row in rows] == [
             (line, *pair) for line, pair in enumerate(zip(TEXT, expected, strict=True), start=1)
         ]
+
+
+def test_cluster_with_a_token_translates_for_its_holders(folder: Path, expected: list[str], tmp_path: Path) -> None:
+    """`ray start` needs a token if the user has one. Ray itself uses it only for `auto` or RAY_AUTH_MODE=token."""
+    pytest.importorskip("ray", reason='pip install ".[ray]"')
+    (tmp_path / "in").write_text("\n".join(TEXT[:100]) + "\n", encoding="utf-8")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    holder, stranger = variables | {"HOME": str(tmp_path)}, variables | {"HOME": str(tmp_path / "other")}
+    ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    token = subprocess.check_output([*ray, "get-auth-token", "--generate"], env=holder, text=True).strip()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    start = [*ray, "start", "--head", "--block", "--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"]
+    with subprocess.Popen([*start, "--port", address.partition(":")[2]], env=holder, stdout=subprocess.PIPE) as head:
+        try:
+            assert any(b"started" in line for line in head.stdout or ())
+
+            def translate(**environment: str) -> subprocess.CompletedProcess:
+                (tmp_path / "out").unlink(missing_ok=True)
+                files = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--model", str(folder)]
+                command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--ray", address, *files]
+                return subprocess.run([*command, *FLAGS], env=environment, capture_output=True, text=True, timeout=300)
+
+            for refused in (translate(**holder), translate(**stranger | {"RAY_AUTH_MODE": "token"})):
+                errors = refused.stderr.splitlines()
+                assert refused.returncode and "RAY_AUTH_MODE=token" in errors[-1], refused.stderr
+                assert not any("Unauthenticated" in line for line in errors)
+            for accepted in (holder, stranger | {"RAY_AUTH_TOKEN": token}):
+                result = translate(**accepted | {"RAY_AUTH_MODE": "token"})
+                assert result.returncode == 0, result.stderr
+                assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == expected[:100]
+        finally:
+            head.terminate()
 
 
 def test_distil_on_ray_writes_the_pairs_of_one_process(folder: Path, expected: list[str], tmp_path: Path) -> None:
