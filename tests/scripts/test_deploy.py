@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import yaml
 
 from hf_vanilla_transformer import Translator
 from tests.model_helpers import save_model
+from tests.trainer_helpers import assert_same_model
+from tests.training.several_processes import FLAGS
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "scripts" / "deploy"
@@ -105,13 +107,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     controller, daemon, *nodes = (port.getsockname()[1] for port in ports)
     for port in ports:
         port.close()
+    # cred_expire: the seconds until a requeued job may start, 120 otherwise
     (folder / "key").write_bytes(os.urandom(128))
     (folder / "key").chmod(0o600)
     for name in ("state", "spool-node1", "spool-node2"):
         (folder / name).mkdir()
     (folder / "slurm.conf").write_text(
         f"ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\n"
-        f"SlurmctldPort={controller}\nSlurmdPort={daemon}\nAuthInfo=socket={folder}/munge.sock\n"
+        f"SlurmctldPort={controller}\nSlurmdPort={daemon}\nAuthInfo=socket={folder}/munge.sock,cred_expire=5\n"
         f"StateSaveLocation={folder}/state\nSlurmdSpoolDir={folder}/spool-%n\nSlurmctldPidFile={folder}/ctld.pid\n"
         f"SlurmdPidFile={folder}/slurmd-%n.pid\nProctrackType=proctrack/pgid\nTaskPlugin=task/none\nMpiDefault=none\n"
         "SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU\nJobAcctGatherType=jobacct_gather/none\n"
@@ -129,7 +132,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     commands = [
         [daemons[0], "--foreground", "--force", *(f"--{flag}={folder / name}" for flag, name in munge.items())]
     ]
-    commands += [[daemons[1], "-D"], *([daemons[2], "-D", "-N", f"node{number}"] for number in (1, 2))]
+    (folder / "hosts").write_text("127.0.0.1 localhost node1 node2\n" + Path("/etc/hosts").read_text())
+    named = ["unshare", "--mount", "sh", "-c", f'mount --bind {folder}/hosts /etc/hosts && exec "$@"', "sh"]
+    commands += [[daemons[1], "-D"], *([*named, daemons[2], "-D", "-N", f"node{number}"] for number in (1, 2))]
     environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": COMMANDS, "OMP_NUM_THREADS": "1"}
     processes = []
     try:
@@ -180,3 +185,27 @@ def test_shards_of_slurm_merge_to_one_translation(slurm: dict[str, str], tmp_pat
         LINES, num_beams=1, max_new_tokens=4, batch_size=1
     )
     assert (tmp_path / "out").read_text() == "".join(line.replace("\n", " ") + "\n" for line in expected)
+
+
+@pytest.mark.slow
+def test_requeued_training_of_slurm_ends_in_the_same_weights(slurm: dict[str, str], tmp_path: Path) -> None:
+    def submit(run: str) -> str:
+        files = [str(FILES / "slurm_train.sh"), "numbers_en_de", "--output_dir", str(tmp_path / run)]
+        command = [tool("sbatch"), "--parsable", f"--output={tmp_path}/log_{run}", *files, *FLAGS, "--max_steps", "40"]
+        return subprocess.check_output([*command, "--average_last", "1"], env=slurm, text=True).strip()
+
+    def wait(job: str, reached: Callable[[], bool]) -> None:
+        for _ in range(600):
+            state = subprocess.check_output([tool("scontrol"), "show", "job", job], env=slurm, text=True)
+            assert "JobState=FAILED" not in state, (tmp_path / "log_requeued").read_text()
+            if reached() or "JobState=COMPLETED" in state:
+                return
+            time.sleep(1)
+
+    job = submit("requeued")
+    wait(job, (tmp_path / "requeued" / "checkpoint-2").is_dir)
+    subprocess.run([tool("scontrol"), "requeue", job], env=slurm, check=True)
+    wait(job, lambda: False)
+    wait(submit("undisturbed"), lambda: False)
+    assert "resuming from" in (tmp_path / "log_requeued").read_text()
+    assert_same_model(tmp_path / "requeued", tmp_path / "undisturbed")
