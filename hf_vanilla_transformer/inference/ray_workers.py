@@ -96,9 +96,7 @@ def _check_token(address: str) -> None:
     command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
     status = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if status.returncode and "authentication token" in status.stderr.lower():
-        raise ConnectionError(
-            "it has a token: set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or ~/.ray/auth_token as on its first node"
-        )
+        raise ConnectionError("it has a token: set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or ~/.ray/auth_token")
 
 
 class _Worker:

@@ -17,11 +17,13 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.distributed import DistError
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ..atomic_write import atomic_file, replace_folder, report_full_disk, share_files
 from ..errors import DiskFull, UserError
 from ..untrusted import one_line
-from .distributed import broadcast_from_main, errors_on_main_rank_only, print_main
+from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
@@ -100,13 +102,22 @@ def remove_staging_folder(run: Path) -> None:
 
 @contextmanager
 def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
-    """Turn a failed write into one line that ends with `consequence`, and delete the partial checkpoint."""
+    """Turn a failed write or the loss of a rank into one line with `consequence`. Rank 0 deletes the partial file."""
     try:
         with report_full_disk(run):
-            yield
+            try:
+                yield
+            except CheckpointException as error:  # contains the errors of all ranks, and is no Exception
+                raise RuntimeError(str(error)) from error
     except (DiskFull, PermissionError) as error:
-        remove_staging_folder(run)
+        if is_main_rank():
+            remove_staging_folder(run)
         raise DiskFull(f"{error}: {consequence}; {resume_hint(run)}") from error
+    except RuntimeError as error:
+        if not isinstance(error, DistError) and "gloo" not in str(error):
+            raise
+        lost = f"a process on another rank ended or cannot be reached ({one_line(error)})"
+        raise UserError(f"{lost}: {consequence}; {resume_hint(run)}") from error
 
 
 def resume_hint(run: Path) -> str:

@@ -62,6 +62,21 @@ def any_rank(*flags: bool, device: torch.device) -> list[bool]:
     return [bool(each) for each in on_any.tolist()]
 
 
+def require_first_rank(seconds: float = 300) -> None:
+    """Raise UserError if other ranks cannot reach the port of rank 0. torch would repeat warnings for 30 minutes."""
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "0")
+    end = time.monotonic() + seconds
+    while os.environ.get("RANK", "0") != "0" and host:
+        try:
+            return socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UserError(
+                    f"MASTER_ADDR: {host}:{port} of rank 0 cannot be reached: open it ({error})"
+                ) from error
+            time.sleep(1)
+
+
 def check_equal_versions() -> None:
     """Refuse hosts with different versions of the libraries, whose updates and checkpoints would differ silently.
 

@@ -15,6 +15,7 @@ from transformers import HfArgumentParser
 
 from ..errors import UserError, did_you_mean, missing_extra
 from .arguments import DataArguments, ModelArguments, RunArguments
+from .distributed import require_first_rank
 
 _ARGUMENTS = (ModelArguments, DataArguments, RunArguments)
 _NULL = "null"  # None, in a recipe and as the value of a flag
@@ -125,6 +126,7 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     if {"-h", "--help"} & set(arguments):
         parser.print_help()
         sys.exit(0)
+    require_first_rank()
     try:
         model, data, run = parser.parse_args_into_dataclasses(args=from_file + arguments, look_for_args_file=False)
     # The argument classes of transformers raise these for contradicting values or a missing package.

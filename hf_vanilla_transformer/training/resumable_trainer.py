@@ -379,7 +379,8 @@ class ResumableTrainer(Seq2SeqTrainer):
         try:
             super()._save_checkpoint(model, trial)
         except BaseException:
-            remove_staging_folder(run)
+            if self.args.should_save:  # it may still write to the folder when another rank fails
+                remove_staging_folder(run)
             raise
         finally:
             staged, self._staging = self._staging / name, None

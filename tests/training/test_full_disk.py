@@ -4,15 +4,19 @@ import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
+from torch.distributed import DistBackendError
+from torch.distributed.checkpoint.api import CheckpointException
 
 from hf_vanilla_transformer.atomic_write import atomic_file, full_disk_reason, new_folder
 from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.training import finishing
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_failed_save
+from hf_vanilla_transformer.training.distributed import require_first_rank
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.trainer_helpers import run_tiny, write_pairs
 
@@ -48,6 +52,31 @@ def test_other_errors_pass(tmp_path, error):
     with pytest.raises(type(error)) as raised, new_folder(tmp_path / "new"):
         raise error
     assert raised.value is error
+
+
+def test_errors_of_other_ranks_are_one_line(tmp_path):
+    full = CheckpointException("", {1: (OSError(errno.ENOSPC, "No space left on device"), None)})
+    lost = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:60829")
+    for error, words in ((full, "no space left"), (lost, "10.0.0.1"), (DistBackendError("NCCL error"), "NCCL")):
+        with (
+            pytest.raises(UserError, match=f"{words}.*training stopped"),
+            report_failed_save(tmp_path, "training stopped"),
+        ):
+            raise error
+    with pytest.raises(RuntimeError, match="shape"), report_failed_save(tmp_path, "training stopped"):
+        raise RuntimeError("shape")
+
+
+def test_closed_port_of_the_first_rank_is_named(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        for name, value in {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, value)
+        require_first_rank()
+    with pytest.raises(UserError, match=f"MASTER_ADDR: 127.0.0.1:{port}"):
+        require_first_rank(seconds=0)
+    monkeypatch.setenv("RANK", "0")
+    require_first_rank()
 
 
 LIMITED = """
