@@ -1,46 +1,55 @@
-"""Run by test_two_hosts.py on each of two hosts: python -m torch.distributed.run … host.py DIES_AT FLAG…
+"""Run by test_two_hosts.py on each of two hosts: python -m torch.distributed.run … host.py DEATHS FLAG…
 
-The command `train`. On host b, the first call of each phase of DIES_AT kills the process and its launcher.
+The command `train`. DEATHS are HOST:PHASE:UPDATES:SECONDS, with commas between them. Each kills the process and its
+launcher so many seconds after the first call of a method after these updates. With SHARDED_STATE, FSDP2 trains.
 """
 
 import os
+import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
+
+if os.environ.get("SHARDED_STATE"):
+    from tests.training import sharded_processes  # noqa: F401
+
+    os.environ["FSDP_STATE_DICT_TYPE"] = os.environ["SHARDED_STATE"]
 
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from vanilla_transformer_cli.main import main
 
-#: phase -> the method of the trainer, and the updates before it
-PHASES = {
-    "update": ("training_step", 2),
-    "save": ("_save_rng_state", 4),
-    "evaluate": ("prediction_step", 6),
-}
+METHODS = {"update": "training_step", "save": "_save_checkpoint", "evaluate": "prediction_step"}
 NOTES = Path(os.environ["NOTES"])
 
 
-def die_at(phase: str) -> None:
-    method, updates = PHASES[phase]
-    original = getattr(VanillaTransformerTrainer, method)
+def die() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(note: Path, phase: str, updates: int, seconds: float) -> None:
+    original = getattr(VanillaTransformerTrainer, METHODS[phase])
 
     def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step == updates and not (NOTES / phase).exists():
-            (NOTES / phase).touch()
-            os.kill(os.getppid(), signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.state.global_step == updates and not note.exists():
+            note.touch()
+            threading.Timer(seconds, die).start()
         return original(self, *args, **kwargs)
 
-    setattr(VanillaTransformerTrainer, method, dying)
+    setattr(VanillaTransformerTrainer, METHODS[phase], dying)
 
 
 if __name__ == "__main__":
-    for phase in sys.argv[1].split(",") if os.environ["HOST"] == "b" else ():
-        if phase:
-            die_at(phase)
+    for number, death in enumerate(sys.argv[1].split(",")):
+        host, phase, updates, seconds = death.split(":") if death else [""] * 4
+        if host == os.environ["HOST"]:
+            die_at(NOTES / f"{number} {death}", phase, int(updates), float(seconds))
     if version := os.environ.get("OTHER_VERSION"):
         import hf_vanilla_transformer
 
         hf_vanilla_transformer.__version__ = version
+    if "FULL_DISK" in os.environ:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
     main(["train", *sys.argv[2:]])
