@@ -38,6 +38,7 @@ class LanguageTokens:
         target_mark: whether a translation starts with the token of its language.
         at_end: whether the mark of a source follows its end token.
         directions: pairs of codes that the model translates. Empty: all, or unknown.
+        by_name: whether the tokens have names that tokenizer_config.json lists.
     """
 
     ids: Mapping[str, int]
@@ -45,6 +46,7 @@ class LanguageTokens:
     target_mark: bool
     at_end: bool = False
     directions: tuple[tuple[str, str], ...] = ()
+    by_name: bool = False
 
     def source(self, ids: Sequence[int], direction: Direction) -> list[int]:
         """The ids of a source, with the mark of this direction instead of the one that it has.
@@ -107,7 +109,7 @@ def language_tokens(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -
     marks = {"target": ("target", False), "both": ("source", True), "nllb": ("source", True), "bart": ("source", True)}
     source_mark, target_mark = settings.get(MARKS) or marks[form]
     at_end = form == "bart" or getattr(tokenizer, "legacy_behaviour", False)
-    return LanguageTokens(ids, source_mark, target_mark, at_end, directions)
+    return LanguageTokens(ids, source_mark, target_mark, at_end, directions, bool(names))
 
 
 def add_language_tokens(

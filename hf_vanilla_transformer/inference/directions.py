@@ -66,6 +66,11 @@ class Directions:
         return [str(self._names[0])] if is_named else self.source.ids
 
     @property
+    def chosen(self) -> Direction:
+        """The default direction, or the first one if a text needs a mark and there is no default."""
+        return self.default if self.default[1] or self.unmarked or not self.pairs else self.pairs[0]
+
+    @property
     def prefix_length(self) -> int:
         """Tokens of `prefix`."""
         return int(self.target is not None and self.target.target_mark)

@@ -15,6 +15,7 @@ import transformers
 
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
+from ..inference.directions import Directions
 from ..inference.languages import NAMES, model_languages
 from ..untrusted import require_file, shown
 from . import ctranslate2
@@ -54,6 +55,9 @@ def write(model: Any, folder: str | Path, output: Path, languages: Any, quantiza
         **{"from_code": source, "from_name": NAMES.get(source, source)},
         **{"to_code": target, "to_name": NAMES.get(target, target)},
     }
+    if (directions := Directions(tokenizer, tokenizer)).prefix_length:
+        directions.check((source, target))
+        metadata["target_prefix"] = tokenizer.convert_ids_to_tokens(directions.prefix((source, target))[0])
     name = f"translate-{source}_{target}-1_0"
     content["metadata.json"] = json.dumps(metadata, indent=2).encode()
     with tempfile.TemporaryDirectory() as temporary:

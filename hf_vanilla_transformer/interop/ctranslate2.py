@@ -11,6 +11,7 @@ import torch
 
 from ..atomic_write import new_folder
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.language_tokens import language_tokens
 from ..data.side_tokens import side_tokens
 from ..data.source_text import normalizing
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
@@ -91,6 +92,14 @@ def search_note(model: Any, tokenizer: Any) -> str:
     arguments = search_arguments(model, side_tokens(tokenizer, model.config.target_vocab_size, "target"))
     listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
     note, settings = f"; its search is an argument of translate_batch: {listed}", check_search(model, "", APPLIED)
+    languages = language_tokens(tokenizer, "target")
+    if languages is not None and (languages.source_mark or languages.target_mark):
+        code, number = next(iter(languages.ids.items()))
+        mark = tokenizer.convert_ids_to_tokens(number)
+        note += f"; a source has the token of a language ({mark} for {code})" if languages.source_mark else ""
+        note += (
+            f"; a translation starts with the one of its language, target_prefix=[[{mark!r}]]" * languages.target_mark
+        )
     changing = arguments.keys() & {"no_repeat_ngram_size", "repetition_penalty", "suppress_sequences"}
     excludes = bool(changing or banned_tokens(settings)) or arguments["min_decoding_length"] > 1
     if excludes and arguments["beam_size"] > 1 and not settings.get("renormalize_logits"):

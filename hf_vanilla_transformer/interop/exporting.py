@@ -14,6 +14,7 @@ from ..atomic_write import atomic_file, new_folder
 from ..data.source_text import normalizing
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError
+from ..inference.directions import Directions
 from ..inference.loading import registered_class
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..untrusted import refuse_special_files
@@ -68,6 +69,7 @@ def export(
         model = load_translator(source, target_format in ("onnx", "torch"))
         check_generation_config(model.generation_config)
         tokenizers = _load_tokenizers(source, model)
+        refuse_languages(target_format, tokenizers)
         if target_format == "argos":
             note = module.write(model, source, written, languages, quantization)
         elif target_format == "ctranslate2":
@@ -114,6 +116,26 @@ def _load_tokenizers(source: str | Path, model: Any) -> tuple[Any, Any]:
             "model.resize_token_embeddings(len(tokenizer)), and train the new tokens"
         )
     return tokenizers
+
+
+def refuse_languages(target_format: str, tokenizers: Sequence[Any]) -> None:
+    """Refuse a model of many languages for a format whose text or search has no place for their tokens."""
+    directions = Directions(*tokenizers)
+    languages = directions.source
+    if languages is None or directions.unmarked:
+        return
+    marks = [
+        name for name, is_used in (("source", languages.source_mark), ("target", languages.target_mark)) if is_used
+    ]
+    reasons = {
+        "argos": "source" in marks and "Argos puts no token of a language before a source",
+        "marian-npz": "target" in marks and "Marian's search has no first token of a translation",
+        "onnx": languages.by_name and "source" in marks and "translate.py does not find its tokens of languages",
+    }
+    in_text = marks in ([], ["source"]) and languages.source_mark != "source" and not languages.by_name
+    reasons["web"] = not in_text and "the page adds no token of a language"
+    if reason := reasons.get("onnx" if target_format == "torch" else target_format):
+        raise UserError(f"{target_format}: the model has {len(languages.ids)} languages, and {reason}")
 
 
 def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: Path) -> None:

@@ -17,6 +17,7 @@ from transformers import MarianMTModel
 from ..data.side_tokens import side_decoder, side_tokens
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
+from ..inference.directions import Directions
 from . import ctranslate2
 from .marian_npz import from_marian_npz
 from .search_settings import ends, longest, shortest
@@ -42,6 +43,9 @@ class Reference:
     def __init__(self, model: Any, tokenizers: Sequence[Any]):
         self.model, (self.source, self.target) = model, tokenizers
         self.settings = model.generation_config.to_diff_dict()
+        self.directions = Directions(self.source, self.target, self.settings.get("forced_bos_token_id"))
+        self.direction = self.directions.chosen
+        self.prefix = self.directions.prefix(self.direction)  # ids
         self.ends = {*ends(self.settings), *ends({"eos_token_id": model.config.target_eos_token_id})}
         is_learned = model.config.position_encoding_type == "learned"
         self.positions = model.config.max_position_embeddings if is_learned else _UNLIMITED
@@ -57,13 +61,22 @@ class Reference:
 
     def fitting(self, words: list[str]) -> str:
         """As many of these words as the model has positions for."""
-        while words and len(self.source(" ".join(words))["input_ids"]) > self.positions:
+        while words and len(self.ids(" ".join(words))) > self.positions:
             words = words[:-1]
         return " ".join(words)
 
+    def ids(self, line: str) -> list[int]:
+        """The ids of a line, with the mark of the direction."""
+        return self.directions.mark(self.source(line)["input_ids"], self.direction, 1)
+
+    def marked(self, line: str) -> str:
+        """A line for an engine that reads the mark of its target in the text."""
+        languages, target = self.directions.source, self.direction[1]
+        return line if languages is None or target is None else f">>{target}<< {line}"
+
     def pieces(self, line: str) -> list[str]:
         """The source tokens, by the tokenizer itself: names made by id would hide a wrong vocabulary."""
-        ids, pieces = self.source(line)["input_ids"], self.source.tokenize(line)
+        ids, pieces = self.ids(line), self.source.tokenize(line)
         known = self.source.convert_tokens_to_ids(pieces)
         start = next((i for i in range(len(ids)) if ids[i : i + len(known)] == known), 0)
         names = side_tokens(self.source, self.model.config.vocab_size, "source")
@@ -77,14 +90,17 @@ class Reference:
         """The model's greedy translations of the lines."""
         settings |= {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.length, "max_length": None}
         settings["do_sample"] = False
-        sources = (self.source(line, return_tensors="pt")["input_ids"] for line in self.lines)
-        rows = [self.model.generate(source, **settings)[0, 1:].tolist() for source in sources]
+        if self.prefix:
+            settings["decoder_input_ids"] = torch.tensor([[self.model.config.decoder_start_token_id, *self.prefix]])
+        sources = (torch.tensor([self.ids(line)]) for line in self.lines)
+        rows = [self.model.generate(source, **settings)[0, 1 + len(self.prefix) :].tolist() for source in sources]
         return [self.named(row, partial(self.target.decode, **_AS_TEXT)) for row in rows]
 
     def of_another(self, model: Any, tokenizers: Sequence[Any]) -> list[Translation]:
         """The translations of a model that was read back."""
         exported = copy.copy(self)
         exported.model, (exported.source, exported.target) = model.eval(), tokenizers
+        exported.directions = Directions(*tokenizers)
         exported.names = side_tokens(exported.target, len(self.names), "target")
         return exported.translations()
 
@@ -125,10 +141,13 @@ def _ctranslate2_rows(
 ) -> list[list[str]]:
     import ctranslate2 as library
 
-    length = reference.length - (reference.settings.get("forced_eos_token_id") is not None)
+    given = len(reference.prefix)
+    length = given + reference.length - (reference.settings.get("forced_eos_token_id") is not None)
     arguments = arguments | {"beam_size": 1, "length_penalty": 1, "max_decoding_length": length}
+    if given and reference.settings.get("forced_bos_token_id") is None:
+        arguments["target_prefix"] = [[reference.names[i] for i in reference.prefix]]
     engine = library.Translator(str(folder), "cpu", intra_threads=1)
-    return [engine.translate_batch([row], **arguments)[0].hypotheses[0] for row in rows]
+    return [engine.translate_batch([row], **arguments)[0].hypotheses[0][given:] for row in rows]
 
 
 def _argos(reference: Reference, file: Path) -> list[Translation]:
@@ -148,13 +167,12 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
 
 
 def _graphs(reference: Reference, folder: Path) -> list[Translation]:
-    translator = Translator(folder)
-    translator.settings["max_new_tokens"] = reference.length
+    translator, given = Translator(folder, *reference.direction), len(reference.prefix)
+    translator.settings["max_new_tokens"] = given + reference.length
     found = []
     for line in reference.lines:
-        batch = translator.tokenizer(line, return_tensors="np")
-        (ids,) = translator.greedy(*(batch[name].astype(np.int64) for name in ("input_ids", "attention_mask")))
-        found.append(reference.named(ids, partial(translator.target_tokenizer.decode, **_AS_TEXT)))
+        (ids,) = translator.greedy(*translator.encode([line]))
+        found.append(reference.named(ids[given:], partial(translator.target_tokenizer.decode, **_AS_TEXT)))
     return found
 
 
@@ -170,7 +188,7 @@ def _web(reference: Reference, folder: Path) -> list[Translation]:
         {value.name: value for value in values} for values in (decoder.get_inputs(), decoder.get_outputs())
     )
     for line in reference.lines:
-        ids = np.array([tokenizer.encode(line).ids])
+        ids = np.array([tokenizer.encode(reference.marked(line)).ids])
         feeds = {"encoder_attention_mask": np.ones_like(ids), "use_cache_branch": np.array([False])}
         source = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
         (feeds["encoder_hidden_states"],) = encoder.run(["last_hidden_state"], source)

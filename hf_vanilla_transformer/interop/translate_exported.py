@@ -137,7 +137,7 @@ class TorchBackend:
 class Translator:
     """Translates lines of text with an exported folder. A ValueError if its settings need more than this search."""
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, source_lang: str | None = None, target_lang: str | None = None):
         folder = Path(folder)
         self.config, self.settings = (
             json.loads((folder / name).read_text(encoding="utf-8"))
@@ -151,13 +151,33 @@ class Translator:
         self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
         target = folder / "target_tokenizer"
         self.target_tokenizer = AutoTokenizer.from_pretrained(str(target)) if target.is_dir() else self.tokenizer
+        self.mark = ""  # before each source
+        if source_lang is not None and hasattr(self.tokenizer, "src_lang"):
+            self.tokenizer.src_lang = source_lang
+        if target_lang is not None:
+            unknown, names = (
+                self.target_tokenizer.unk_token_id,
+                (f">>{target_lang}<<", f"__{target_lang}__", target_lang),
+            )
+            tokens = {name: self.target_tokenizer.convert_tokens_to_ids(name) for name in names}
+            known = [name for name, token in tokens.items() if token not in (None, unknown)]
+            if not known:
+                raise ValueError(f"target_lang={target_lang}: the tokenizer has no such language")
+            if known[0].startswith(">>"):
+                self.mark = f"{known[0]} "
+            else:
+                self.settings["forced_bos_token_id"] = tokens[known[0]]
 
     def translate(self, sentences: list[str]) -> list[str]:
         """Translate one batch of lines."""
-        batch = self.tokenizer(sentences, padding=True, return_tensors="np")
-        ids, mask = (batch[name].astype(np.int64) for name in ("input_ids", "attention_mask"))
         decode = partial(self.target_tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return list(map(decode, self.greedy(ids, mask)))
+        forced = self.settings.get("forced_bos_token_id") is not None  # it is of no text
+        return [decode(tokens[forced:]) for tokens in self.greedy(*self.encode(sentences))]
+
+    def encode(self, sentences: list[str]) -> list[np.ndarray]:
+        """Ids and mask (B, S)."""
+        batch = self.tokenizer([self.mark + sentence for sentence in sentences], padding=True, return_tensors="np")
+        return [batch[name].astype(np.int64) for name in ("input_ids", "attention_mask")]
 
     def greedy(self, ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
         """The tokens of each translation, with the end-of-sentence token if it was reached, by greedy search.
@@ -204,9 +224,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=Path(__file__).parent, help="the exported folder, if it is another one")
     parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--source_lang", help="of a model of many languages, such as eng_Latn")
+    parser.add_argument("--target_lang", help="such as deu_Latn")
     arguments = parser.parse_args()
     logging.set_verbosity_error()  # transformers warns of the unknown model type, but a tokenizer does not need it
-    translator = Translator(arguments.model)
+    translator = Translator(arguments.model, arguments.source_lang, arguments.target_lang)
     lines = [line.rstrip("\n") for line in sys.stdin]
     for start in range(0, len(lines), arguments.batch_size):
         print(*translator.translate(lines[start : start + arguments.batch_size]), sep="\n")

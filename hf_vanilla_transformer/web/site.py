@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..hub.space import publish_space, space_changes
 from ..inference.languages import model_languages
-from ..interop.exporting import load_translator
+from ..interop.exporting import load_translator, refuse_languages
 from ..interop.search_settings import banned_tokens, ends, longest, shortest
 from ..interop.self_test import self_test
 from ..interop.transformers_js import DTYPES, GRAPHS, write
@@ -79,9 +79,10 @@ def write_site(
         raise UserError(f"output {output} contains the model itself: name a new folder")
     files = None if runtime is None else _local_runtime(Path(runtime))
     with new_folder(output, overwrite) as folder:
-        model = load_translator(source).to(torch.float32)
+        model, tokenizers = load_translator(source).to(torch.float32), load_tokenizers(source)
+        refuse_languages("web", tokenizers)
         sizes = write(model, source, folder / "model", dtypes)
-        note = self_test("web", model, load_tokenizers(source), folder / "model", exact="fp32" in dtypes)
+        note = self_test("web", model, tokenizers, folder / "model", exact="fp32" in dtypes)
         site = describe(model, source, sizes, list(examples), local=files is not None)
         for name, content in page_files(site).items():
             (folder / name).write_bytes(content)

@@ -1,5 +1,6 @@
 """Converted models of many languages translate in every direction, as the engine that they come from."""
 
+import json
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ import torch
 from transformers import AutoTokenizer, MarianTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data.side_tokens import readable_tokens
+from hf_vanilla_transformer.data.language_tokens import MARKS, TOKENS
+from hf_vanilla_transformer.data.side_tokens import readable_tokens, side_tokens
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.interop.translate_exported import Translator as ExportedTranslator
+from tests.interop.exports import require_onnx
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages, write_opus_folder
 from tests.interop.test_m2m100 import PEER
-from tests.model_helpers import assert_near
+from tests.model_helpers import DIRECTIONS, assert_near, save_model_of_languages
 
 SIDES = ("source", "target")
 TEXT = [SOURCES[i % 3] for i in range(20)]
@@ -87,6 +92,74 @@ def test_mixed_directions_have_the_tokens_of_transformers(
         lengths |= set(map(len, rows))
     assert count == 1 or len(lengths) > 1
     record_property("tokens", "its `generate` with `forced_bos_token_id`")
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_ctranslate2_gives_the_same_translations(folders: Any, beams: int, tmp_path: Path) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+    kind, _, _, output = folders
+    assert "target_prefix" in export("ctranslate2", output, tmp_path / "exported")
+    translator = Translator.from_pretrained(output, workers=1)
+    directions = [pairs_of(kind)[i % 20] for i in range(50)]
+    lines = [" ".join(SOURCES[i % 3].split()[: 2 + i % 7]) for i in range(50)]
+    names = side_tokens(translator.target_tokenizer, translator.model.config.vocab_size, "target")
+    rows, prefixes = (
+        [[names[i] for i in ids] for ids in map(encode, lines, [1] * 50, directions)]
+        for encode in (translator.encode, lambda _, *place: translator.encode_prefix("", *place))
+    )
+    engine = ctranslate2.Translator(str(tmp_path / "exported"), "cpu", intra_threads=1)
+    # its beams treat an end differently: all get the same length, by a token that is excluded before the softmax
+    shortest = 1 if beams == 1 else 11
+    settings = {"beam_size": beams, "max_decoding_length": 11, "min_decoding_length": shortest}
+    results = engine.translate_batch(rows, target_prefix=prefixes, **settings)
+    sources, targets = zip(*directions, strict=True)
+    search = {"num_beams": beams, "min_new_tokens": shortest - 1, "max_new_tokens": 10, "max_length": None}
+    search |= {"early_stopping": False, "probabilities": True, "renormalize_logits": beams > 1}
+    found = translator.translate_nbest(lines, source_lang=sources, target_lang=targets, **search)
+    unended = [[token for token in best.tokens if token != "</s>"] for best, *_ in found]
+    # rows of the embedding without a token
+    named = [
+        ["<unk>" if token.startswith("<unused") else token for token in result.hypotheses[0]] for result in results
+    ]
+    assert unended == named
+
+
+@pytest.mark.parametrize("on_source", [True, False], ids=["source", "target"])
+@pytest.mark.parametrize("target_format", ["onnx", "marian"])
+def test_exports_are_checked_in_a_direction(target_format: str, on_source: bool, tmp_path: Path) -> None:
+    if target_format == "onnx":
+        require_onnx()
+    folder = save_model_of_languages(tmp_path / "model", on_source, tie_word_embeddings=False)
+    assert "2 of 2 lines" in export(target_format, folder, tmp_path / "out")
+    if target_format == "onnx":
+        lines = ["seven hundred", "siebenhundertacht"]
+        expected = list(
+            Translator.from_pretrained(folder).translate(lines, target_lang="fr", num_beams=1, max_new_tokens=8)
+        )
+        exported = ExportedTranslator(tmp_path / "out", target_lang="fr")
+        exported.settings["max_new_tokens"] = 8 + (not on_source)  # with the first token
+        assert exported.translate(lines) == expected
+        with pytest.raises(ValueError, match="target_lang=xx"):
+            ExportedTranslator(tmp_path / "out", target_lang="xx")
+    else:
+        assert Translator.from_pretrained(folder).directions.pairs == DIRECTIONS
+
+
+@pytest.mark.parametrize(
+    ("target_format", "on_source"), [("argos", True), ("marian-npz", False), ("onnx", True), ("torch", True)]
+)
+def test_exports_without_a_place_for_languages_are_refused(
+    target_format: str, on_source: bool, tmp_path: Path
+) -> None:
+    folder = save_model_of_languages(tmp_path / "model", on_source)
+    if target_format in ("onnx", "torch"):
+        settings = tmp_path / "model" / "tokenizer_config.json"
+        names = {TOKENS: {"de": ">>de<<"}, MARKS: ["target", False]}
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | names))
+    options = {"languages": ("en", "de")} if target_format == "argos" else {}
+    output = tmp_path / ("out.argosmodel" if target_format == "argos" else "out")
+    with pytest.raises(UserError, match=f"{target_format}.*languages"):
+        export(target_format, folder, output, **options)
 
 
 @pytest.mark.parametrize("is_separate", [False, True], ids=["joint", "separate vocabularies"])
