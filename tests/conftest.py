@@ -49,6 +49,16 @@ def fixed_seeds() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(params=["dictionaries", "characters"])
+def dictionaries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether words of scripts without spaces are ICU's. The test runs with both."""
+    if request.param == "characters":
+        monkeypatch.setattr("hf_vanilla_transformer.data.words._dictionary_words", lambda: list)
+    else:
+        pytest.importorskip("icu4py", reason="needs the extra `words`")
+    return request.param == "dictionaries"
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the repository."""

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from hf_vanilla_transformer.data import words as module
 from hf_vanilla_transformer.data.words import break_points, white_space_words, words
 from hf_vanilla_transformer.evaluation.comparison import length_labels
 
@@ -18,15 +17,6 @@ SENTENCES = {
     "my": "မြန်မာ စာ",
 }
 SPACED = ["Größe, don't – x", "שלום, עולם!", "مرحبا بالعالم؟", "नमस्ते दुनिया।", "한국어 문장.", "", " \n", "می‌خواهم"]
-
-
-@pytest.fixture(params=["dictionaries", "characters"])
-def dictionaries(request, monkeypatch) -> bool:
-    if request.param == "characters":
-        monkeypatch.setattr(module, "_dictionary_words", lambda: list)
-    else:
-        pytest.importorskip("icu4py", reason="needs the extra `words`")
-    return request.param == "dictionaries"
 
 
 @pytest.mark.parametrize("language", SENTENCES)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hf_vanilla_transformer.data import words as words_module
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.data.words import words
 from hf_vanilla_transformer.inference import alignment
@@ -15,6 +14,8 @@ from hf_vanilla_transformer.inference.markdown_text import split_markdown
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.inference.protected import protect
 from tests.inference.model_changes import aligning_model
+
+pytestmark = pytest.mark.usefixtures("dictionaries")
 
 #: Words, what stands between them, and a full stop.
 LANGUAGES = {
@@ -50,14 +51,6 @@ def cases(kinds: list[tuple[str, str]], count: int = 10) -> Iterator[tuple[str, 
             yield marked, space.join(chosen) + stop
 
 
-@pytest.fixture(params=["dictionaries", "characters"], autouse=True)
-def dictionaries(request, monkeypatch) -> None:
-    if request.param == "characters":
-        monkeypatch.setattr(words_module, "_dictionary_words", lambda: list)
-    else:
-        pytest.importorskip("icu4py", reason="needs the extra `words`")
-
-
 def copied(texts: list[str]) -> list[list[TranslatedPart]]:
     return [[TranslatedPart(text, text, [(i, i) for i in range(len(words(text)))])] for text in texts]
 
@@ -80,15 +73,12 @@ def test_elements_move_with_their_words() -> None:
     """Words in the opposite order: the element encloses the translations of its words, and only these."""
     for document, text in cases(HTML[:2]):
         spans = words(text)
-        reverse = [text[start:end] for start, end in reversed(spans)]
-        translation = " ".join(reverse)
-        links = [(i, len(spans) - 1 - i) for i in range(len(spans))]
-        part = TranslatedPart(text, translation, links)
+        translation = " ".join(text[start:end] for start, end in spans[::-1])
+        part = TranslatedPart(text, translation, [(i, len(spans) - 1 - i) for i in range(len(spans))])
         moved = translate_pieces(split_html(document), lambda _, part=part: [[part]])
-        closing = moved.rindex("</")
         start, end = document.index("<"), document.rindex("</") - document.index(">") - 1 + document.index("<")
         expected = [text[max(first, start) : min(last, end)].strip(STOPS) for first, last in spans[::-1]]
-        inside = [word.strip(STOPS) for word in moved[moved.index(">") + 1 : closing].split()]
+        inside = [word.strip(STOPS) for word in moved[moved.index(">") + 1 : moved.rindex("</")].split()]
         assert inside == [word for word in expected if word]
 
 
@@ -100,10 +90,7 @@ def test_links_of_a_copy_are_each_word_with_itself(monkeypatch) -> None:
     size = max(map(len, ids))
     monkeypatch.setattr(alignment, "_mean_attention", lambda *_: torch.eye(size).expand(len(ids), size, size))
     links = alignment.align(model, tokenizer, tokenizer, ids, ids, words=words)
-    for text, ids_of_text, pairs in zip(sentences, ids, links, strict=True):
-        count = len(words(text))
-        assert {i for i, _ in pairs} == {j for _, j in pairs} == set(range(count))
-        # a token of several words links them all
-        ranges = alignment.word_ranges(tokenizer, ids_of_text, words=words)
-        assert all(i == j or any(i in found and j in found for found in ranges) for i, j in pairs)
-        assert [ranges[0], ranges[-1]].count(range(0)) >= 1
+    for text, tokens, pairs in zip(sentences, ids, links, strict=True):
+        assert {i for i, _ in pairs} == {j for _, j in pairs} == set(range(len(words(text))))
+        ranges = alignment.word_ranges(tokenizer, tokens, words=words)  # a token of several words links them all
+        assert all(i == j or any({i, j} <= set(found) for found in ranges) for i, j in pairs)

@@ -15,15 +15,9 @@ from hf_vanilla_transformer.markdown import isolated
 from hf_vanilla_transformer.training.report import SampleTranslations
 from tests.trainer_helpers import run_tiny, write_pairs
 
-DIGITS = dict(zip("0123456789", "零一二三四五六七八九", strict=True))
-
-
-def chinese(number: int) -> str:
-    return f"现在的号码是{''.join(DIGITS[digit] for digit in str(number))}，谢谢。"
-
-
+CHINESE = str.maketrans("0123456789", "零一二三四五六七八九")
 LANGUAGES = {
-    "zh": (chinese, "zh"),
+    "zh": (lambda number: f"现在的号码是{number}，谢谢。".translate(CHINESE), "zh"),
     "ja": (lambda number: f"これは{num2words(number, lang='ja')}です。", "ja-mecab"),
     "th": (lambda number: f"หมายเลข{num2words(number, lang='th')}ครับ", "char"),
 }
