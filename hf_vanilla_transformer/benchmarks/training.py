@@ -150,7 +150,7 @@ def prepare(
         pairs, _ = load_pairs([source, str(target)], field="source and target")
         texts = (row[side] for side in ("source", "target") for row in pairs.select_columns([side]))
         tokenizer = train_tokenizer(texts, vocab_size)
-        limits = {"max_source_length": MAX_LENGTH, "max_target_length": MAX_LENGTH}
+        limits: dict[str, Any] = {"max_source_length": MAX_LENGTH, "max_target_length": MAX_LENGTH}
         data, _ = encode_pairs(pairs, tokenizer, **limits, drop_too_long=True)
     else:
         tokenizer = train_tokenizer(["no text"], min(vocab_size, 300))

@@ -8,6 +8,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
+from .directions import PART
 from .perturbations import PERTURBATIONS
 from .redrawing import CHECKED_ROWS, redrawn, split_special_tokens
 from .source_text import source_text
@@ -87,13 +88,18 @@ class _Augment:
         (name,) = draw.choices([None, *self.augment], [1 - sum(self.augment.values()), *self.augment.values()])
         if name is None:
             return pair
-        other = (
-            self._texts(self.table[draw.randrange(len(self.table))]) if self.table and name == "merge" else ("", "")
-        )
+        other = self._other(pair, draw) if name == "merge" else ("", "")
         changed = PERTURBATIONS[name](self._texts(pair), other, draw)
         ids = [self._encode(pair, side, text) for side, text in enumerate(changed)]
         too_long = any(limit and len(each) > limit for each, limit in zip(ids, self.limits, strict=True))
         return pair if too_long else {**pair, "input_ids": ids[0], "labels": ids[1]}
+
+    def _other(self, pair: dict[str, Any], draw: Random) -> tuple[str, str]:
+        """The text of a random pair of the same direction."""
+        while True:
+            other = self.table[draw.randrange(len(self.table))] if self.table else pair
+            if other.get(PART) == pair.get(PART):
+                return self._texts(other)
 
     def _texts(self, pair: dict[str, Any]) -> tuple[str, str]:
         source, target = (

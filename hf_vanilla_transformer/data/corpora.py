@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from glob import escape
@@ -161,7 +161,7 @@ def _with_suffix(prefix: Path, language: str) -> Path:
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 
 # part of every cached table's name: increase it when the same input would give a different table
-_CACHE_VERSION = 3
+_CACHE_VERSION = 4
 _ROWS_PER_WRITE = 10_000
 _LEFTOVER_SECONDS = 3600
 REPORTED_LINES = 5
@@ -244,10 +244,17 @@ class Columns:
     target_lang: str | None = None
     languages: tuple[str, str] | None = None
 
+    def codes_in(self, columns: Collection[str]) -> dict[str, str]:
+        """Names and values of columns with the languages of each row, if the table has them: read such rows only."""
+        codes = {"source_lang": self.source_lang, "target_lang": self.target_lang}
+        sides = set(SIDES) <= set(columns) and codes.keys() <= set(columns)
+        return {name: code for name, code in codes.items() if code and sides}
+
     def key_in(self, side: str, columns: Sequence[str], where: str, hint: str = "") -> tuple[str | None, str]:
         """One side's key in the columns, after the column with a {language: text} or None. `hint` ends errors."""
         column, language = getattr(self, f"{side}_column"), getattr(self, f"{side}_lang")
         defaults = [side, *(self.languages or ())[SIDES.index(side) :][:1]]
+        language = None if self.codes_in(columns) else language
         keys = [name for name in (column or language,) if name] or defaults
         spelled = {name.strip().lower(): name for name in reversed(columns)} | {name: name for name in columns}
         for key in keys:
@@ -272,6 +279,9 @@ def select_columns(
             continue
         first = not keys
         keys = keys or [columns.key_in(side, list(row), where, hint) for side in sides]
+        codes = columns.codes_in(row)
+        if any(row[name] != code for name, code in codes.items()):
+            continue
         nested = row.get("translation")
         nested = nested if isinstance(nested, Mapping) else {}
         if first and (missing := [key for parent, key in keys if parent and key not in nested]):
@@ -376,7 +386,8 @@ class Source:
         if data.column_names is not None:
             # decode no other columns: they may be images
             keys = [self.columns.key_in(side, data.column_names, name) for side in SIDES]
-            data = data.select_columns(list(dict.fromkeys(parent or key for parent, key in keys)))
+            chosen = [*(parent or key for parent, key in keys), *self.columns.codes_in(data.column_names)]
+            data = data.select_columns(list(dict.fromkeys(chosen)))
         line = 0
         try:
             for batch in data.iter(batch_size=1000):

@@ -1,6 +1,6 @@
 """Sentence pairs as token ids."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from .corpora import REPORTED_LINES, describe_dropped
+from .directions import PART
+from .language_tokens import Direction, language_tokens
 from .source_text import source_text
 from .tokenizer_training import recognising_added_tokens
 
@@ -52,6 +54,7 @@ def encode_pairs(
     max_source_length: int | None = None,
     max_target_length: int | None = None,
     drop_too_long: bool,
+    directions: Sequence[Direction] = (),
 ) -> tuple[Dataset | IterableDataset, EncodingReport]:
     """Tokenize sentence pairs, without truncation.
 
@@ -62,15 +65,17 @@ def encode_pairs(
         max_source_length, max_target_length: limits in tokens, `</s>` included, or None for no limit.
         drop_too_long: drop pairs over a limit (training). Evaluation keeps all pairs, because scores on a subset of
             the test set are not comparable.
+        directions: the direction of each number in the column `part`. The tokenizers have their language tokens.
 
     Returns:
-        Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, cached by `datasets`, and the
-        report.
+        Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, and `part` if the pairs have
+        it, cached by `datasets`, and the report.
 
     Raises:
         UserError: every pair is too long.
     """
-    encode = _Encode(*map(recognising_added_tokens, (tokenizer, target_tokenizer or tokenizer)))
+    source, target = map(recognising_added_tokens, (tokenizer, target_tokenizer or tokenizer))
+    encode = _Encode(source, target, directions)
     report = EncodingReport(dropped=drop_too_long)
 
     def over(source_lengths: Any, labels_lengths: Any) -> np.ndarray:
@@ -89,14 +94,20 @@ def encode_pairs(
         if too_long.all():
             raise UserError(f"every pair is longer than the limits: {report.summary()}")
         encoded = encoded.select(np.flatnonzero(~too_long))
-    return encoded.select_columns(_COLUMNS), report
+    return encoded.select_columns([*_COLUMNS, *([PART] if PART in encoded.column_names else [])]), report
 
 
 class _Encode:
     """Tokenizes a batch of pairs. It is a class, because `datasets` would hash everything that a closure captures."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase,
+        directions: Sequence[Direction],
+    ) -> None:
+        self.tokenizer, self.target_tokenizer, self.directions = tokenizer, target_tokenizer, directions
+        self.languages = language_tokens(tokenizer), language_tokens(target_tokenizer)
 
     def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         # not verbose: `model_max_length` does not apply, the caller sets limits
@@ -105,7 +116,13 @@ class _Encode:
         ids = self.tokenizer(sources, **options)["input_ids"]
         # `text_target` switches Marian's and other bilingual tokenizers to the target language
         labels = self.target_tokenizer(text_target=batch["target"], **options)["input_ids"]
-        return {
+        source, target = self.languages
+        if self.directions and source and target:
+            chosen = [self.directions[part] for part in batch[PART]]
+            ids = [source.source(row, direction) for row, direction in zip(ids, chosen, strict=True)]
+            labels = [[*target.target(direction), *row] for row, direction in zip(labels, chosen, strict=True)]
+        parts = {PART: batch[PART]} if PART in batch else {}
+        return parts | {
             "input_ids": ids,
             "labels": labels,
             "length": [max(len(a), len(b)) for a, b in zip(ids, labels, strict=True)],

@@ -54,16 +54,21 @@ class LanguageTokens:
         Raises:
             UserError: a language that the tokenizer does not have.
         """
-        marks, text = set(self.ids.values()), list(ids)
-        while text and text[0] in marks:
-            del text[0]
-        while text and text[-1] in marks:
-            del text[-1]
+        text = self.unmarked(ids)
         language = {"source": direction[0], "target": direction[1], None: None}[self.source_mark]
         if language is None:
             return list(ids) if self.source_mark else text
         mark = [self.ids[self.check(language, f"{self.source_mark}_lang")]]
         return [*text, *mark] if self.at_end else [*mark, *text]
+
+    def unmarked(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a sentence without marks at its ends."""
+        marks, text = set(self.ids.values()), list(ids)
+        while text and text[0] in marks:
+            del text[0]
+        while text and text[-1] in marks:
+            del text[-1]
+        return text
 
     def target(self, direction: Direction) -> list[int]:
         """The first ids of a translation in this direction."""

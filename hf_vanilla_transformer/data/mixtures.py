@@ -32,10 +32,10 @@ from .numbers import number_pairs
 
 @dataclass
 class MixtureReport:
-    """The reports of the inputs of a mixture."""
+    """The reports of the inputs of a mixture, or of its directions."""
 
     parts: list[PairReport]  #: one report for each input
-    weights: list[int]  #: their weights
+    weights: Sequence[float]  #: how often a pair of each input occurs
 
     @property
     def fingerprint(self) -> str:
@@ -48,7 +48,7 @@ class MixtureReport:
     def summary(self) -> str:
         """One line, such as `a.tsv × 2: kept 998 of 1,000 pairs; b.tmx × 1: kept 7 of 7 pairs`."""
         reports = zip(self.parts, self.weights, strict=True)
-        return "; ".join(f"{part.name} × {weight}: {part.summary()}" for part, weight in reports)
+        return "; ".join(f"{part.name} × {weight:g}: {part.summary()}" for part, weight in reports)
 
 
 def load_pairs(

@@ -25,6 +25,7 @@ from ..atomic_write import atomic_file, report_full_disk
 from ..errors import UserError, check_at_least_one, missing_extra, naming_extras
 from ..untrusted import one_line
 from .corpora import cache_file, remove_leftovers
+from .language_tokens import language_tokens
 from .side_tokens import target_vocabulary
 
 # ids 0, 1, 2, 3
@@ -257,6 +258,9 @@ def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     if not tokenizer.split_special_tokens:
         return []
     named = {getattr(tokenizer, name) for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+    languages = language_tokens(tokenizer)
+    if languages and languages.source_mark is None:  # they stand in no text
+        named.update(tokenizer.convert_ids_to_tokens(list(languages.ids.values())))
     return [token for token in tokenizer.get_added_vocab() if token not in {*named, *tokenizer.tokenize(token)}]
 
 

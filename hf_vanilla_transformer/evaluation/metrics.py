@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -157,6 +158,36 @@ def score_translations(
     return results | {"exact_match": exact_match, "sentences": len(hypotheses)}
 
 
+_BY_GROUP = "bleu", "chrf", "exact_match"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Sentences that are scored apart, as well as together."""
+
+    names: Sequence[str]  #: the group of each sentence
+    mean: bool  #: whether the score of all is the mean of the groups, such as directions, and not that of one corpus
+
+    def score(self, hypotheses: Sequence[str], references: Sequence[str], **options: Any) -> dict[str, Any]:
+        """As `score_translations`, and each metric of each group, such as `bleu_en-de`."""
+        apart = {}
+        for name in dict.fromkeys(self.names):
+            rows = [row for row, other in enumerate(self.names) if other == name]
+            apart[name] = score_translations(
+                *([side[row] for row in rows] for side in (hypotheses, references)), **options
+            )
+        if self.mean:
+            together: dict[str, Any] = {
+                metric: sum(scores[metric] for scores in apart.values()) / len(apart) for metric in _BY_GROUP
+            }
+            for metric in ("bleu_signature", "chrf_signature"):
+                together[metric] = "; ".join(dict.fromkeys(scores[metric] for scores in apart.values()))
+            together["sentences"] = len(hypotheses)
+        else:
+            together = score_translations(hypotheses, references, **options)
+        return together | {f"{metric}_{name}": each[metric] for name, each in apart.items() for metric in _BY_GROUP}
+
+
 def example_translations(
     sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str], count: int = 5
 ) -> list[list[str]]:
@@ -166,7 +197,11 @@ def example_translations(
 
 
 def translation_metrics(
-    tokenizer: PreTrainedTokenizerBase, *, tokenize: str | None = None, lowercase: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    groups: Groups | None = None,
 ) -> Callable[[EvalPrediction], dict[str, float]]:
     """Return a function for the `compute_metrics` argument of any `Seq2SeqTrainer`.
 
@@ -176,6 +211,7 @@ def translation_metrics(
     Args:
         tokenizer: the tokenizer of the target language.
         tokenize, lowercase: see `score_translations`.
+        groups: of predictions of as many sentences. Others are scored without groups.
 
     Returns:
         A function from predicted ids (N, T) and label ids (N, T'), padded with -100, to `bleu`, `chrf`, `exact_match`
@@ -196,17 +232,25 @@ def translation_metrics(
         for ids, start in ((predicted, 1), (labels, 0)):
             ended = np.cumsum(ids[:, start:] == tokenizer.eos_token_id, axis=1)
             ids[:, start + 1 :][ended[:, :-1] > 0] = pad_id
-        scores = score_translations(
-            _decode(tokenizer, predicted), _decode(tokenizer, labels), tokenize=tokenize, lowercase=lowercase
-        )
+        score = groups.score if groups and len(groups.names) == len(predicted) else score_translations
+        texts = _decode(tokenizer, predicted), _decode(tokenizer, labels)
+        scores = score(*texts, tokenize=tokenize, lowercase=lowercase)
         gen_len = np.count_nonzero(predicted != pad_id, axis=1).mean()
-        return {**{name: float(scores[name]) for name in ("bleu", "chrf", "exact_match")}, "gen_len": float(gen_len)}
+        numbers = {
+            name: float(scores[name]) for name in scores if name.startswith(_BY_GROUP) and "signature" not in name
+        }
+        return numbers | {"gen_len": float(gen_len)}
 
     return compute_metrics
 
 
 def score_test_split(
-    trainer: Seq2SeqTrainer, dataset: Dataset, pairs: Any, split: str, options: dict[str, Any]
+    trainer: Seq2SeqTrainer,
+    dataset: Dataset,
+    pairs: Any,
+    split: str,
+    options: dict[str, Any],
+    groups: Groups | None = None,
 ) -> dict[str, Any]:
     """Translate a test split with the model's generation config, and score it against the raw references.
 
@@ -215,6 +259,7 @@ def score_test_split(
         pairs: their text, with the columns "source" and "target".
         split: the name that the metrics start with, such as "test" for `test_bleu`.
         options: keyword arguments of `score_translations`.
+        groups: of the sentences.
 
     Returns:
         The scores, `seconds`, and `examples` of `example_translations`, by name.
@@ -235,9 +280,13 @@ def score_test_split(
     ids[ids < 0] = tokenizer.pad_token_id
     hypotheses = tokenizer.batch_decode(ids, skip_special_tokens=True)
     sources, references = pairs["source"], pairs["target"]
-    scores = score_translations(hypotheses, references, **options)
+    scores = (groups.score if groups else score_translations)(hypotheses, references, **options)
     report(f"{split}: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}", flush=True)
+    for name in dict.fromkeys(groups.names) if groups else ():
+        report(f"  {name}: BLEU {scores[f'bleu_{name}']:.2f}, chrF {scores[f'chrf_{name}']:.2f}", flush=True)
+    computed = tuple(f"{split}_{name}" for name in _BY_GROUP)  # with the groups of another split
     metrics = {name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")}
+    metrics = {name: value for name, value in metrics.items() if not name.startswith(computed)}
     scores |= {"seconds": seconds, "examples": example_translations(sources, references, hypotheses)}
     return metrics | {f"{split}_{name}": value for name, value in scores.items()}
 

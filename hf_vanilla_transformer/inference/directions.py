@@ -124,6 +124,17 @@ class Directions:
         """The first ids of a translation in this direction."""
         return [] if self.target is None else self.target.target(direction)
 
+    def encode_targets(
+        self, tokenizer: Any, texts: Sequence[str], direction: Direction, ends: bool = True
+    ) -> list[list[int]]:
+        """The ids of translations, with the mark of their language, and with an end token if `ends`."""
+        if self.target is not None and getattr(tokenizer, "tgt_lang", "") is None:
+            tokenizer.tgt_lang = direction[1]  # M2M-100's cannot encode a target without one
+        rows = tokenizer(text_target=list(texts), add_special_tokens=ends)["input_ids"]
+        if self.target is None:
+            return rows
+        return [[*self.prefix(direction), *self.target.unmarked(row)] for row in rows]
+
     def marks(self, source_lang: Codes, target_lang: Codes) -> frozenset[int]:
         """The ids that are not text of a source. A mark that stands in the text is a word of it."""
         named = (source_lang, target_lang, *self.default) != (None,) * 4

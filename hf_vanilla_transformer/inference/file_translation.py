@@ -9,7 +9,7 @@ digest of its lines, the model and the settings, so that a different translation
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -105,6 +105,7 @@ def translate_file(
     processes: Any,
     *,
     prefixes: str | Path | None = None,
+    codes: Mapping[str, Iterator[str | None]] | None = None,
     batch_size: int = 64,
     max_tokens_per_batch: int = MAX_TOKENS,
     progress: Any = None,
@@ -121,6 +122,7 @@ def translate_file(
             A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source` and `translation`.
         processes: `accelerate.PartialState()`, each with its `translator`.
         prefixes: a file with as many target prefixes as the source has lines.
+        codes: the languages of each line, `source_lang` and `target_lang`, for a model of many.
         batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The two limits may differ when a job
             resumes, since the last one may have run out of memory.
         progress: called with the lines of each finished chunk and the seconds it took, 0 if an earlier run did it.
@@ -146,11 +148,12 @@ def translate_file(
     processes.wait_for_everyone()
     text: Any = read_lines(source) if source is None or isinstance(source, str | Path) else source
     pairs = with_prefixes(text, None if prefixes is None else read_lines(prefixes))
+    rows_of_file = zip(pairs, *(codes or {}).values(), strict=False)
     lines, written = 0, list[Path]()
 
     def missing() -> Iterator[_Chunk]:
         nonlocal lines
-        for number, rows in enumerate(iter(lambda: list(islice(pairs, batch_size * BATCHES_PER_CHUNK)), [])):
+        for number, rows in enumerate(iter(lambda: list(islice(rows_of_file, batch_size * BATCHES_PER_CHUNK)), [])):
             part = parts / f"{number:09d}-{text_fingerprint([_text(job), lines, *rows])}"
             written.append(part)
             if number % shares == share:
@@ -160,7 +163,7 @@ def translate_file(
                     progress(len(rows), 0.0)
             lines += len(rows)
 
-    translate = partial(_translate_chunk, table=table, **settings)
+    translate = partial(_translate_chunk, table=table, names=[*(codes or {})], **settings)
     try:
         finished = (
             pool.map(translate, missing(), fingerprint) if pool else map(partial(translate, translator), missing())
@@ -185,15 +188,17 @@ def translate_file(
 class _Chunk(NamedTuple):
     part: Path
     first_line: int
-    rows: list[tuple[str, str]]  # sentences with prefixes
+    rows: list[tuple[Any, ...]]  # sentences with prefixes, and the codes of their languages
 
 
 def _translate_chunk(
-    translator: Translator, chunk: _Chunk, *, table: bool, **settings: Any
+    translator: Translator, chunk: _Chunk, *, table: bool, names: list[str], **settings: Any
 ) -> tuple[_Chunk, list[str], float]:
     """The chunk, its lines of output and the seconds that they took."""
     start = time.perf_counter()
-    sentences, prefixes = map(list, zip(*chunk.rows, strict=True))
+    pairs, *codes = map(list, zip(*chunk.rows, strict=True))
+    sentences, prefixes = map(list, zip(*pairs, strict=True))
+    settings |= dict(zip(names, codes, strict=True))
     settings |= {"prefixes": prefixes if any(prefixes) else None, "first_line": chunk.first_line}
     lines = translated_lines(translator, sentences, **settings)
     if table:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..data.language_tokens import DIRECTIONS, language_tokens
+from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..untrusted import read_json_object
 from .documents import card_languages
@@ -30,12 +32,14 @@ _NAME = re.compile(r"(?:^|[-_.])([a-z]{2,3})[-_]([a-z]{2,3})$")
 
 
 def model_languages(folder: str | Path) -> tuple[str, str] | None:
-    """The source and target language of a model, or None if they are unknown.
+    """The source and target language of a model, or None if they are unknown or it has several directions.
 
     They are taken from its card, from its tokenizer, and as a last hint from the name of the folder, such as
     `numbers_en_de` and `opus-mt-en-de`. The folder need not exist, so that a name on the Hub can be given.
     """
     folder = Path(folder)
+    if len(model_directions(folder)) > 1:
+        return None
     languages = card_languages(folder)
     if len(languages) == 2:
         return languages[0], languages[1]
@@ -43,6 +47,21 @@ def model_languages(folder: str | Path) -> tuple[str, str] | None:
     match = _NAME.search(name)
     hint = (match[1], match[2]) if match and (opus or {match[1], match[2]} <= NAMES.keys()) else None
     return _tokenizer_languages(folder) or hint
+
+
+def model_directions(folder: Path) -> list[tuple[str, str]]:
+    """The directions of a model of many languages that was trained here, from its tokenizer_config.json."""
+    try:
+        settings = read_json_object(folder / "tokenizer_config.json")
+    except (OSError, UserError):
+        return []
+    pairs = settings.get(DIRECTIONS)
+    return [(str(source), str(target)) for source, target in pairs] if isinstance(pairs, list) else []
+
+
+def has_language_tokens(folder: str | Path) -> bool:
+    """Return whether the model of a folder has several directions. Reads its tokenizer."""
+    return language_tokens(load_tokenizers(folder)[0]) is not None
 
 
 def _tokenizer_languages(folder: Path) -> tuple[str, str] | None:

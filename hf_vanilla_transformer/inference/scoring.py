@@ -51,8 +51,11 @@ def score_translations_of(
 def _score_window(
     translator: Translator, window: list[tuple[str, str]], done: int, limits: tuple[int, int]
 ) -> list[ScoredTranslation]:
+    directions = translator.directions
     with TOKENIZER_LOCK:
-        targets = translator.target_tokenizer(text_target=[target for _, target in window])["input_ids"]
+        targets = directions.encode_targets(
+            translator.target_tokenizer, [target for _, target in window], directions.default
+        )
     sources = [translator.encode(source, done + i + 1) for i, (source, _) in enumerate(window)]
     lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
     scored: dict[int, ScoredTranslation] = {}
@@ -60,5 +63,6 @@ def _score_window(
         pairs = [sources[i] for i in batch], [targets[i] for i in batch]
         rows = token_log_probabilities(translator.models, translator.source_tokenizer, *pairs)
         for i, row in zip(batch, rows, strict=True):
-            scored[i] = ScoredTranslation(readable_tokens(translator.target_tokenizer, targets[i]), row)
+            tokens, mark = readable_tokens(translator.target_tokenizer, targets[i]), directions.prefix_length
+            scored[i] = ScoredTranslation(tokens[mark:], row[mark:])
     return [scored[i] for i in range(len(window))]

@@ -1,13 +1,14 @@
 """Sentences from plain text, from a column of a table or from a language of a translation memory."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..data.corpora import SIDES, Columns, PairReport, defect, has_pairs, read_side
 from ..data.mixtures import load_pairs
+from ..data.readers import is_readable, read_rows
 from ..errors import UserError
 from .text_io import read_lines
 
@@ -35,6 +36,19 @@ def read_sentences(
         if reason and not (isinstance(text, str) and not text.strip()):
             raise UserError(f"{path}, line {line}: {reason}; mend it, or remove the row")
         yield _on_one_line(text)
+
+
+def read_codes(path: str | Path | None) -> dict[str, Iterator[str | None]]:
+    """The columns `source_lang` and `target_lang` of a table, those that it has: the direction of each row."""
+    if path is None or not is_readable(Path(path)):
+        return {}
+    first = next((row for _, row in read_rows(Path(path), {})), None)
+    names = [name for name in ("source_lang", "target_lang") if isinstance(first, Mapping) and name in first]
+    return {name: _column(Path(path), name) for name in names}
+
+
+def _column(path: Path, name: str) -> Iterator[str | None]:
+    return (row.get(name) or None if isinstance(row, Mapping) else None for _, row in read_rows(path, {}))
 
 
 def read_sentence_pairs(

@@ -380,11 +380,11 @@ class Translator:
 
     def encode_prefix(self, prefix: str, line_number: int = 1, direction: Direction | None = None) -> list[int]:
         """Token ids that a translation must begin with: the mark of its language, and the text of a prefix."""
-        ids = self.directions.prefix(direction or self.directions.default)
+        direction = direction or self.directions.default
         if not prefix.strip():
-            return ids
+            return self.directions.prefix(direction)
         with TOKENIZER_LOCK:
-            ids += self.target_tokenizer(text_target=prefix.strip(), add_special_tokens=False)["input_ids"]
+            (ids,) = self.directions.encode_targets(self.target_tokenizer, [prefix.strip()], direction, ends=False)
         if len(ids) >= (limit := self.position_limit() or math.inf):
             raise UserError(
                 f"line {line_number}: a prefix of {len(ids)} tokens, but the model has {limit} positions only"

@@ -16,6 +16,7 @@ from transformers.integrations import get_available_reporting_integrations
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from ..data.augmentation import parse_augment
+from ..data.directions import parse_directions
 from ..errors import UserError, did_you_mean, missing_extra
 
 # Configuration fields that the tokenizers decide, or that a translation model does not use.
@@ -53,6 +54,21 @@ class DataArguments:
 
     source_lang: str | None = _optional("Source language, such as en")
     target_lang: str | None = _optional("Target language, such as de")
+    directions: list[str] | None = _optional(
+        "Train one model of several directions: en-de en-fr de-en. Each reads its pairs from all inputs, by the "
+        "suffixes or columns of its languages or the columns source_lang and target_lang, or from the inputs after "
+        "its mark: en-de=news.tsv en-fr=talks.fr.tsv"
+    )
+    language_token: str = HfArg(
+        default="source",
+        help="Where the token of the target language stands: source (>>de<<, as in OPUS-MT) or target (the first "
+        "token of a translation, as in M2M-100)",
+    )
+    sampling_temperature: float = HfArg(
+        default=5.0,
+        help="T of the directions' share of the training pairs, in proportion to (their number)^(1/T) "
+        "(Arivazhagan et al. 2019)",
+    )
     train: list[str] | None = _optional(
         "Text to train on: two plain-text files, source first (train.en train.de); a TSV, CSV, JSON lines, Parquet, "
         "TMX or XLIFF file; a prefix (data/train: data/train.en, data/train.de); a folder of distil; numbers, the "
@@ -103,6 +119,13 @@ class DataArguments:
     def __post_init__(self) -> None:
         check_ranges(self)
         parse_augment(self.augment or [])
+        parse_directions(self.directions or [])
+        if self.language_token not in ("source", "target"):
+            raise UserError(f"language_token: {self.language_token} is neither source nor target")
+        taken = ("source_lang", "target_lang", "train_weights", "streaming", "bidirectional")
+        for name in taken if self.directions else ():
+            if value := getattr(self, name):
+                raise UserError(f"{name}: {value}: leave it out, directions={' '.join(self.directions or [])} has all")
 
 
 @dataclass
@@ -306,7 +329,7 @@ _AT_LEAST_1 = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("save_total_limit", "eval_accumulation_steps", "dataloader_prefetch_factor", "torch_empty_cache_steps"),
     *("generation_max_length", "generation_num_beams", "test_num_beams", "early_stopping_patience", "ddp_timeout"),
-    *("numbers_size", "max_source_length", "max_target_length", "min_frequency"),
+    *("numbers_size", "max_source_length", "max_target_length", "min_frequency", "sampling_temperature"),
     *("max_train_samples", "max_eval_samples", "max_eval_length", "max_test_samples", "held_out_pairs"),
 )
 _AT_LEAST_0 = (

@@ -30,10 +30,13 @@ from ..data.augmentation import parse_augment
 from ..data.batching import pair_lengths
 from ..data.cleaning import sample_warnings
 from ..data.corpora import DISTILLED, REPORTED_LINES, describe_dropped
+from ..data.directions import PART, Pair, inputs_of, load_directions, parse_directions, part_names
+from ..data.language_tokens import add_language_tokens
 from ..data.readers import file_format
 from ..data.tokenizer_training import tokenizer_digest
 from ..data.translation_memories import FORMATS, memory_languages
 from ..errors import UserError
+from ..evaluation.metrics import Groups
 from ..inference.languages import NAMES, language_code, model_languages
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..system_info import counted
@@ -57,6 +60,8 @@ class Corpus:
     #: for a split that does not consist of all rows, their number and a digest of the row numbers
     selected: dict[str, tuple[int, str]] = field(default_factory=dict)
     overlap: Overlap | None = None  #: of a stream and the evaluation data
+    directions: dict[str, list[Pair]] = field(default_factory=dict)  #: of a model of many languages, by split
+    parts: dict[str, list[str]] = field(default_factory=dict)  #: names of directions or inputs that are scored apart
 
     def select(self, split: str, pairs: Dataset, rows: np.ndarray) -> None:
         """Let a split consist of some rows of `pairs`."""
@@ -93,6 +98,13 @@ class Run:
     encoding: dict[str, EncodingReport]
     model: VanillaTransformerForConditionalGeneration
 
+    def groups(self, split: str) -> Groups | None:
+        """The parts of an encoded evaluation split that are scored apart, or None."""
+        names = self.corpus.parts.get(split)
+        if not names or split not in self.encoded:
+            return None
+        return Groups([names[part] for part in self.encoded[split][PART]], bool(self.corpus.directions))
+
 
 def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
     """Load and check every split that the arguments name, and report dropped rows."""
@@ -108,20 +120,7 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         if not inputs:
             continue
         streaming = data_args.streaming and split == "train"
-        pairs, report = load_pairs(
-            inputs,
-            weights=data_args.train_weights if split == "train" else None,
-            split=split.removeprefix("base_"),
-            field=split,
-            source_lang=data_args.source_lang,
-            target_lang=data_args.target_lang,
-            source_column=data_args.source_column,
-            target_column=data_args.target_column,
-            languages=model_languages(args.model_name_or_path) if args.model_name_or_path else None,
-            streaming=streaming,
-            numbers_size=data_args.numbers_size,
-            seed=args.seed,
-        )
+        pairs, report = _load_split(corpus, split, data_args, args)
         if not streaming:
             print_main(f"{split}: {report.summary()}")
         for warning in sample_warnings(pairs) if split == "train" and not streaming else ():
@@ -135,6 +134,40 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
             corpus.pairs[split] = corpus.pairs[split].map(both_directions, batched=True)
     _compare_sources(corpus)
     return corpus
+
+
+def _load_split(corpus: Corpus, split: str, data_args: DataArguments, args: RunArguments) -> tuple[Any, Any]:
+    """The pairs of a split and the report. Directions, and several inputs for an evaluation, are parts of it."""
+    inputs, training = getattr(data_args, split), split == "train"
+
+    def load(inputs: list[str], direction: tuple[str | None, str | None]) -> tuple[Any, Any]:
+        return load_pairs(
+            inputs,
+            weights=data_args.train_weights if training else None,
+            split=split.removeprefix("base_"),
+            field=split,
+            source_lang=direction[0],
+            target_lang=direction[1],
+            source_column=data_args.source_column,
+            target_column=data_args.target_column,
+            languages=model_languages(args.model_name_or_path) if args.model_name_or_path else None,
+            streaming=data_args.streaming and training,
+            numbers_size=data_args.numbers_size,
+            seed=args.seed,
+        )
+
+    if data_args.directions:
+        of_directions = inputs_of(inputs, parse_directions(data_args.directions), training)
+        corpus.directions[split] = list(of_directions)
+        if not training:
+            corpus.parts[split] = list(map("-".join, of_directions))
+        temperature = data_args.sampling_temperature if training else 1.0
+        return load_directions(of_directions, load, temperature, args.seed)
+    pairs, report = load(inputs, (data_args.source_lang, data_args.target_lang))
+    if isinstance(report, MixtureReport) and not training:
+        corpus.parts[split] = part_names(report.parts)
+        pairs = pairs.add_column(PART, _limited_rows(report, None)[1].astype(np.int16))
+    return pairs, report
 
 
 def _compare_sources(corpus: Corpus) -> None:
@@ -166,7 +199,7 @@ def _table_rows(report: PairReport | MixtureReport) -> list[int]:
     """The number of rows of each input in the table of a split."""
     if isinstance(report, PairReport):
         return [report.kept]
-    return [part.kept * weight for part, weight in zip(report.parts, report.weights, strict=True)]
+    return [round(part.kept * weight) for part, weight in zip(report.parts, report.weights, strict=True)]
 
 
 def _limited_rows(report: PairReport | MixtureReport, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -185,9 +218,14 @@ def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -
     if isinstance(train, IterableDataset):
         raise UserError(f"held_out_pairs: {count}: a stream has no length; give validation data")
     names = [tuple(file.name for file in each.files) for each in split_inputs(data_args, "train")]
+    if corpus.directions:  # an input is a direction, and a sentence may be on either side of several
+        names = [()] * len(corpus.directions["train"])
+        corpus.directions["validation"] = corpus.directions["train"]
+        corpus.parts["validation"] = list(map("-".join, corpus.directions["train"]))
     _, inputs = _limited_rows(corpus.reports["train"], data_args.max_train_samples)
     distilled = np.array([each == DISTILLED for each in names])[inputs]
-    kept, drawn = hold_out(train, count, seed, distilled, data_args.bidirectional)
+    both_sides = data_args.bidirectional or bool(corpus.directions)
+    kept, drawn = hold_out(train, count, seed, distilled, both_sides)
     corpus.select("train", train, kept)
     corpus.select("validation", train, drawn)
     left_out = len(train) - len(kept) - len(drawn)
@@ -204,13 +242,21 @@ def both_directions(batch: dict[str, list]) -> dict[str, list]:
 
 
 def split_inputs(data_args: DataArguments, split: str) -> list[Input]:
-    """The inputs of a split."""
-    languages = data_args.source_lang, data_args.target_lang
-    return parse_inputs(getattr(data_args, split) or [], *languages, field=split)
+    """The inputs of a split, of all directions."""
+    inputs, languages = getattr(data_args, split) or [], (data_args.source_lang, data_args.target_lang)
+    if not data_args.directions:
+        return parse_inputs(inputs, *languages, field=split)
+    of_directions = inputs_of(inputs, parse_directions(data_args.directions), split == "train")
+    return [each for pair, values in of_directions.items() for each in parse_inputs(values, *pair, field=split)]
 
 
 def run_languages(data_args: DataArguments, args: RunArguments) -> tuple[str, str] | None:
-    """The languages of a run: of the recipe, of the base model, of the files' names or of a memory, of the folder."""
+    """The languages of a run: of the recipe, of the base model, of the files' names or of a memory, of the folder.
+
+    None if they are unknown, or several directions.
+    """
+    if data_args.directions:
+        return None
     if data_args.source_lang and data_args.target_lang:
         return data_args.source_lang, data_args.target_lang
     if args.model_name_or_path and (languages := model_languages(args.model_name_or_path)):
@@ -258,6 +304,9 @@ def choose_tokenizers(
             tokenizers = learn("source"), learn("target")
         else:
             tokenizers = (learn("source", "target"),) * 2
+        if corpus.directions:
+            for tokenizer in dict.fromkeys(tokenizers):
+                add_language_tokens(tokenizer, corpus.directions["train"], data_args.language_token == "source")
         missed = f"; vocab_size={size:,} needs more text" if min(map(len, tokenizers)) < size else ""
     print_main(f"tokenizer: {' and '.join(f'{len(each):,}' for each in dict.fromkeys(tokenizers))} tokens{missed}")
     return tokenizers
@@ -277,6 +326,7 @@ def encode_corpus(
             max_source_length=data_args.max_source_length,
             max_target_length=data_args.max_target_length,
             drop_too_long=training,
+            directions=corpus.directions.get(split, ()),
         )
         if report.too_long:
             print_main(f"{split}: {report.summary()}")
@@ -290,9 +340,19 @@ def encode_corpus(
             data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
         encoded[split], reports[split] = data, report
     if "validation" in encoded and data_args.max_eval_samples:
-        size = min(data_args.max_eval_samples, len(encoded["validation"]))
-        encoded["validation"] = encoded["validation"].select(range(size))
+        rows = _first_rows(encoded["validation"], data_args.max_eval_samples)
+        for splits in (encoded, corpus.pairs):
+            splits["validation"] = splits["validation"].select(rows)
     return encoded, reports
+
+
+def _first_rows(data: Dataset, limit: int) -> np.ndarray:
+    """The first rows of a dataset, or of each of its parts a share."""
+    parts = np.asarray(data[PART]) if PART in data.column_names else np.zeros(len(data), int)
+    sizes = np.bincount(parts)
+    ends = np.cumsum(sizes)
+    shares = np.diff(ends * min(limit, len(data)) // len(data), prepend=0)
+    return np.concatenate([np.flatnonzero(parts == part)[:share] for part, share in enumerate(shares)])
 
 
 def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | None) -> Dataset:

@@ -140,7 +140,7 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
             if split in run.encoded:
                 print_main(f"before fine-tuning, {split}:")
                 pairs, options = run.corpus.pairs[split], bleu_options(run.data_args)
-                results = score_test_split(trainer, run.encoded[split], pairs, split, options)
+                results = score_test_split(trainer, run.encoded[split], pairs, split, options, run.groups(split))
                 scores |= {f"before_{name}": value for name, value in results.items()}
         model.generation_config = saved
     if scores and is_main_rank():

@@ -57,7 +57,7 @@ def score_and_save(
     with _scoring("the validation split", stop, args.device, saved):
         results |= choose_weights(trainer, folder, args)
         if trainer.eval_dataset is not None:
-            results |= _validation_facts(trainer, run.corpus.pairs["validation"]["target"][:1000], bleu)
+            results |= _validation_facts(trainer, run, bleu)
         set_decoding(trainer.model.generation_config, args)
     save_model_folder(trainer, run.tokenizers, folder)
     saved = f"the model is saved in {folder}, and a resumed run scores it: {resume_hint(folder)}"
@@ -65,7 +65,8 @@ def score_and_save(
     with _scoring("the test split", stop, args.device, saved):
         for split in ("test", "base_test"):
             if split in run.encoded:
-                results |= score_test_split(trainer, run.encoded[split], run.corpus.pairs[split], split, bleu)
+                data, pairs = run.encoded[split], run.corpus.pairs[split]
+                results |= score_test_split(trainer, data, pairs, split, bleu, run.groups(split))
     if is_main_rank():
         save_results(trainer, folder, results)
         if stop.saved_for_scoring:
@@ -89,13 +90,15 @@ def _scoring(name: str, stop: StopWithCheckpoint, device: torch.device, saved: s
         raise Interrupted(f"interrupted before {name} was scored; {saved}", stop.signals.received or signal.SIGINT)
 
 
-def _validation_facts(
-    trainer: VanillaTransformerTrainer, references: list[str], bleu: dict[str, Any]
-) -> dict[str, Any]:
+def _validation_facts(trainer: VanillaTransformerTrainer, run: Run, bleu: dict[str, Any]) -> dict[str, Any]:
     """Return how the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
     beams = trainer.args.generation_num_beams or trainer.model.generation_config.num_beams or 1
     facts: dict[str, Any] = {"eval_sentences": len(trainer.eval_dataset), "eval_num_beams": beams}
-    signatures = score_translations([""] * len(references), references, **bleu).items()
+    groups, references = run.groups("validation"), run.corpus.pairs["validation"]["target"]
+    if groups is None:
+        references = references[:1000]
+    score = groups.score if groups else score_translations
+    signatures = score([""] * len(references), references, **bleu).items()
     return facts | {f"eval_{name}": value for name, value in signatures if name.endswith("_signature")}
 
 

@@ -150,7 +150,8 @@ def hide_bars_without_terminal() -> None:
 def log_line(logs: dict[str, Any], state: TrainerState) -> str:
     """Format a log entry of `Trainer` as one line. The summary at the end gives an empty line: the run prints it."""
     if "eval_loss" in logs or "eval_bleu" in logs:
-        return f"update {state.global_step:,}  validation  {_fields(logs, _EVALUATION)}"
+        apart = {name: f"{name.removeprefix('eval_bleu_')} {{:.2f}}" for name in logs if name.startswith("eval_bleu_")}
+        return f"update {state.global_step:,}  validation  {_fields(logs, _EVALUATION | apart)}"
     if "loss" not in logs:
         return ""
     total = f" of {state.max_steps:,}" if state.max_steps > 0 else ""

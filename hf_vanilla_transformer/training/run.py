@@ -230,7 +230,9 @@ def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrai
             data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=run.model),
             processing_class=tokenizers[0],
             target_tokenizer=tokenizers[1],
-            compute_metrics=translation_metrics(tokenizers[1], **bleu_options(run.data_args)),
+            compute_metrics=translation_metrics(
+                tokenizers[1], groups=run.groups("validation"), **bleu_options(run.data_args)
+            ),
             callbacks=callbacks,
             data_facts=data_facts(run),
             fixed_facts=fixed_facts(run),

@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from ..data.batching import (
@@ -22,6 +23,7 @@ from ..data.batching import (
     collate_batches,
     pair_lengths,
 )
+from ..data.language_tokens import language_tokens
 from ..data.redrawing import RedrawnDataset
 from ..errors import UserError
 from ..inference.optimize import optimize_if_possible
@@ -71,6 +73,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 "set tokenizer.padding_side = 'right'"
             )
         self._warned = False
+        tokenizer = self.target_tokenizer or self.processing_class
+        languages = language_tokens(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None
+        self.starts_with_language = bool(languages and languages.target_mark)  # that of each sentence's reference
         self.consistency: ConsistencyObjective | None = consistency_objective(self.args)
         if self.by_tokens:
             self._check_token_batches()
@@ -291,6 +296,10 @@ class VanillaTransformerTrainer(ResumableTrainer):
         with self._autocast_around_the_step():
             if self.args.predict_with_generate and not prediction_loss_only:
                 optimize_if_possible(self.model)  # until the model trains again
+                if self.starts_with_language and "labels" in inputs:
+                    first = inputs["labels"][:, :1]  # (B, 1)
+                    start = torch.full_like(first, self._base_model().config.decoder_start_token_id)
+                    kwargs = {**(kwargs or self._gen_kwargs), "decoder_input_ids": torch.cat([start, first], dim=1)}
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:

@@ -25,13 +25,18 @@ def use_model_code(arguments: argparse.Namespace) -> None:
 
 
 def load_translator(arguments: argparse.Namespace, models: Sequence[str], device: str | None = None) -> Any:
-    """The translator of a model, or of several as an ensemble, with the flags of the subcommand."""
+    """The translator of a model, or of several as an ensemble, with the flags of the subcommand.
+
+    A model of many languages translates from --source_lang into --target_lang.
+    """
     from hf_vanilla_transformer.inference.translator import Translator
 
     first, *others = models
     workers, shortlist = (getattr(arguments, name, None) for name in ("workers", "shortlist"))
     device = device or arguments.device
-    return Translator.from_pretrained(first, device, arguments.dtype, others, workers, shortlist=shortlist)
+    translator = Translator.from_pretrained(first, device, arguments.dtype, others, workers, shortlist=shortlist)
+    codes = (getattr(arguments, name, None) for name in ("source_lang", "target_lang"))
+    return translator if translator.directions.source is None else translator.directed(*codes)
 
 
 def ray_pool(arguments: argparse.Namespace, flag: str) -> Any:

@@ -106,13 +106,17 @@ def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | None) -> Any:
-    """The columns or languages that the flags `COLUMNS` name, with the languages of the model folder as defaults."""
+    """The columns or languages that the flags `COLUMNS` name, with the languages of the model folder as defaults.
+
+    For a model of many languages, the languages are also the direction of plain text.
+    """
     from hf_vanilla_transformer.data.corpora import Columns, has_pairs
     from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.inference.languages import model_languages
+    from hf_vanilla_transformer.inference.languages import has_language_tokens, model_languages
 
     used = getattr(arguments, "paragraphs", False) or any(has_pairs(Path(file)) for file in files if file)
-    if not used and (given := given_values(arguments, *COLUMNS)):
+    given = {} if used else given_values(arguments, *COLUMNS)
+    if given and not (given.keys() <= {"source_lang", "target_lang"} and model and has_language_tokens(model)):
         raise UserError(f"--{next(iter(given))} has no effect: plain text has no columns and one language")
     languages = model_languages(model) if model else None
     return Columns(**{name: getattr(arguments, name) for name in COLUMNS}, languages=languages)

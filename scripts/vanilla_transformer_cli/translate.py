@@ -126,6 +126,16 @@ def sentences_to_translate(arguments: argparse.Namespace) -> Iterator[str]:
     return unwrapped(lines, output_settings(arguments)["paragraphs"]) if arguments.unwrap else lines
 
 
+def codes_of(arguments: argparse.Namespace, translator: Any) -> Any:
+    """The columns of --input with the languages of each row, for a model of many languages, without those of flags."""
+    from hf_vanilla_transformer.inference.sentences import read_codes
+
+    if translator.directions.source is None or arguments.paragraphs:
+        return {}
+    columns = read_codes(arguments.input)
+    return {name: codes for name, codes in columns.items() if getattr(arguments, name) is None}
+
+
 def translate_to_file(arguments: argparse.Namespace) -> None:
     """Translate in chunks that all processes share, and that a killed job leaves for the next one."""
     from hf_vanilla_transformer.inference.file_translation import translate_file
@@ -134,6 +144,7 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
         translator = load_translator(arguments, arguments.model, device)
         translate_file(
             translator, sentences_to_translate(arguments), arguments.output, processes, prefixes=arguments.prefix,
+            codes=codes_of(arguments, translator),
             shard=arguments.shard, pool=ray_pool(arguments, "model"), progress=progress,
             **output_settings(arguments),
         )  # fmt: skip
@@ -205,6 +216,7 @@ def main(arguments: argparse.Namespace) -> None:
         else:
             prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
             settings = output_settings(arguments)
-            lines = translated_lines(translator, sentences_to_translate(arguments), prefixes=prefixes, **settings)
+            settings |= {"prefixes": prefixes} | codes_of(arguments, translator)
+            lines = translated_lines(translator, sentences_to_translate(arguments), **settings)
         for line in lines:
             write(line)
